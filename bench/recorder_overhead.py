@@ -1,5 +1,5 @@
-"""Times the mid-size step with the recorder off, on, and on with the guard, alternating in one
-group.
+"""Times the mid-size step with the recorder off, on, on with the guard, and on with laws (a step
+that is checked, and one that is not), alternating in one group.
 
 ``torchrun --nproc-per-node 2 bench/recorder_overhead.py OUT.json ROUNDS``; rank 0 writes seconds.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from moediag.protocol import ENV_GUARD, ModelSpec, SkewSpec, StepSpec, Trial
+from moediag.protocol import ENV_GUARD, ENV_LAWS, ModelSpec, SkewSpec, StepSpec, Trial
 from moediag.recorder import install
 from moediag.worker import preparation, training
 from moediag.worker.shard.wrapped import synchronize
@@ -40,22 +40,24 @@ def main() -> None:
     )
     device = torch.device("cpu")
     wrapped = preparation.prepare(trial, device)
-    seconds = {"off": [], "on": [], "guard": []}
+    seconds = {"off": [], "on": [], "guard": [], "laws": [], "checked": []}
     folder = tempfile.mkdtemp()
     for number in range(int(sys.argv[2]) + 1):
         # Who goes first alternates, and round 0 warms up.
-        for kind in list(seconds)[:: 1 if number % 2 else -1]:
+        for kind in ("off", "on", "guard", "laws")[:: 1 if number % 2 else -1]:
             os.environ[ENV_GUARD] = str(int(kind == "guard"))
+            os.environ[ENV_LAWS] = "0" if kind == "laws" else ""
             recorder = install(folder, rank, world) if kind != "off" else None
             # The first forward under a fresh recorder finds the modules: not a cost per step.
-            for timed in (False, True):
+            # Laws check the steps 1 to 3.
+            for timed in ("", "checked", "", "laws") if kind == "laws" else ("", kind):
                 synchronize()
                 began = time.perf_counter()
                 training.forward_backward(wrapped, rank, number + 1, device)
                 training.finish(wrapped)
                 synchronize()
                 if timed and number:
-                    seconds[kind].append(time.perf_counter() - began)
+                    seconds[timed].append(time.perf_counter() - began)
             if recorder is not None:
                 recorder.uninstall()
     if rank == 0:

@@ -123,9 +123,14 @@ def _python() -> Check:
 
 def _torch() -> Check:
     found = interpreter.identity()["torch"]
-    cpu = "python -m pip install torch --index-url https://download.pytorch.org/whl/cpu"
-    if found is None:
-        return Check("torch", "fail", "not installed", f"Type (CPU): {cpu}")
+    if found is None:  # the ranks of a watched job bring their own
+        return Check(
+            "torch",
+            "warn",
+            "not installed: `moediag run` and campaigns need it, other commands do not",
+            "Type (CPU): python -m pip install torch --index-url "
+            "https://download.pytorch.org/whl/cpu",
+        )
     release = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
     if release < (2, 6):
         return Check("torch", "fail", found, "moediag needs torch 2.6 or newer.")

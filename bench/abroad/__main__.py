@@ -65,7 +65,8 @@ def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
     for case in CASES:
         if options.only and not any(word in case.name for word in options.only):
             continue
-        if not (case.held_out and options.no_held_out):
+        left_out = (case.held_out and options.no_held_out) or (case.laws and not options.laws)
+        if not left_out:
             yield case, programs[case.program]
 
 

@@ -49,6 +49,7 @@ class Case:
     signal: str = ""
     arguments: tuple[str, ...] = ()
     held_out: bool = False
+    laws: bool = False  # only --laws can find it
 
     @property
     def name(self) -> str:

@@ -19,6 +19,16 @@ SCRIPTS = Path(__file__).with_name("scripts")
 EXAMPLES = "examples/distributed"
 
 
+# The last option is the number of ranks.
+LAUNCHERS: dict[str, tuple[str, ...]] = {
+    "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
+    "accelerate": ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1",
+                   "--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes"),
+    "deepspeed": ("-m", "deepspeed.launcher.runner", "--num_gpus"),
+    "python": (),  # it starts its ranks itself
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Program:
     name: str
@@ -26,7 +36,7 @@ class Program:
     script: str  # the file to run, in that folder
     arguments: tuple[str, ...] = ()
     ranks: int = 2
-    launcher: str = "torchrun"  # or "python" (it starts its ranks itself)
+    launcher: str = "torchrun"  # or another of LAUNCHERS
     needs: tuple[str, ...] = ()  # modules it imports, torch apart
     adapt: tuple[Edit, ...] = ()
     prepare: Callable[[Path], None] | None = None  # writes its data into the folder
@@ -35,11 +45,9 @@ class Program:
     bound: float = 240.0  # seconds for one run, its start included
 
     def command(self, python: str, extra: tuple[str, ...]) -> list[str]:
-        start = [python]
-        if self.launcher == "torchrun":
-            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                      str(self.ranks)]  # fmt: skip
-        return [*start, self.script, *self.arguments, *extra]
+        launcher = LAUNCHERS[self.launcher]
+        ranks = [str(self.ranks)] if launcher else []
+        return [python, *launcher, *ranks, self.script, *self.arguments, *extra]
 
     def place(self, folder: Path, checkouts: Path | None) -> None:
         """Copies the program into ``folder``, adapts it and writes its data."""
@@ -78,6 +86,18 @@ def _for_llmc(folder: Path) -> None:
         (folder / f"{name}.bin").write_bytes(header + _numbers(8_000, 256).tobytes())
 
 
+def _for_build_nanogpt(folder: Path) -> None:
+    data = folder / "edu_fineweb10B"
+    data.mkdir()
+    for name, count in (("train", 8_000), ("val", 2_000)):
+        kind = f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({count},), }}"
+        head = kind.ljust(117) + "\n"  # numpy's format 1.0: magic, length and header are 128 bytes
+        (data / f"{name}_0.npy").write_bytes(
+            b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + head.encode()
+            + _numbers(count, 64).tobytes()
+        )  # fmt: skip
+
+
 def _for_mingpt(folder: Path) -> None:
     text = "".join(chr(97 + number) for number in _numbers(1_400, 26))
     (folder / "text.txt").write_text(text, encoding="utf-8")
@@ -104,8 +124,20 @@ _GLUE = (
     ("model = AutoModelForSequenceClassification", "model = tiny_glue.model()"),
     ("import evaluate", "import tiny_glue"),
     ("from datasets import load_dataset", ""),
+    # It lets go of the process group, so that freeing the model joins its threads with the
+    # interpreter lock held (pytorch/pytorch#56297): about every second job hangs at its end here.
+    ("accelerator.end_training()", ""),
     ('"num_epochs": 3', 'config = {"lr": 2e-3, "num_epochs": 2, "seed": 42, "batch_size": 8}'),
 )
+
+
+def _by_feature(name: str, script: str, *arguments: str) -> Program:
+    return Program(
+        name, "accelerate/examples/by_feature", script, ("--cpu", *arguments),
+        needs=("accelerate", "transformers", "datasets", "evaluate"),
+        prepare=_for_accelerate, adapt=_on_cpu(script, *_GLUE), prints=r"epoch \d+: .*",
+    )  # fmt: skip
+
 
 PROGRAMS = (
     Program(
@@ -141,6 +173,32 @@ PROGRAMS = (
             ("model = DDP(model, device_ids", "model = DDP(model)"),
             ("torch.cuda.max_memory_allocated", ""),
             ("dist.all_reduce(lossf, op=", "dist.all_reduce(lossf)"),
+        ),
+    ),
+    Program(
+        "build-nanogpt", "build-nanogpt", "train_gpt2.py", needs=("numpy", "tiktoken"),
+        prepare=_for_build_nanogpt, prints=r"loss: [0-9.]+",
+        adapt=_on_cpu(
+            "train_gpt2.py",
+            ("assert torch.cuda.is_available()", ""),
+            ("init_process_group(backend='nccl')", "init_process_group(backend='gloo')"),
+            ("device = f'cuda:{ddp_local_rank}'", "device = 'cpu'"),
+            ("torch.cuda.set_device(device)", ""),
+            ("enc = tiktoken.get_encoding", ""),
+            ("from hellaswag import", ""),
+            ("total_batch_size = 524288", "total_batch_size = 512"),
+            ("B = 64 # micro", "B = 4"),
+            ("T = 1024 # sequence", "T = 32"),
+            ("model = GPT(GPTConfig(vocab", "model = GPT(GPTConfig(block_size=32, vocab_size=64, "
+                                            "n_layer=2, n_head=2, n_embd=32))"),
+            ("model = DDP(model, device_ids", "model = DDP(model)"),
+            ("max_steps = 19073", "max_steps = 20"),
+            ("if step % 250 == 0 or last_step:", "if step % 8 == 0 or last_step:"),
+            ("val_loss_steps = 20", "val_loss_steps = 2"),
+            ("dist.all_reduce(val_loss_accum", "dist.all_reduce(val_loss_accum)"),
+            ("dist.all_reduce(loss_accum", "dist.all_reduce(loss_accum)"),
+            ("if (step % 250 == 0 or last_step) and", "if False:"),
+            ("if ((step > 0 and step % 250 == 0)", "if False:"),
         ),
     ),
     Program(
@@ -231,19 +289,13 @@ PROGRAMS = (
         needs=("accelerate", "transformers", "datasets", "evaluate"),
         prepare=_for_accelerate, adapt=_on_cpu("nlp_example.py", *_GLUE), prints=r"epoch \d+: .*",
     ),
-    Program(
-        "accelerate-stopping", "accelerate/examples/by_feature", "early_stopping.py", ("--cpu",),
-        needs=("accelerate", "transformers", "datasets", "evaluate"),
-        prepare=_for_accelerate, adapt=_on_cpu("early_stopping.py", *_GLUE),
-        prints=r"epoch \d+: .*",
+    _by_feature("accelerate-stopping", "early_stopping.py"),
+    _by_feature(
+        "accelerate-accumulation", "gradient_accumulation.py", "--gradient_accumulation_steps=2"
     ),
-    Program(
-        "accelerate-accumulation", "accelerate/examples/by_feature", "gradient_accumulation.py",
-        ("--cpu", "--gradient_accumulation_steps=2"),
-        needs=("accelerate", "transformers", "datasets", "evaluate"),
-        prepare=_for_accelerate, adapt=_on_cpu("gradient_accumulation.py", *_GLUE),
-        prints=r"epoch \d+: .*",
-    ),
+    _by_feature("local-sgd", "local_sgd.py"),
+    _by_feature("checkpointing", "checkpointing.py", "--checkpointing_steps=epoch"),
+    _by_feature("multi-metrics", "multi_process_metrics.py"),
     Program(
         "mingpt-adder", "minGPT", "projects/adder/adder.py", ("--trainer.max_iters=20",
         "--trainer.num_workers=0", "--data.ndigit=1"), env=(("PYTHONPATH", "."),),
@@ -254,12 +306,20 @@ PROGRAMS = (
             prints=r"'loss': '?[0-9.]+|done, loss .*"),
     Program("lightning", "", "lightning_fit.py", ("out",), launcher="python",
             needs=("lightning",), prints=r"epoch \d+: loss [0-9.]+"),
+    Program("fabric", "", "fabric_loop.py", ("out",), ranks=3, launcher="python",
+            needs=("lightning",), prints=r"epoch \d+: [0-9.]+"),
+    Program("ignite", "", "ignite_engine.py", needs=("ignite",), prints=r"epoch \d+: [0-9.]+"),
     Program("ray", "", "ray_train.py", ("out",), launcher="python", needs=("ray.train",),
             prints=r"epoch \d+: loss [0-9.]+", bound=300.0,
             env=(("RAY_USAGE_STATS_ENABLED", "0"),)),
     Program("deepspeed-2", "", "deepspeed_zero.py", ("2",), needs=("deepspeed",),
             prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
     Program("deepspeed-3", "", "deepspeed_zero.py", ("3",), needs=("deepspeed",),
+            prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
+    Program("plain-torchrun", "", "ddp_plain.py", prints=r"done, loss .*"),
+    Program("plain-accelerate", "", "ddp_plain.py", launcher="accelerate", needs=("accelerate",),
+            prints=r"done, loss .*"),
+    Program("plain-deepspeed", "", "ddp_plain.py", launcher="deepspeed", needs=("deepspeed",),
             prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
     Program("megatron", "", "megatron_tp.py", ranks=4, needs=("megatron.core",),
             prints=r"step \d+: loss .*"),

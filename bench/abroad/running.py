@@ -26,6 +26,11 @@ STILL = 150.0  # seconds without a step and without a page after which none is e
 OPTIONS = ("--patience", "5", "--on-hang", "abort")
 INSIDE = Path(__file__).with_name("inside")
 ROOT = Path(__file__).parents[2]
+# Ours from this checkout; a variable would make it importable in the job, too.
+MOEDIAG = (
+    f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv[0] = 'moediag'; "
+    "runpy.run_module('moediag', run_name='__main__')"
+)
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,11 @@ def watched(
     """Returns the answer of `moediag watch`; its run directory is ``folder/run``."""
     copy, run = folder / "program", folder / "run"
     places = place(case, program, copy, checkouts)
-    ours = [sys.executable, "-m", "moediag", "watch", *OPTIONS, *options]
+    ours = [sys.executable, "-c", MOEDIAG, "watch", *OPTIONS, *options]
     ours += ["--out", str(run), "--"]
     ended = _run(
-        [*ours, *program.command(python, case.arguments)], case, program, copy, run / "result.json",
-        path=[str(ROOT)],
-    )  # fmt: skip
+        [*ours, *program.command(python, case.arguments)], case, program, copy, run / "result.json"
+    )
     said = (folder / "said.txt").read_text(errors="replace")
     about = {"code": ended.code, "seconds": ended.told, "took": ended.seconds, "places": places}
     try:
@@ -134,12 +138,11 @@ def bare(
 
 
 def _run(
-    command: Sequence[str], case: Case, program: Program, copy: Path, page: Path | None,
-    path: Sequence[str] = (),
-) -> Ended:  # fmt: skip
+    command: Sequence[str], case: Case, program: Program, copy: Path, page: Path | None
+) -> Ended:
     steps = copy.parent / "steps"
     steps.mkdir()
-    env = _environment(case, program, steps, path)
+    env = _environment(case, program, steps)
     began, shown = time.time(), None
     with (copy.parent / "said.txt").open("wb") as said, (copy.parent / "log.txt").open("wb") as log:
         process = subprocess.Popen(
@@ -168,13 +171,11 @@ def _newest(steps: Path) -> float | None:
     return max((file.stat().st_mtime for file in steps.iterdir()), default=None)
 
 
-def _environment(
-    case: Case, program: Program, steps: Path, path: Sequence[str]
-) -> Mapping[str, str]:
+def _environment(case: Case, program: Program, steps: Path) -> Mapping[str, str]:
     env = dict(os.environ, OMP_NUM_THREADS="1", NO_COLOR="1", COLUMNS="80", HF_HUB_OFFLINE="1")
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     more = dict(program.env)
-    paths = [str(INSIDE), *path, more.pop("PYTHONPATH", "")]
+    paths = [str(INSIDE), more.pop("PYTHONPATH", "")]
     env.update(more, PYTHONPATH=os.pathsep.join(filter(None, paths)), ABROAD_STEPS=str(steps))
     env["ABROAD_RANK"] = ",".join(map(str, case.truth.ranks))
     if case.signal:

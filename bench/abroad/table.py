@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
 from bench.abroad.held_out import HELD_OUT
+from bench.abroad.once_held_out import ONCE_HELD_OUT
 
 NANOGPT = (
     Case("nanogpt", "healthy", CLEAN),
@@ -286,4 +287,34 @@ TRAINERS = (
     ),
 )  # fmt: skip
 
-CASES = (*NANOGPT, *LLM_C, *EXAMPLES, *ACCELERATE, *TRAINERS, *HELD_OUT)
+RATES = Truth(("replica-divergence",), says="learning rate differs")
+LAUNCHED = (
+    *(
+        case
+        for launcher in ("torchrun", "accelerate", "deepspeed")
+        for case in (
+            Case(f"plain-{launcher}", "healthy", CLEAN),
+            Case(
+                f"plain-{launcher}", "learning rate by rank", RATES,
+                (edit("ddp_plain.py", "optimizer = torch.optim.AdamW(",
+                      "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 * (1 + rank))"),),
+                laws=True,
+            ),
+        )
+    ),
+    Case(
+        "lightning", "learning rate by rank", RATES,
+        (edit("lightning_fit.py", "return torch.optim.AdamW(",
+              "return torch.optim.AdamW(self.parameters(), lr=1e-2 * (1 + self.global_rank))"),),
+        laws=True,
+    ),
+    Case(
+        "ray", "learning rate by rank", RATES,
+        (edit("ray_train.py", "optimizer = torch.optim.SGD(",
+              "rank = ray.train.get_context().get_world_rank()\n"
+              "optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * (1 + rank))"),),
+        laws=True,
+    ),
+)  # fmt: skip
+
+CASES = (*NANOGPT, *LLM_C, *EXAMPLES, *ACCELERATE, *TRAINERS, *LAUNCHED, *ONCE_HELD_OUT, *HELD_OUT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -40,15 +39,14 @@ def explain(
     known = Lookup(context.find_root().command)
     if not word:
         if as_json:
-            stdout.line(json.dumps({"words": known.words()}, indent=1))
+            stdout.data({"words": known.words()})
             return
         for kind, words in known.words().items():
             stdout.line(f"{kind}s: {', '.join(words)}\n")
         return
     found = known.find(word)
     if as_json:
-        entries = [dataclasses.asdict(entry) for entry in found]
-        stdout.line(json.dumps({"entries": entries}, indent=1, ensure_ascii=False))
+        stdout.data({"entries": [dataclasses.asdict(entry) for entry in found]})
         return
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     stdout.line("\n\n".join("\n".join(lines(entry, width)) for entry in found))

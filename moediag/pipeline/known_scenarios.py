@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -29,13 +30,17 @@ def concerning(
 ) -> tuple[Known, ...]:
     """Returns those with this family, whose axes are all among ``axes``, and with this wrapper."""
     found = []
-    for name in catalogue.names():
-        scenario = load(catalogue.folder() / f"{name}.yaml")
+    for scenario in _catalogue():
         same_model = scenario.model.family == family and scenario.program is None
         active = {axis for axis, size in scenario.layout.items() if size != 1} or {"dp_shard"}
         if same_model and active <= set(axes) and scenario.wrapper.kind == wrapper:
             found.append(_known(scenario, stack))
     return tuple(sorted(found, key=lambda one: not one.measured))
+
+
+@functools.cache
+def _catalogue() -> tuple[Scenario, ...]:
+    return tuple(load(catalogue.folder() / f"{name}.yaml") for name in catalogue.names())
 
 
 def _known(scenario: Scenario, stack: Mapping[str, str | None]) -> Known:

@@ -69,6 +69,8 @@ class MeasuredStep:
     # The norm that scaled the gradients; null: not clipped, or not known.
     norm: Optional[float] = None
     rates: Dict[str, float] = field(default_factory=dict)  # learning rate by parameter
+    # Updates that the optimizer has counted by parameter, with this step; empty if it counts none.
+    updates: Dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ class Measured:
     # The class of a module whose result for a sample depends on the rank's other samples, or "".
     across_samples: str = ""
     auxiliary: bool = False  # the model returns an auxiliary loss
+    foreign: bool = False  # an optimizer that stepped has parameters of no model that was called
+    averages_over: List[int] = field(default_factory=list)  # ranks that average gradients; or empty
+    # Of a reference: other name of a parameter -> its first name.
+    tied: Dict[str, str] = field(default_factory=dict)
     # Of a reference: parameters of which only their bytes say which part each rank holds.
     by_bytes: List[str] = field(default_factory=list)
     size: int = 0  # bytes that its files take

@@ -145,6 +145,11 @@ class ResumeOutcome:
     apart: List[str] = field(default_factory=list)
 
 
+# How a rank trains a parameter otherwise than one process: it does not require a gradient, it does
+# though that of one process does not, or no optimizer has it.
+FROZEN, THAWED, LEFT_OUT = "frozen", "thawed", "left out"
+
+
 @dataclass(frozen=True)
 class OutcomeTable:
     """Numbers of a program for its page; ranks that share the rows of one table give it the same
@@ -194,6 +199,11 @@ class Outcome:
     # Of a VerifyTask: why its numbers cannot be compared with one process (verdict inconclusive),
     # what to do then, and what was not compared.
     incomparable: str = ""
+    # Of a VerifyTask: how ranks trained on the same samples while one process had others, or "".
+    repeats: str = ""
+    # Of a VerifyTask: parameters that this rank does not train as one process does, by how: FROZEN,
+    # THAWED or LEFT_OUT.
+    trained_otherwise: Dict[str, List[str]] = field(default_factory=dict)
     micro_batches: int = 1  # backward calls in the first step
     next_step: str = ""
     not_seen: List[str] = field(default_factory=list)

@@ -68,7 +68,9 @@ def test_mixed_precision_of_a_healthy_job_is_rounding(tmp_path: Path) -> None:
     ("fault", "code", "verdict", "words"),
     [
         ("rate", 1, "wrong-weights", "learning rate is 0.02 on rank 1"),
-        ("sampler", 3, "inconclusive", "ranks 0, 1 saw the same samples"),
+        ("sampler", 1, "wrong-gradients", "and saw the same 4 samples in step 1"),
+        ("frozen", 1, "wrong-gradients", "layers.1.up.weight does not require a gradient"),
+        ("left-out", 1, "wrong-weights", "No optimizer that stepped has layers.0.down.weight"),
         ("dropout", 3, "inconclusive", "random numbers"),
     ],
 )
@@ -77,6 +79,26 @@ def test_a_fault_is_named(tmp_path: Path, fault: str, code: int, verdict: str, w
     got, found = verify(tmp_path, given, "ddp", "--fault", fault)
     assert (got, found["verdict"]) == (code, verdict)
     assert words in found["cause"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("fault", ["", "forgets"])
+def test_a_resume_that_forgets_the_optimizer_is_found(tmp_path: Path, fault: str) -> None:
+    both = ["--resume", "--train-all"]
+    code, found = verify(tmp_path, both, "ddp", *both, "--fault", fault)
+    verdict = "wrong-weights" if fault else "clean"
+    assert (code, found["verdict"]) == (1 if fault else 0, verdict), found["cause"]
+    assert ("has counted 1 update by then, 4 in one process" in found["cause"]) == bool(fault)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("fault", ["", "untied"])
+def test_a_shared_embedding_of_pipeline_stages(tmp_path: Path, fault: str) -> None:
+    """Healthy if both stages add up their gradients of it."""
+    code, found = verify(tmp_path, [], "pp", "--fault", fault)
+    verdict = "wrong-gradients" if fault else "clean"
+    assert (code, found["verdict"]) == (1 if fault else 0, verdict), found["cause"]
+    assert set(found["wrong_parameters"]) == ({"embed.weight", "head.weight"} if fault else set())
 
 
 @pytest.mark.wide

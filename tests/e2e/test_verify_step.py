@@ -7,10 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from moediag.stacks.environment import ensure
 
 pytestmark = pytest.mark.e2e
 
@@ -27,7 +30,9 @@ WRONG = {
     "ddp:balance-times-ranks": "router.weight",
     "ddp:divided-twice": "0.500 times the reference",
     "ddp:padding": "router.weight",
+    "ddp:norm-without-experts": "norm",
 }
+HEALTHY = ("ddp:", "fsdp1:", "ddp:clipped")
 
 
 def found(tmp_path: Path, ranks: int, *cases: str) -> dict[str, Any]:
@@ -41,13 +46,13 @@ def found(tmp_path: Path, ranks: int, *cases: str) -> dict[str, Any]:
     return content
 
 
-def run(tmp_path: Path, scenario: str, variant: str) -> tuple[dict[str, Any], Path]:
+def run(tmp_path: Path, scenario: str, variant: str, ranks: int) -> tuple[dict[str, Any], Path]:
     """The trial of `moediag run`, and its folder."""
     folder = tmp_path / "run"
     done = subprocess.run(
         [
-            sys.executable, "-m", "moediag", "run", scenario, "--variant", variant, "--cpu", "2",
-            "--json", "--out", str(folder),
+            sys.executable, "-m", "moediag", "run", scenario, "--variant", variant,
+            "--cpu", str(ranks), "--json", "--out", str(folder),
         ],
         env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
         capture_output=True,
@@ -58,23 +63,31 @@ def run(tmp_path: Path, scenario: str, variant: str) -> tuple[dict[str, Any], Pa
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("scenario", "variant"),
+    ("scenario", "variant", "ranks"),
     [
-        ("expert-starvation-silent", "unfixed"),
-        ("expert-starvation-silent", "iterate-all"),
-        ("expert-starvation-wrappers", "ddp"),
-        ("expert-starvation-wrappers", "fsdp1"),
-        ("tp-head-norm", "unfixed"),
+        ("expert-starvation-silent", "unfixed", 2),
+        ("expert-starvation-silent", "iterate-all", 2),
+        ("expert-starvation-wrappers", "ddp", 2),
+        ("expert-starvation-wrappers", "fsdp1", 2),
+        ("tp-head-norm", "unfixed", 2),
+        ("tp-head-norm", "mixtral", 2),
+        ("ep-router-gradient", "unfixed", 2),
+        ("ep-router-gradient", "grouped-mm", 2),
+        ("ep-partial-load", "newest", 4),  # FSDP2 and expert parallelism
     ],
 )
 def test_a_step_of_ours_has_the_verdict_that_run_gives(
-    tmp_path: Path, scenario: str, variant: str
+    tmp_path: Path, scenario: str, variant: str, ranks: int
 ) -> None:
-    trial, evidence = run(tmp_path, scenario, variant)
+    trial, evidence = run(tmp_path, scenario, variant, ranks)
+    stack = ensure({name: trial["stack"][name] for name in ("transformers", "accelerate")})
     job = str(Path(JOB).with_name("own_step.py"))
     done = subprocess.run(
-        [*TORCHRUN, "2", job, str(evidence / "trial.json"), str(tmp_path / "verify")],
-        env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
+        [
+            str(stack.python), *TORCHRUN[1:], str(ranks), job, str(evidence / "trial.json"),
+            str(tmp_path / "verify"), sysconfig.get_paths()["purelib"],
+        ],
+        env=dict(stack.environ(), OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
         capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -92,8 +105,8 @@ def test_expert_gradients_times_ep_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_bugs_are_found_and_their_healthy_twins_are_clean(tmp_path: Path) -> None:
-    every = found(tmp_path, 4, "ddp:", "fsdp1:", *WRONG)
-    for case, words in {"ddp:": "", "fsdp1:": "", **WRONG}.items():
+    every = found(tmp_path, 4, *HEALTHY, *WRONG)
+    for case, words in {**dict.fromkeys(HEALTHY, ""), **WRONG}.items():
         one = every[case]
         assert one["verdict"] == ("wrong-gradients" if words else "clean"), (case, one)
         assert words in one["cause"], (case, one)

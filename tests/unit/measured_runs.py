@@ -4,7 +4,7 @@ into each rank's parts, and an optimizer that moves each weight by its learning 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -62,6 +62,13 @@ class Job:
     noise: float = 0.0  # relative, of every gradient
     dtypes: tuple[str, ...] = ("float32",)
     problems: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # parameters that no optimizer has
+    foreign: bool = False
+    updates: float | None = None  # as the optimizer counts them after step 1
+    averages: tuple[int, ...] = ()  # ranks
+    tied: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)  # what a rank calls a parameter
 
     def write(self) -> Path:
         self.folder.mkdir(parents=True)
@@ -73,34 +80,44 @@ class Job:
     def _rank(self, rank: int) -> None:
         start = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         parts = {name: self._part(rank, name, tensor) for name, tensor in start.items()}
+        parts = {
+            self.renamed.get(n, n): replace(p, trainable=n not in self.frozen)
+            for n, p in parts.items()
+        }
         tensor_files.save(self.folder / start_tensors(rank), {"start": parts})
         rate = self.rates.get(rank, RATE)
         moved = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
         for number in range(1, self.steps + 1):
             groups: dict[str, Tensors] = {"gradients": {}, "weights": {}}
             for name, gradient in gradients(number).items():
+                if name in (*self.frozen, *self.left_out):
+                    continue
                 noisy = gradient * (1 + self.noise * torch.rand_like(gradient).sign())
                 found = self.change(rank, name, noisy)
-                groups["gradients"][name] = self._part(rank, name, found, gradient)
+                called = self.renamed.get(name, name)
+                groups["gradients"][called] = self._part(rank, name, found, gradient)
                 update = self.moves(rank, name, -rate * noisy)
                 assert update is not None
                 moved[name] = moved[name] + update
-                groups["weights"][name] = self._part(rank, name, moved[name])
+                groups["weights"][called] = self._part(rank, name, moved[name])
             tensor_files.save(self.folder / step_tensors(rank, number), groups)
         alone = self.world == 1
         own = [f"s{i}" for i in range(4)] if alone else [f"s{2 * rank}", f"s{2 * rank + 1}"]
         if self.sharded and not alone:
             own = [f"s{i}" for i in range(4)]
+        stepped = [self.renamed.get(n, n) for n in SHAPES if n not in self.left_out]
         step = MeasuredStep(
             samples=self.samples.get(rank, own),
             losses=[1.0] * self.micro_batches,
             norm=self.norms.get(rank),
-            rates=dict.fromkeys(SHAPES, rate),
+            rates=dict.fromkeys(stepped, rate),
+            updates={} if self.updates is None else dict.fromkeys(stepped, self.updates),
         )
         Measured(
             rank, self.world, 1, "python", done=True, steps=[step] * self.steps,
             dtypes=list(self.dtypes), random=self.random, across_samples=self.across,
-            problems=list(self.problems), auxiliary=self.auxiliary,
+            problems=list(self.problems), auxiliary=self.auxiliary, foreign=self.foreign,
+            averages_over=list(self.averages), tied=self.tied,
         ).write(self.folder)  # fmt: skip
 
     def _part(

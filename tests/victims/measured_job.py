@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,6 +49,53 @@ class Model(nn.Module):
         return self.head(self.dropout(x))
 
 
+class Stage(nn.Module):
+    """One of two stages of a pipeline. The second has the shared embedding as its head."""
+
+    def __init__(self, model: Model, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.layers = nn.ModuleList(nn.Identity() for _ in model.layers)
+        self.layers[rank] = model.layers[rank]
+        setattr(self, "head" if rank else "embed", model.head if rank else model.embed)
+        self.shared_name = "head" if rank else "embed"
+
+    @property
+    def shared(self) -> torch.Tensor:
+        return getattr(self, self.shared_name).weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x if self.rank else self.embed(x)
+        x = self.layers[self.rank](x)
+        return self.head(x) if self.rank else x
+
+    def train_on(self, tokens: torch.Tensor, micro_batches: int) -> None:
+        if self.rank == 0:
+            x = self(tokens[:, :-1])
+            dist.send(x.detach(), 1)
+            gradient = torch.empty_like(x)
+            dist.recv(gradient, 1)
+            x.backward(gradient)
+            return
+        x = torch.empty(len(tokens), tokens.shape[1] - 1, 16)
+        dist.recv(x, 0)
+        logits = self(x.requires_grad_())
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        (loss / micro_batches).backward()
+        dist.send(x.grad, 0)
+
+
+def earlier_steps(model: nn.Module) -> dict[str, Any]:
+    """The state of an optimizer after three steps, as a checkpoint has it."""
+    copy = deepcopy(model)
+    optimizer = torch.optim.AdamW(copy.parameters(), lr=1e-2)
+    for _ in range(3):
+        for parameter in copy.parameters():
+            parameter.grad = torch.randn_like(parameter) if parameter.requires_grad else None
+        optimizer.step()
+    return optimizer.state_dict()
+
+
 def wrapped(model: Model, way: str, world: int, low: bool) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -83,12 +132,14 @@ def wrapped(model: Model, way: str, world: int, low: bool) -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=("alone", "ddp", "fsdp2", "tp", "fsdp1", "fsdp1-flat"))
+    ways = ("alone", "ddp", "fsdp2", "tp", "fsdp1", "fsdp1-flat", "pp")
+    parser.add_argument("way", choices=ways)
     parser.add_argument("--fault", default="")
     parser.add_argument("--micro", type=int, default=8, help="samples of a micro-batch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-all", action="store_true", help="freeze no parameter")
     parser.add_argument("--low", action="store_true", help="compute in bfloat16")
+    parser.add_argument("--resume", action="store_true", help="with the state of earlier steps")
     given = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if given.way != "alone":
@@ -96,10 +147,18 @@ def main() -> None:
     torch.manual_seed(given.seed)
     frozen = not given.train_all  # FSDP1 cannot flatten it together with others
     model = Model(0.5 if given.fault == "dropout" else 0.0, frozen)
+    if given.fault == "frozen":
+        model.layers[1].up.weight.requires_grad_(False)
+    earlier = earlier_steps(model) if given.resume and given.fault != "forgets" else None
+    model = Stage(model, rank) if given.way == "pp" else model
     model = wrapped(model, given.way, world, given.low)
     rate = 1e-2 * (1 + rank) if given.fault == "rate" else 1e-2
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    shares = 1 if given.way == "tp" else world
+    left_out = "layers.0.down" if given.fault == "left-out" else "-"
+    trained = [p for name, p in model.named_parameters() if left_out not in name]
+    optimizer = torch.optim.AdamW(trained, lr=rate)
+    if earlier is not None:
+        optimizer.load_state_dict(earlier)
+    shares = 1 if given.way in ("tp", "pp") else world
     data = torch.randint(0, 30, (STEPS, SAMPLES, 9), generator=torch.Generator().manual_seed(7))
     for samples in data:
         own = samples[rank::shares] if shares > 1 and given.fault != "sampler" else samples
@@ -107,6 +166,9 @@ def main() -> None:
         micro_batches = own.split(given.micro)
         optimizer.zero_grad()
         for tokens in micro_batches:
+            if given.way == "pp":
+                model.train_on(tokens, len(micro_batches))
+                continue
             logits = model(tokens[:, :-1]).float()
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             loss = loss / len(micro_batches)
@@ -115,7 +177,9 @@ def main() -> None:
             loss.backward()
         if given.way.startswith("fsdp1"):
             model.clip_grad_norm_(CLIP)
-        elif given.way != "tp":  # torch cannot add norms of DTensors and plain tensors
+        elif given.way == "pp" and given.fault != "untied":
+            dist.all_reduce(model.shared.grad)  # both stages hold it
+        elif given.way not in ("tp", "pp"):  # torch cannot add norms of DTensors and plain tensors
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
 

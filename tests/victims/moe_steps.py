@@ -25,6 +25,7 @@ from moediag.worker.verify import comparison
 
 EXPERTS, HIDDEN, VOCAB, EP = 4, 8, 20, 2
 SAMPLES, LENGTH, MICRO = 4, 7, 2  # of one rank; micro-batches of a step
+CLIP = 0.05
 
 
 class Gather(torch.autograd.Function):
@@ -191,6 +192,17 @@ def backward(model: nn.Module, batch: dict[str, torch.Tensor], fault: str, ep: A
         (total / MICRO if fault == "divided-twice" else total).backward()
 
 
+def clipped(model: nn.Module, own: list[nn.Parameter], fault: str, ep: Any) -> None:
+    """Clips by the norm of all parameters: the experts' are on several ranks."""
+    others = [p.grad for p in model.parameters() if all(p is not one for one in own)]
+    square = torch.nn.utils.get_total_norm(others) ** 2
+    if fault != "norm-without-experts":
+        of_experts = torch.nn.utils.get_total_norm([p.grad for p in own]) ** 2
+        dist.all_reduce(of_experts, group=ep)
+        square = square + of_experts
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), CLIP, square.sqrt())
+
+
 def check(folder: Path, case: str, ep: Any, replicas: Any) -> dict[str, Any]:
     way, fault = case.split(":")
     plain = build(fault)
@@ -200,8 +212,9 @@ def check(folder: Path, case: str, ep: Any, replicas: Any) -> dict[str, Any]:
     batch = batch_of(dist.get_rank())
     reference = lambda: build(fault)  # noqa: E731 - the same model, with its fault
     out = folder / case.replace(":", "-")
+    clip = CLIP if fault in ("clipped", "norm-without-experts") else None
     with verify.step(
-        model, optimizer, reference=reference, loss=loss, batch=batch, out=out
+        model, optimizer, reference=reference, loss=loss, batch=batch, clip=clip, out=out
     ) as found:
         backward(model, batch, fault, ep)
         for parameter in own:
@@ -212,6 +225,8 @@ def check(folder: Path, case: str, ep: Any, replicas: Any) -> dict[str, Any]:
                 parameter.grad /= dist.get_world_size(replicas)
             if fault != "experts-times-ep":
                 parameter.grad /= EP
+        if clip is not None:
+            clipped(model, own, fault, ep)
         optimizer.step()
     return {"verdict": found.verdict, "cause": found.cause, "not_compared": found.not_compared}
 

@@ -1,7 +1,9 @@
 """The step of a trial of `moediag run`, inside ``moediag.verify.step`` instead of beside the
 reference of moediag's own measurements.
 
-    torchrun --nproc-per-node 2 own_step.py TRIAL.JSON FOLDER
+    torchrun --nproc-per-node 2 own_step.py TRIAL.JSON FOLDER SITE-PACKAGES
+
+It runs in the trial's stack; the folder SITE-PACKAGES has what moediag itself needs.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+
+sys.path.append(sys.argv[3])
 
 from moediag import verify
 from moediag.axes import Layout

@@ -43,6 +43,8 @@ class AppliedFacts:
     """The value of a wrong number; of wrong weights the learning rate, if that is wrong too."""
     right: float = 0.0
     """That number in a single process."""
+    updates: tuple[float, float] | None = None
+    """Of wrong weights the count of updates, here and in a single process, if that is wrong too."""
 
 
 def applied_facts(evidence: Evidence) -> AppliedFacts:
@@ -80,6 +82,14 @@ def _of_step(step: int, of_ranks: Mapping[int, Applied]) -> AppliedFacts | None:
             step, WEIGHTS, tuple(wrong), compared, worst, error, moved, found,
             actual=(rate.rate or 0.0) if rate is not None else 0.0,
             right=(rate.reference_rate or 0.0) if rate is not None else 0.0,
+            updates=next(
+                (
+                    (a.updates or 0.0, a.reference_updates or 0.0)
+                    for a in of_ranks.values()
+                    if _off(a.updates, a.reference_updates)
+                ),
+                None,
+            ),
         )  # fmt: skip
     for what, actual, right in (
         (UPDATES, "updates", "reference_updates"),
@@ -123,6 +133,12 @@ def sentence(facts: AppliedFacts) -> str:
 
 
 def _because(facts: AppliedFacts) -> str:
+    if facts.updates is not None:
+        own, right = facts.updates
+        return (
+            f" The optimizer has counted {plural(int(own), 'update')} by then, {int(right)} in one "
+            "process: it began with another state."
+        )
     if facts.actual == facts.right:
         return ""
     where = ranks(facts.ranks)

@@ -21,6 +21,7 @@ from moediag.diagnosis.rules.hung import (
     busy_ranks,
     diverged_schedules,
     idle_ranks,
+    interpreter_lock,
     silent_node,
     stacks_alone,
     stuck_operation,
@@ -50,6 +51,7 @@ from moediag.diagnosis.rules.measured import (
     nonfinite_numbers,
     nothing_compared,
     only_timed,
+    repeated_samples,
     resume_drift,
     resume_exact,
     resume_undecided,
@@ -102,6 +104,7 @@ RULES: tuple[Detector, ...] = (
     logged_positions,
     lost_connection,
     # Ranks stopped making progress.
+    interpreter_lock,
     idle_ranks,
     diverged_schedules,
     stuck_operation,
@@ -131,6 +134,7 @@ RULES: tuple[Detector, ...] = (
     healthy_job,
     # Requested measurements are missing, or cannot be compared.
     not_comparable,
+    repeated_samples,
     no_measurements,
     # Wrong weights make all other numbers wrong.
     wrong_ownership,

@@ -1,9 +1,9 @@
 """Exact fingerprints of tensors: equal for equal bytes, whatever the device computes in parallel.
 
-A fingerprint is a sum of the tensor's bits, read as integers, times a weight for each position,
-modulo 2**64. Integer sums have no rounding and no order, so it is the same on every rank and
-device. It is computed where the tensor is; the fingerprints of many tensors are copied to the host
-together.
+A fingerprint is a sum of the tensor's bytes, read as integers of 64 bits, times a weight for each
+position, modulo 2**64. Integer sums have no rounding and no order, so it is the same on every rank
+and device. It is computed where the tensor is; the fingerprints of many tensors are copied to the
+host together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 
 _CHUNK = 1 << 16  # positions with a weight of their own; rows of a chunk are weighted again
 _ROWS = 32  # chunks that are multiplied at once: 16 MiB of temporary memory
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORD = 8  # bytes of an integer
+_LAST = -4417276706812531889  # weight of the bytes after the last whole word; odd, as all weights
 _MOST_SKETCHED = 1 << 24  # elements
 _MASK = (1 << 64) - 1
 
@@ -26,7 +27,7 @@ class Fingerprints:
 
     def __init__(self) -> None:
         self._sketches: Dict[int, Any] = {}  # position given to add_sketch -> two numbers
-        self._by_device: Dict[Any, List[Any]] = {}
+        self._by_kind: Dict[Any, List[Any]] = {}  # device and dtype -> results
         self._places: List[Optional[Tuple[Any, int]]] = []
 
     def add(self, tensor: Any) -> int:
@@ -38,21 +39,30 @@ class Fingerprints:
 
     def add_finite(self, tensor: Any) -> int:
         """Like :meth:`add`; the result is "0" if the tensor has an element that is not finite."""
-        if not (tensor.is_floating_point() or tensor.is_complex()) or not _readable(tensor):
+        if not _readable(tensor) or tensor.element_size() == 1:
             return self._place(None)
-        return self._place(torch.isfinite(tensor.detach()).all().to(torch.int64))
+        plain = tensor.detach()
+        plain = torch.view_as_real(plain) if plain.is_complex() else plain
+        if not plain.is_floating_point() or not plain.numel():
+            return self._place(None)
+        # A nan is the least and the largest. One pass without temporary memory.
+        return self._place(torch.stack(torch.aminmax(plain)))
 
     def add_sketch(self, at: int, tensor: Any) -> None:
         """Adds under ``at`` what shows how much two tensors differ: the norm, and the sum with
         pseudo-random signs. The difference of two such sums is about the norm of the difference.
         Floats: only for values that each rank computes itself, so that rounding may differ."""
         if _readable(tensor) and tensor.is_floating_point() and tensor.numel() <= _MOST_SKETCHED:
-            flat = tensor.detach().reshape(-1).to(torch.float64)
+            flat = tensor.detach().reshape(-1)
             signs = (_weights_on(flat.device) >> 33 & 1) * 2 - 1
-            whole = flat.numel() // _CHUNK * _CHUNK
-            total = (flat[whole:] * signs[: flat.numel() - whole]).sum()
-            total = total + (flat[:whole].view(-1, _CHUNK) * signs).sum()
-            self._sketches[at] = torch.stack((total, flat.norm()))
+            found = torch.zeros(2, dtype=torch.float64, device=flat.device)
+            for part in flat.split(_ROWS * _CHUNK):
+                values = part.to(torch.float64)
+                whole = values.numel() // _CHUNK * _CHUNK
+                total = (values[whole:] * signs[: values.numel() - whole]).sum()
+                total = total + (values[:whole].view(-1, _CHUNK) * signs).sum()
+                found = found + torch.stack((total, values.square_().sum()))
+            self._sketches[at] = torch.stack((found[0], found[1].sqrt()))
 
     def sketches(self) -> Dict[int, List[float]]:
         """Copies the sketches to the host."""
@@ -65,18 +75,27 @@ class Fingerprints:
         if computed is None:
             self._places.append(None)
         else:
-            values = self._by_device.setdefault(computed.device, [])
-            self._places.append((computed.device, len(values)))
+            kind = computed.device, computed.dtype
+            values = self._by_kind.setdefault(kind, [])
+            self._places.append((kind, len(values)))
             values.append(computed)
         return len(self._places) - 1
 
     def read(self) -> List[Optional[str]]:
         """Returns each result as hexadecimal text; None where the tensor cannot be read."""
-        read = {device: torch.stack(all).tolist() for device, all in self._by_device.items()}
+        read = {kind: _read(torch.stack(all)) for kind, all in self._by_kind.items()}
         return [
             None if place is None else f"{read[place[0]][place[1]] & _MASK:x}"
             for place in self._places
         ]
+
+
+def _read(results: Any) -> List[int]:
+    """The results as integers: of the ends of tensors, whether they are finite."""
+    if results.is_floating_point():
+        results = torch.isfinite(results).all(1).to(torch.int64)
+    found: List[int] = results.tolist()
+    return found
 
 
 def _readable(tensor: Any) -> bool:
@@ -96,24 +115,31 @@ def _fingerprint(tensor: Any) -> Any:
     plain = tensor.detach()
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj())
-    bits = _BITS.get(plain.element_size())
-    if bits is None:
+    size = plain.element_size()
+    if _WORD % size:
         return None
-    flat = plain.resolve_neg().contiguous().view(bits).reshape(-1)
-    return _weighted(flat, _weights_on(flat.device)) + flat.numel()
+    flat = plain.resolve_neg().contiguous().reshape(-1)
+    if flat.storage_offset() * size % _WORD:
+        flat = flat.clone()  # words begin at a multiple of their size
+    per_word = _WORD // size
+    whole = flat.numel() // per_word * per_word
+    found = _weighted(flat[:whole].view(torch.int64), _weights_on(flat.device)) + flat.numel()
+    if whole < flat.numel():
+        rest = flat.new_zeros(per_word)
+        rest[: flat.numel() - whole] = flat[whole:]
+        found = found + rest.view(torch.int64)[0] * _LAST
+    return found
 
 
-def _weighted(flat: Any, weights: Any) -> Any:
-    size = flat.numel()
+def _weighted(words: Any, weights: Any) -> Any:
+    size = words.numel()
     if size <= _CHUNK:
-        return (flat.to(torch.int64) * weights[:size]).sum()
+        return (words * weights[:size]).sum()
     rows = size // _CHUNK
-    whole = flat[: rows * _CHUNK].view(rows, _CHUNK)
-    sums = [
-        (whole[at : at + _ROWS].to(torch.int64) * weights).sum(1) for at in range(0, rows, _ROWS)
-    ]
+    whole = words[: rows * _CHUNK].view(rows, _CHUNK)
+    sums = [(whole[at : at + _ROWS] * weights).sum(1) for at in range(0, rows, _ROWS)]
     if size > rows * _CHUNK:
-        sums.append(_weighted(flat[rows * _CHUNK :], weights).reshape(1))
+        sums.append(_weighted(words[rows * _CHUNK :], weights).reshape(1))
     return _weighted(torch.cat(sums), weights)
 
 

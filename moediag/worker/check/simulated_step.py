@@ -19,6 +19,8 @@ import torch
 from moediag.axes import Layout
 from moediag.protocol import (
     MAY_FAIL,
+    SIZES,
+    VOCAB,
     Checked,
     CheckFinding,
     PlannedUnit,
@@ -117,7 +119,7 @@ def _tiny(configured: Configured, folder: Path) -> Configured:
         raise NotApplicable("the release's automatic classes lack the model type")
 
     def find() -> Any:
-        return tiny_family.configuration(family, tiny_family.SIZES[0])
+        return tiny_family.configuration(family, SIZES[0])
 
     try:
         config = in_child(find, folder)
@@ -192,7 +194,7 @@ def _rank(sketch: Configured, trial: Trial, rank: int, folder: Path) -> Ran:
 
 def _batch(number: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(number)
-    return torch.randint(2, tiny_family.VOCAB - 8, (ROWS, LENGTH), generator=generator)
+    return torch.randint(2, VOCAB - 8, (ROWS, LENGTH), generator=generator)
 
 
 def _clipping(error: Raised) -> CheckFinding:

@@ -119,7 +119,7 @@ def plan(trial: Trial, asked: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     it; else empty. Raises NotApplicable."""
     if trial.layout.get(TP, 1) == 1 or trial.wrapper.distributed_config is not None:
         return {}
-    config_class: Any = tiny.import_family(trial.model.family)[0]
+    config_class: Any = tiny.import_family(trial.model)[0]
     config = config_class.from_pretrained(str(trial.checkpoint_path))
     if not any(getattr(c, "base_model_tp_plan", None) for c in (config, config.get_text_config())):
         raise NotApplicable(f"{trial.model.family} of transformers {version()} has no tp_plan")
@@ -174,7 +174,7 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
     """Returns the model of ``trial.checkpoint_path`` in training mode, loaded as the trial
     requires, with parameters on ``device``. Collective if it is sharded. Raises NotApplicable, and
     what the library raises."""
-    _, model_class = tiny.import_family(trial.model.family)
+    _, model_class = tiny.import_family(trial.model)
     asked = spelling(trial)
     arguments: Dict[str, Any] = {dtype_argument(): getattr(torch, trial.model.dtype)}
     arguments.update(plan(trial, asked))

@@ -4,16 +4,20 @@ numbers, a reference that gives the same result twice. If not, why, and what to 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, List, Optional, Sequence
+from typing import Iterable, List, Mapping, Optional, Sequence
+
+import torch
 
 from moediag.worker.verify import noise, same_samples
 from moediag.worker.verify.runs import Alone, Run
+from moediag.worker.verify.tensor_files import Tensors
 
 _SHOWN = 3
 _SAMPLES = (
     "Let one process see in each step what all ranks see together: the batch size times the number "
     "of data-parallel ranks, the same sampler and seed, and one data loader worker or none."
 )
+_OWN_PART = "Give each data-parallel rank its own part of the samples, as DistributedSampler does."
 _DROPOUT = "Set dropout (and other random layers) to 0 in both commands."
 
 
@@ -23,6 +27,7 @@ class Incomparable:
 
     reason: str
     what_to_do: str = ""
+    failure: bool = False  # the reason is itself one
 
 
 def before(job: Run, runs: Sequence[Run]) -> Optional[Incomparable]:
@@ -85,6 +90,10 @@ def _samples(job: Run, runs: Sequence[Run]) -> Optional[Incomparable]:
         )
     if same_samples.steps_alike(ranks, single) == 0:
         of_first = {rank: steps[0] for rank, steps in ranks.items()}
+        over = next((one.averages_over for one in job.ranks.values()), [])
+        repeated = same_samples.repeated(of_first, single[0], over)
+        if repeated:
+            return Incomparable(repeated, _OWN_PART, failure=True)
         return Incomparable(same_samples.sentence(of_first, single[0], 1), _SAMPLES)
     return None
 
@@ -127,6 +136,26 @@ def after(
             f"({', '.join(dtypes)})",
             "Use float32 in both commands.",
         )
+    return None
+
+
+def tied_apart(
+    starts: Mapping[int, Tensors], alone: Alone, tied: Mapping[str, str]
+) -> Optional[Incomparable]:
+    """Whether a rank began with other values of a parameter that one process holds under two names.
+    A stage of a pipeline holds it under one of them."""
+    for rank, start in starts.items():
+        for other, name in tied.items():
+            own, whole = start.get(other), alone.start.get(name)
+            if own is None or own.tensor is None or whole is None:
+                continue
+            part = own.where.cut(whole, tuple(own.tensor.shape))
+            if not torch.equal(own.tensor, part):
+                return Incomparable(
+                    f"{other} on rank {rank} did not begin with the values of {name}, though in "
+                    "one process they are one parameter",
+                    "Give both the same values before the first step.",
+                )
     return None
 
 

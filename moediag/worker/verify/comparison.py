@@ -14,6 +14,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 import torch
 
 from moediag.protocol import Applied, GradientError, Outcome, StepReplicas
+from moediag.protocol.outcome import FROZEN, LEFT_OUT
 from moediag.worker.measure.gradients import Tolerance
 from moediag.worker.verify import noise, slices, updates
 from moediag.worker.verify.comparability import (
@@ -21,7 +22,9 @@ from moediag.worker.verify.comparability import (
     after,
     before,
     comparable_steps,
+    tied_apart,
 )
+from moediag.worker.verify.otherwise import Otherwise, counts
 from moediag.worker.verify.pieces import Where
 from moediag.worker.verify.runs import Alone, Run
 from moediag.worker.verify.tensor_files import Stored, Tensors
@@ -54,11 +57,14 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
     starts = {rank: job.start(rank) for rank in job.ranks}
     names = {n for start in starts.values() for n, stored in start.items() if not stored.buffer}
     dtypes = sorted({*job.dtypes, *runs[0].dtypes})
-    found = after(names, alone, again, rounded, dtypes)
+    found = after(names, alone, again, rounded, dtypes) or tied_apart(
+        starts, alone, runs[0].ranks[0].tied
+    )
     if found is not None:
         return _incomparable(job, found)
     steps = min(comparable_steps(job, runs), *(run.steps for run in (job, *runs)))
-    comparison = _Comparison(job, runs[0], alone, rounded, starts, ambiguous)
+    otherwise = Otherwise(job, runs[0], alone, starts)
+    comparison = _Comparison(job, runs[0], alone, rounded, starts, ambiguous, otherwise)
     for number in range(1, steps + 1):
         measured = noise.of_step(alone, again, rounded, number, dtypes)
         if not comparison.step(number, measured):
@@ -90,8 +96,9 @@ def _placed(job: Run, by_bytes: List[str], alone: Alone) -> Tuple[Run, List[str]
 
 
 def _incomparable(job: Run, found: Incomparable) -> List[Outcome]:
+    said = {"repeats" if found.failure else "incomparable": f"{found.reason}."}
     return [
-        Outcome(rank, incomparable=f"{found.reason}.", next_step=found.what_to_do)
+        Outcome(rank, next_step=found.what_to_do, **said)  # type: ignore[arg-type]
         for rank in (list(job.ranks) or [0])
     ]
 
@@ -122,8 +129,11 @@ class _Comparison:
         rounded: Alone,
         starts: Dict[int, Tensors],
         ambiguous: List[str],
+        otherwise: Otherwise,
     ) -> None:
         self._job = job
+        self._otherwise = {rank: otherwise.of_rank(rank) for rank in job.ranks}
+        self._learns = otherwise.learns
         self._reference = reference.ranks[0]
         self._alone = alone
         self._starts = starts
@@ -142,10 +152,18 @@ class _Comparison:
         self._updates.step(number, measured)
         self._explained |= self._other_norm(number)
         skipped = self._other_rates(number)
-        rates = updates.rates(self._rates(number), self._reference.steps[number - 1].rates)
+        single = self._reference.steps[number - 1]
+        rates = updates.rates(self._rates(number), single.rates)
+        counted = counts({r: o.steps[number - 1] for r, o in self._job.ranks.items()}, single)
         for rank in self._job.ranks:
             groups = self._job.step(rank, number)
-            errors = _errors(groups["gradients"], expected, measured)
+            start, otherwise = self._starts[rank], self._otherwise[rank]
+            frozen = {
+                name: dataclasses.replace(start[name], tensor=None, trainable=True)
+                for name in otherwise.get(FROZEN, ())
+                if self._learns(name)
+            }
+            errors = _errors({**groups["gradients"], **frozen}, expected, measured)
             self._gradients[rank][str(number)] = errors
             weights: Dict[str, GradientError] = {}
             if self._explained:
@@ -156,8 +174,10 @@ class _Comparison:
                     "reference does not"
                 ] = None
             elif self._alone.weights[number - 1]:
-                own = {n: s for n, s in groups["weights"].items() if n not in skipped}
-                weights = self._updates.compare(number, self._starts[rank], own)
+                unmoved = {name: start[name] for name in otherwise.get(LEFT_OUT, ())}
+                own = {**groups["weights"], **unmoved}
+                own = {n: s for n, s in own.items() if n not in skipped}
+                weights = self._updates.compare(number, start, own)
                 if own and not weights:
                     self._not_seen[f"weights after step {number}: gradients are near rounding"] = (
                         None
@@ -167,7 +187,10 @@ class _Comparison:
                 weights,
                 rate=rate[0] if rate else None,
                 reference_rate=rate[1] if rate else None,
+                updates=counted[rank][0] if rank in counted else None,
+                reference_updates=counted[rank][1] if rank in counted else None,
             )
+            right = right and rank not in counted
             wrong = any(e.wrong for e in (*errors.values(), *weights.values()))
             right = right and not wrong and not skipped and not self._explained
         return right
@@ -246,6 +269,7 @@ class _Comparison:
                     steps_done=compared,
                     micro_batches=max(1, len(one.steps[0].losses)),
                     applied=self._applied[rank],
+                    trained_otherwise=self._otherwise[rank],
                     next_step=_OBJECTIVE if self.turned() else "",
                     not_seen=list(
                         dict.fromkeys(

@@ -26,7 +26,7 @@ from moediag.worker.verify import model_facts, samples
 from moediag.worker.verify.clips import Clips
 from moediag.worker.verify.ending import Continuing, Ending
 from moediag.worker.verify.first_weights import FirstWeights
-from moediag.worker.verify.pieces import NotReduced, Piece, pieces
+from moediag.worker.verify.pieces import NotReduced, Piece, pieces, tied
 from moediag.worker.verify.rank_answer import Answer
 from moediag.worker.verify.replaced import Replaced
 from moediag.worker.verify.room import enough_room
@@ -247,6 +247,8 @@ class Measuring:
             dtypes=sorted({*answer.dtypes, *dtypes}),
             across_samples=answer.across_samples or model_facts.across_samples(module),
             by_bytes=self._first.by_bytes,
+            averages_over=answer.averages_over or model_facts.averages_over(module),
+            tied={**answer.tied, **tied(module, prefix)} if answer.world_size == 1 else {},
         )
 
     def _write_start(self) -> None:
@@ -337,6 +339,8 @@ class Measuring:
         if id(optimizer) not in self._steps_of:
             self._steps_of[id(optimizer)] = 0
             self._keep.append(optimizer)
+        if not answer.foreign and len(own) < sum(len(g["params"]) for g in optimizer.param_groups):
+            self._answer.tell(foreign=self._has_foreign(optimizer))
         self._steps_of[id(optimizer)] += 1
         number = self._steps_of[id(optimizer)]
         gradients = self._gradients
@@ -344,9 +348,14 @@ class Measuring:
             "gradients": {name: gradients.pop(name) for name in own if name in gradients},
             "weights": {name: _stored(piece, piece.read()) for name, (piece, _) in own.items()},
         }
+        self._now = dataclasses.replace(self._now, updates=_updates(optimizer, own))
         self._write_step(number, groups, {name: rate for name, (_, rate) in own.items()})
         if min(self._steps_of.values()) >= self._request.steps:
             self._enough()
+
+    def _has_foreign(self, optimizer: Any) -> bool:
+        known = {id(piece.owner) for piece in self._pieces.values()}
+        return any(id(p) not in known for group in optimizer.param_groups for p in group["params"])
 
     def _write_step(self, number: int, groups: Dict[str, Tensors], rates: Dict[str, float]) -> None:
         step = dataclasses.replace(self._now, rates=rates)
@@ -357,6 +366,13 @@ class Measuring:
     def _enough(self) -> None:
         self._answer.tell(done=True)
         self._ending.begin()
+
+
+def _updates(optimizer: Any, own: Dict[str, Tuple[Piece, float]]) -> Dict[str, float]:
+    counts = {
+        name: optimizer.state.get(piece.owner, {}).get("step") for name, (piece, _) in own.items()
+    }
+    return {name: float(count) for name, count in counts.items() if count is not None}
 
 
 def _stored(piece: Piece, tensor: Optional[torch.Tensor]) -> Stored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Set
 
 import torch
+import torch.distributed as dist
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -37,6 +38,15 @@ def across_samples(module: Any) -> str:
         if own and (one.training or not one.track_running_stats):
             return type(one).__name__
     return ""
+
+
+def averages_over(module: Any) -> List[int]:
+    """Returns the ranks over which the wrapper of a whole model averages its gradients; empty if it
+    is not known to."""
+    kind = type(module).__name__
+    if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        return sorted(dist.get_process_group_ranks(module.process_group))
+    return []
 
 
 def random_state() -> List[torch.Tensor]:

@@ -95,6 +95,17 @@ def pieces(root: Any, prefix: str = "") -> List[Piece]:
     return list(found.values())
 
 
+def tied(root: Any, prefix: str = "") -> Dict[str, str]:
+    """Returns the other names of parameters that have several, with the name in :func:`pieces`."""
+    first: Dict[int, str] = {}
+    found: Dict[str, str] = {}
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        name = prefix + clean(name)
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
+
+
 def clean(name: str, wrappers: Sequence[str] = ()) -> str:
     """Returns ``name`` without what FSDP1, activation checkpointing and compiling add, and without
     ``module`` below the ``wrappers``, which only forward to it."""

@@ -72,8 +72,9 @@ class Answer:
         else:
             written = tensor_files.load(path)
             groups = {name: {**written[name], **group} for name, group in groups.items()}
-            rates = {**step.rates, **steps[number - 1].rates}
-            steps[number - 1] = dataclasses.replace(steps[number - 1], rates=rates)
+            known = steps[number - 1]
+            rates, updates = {**step.rates, **known.rates}, {**step.updates, **known.updates}
+            steps[number - 1] = dataclasses.replace(known, rates=rates, updates=updates)
         tensor_files.save(path, groups)
         self.tell(steps=steps, size=self.known.size + path.stat().st_size)
         return new

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Mapping, Optional
 
 import torch
 
@@ -69,12 +69,17 @@ class Alone:
 
     @classmethod
     def of(cls, run: Run) -> Alone:
+        tied = run.ranks[0].tied
+        steps = [run.step(0, n) for n in range(1, run.steps + 1)]
         return cls(
-            _wholes(run.start(0)),
-            [_wholes(run.step(0, n)["gradients"]) for n in range(1, run.steps + 1)],
-            [_wholes(run.step(0, n)["weights"]) for n in range(1, run.steps + 1)],
+            _wholes(run.start(0), tied),
+            [_wholes(step["gradients"], tied) for step in steps],
+            [_wholes(step["weights"], tied) for step in steps],
         )
 
 
-def _wholes(tensors: Tensors) -> Wholes:
-    return {name: tensor_files.whole([stored])[0] for name, stored in tensors.items()}
+def _wholes(tensors: Tensors, tied: Mapping[str, str]) -> Wholes:
+    """The tensors under all their names: a stage of a pipeline may have another one."""
+    found = {name: tensor_files.whole([stored])[0] for name, stored in tensors.items()}
+    found.update((other, found[name]) for other, name in tied.items() if name in found)
+    return found

@@ -29,6 +29,22 @@ def _alike(ranks: Sequence[List[str]], single: Sequence[str]) -> bool:
     return len({seen[row] / expected[row] for row in expected}) == 1
 
 
+def repeated(ranks: Mapping[int, List[str]], single: Sequence[str], over: Sequence[int]) -> str:
+    """Says that the ranks ``over`` which gradients are averaged saw the same part of one process's
+    samples; "" if they did not."""
+    own = [Counter(ranks.get(rank, [])) for rank in over]
+    if len(own) < 2 or any(one != own[0] for one in own) or not own[0]:
+        return ""
+    alone = set(single)
+    if not set(own[0]) < alone:
+        return ""
+    return (
+        f"ranks {', '.join(map(str, over))} average their gradients and saw the same "
+        f"{len(own[0])} samples in step 1, while one process saw {len(alone)} different ones: each "
+        "rank repeats the work of the others"
+    )
+
+
 def sentence(ranks: Mapping[int, List[str]], single: Sequence[str], step: int) -> str:
     """Says how the samples of one step (from 1) differ."""
     seen = {row for rows in ranks.values() for row in rows}

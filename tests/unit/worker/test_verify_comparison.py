@@ -89,6 +89,69 @@ def test_an_equal_norm_is_healthy(tmp_path: Path) -> None:
     assert judged(job, reference(tmp_path, norms={0: 10.0})).verdict == Verdict.CLEAN
 
 
+# ------------------------------------------------------------------------ trained otherwise
+
+ROUTER = "layers.0.mlp.gate.weight"
+
+
+def test_a_router_that_only_the_job_freezes_is_named(tmp_path: Path) -> None:
+    found = judged(Job(tmp_path / "job", frozen=(ROUTER,)), reference(tmp_path))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert found.wrong_parameters == (ROUTER,)
+    assert f"{ROUTER} does not require a gradient (requires_grad is False) on" in found.cause
+
+
+def test_a_router_that_only_the_reference_freezes_is_named(tmp_path: Path) -> None:
+    found = judged(Job(tmp_path / "job"), reference(tmp_path, frozen=(ROUTER,)))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert f"{ROUTER} does not require a gradient in one process" in found.cause
+
+
+def test_what_both_freeze_is_healthy(tmp_path: Path) -> None:
+    found = judged(Job(tmp_path / "job", frozen=(ROUTER,)), reference(tmp_path, frozen=(ROUTER,)))
+    assert found.verdict == Verdict.CLEAN
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_parameter_that_no_optimizer_has_is_named(tmp_path: Path, foreign: bool) -> None:
+    """Unless an optimizer has parameters of no model: they may be copies."""
+    job = Job(tmp_path / "job", left_out=(ROUTER,), foreign=foreign)
+    found = judged(job, reference(tmp_path))
+    assert found.verdict == (Verdict.CLEAN if foreign else Verdict.WRONG_WEIGHTS)
+    assert (f"No optimizer that stepped has {ROUTER}, on ranks 0, 1" in found.cause) != foreign
+
+
+@pytest.mark.parametrize("forgot", [False, True])
+def test_an_optimizer_that_began_without_its_state_is_said(tmp_path: Path, forgot: bool) -> None:
+    def fresh(rank: int, name: str, update: torch.Tensor) -> torch.Tensor:
+        return update.sign() * 1e-2 if forgot else update
+
+    job = Job(tmp_path / "job", updates=1.0 if forgot else 4.0, moves=fresh)
+    found = judged(job, reference(tmp_path, updates=4.0))
+    assert found.verdict == (Verdict.WRONG_WEIGHTS if forgot else Verdict.CLEAN)
+    assert ("has counted 1 update by then, 4 in one process" in found.cause) == forgot
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_stage_with_the_other_name_of_a_shared_embedding(tmp_path: Path, summed: bool) -> None:
+    def part(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient if summed or name != "head.weight" else gradient - gradient.sign() * 0.1
+
+    job = Job(tmp_path / "job", renamed={"head.weight": "embed.weight"}, change=part)
+    found = judged(job, reference(tmp_path, tied={"embed.weight": "head.weight"}))
+    assert found.verdict == (Verdict.CLEAN if summed else Verdict.WRONG_GRADIENTS)
+    assert found.wrong_parameters == (() if summed else ("embed.weight",))
+
+
+def test_ranks_that_repeat_each_other_are_named(tmp_path: Path) -> None:
+    """Those that average their gradients; others may share a model."""
+    job = Job(tmp_path / "job", samples={1: ["s0", "s1"]}, averages=(0, 1))
+    found = judged(job, reference(tmp_path))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert "Ranks 0, 1 average their gradients and saw the same 2 samples" in found.cause
+    assert "DistributedSampler" in found.next_step
+
+
 # ------------------------------------------------------------------------ not comparable
 
 

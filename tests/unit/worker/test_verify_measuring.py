@@ -185,6 +185,25 @@ def test_an_optimizer_of_copies_is_said(measuring: Start) -> None:
     assert "holds no parameter of the model" in of(folder).problems[0]
 
 
+def test_what_the_optimizer_has_is_told(measuring: Start) -> None:
+    folder = measuring(steps=2)
+    model = small()
+    model.append(nn.Linear(2, 2, bias=False))
+    model.append(model[3])
+    other = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([*model[0].parameters(), other], lr=0.1)
+    for _ in range(2):
+        model(torch.ones(4, 3)).square().mean().backward()
+        optimizer.step()
+    found = of(folder)
+    assert found.foreign
+    assert found.tied == {"4.weight": "3.weight"}
+    assert [step.updates for step in found.steps] == [
+        {"0.weight": count, "0.bias": count} for count in (1.0, 2.0)
+    ]
+    assert found.averages_over == []
+
+
 # ------------------------------------------------------------------------ the reference
 
 

@@ -4,6 +4,7 @@ __all__ = [
     "nonfinite_numbers",
     "nothing_compared",
     "only_timed",
+    "repeated_samples",
     "resume_drift",
     "resume_exact",
     "resume_undecided",

@@ -7,6 +7,7 @@ from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, apart, how_sure
 from moediag.diagnosis.words import cause
 from moediag.diagnosis.words.replica_sentences import of_replicas
+from moediag.diagnosis.words.verify_sentences import of_otherwise
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
@@ -24,7 +25,7 @@ def which(facts: Facts) -> str:
     """Which gradients are wrong, and where in the model."""
     count = cause.of_gradients(facts.gradients) if facts.gradients.wrong else ""
     by_place = by_part.sentence(facts.parts), scale_factor.sentences(facts.factors)
-    return " ".join(filter(None, (count, *by_place)))
+    return " ".join(filter(None, (count, *by_place, of_otherwise(facts.evidence))))
 
 
 def judge(facts: Facts, found: str) -> Judgement:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, sentence
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, few
+from moediag.diagnosis.words.verify_sentences import of_otherwise
 from moediag.result import Confidence, Verdict
 
 VERDICT = Verdict.WRONG_WEIGHTS
@@ -23,7 +24,7 @@ def find(facts: Facts) -> AppliedFacts | None:
 def judge(facts: Facts, found: AppliedFacts) -> Judgement:
     return Judgement(
         Confidence.HIGH,
-        sentence(found),
+        " ".join(filter(None, (sentence(found), of_otherwise(facts.evidence)))),
         culprits=few(found.ranks, facts.evidence),
         pattern=found.what,
         until=found.step,

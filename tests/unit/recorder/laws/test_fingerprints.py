@@ -40,8 +40,18 @@ def test_a_view_has_the_fingerprint_of_its_elements() -> None:
     assert one == other
 
 
+@pytest.mark.parametrize("begin", [0, 1, 2, 3])
+def test_where_a_tensor_begins_in_memory_does_not_count(begin: int) -> None:
+    values = torch.randn(9).bfloat16()
+    memory = torch.cat([torch.zeros(begin).bfloat16(), values])
+    moved = memory.clone()
+    moved[-1] += 1  # in the last word, which the elements do not fill
+    same, again, different = of(values, memory[begin:], moved[begin:])
+    assert same == again != different
+
+
 def test_large_tensors_are_read_to_their_end() -> None:
-    values = torch.zeros(3 * (1 << 16) + 5, dtype=torch.float32)
+    values = torch.zeros(3 * (1 << 16) + 5, dtype=torch.float64)
     found = of(values)
     for at in (0, 1 << 16, 2 * (1 << 16) + 1, len(values) - 1):
         changed = values.clone()

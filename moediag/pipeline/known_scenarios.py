@@ -32,8 +32,10 @@ def concerning(
     found = []
     for scenario in _catalogue():
         same_model = scenario.model.family == family and scenario.program is None
+        own = scenario.wrapper
+        same_wrapper = own.kind == wrapper and own.granularity == "layer"
         active = {axis for axis, size in scenario.layout.items() if size != 1} or {"dp_shard"}
-        if same_model and active <= set(axes) and scenario.wrapper.kind == wrapper:
+        if same_model and same_wrapper and active <= set(axes):
             found.append(_known(scenario, stack))
     return tuple(sorted(found, key=lambda one: not one.measured))
 

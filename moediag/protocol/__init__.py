@@ -2,8 +2,8 @@
 
 What is where: ``files``, names of files and environment variables; ``events``, the recorder's log;
 ``trial``, ``specs`` and ``tasks``, what a rank is given; ``programs``, steps of another kind;
-``outcome``, what it measured; ``relations``, what a hunt measured; ``user_code``, which frames are
-the user's own.
+``outcome``, what it measured; ``relations``, what a hunt measured; ``checked``, what a check found;
+``user_code``, which frames are the user's own.
 Both sides import this package, so it needs only the standard library and Python >= 3.9.
 A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.jsonl``
 (one JSON object a line, written with a single ``write`` so that a killed rank loses
@@ -21,6 +21,7 @@ from moediag.protocol.events import (
 )
 from moediag.protocol.files import (
     AGENT_EVENTS,
+    CHECKED_FILE,
     ENV_ATTEMPT,
     ENV_EVIDENCE,
     ENV_GUARD,
@@ -90,9 +91,21 @@ from moediag.protocol.user_code import (
 )
 
 # Modules of dataclasses, which take longer to make than the rest of a short command.
-_LATER = ("specs", "tasks", "trial", "outcome", "relations", "measured")
+_LATER = ("specs", "tasks", "trial", "outcome", "relations", "measured", "checked")
 
 if TYPE_CHECKING:
+    from moediag.protocol.checked import (
+        FAILS,
+        MAY_FAIL,
+        NOTE,
+        Checked,
+        CheckFinding,
+        ExpertRange,
+        MeshSlice,
+        PlannedParameter,
+        PlannedUnit,
+        SimulatedCase,
+    )
     from moediag.protocol.measured import (
         ENV_MEASURE,
         Measured,
@@ -135,6 +148,7 @@ if TYPE_CHECKING:
     )
     from moediag.protocol.tasks import (
         TRAINER_KINDS,
+        CheckTask,
         CostTask,
         FamiliesTask,
         ProgramTask,
@@ -164,6 +178,7 @@ else:
 
 __all__ = [
     "AGENT_EVENTS",
+    "CHECKED_FILE",
     "CONDITIONS",
     "ENV_ATTEMPT",
     "ENV_EVIDENCE",
@@ -180,14 +195,17 @@ __all__ = [
     "ENV_TRIAL",
     "ENV_WATCH",
     "EVENT_KINDS",
+    "FAILS",
     "FAMILIES_FILE",
     "GUARD_TIMEOUT",
     "LAUNCHER_LOG",
     "LAUNCH_FILE",
     "LAW_KINDS",
     "LINK_FILE",
+    "MAY_FAIL",
     "NODES_FILE",
     "NODES_FOLDER",
+    "NOTE",
     "NOT_RECORDED_FILE",
     "OPS",
     "PROGRAMS",
@@ -204,7 +222,11 @@ __all__ = [
     "WATCHDOG_DUMPS",
     "WATCHDOG_PIPES",
     "Applied",
+    "CheckFinding",
+    "CheckTask",
+    "Checked",
     "CostTask",
+    "ExpertRange",
     "ExpertRows",
     "FamiliesTask",
     "GradientError",
@@ -213,10 +235,13 @@ __all__ = [
     "MeasureRequest",
     "Measured",
     "MeasuredStep",
+    "MeshSlice",
     "ModelSpec",
     "Multiple",
     "Outcome",
     "OutcomeTable",
+    "PlannedParameter",
+    "PlannedUnit",
     "ProgramTask",
     "RecorderSpec",
     "ReferenceTask",
@@ -226,6 +251,7 @@ __all__ = [
     "Replica",
     "ResumeOutcome",
     "ResumeTask",
+    "SimulatedCase",
     "Size",
     "Sketch",
     "SkewSpec",

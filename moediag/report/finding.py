@@ -202,7 +202,7 @@ def _outermost(place: Place) -> str:
     """``from train.py:96``, if the line is in another file: a model's line says less."""
     line = place.callers[-1].partition(" ")[0] if place.callers else ""
     same = line.partition(":")[0] == place.line.partition(":")[0]
-    return "" if same or not place.line else f"from {line}"
+    return "" if same or not (line and place.line) else f"from {line}"
 
 
 def _where(divergence: FirstDivergence | None) -> str:

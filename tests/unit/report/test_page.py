@@ -60,7 +60,9 @@ def test_a_line_of_another_file_is_shown_with_the_program_s_line() -> None:
         (1,), "model.py:440 forward", "waits in barrier", ("model.py:9 f", "train.py:3 t")
     )
     own = Place((0,), "train.py:7 main", "waits in all_reduce", ("train.py:9 <module>",))
-    text = page_text(changed(MISMATCH, places=(inner, own)))
+    alone = Place((2,), "train.py:28 loop", "raised ValueError", ("",))
+    text = page_text(changed(MISMATCH, places=(inner, own, alone)))
+    assert "rank 2: train.py:28 loop, raised ValueError" in text
     assert "rank 1: model.py:440 forward, from train.py:3, waits in barrier" in text
     assert "rank 0: train.py:7 main, waits in all_reduce" in text
 

@@ -131,7 +131,8 @@ def test_the_line_of_a_rule_is_that_of_its_plan() -> None:
 
     rules = Rules.__new__(Rules)
     rules._text = 'base_model_pp_plan = {\n "norm": 1,\n}\nbase_model_tp_plan = {\n "norm": 2,\n}\n'
-    rules.path = "/x/site-packages/transformers/models/a/configuration_a.py"
+    folder = Path(transformers.__file__).parent
+    rules.path = str(folder / "models" / "a" / "configuration_a.py")
     assert rules.line("tp_plan", "model.norm") == "transformers/models/a/configuration_a.py:5"
     assert rules.line("fsdp_plan", "model.norm") == rules.line("tp_plan", "model.other") == ""
 

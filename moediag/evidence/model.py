@@ -165,6 +165,8 @@ class Stack:
     frames: tuple[Frame, ...]
     #: It held the interpreter lock at that moment; False also if the source does not say.
     holds_gil: bool = False
+    #: It ran, and did not sleep, at that moment; False also if the source does not say.
+    active: bool = False
 
 
 # The "signal" of a process that ended in a way that only its parent knows.

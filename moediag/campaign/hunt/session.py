@@ -25,7 +25,7 @@ from moediag.launch.base import Launcher
 from moediag.launch.launcher import launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline.trials import last_line
+from moediag.pipeline.single_process import OFFLINE, why_no_answer
 from moediag.protocol import (
     FamiliesTask,
     ModelSpec,
@@ -46,8 +46,6 @@ HUNT_FILE = "hunt.json"
 PAGE_FILE = "hunt.md"
 CELLS_FOLDER = "cells"
 LISTING_TIMEOUT = 600.0  # seconds; it imports every configuration that may have experts
-# Nothing is downloaded: families that load code or kernels from the hub fail at once.
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 class Maker(Protocol):
@@ -171,7 +169,7 @@ class Workers:
         self.timeout = wanted.timeout
         self.folder = folder
         self.stopping = threading.Event()
-        options = LaunchOptions(environment=_ENVIRONMENT, stop=self.stopping)
+        options = LaunchOptions(environment=OFFLINE, stop=self.stopping)
         self._all = [
             launcher("fork", stack, folder / "hosts" / str(number), options)
             for number in range(wanted.at_once)
@@ -189,7 +187,7 @@ class Workers:
             listed = ReleaseListing.read(folder)
         except (OSError, ValueError) as error:
             raise StackError(
-                f"the families of this release cannot be listed: {_why(record, folder)}",
+                f"the families of this release cannot be listed: {why_no_answer(record, folder)}",
                 f"What the process printed is in {folder / output_file(0)}.",
             ) from error
         of_ranks = {relation.name: relation.says for relation in layouts.RELATIONS.values()}
@@ -218,7 +216,7 @@ class Workers:
         try:
             return RelationOutcome.read(folder)
         except (OSError, ValueError):
-            return RelationOutcome(family, relation, problem=_why(record, folder))
+            return RelationOutcome(family, relation, problem=why_no_answer(record, folder))
 
     def stop(self) -> None:
         self.stopping.set()
@@ -246,14 +244,3 @@ def _trial(name: str, task: Task, family: str, timeout: float) -> Trial:
         name=name, scenario=layouts.SCENARIO, variant=name, task=task, world_size=1, model=model,
         record=False, timeout=timeout,
     )  # fmt: skip
-
-
-def _why(record: LaunchRecord, folder: Path) -> str:
-    """Returns why a process left no answer."""
-    if record.timed_out:
-        return "the time limit was reached"
-    if record.launch_error:
-        return record.launch_error
-    ended = record.exits.get(0)
-    said = last_line(folder / output_file(0))
-    return said or (f"the process ended: {ended}" if ended else "the process left no answer")

@@ -76,6 +76,11 @@ _RANDOM = re.compile(r"drop(out)?|jitter|drop_path|layerdrop|pdrop")
 _TOKEN = re.compile(r"token_(id|index)$|_token_id$")
 
 
+def counts_top_k(name: str) -> bool:
+    """Whether a field of that name is the number of experts for each token."""
+    return re.search(_TOP_K, name) is not None
+
+
 # ------------------------------------------------------------------------ models
 
 _working: Dict[Tuple[str, Size], Any] = {}  # configurations that were tried
@@ -192,7 +197,7 @@ _DRAFTS = (_Draft(every_kind=True), _Draft(), _Draft(every_kind=True, fill=True)
 def _fields(family: ReleaseFamily, config: Any, size: Size, draft: _Draft) -> Dict[str, Any]:
     """Returns the keyword arguments of the tiny configuration."""
     default = config()
-    known = _parameters(config)
+    known = parameters(config)
     # Attribute -> the parameter that sets it under another name.
     renamed = {own: n for n, own in (getattr(config, "attribute_map", None) or {}).items()}
     rows, layers = _layers(family, default, draft)
@@ -226,7 +231,7 @@ def _token(name: str, value: Any) -> Any:
     return None if name.startswith(("bos", "eos")) or value is None else VOCAB - 1
 
 
-def _parameters(config: Any) -> Dict[str, Any]:
+def parameters(config: Any) -> Dict[str, Any]:
     """Returns the parameters of a configuration class; what it derives from them is not set."""
     known = dict(inspect.signature(config.__init__).parameters)
     known.update({f.name: f for f in getattr(config, "__dataclass_fields__", {}).values()})

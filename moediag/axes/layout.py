@@ -112,8 +112,9 @@ class Layout:
 
     def batch_source(self, rank: int, batches: str) -> int:
         """The rank whose batch ``rank`` works on: the lowest of those that share one. ``batches``:
-        what the trial asks for, ``skew.batches``; ``identical`` is rank 0's on all ranks."""
-        if batches == "identical":
+        what the trial asks for, ``skew.batches``; ``identical`` and ``repeated`` are rank 0's on
+        all ranks."""
+        if batches in ("identical", "repeated"):
             return 0
         at = self.coordinates(rank)
         return self.rank({a: 0 if a.shares_batch(batches) else i for a, i in at.items()})

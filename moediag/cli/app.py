@@ -18,6 +18,7 @@ import typer
 import moediag
 from moediag.cli import (
     bisect,
+    check,
     explain_word,
     export,
     hunt,
@@ -83,6 +84,11 @@ def root(
 app.command(
     epilog="Example: moediag run expert-starvation --cpu 4 --set model.family=mixtral",
 )(run.run)
+
+
+app.command(
+    epilog="Example: moediag check ./Qwen3-30B-A3B --layout dp_shard=64,ep=8",
+)(check.check)
 
 
 app.command(

@@ -228,11 +228,14 @@ class _Reader:
         self.log.no_gradient[int(event["step"])] = self.resolve(event["names"]) or ()
 
     def weights(self, event: Mapping[str, Any]) -> None:
+        unequal = event.get("unequal") or ()
+        instead = unequal.items() if isinstance(unequal, dict) else ()
         self.log.weights.append(
             HeldWeights(
                 when=str(event["when"]),
                 experts=tuple(_expert_rows(row) for row in event["experts"]),
-                unequal=tuple(plain_name(str(fqn)) for fqn in event.get("unequal") or ()),
+                unequal=tuple(plain_name(str(fqn)) for fqn in unequal),
+                instead={plain_name(str(fqn)): str(t) for fqn, t in instead if t},
                 compared=int(event.get("compared") or 0),
                 asked=int(event.get("asked") or 1),
                 whole=int(event.get("whole") or 0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
 _BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)\s*$')
 _LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_WRAPPED = re.compile(
+    rf"^Caught \S+ (?P<where>in [^\n]+)\.\nOriginal {re.escape(_BEGINS)}\n(?P<traceback>.*)", re.S
+)
 _WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 
 
@@ -126,10 +129,25 @@ def elastic_error(raw: Any, libraries: Sequence[str] = ()) -> RankError | None:
     *before, own = callstack.split(_BEGINS)
     where = user_frame(own, libraries)
     first = _traceback(before[1].splitlines(), libraries) if len(before) > 1 else None
-    return RankError(
+    error = RankError(
         short_type(kind), text, where, _time(extra.get("timestamp")), _frames(own),
         f"{first.type}: {first.message} at {first.where}" if first is not None else "",
     )  # fmt: skip
+    return unwrapped(error, libraries)
+
+
+def unwrapped(error: RankError, libraries: Sequence[str] = ()) -> RankError:
+    """The exception of a data loader's worker, if ``error`` is what torch raised in its place
+    (``torch._utils.ExceptionWrapper``); else ``error``."""
+    wrapped = _WRAPPED.match(error.message)
+    if wrapped is None:
+        return error
+    last = wrapped["traceback"].rpartition(_BEGINS)[2]  # of a chain
+    first = _traceback(last.splitlines(), libraries)
+    if first is None:
+        return error
+    message = f"{first.message} ({wrapped['where']})".lstrip()
+    return replace(error, type=first.type, message=message, where=first.where, after="")
 
 
 def _frames(traceback: str) -> tuple[Frame, ...]:
@@ -174,8 +192,13 @@ def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
             return None
         if not line.startswith(" ") and (last := _LAST.match(line)):
             frames = "\n".join(_unprefixed(earlier) for earlier in lines[:at])
-            where = user_frame(frames, libraries)
-            return RankError(short_type(last["type"]), last["message"] or "", where)
+            message = last["message"] or ""
+            if message.startswith("Caught ") and _WRAPPED.match(
+                whole := "\n".join([message, *map(_unprefixed, lines[at + 1 :])])
+            ):
+                message = whole
+            found = RankError(short_type(last["type"]), message, user_frame(frames, libraries))
+            return unwrapped(found, libraries)
     return None
 
 

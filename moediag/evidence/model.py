@@ -97,9 +97,9 @@ class HeldWeights:
     when: str
     #: One entry per expert parameter.
     experts: tuple[ExpertRows, ...]
-    #: Other parameters that differ from the checkpoint.
+    #: Other parameters and buffers that differ from the checkpoint.
     unequal: tuple[str, ...] = ()
-    #: Number of other parameters that were compared.
+    #: Number of other parameters and buffers that were compared.
     compared: int = 0
     #: Requested size of the expert-parallel axis, 1 for none.
     asked: int = 1
@@ -107,6 +107,8 @@ class HeldWeights:
     whole: int = 0
     #: Sharding was configured to skip the experts.
     left_out: bool = False
+    #: What those of ``unequal`` hold, in words that follow the name; absent where unknown.
+    instead: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ class Stack:
     frames: tuple[Frame, ...]
     #: It held the interpreter lock at that moment; False also if the source does not say.
     holds_gil: bool = False
+    #: It ran, and did not sleep, at that moment; False also if the source does not say.
+    active: bool = False
 
 
 # The "signal" of a process that ended in a way that only its parent knows.

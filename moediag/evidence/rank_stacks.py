@@ -89,7 +89,8 @@ def pyspy(threads: list[Any]) -> tuple[Stack, ...]:
             continue
         name = _text(thread.get("thread_name") or thread.get("os_thread_id"))
         frames = tuple(_pyspy_frame(f) for f in thread["frames"] if isinstance(f, dict))
-        stacks.append(Stack(name, "py-spy", frames, bool(thread.get("owns_gil"))))
+        gil, active = bool(thread.get("owns_gil")), bool(thread.get("active"))
+        stacks.append(Stack(name, "py-spy", frames, gil, active))
     return tuple(stacks)
 
 

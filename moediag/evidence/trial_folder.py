@@ -131,9 +131,10 @@ def _rank(
     omitted = outcome.not_seen if outcome is not None else ()
     laws, lost_laws = read_laws(folder, rank)
     filed = exits.read_error_file(folder / protocol.error_file(rank), libraries)
-    error = log.error or filed
-    if log.error is not None and filed is not None and filed.type == log.error.type:
-        error = replace(log.error, frames=filed.frames, after=filed.after)
+    own = exits.unwrapped(log.error, libraries) if log.error is not None else None
+    error = own or filed
+    if own is not None and filed is not None and filed.type == own.type:
+        error = replace(own, frames=filed.frames, after=filed.after)
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
     stacks = _stacks(folder, rank)

@@ -2,14 +2,26 @@
 
 What is where: ``files``, names of files and environment variables; ``events``, the recorder's log;
 ``trial``, ``specs`` and ``tasks``, what a rank is given; ``programs``, steps of another kind;
-``outcome``, what it measured; ``relations``, what a hunt measured; ``user_code``, which frames are
-the user's own.
+``outcome``, what it measured; ``relations``, what a hunt measured; ``checked``, what a check found;
+``user_code``, which frames are the user's own.
 Both sides import this package, so it needs only the standard library and Python >= 3.9.
 A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.jsonl``
 (one JSON object a line, written with a single ``write`` so that a killed rank loses
 nothing it had recorded) and keeps ``rank-N.heartbeat``, a small memory-mapped record.
 """
 
+from moediag.protocol.checked import (
+    FAILS,
+    MAY_FAIL,
+    NOTE,
+    Checked,
+    CheckFinding,
+    ExpertRange,
+    MeshSlice,
+    PlannedParameter,
+    PlannedUnit,
+    SimulatedCase,
+)
 from moediag.protocol.events import (
     EVENT_KINDS,
     LAW_KINDS,
@@ -18,6 +30,7 @@ from moediag.protocol.events import (
 )
 from moediag.protocol.files import (
     AGENT_EVENTS,
+    CHECKED_FILE,
     ENV_ATTEMPT,
     ENV_EVIDENCE,
     ENV_GUARD,
@@ -103,8 +116,11 @@ from moediag.protocol.relations import (
     WayOutcome,
 )
 from moediag.protocol.specs import (
+    SIZES,
+    VOCAB,
     ModelSpec,
     RecorderSpec,
+    Size,
     SkewSpec,
     Starve,
     StepSpec,
@@ -119,6 +135,7 @@ from moediag.protocol.stored import (
 )
 from moediag.protocol.tasks import (
     TRAINER_KINDS,
+    CheckTask,
     CostTask,
     FamiliesTask,
     ProgramTask,
@@ -142,6 +159,7 @@ from moediag.protocol.user_code import (
 
 __all__ = [
     "AGENT_EVENTS",
+    "CHECKED_FILE",
     "CONDITIONS",
     "ENV_ATTEMPT",
     "ENV_EVIDENCE",
@@ -158,14 +176,17 @@ __all__ = [
     "ENV_TRIAL",
     "ENV_WATCH",
     "EVENT_KINDS",
+    "FAILS",
     "FAMILIES_FILE",
     "GUARD_TIMEOUT",
     "LAUNCHER_LOG",
     "LAUNCH_FILE",
     "LAW_KINDS",
     "LINK_FILE",
+    "MAY_FAIL",
     "NODES_FILE",
     "NODES_FOLDER",
+    "NOTE",
     "NOT_RECORDED_FILE",
     "OPS",
     "PROGRAMS",
@@ -173,14 +194,20 @@ __all__ = [
     "RELATION_FILE",
     "RELEASE_FILE",
     "SCHEMA_VERSION",
+    "SIZES",
     "SUSCEPTIBILITY_FILE",
     "TRAINER_KINDS",
     "TRIAL_FILE",
+    "VOCAB",
     "WANT_FILE",
     "WATCHDOG_DUMPS",
     "WATCHDOG_PIPES",
     "Applied",
+    "CheckFinding",
+    "CheckTask",
+    "Checked",
     "CostTask",
+    "ExpertRange",
     "ExpertRows",
     "FamiliesTask",
     "GradientError",
@@ -189,10 +216,13 @@ __all__ = [
     "MeasureRequest",
     "Measured",
     "MeasuredStep",
+    "MeshSlice",
     "ModelSpec",
     "Multiple",
     "Outcome",
     "OutcomeTable",
+    "PlannedParameter",
+    "PlannedUnit",
     "ProgramTask",
     "RecorderSpec",
     "ReferenceTask",
@@ -202,6 +232,8 @@ __all__ = [
     "Replica",
     "ResumeOutcome",
     "ResumeTask",
+    "SimulatedCase",
+    "Size",
     "Sketch",
     "SkewSpec",
     "Starve",

@@ -30,10 +30,10 @@ from typing import Optional, Union
 # tokens      step layer(FQN of the MoE block) counts[experts]   one line per forward of it
 # no_gradient step names(id)       parameters whose .grad is None when the optimizer steps
 # phase       name(free text: "step 1", "imports", …) step
-# weights     when(loaded|prepared|resumed) experts[ExpertRows…] unequal[FQN…: other parameters
-#             that differ from the checkpoint] compared(int: how many of those) asked(ep size asked
-#             for, 1: none) whole(experts of a layer in the checkpoint) left_out(bool: sharding
-#             leaves the experts alone)
+# weights     when(loaded|prepared|resumed) experts[ExpertRows…] unequal{FQN of another parameter
+#             or buffer that differs from the checkpoint: what it holds; a list in older files}
+#             compared(int: how many of those) asked(ep size asked for, 1: none) whole(experts of
+#             a layer in the checkpoint) left_out(bool: sharding leaves the experts alone)
 # experts_used rows{FQN of an expert parameter: how many experts a forward computes with}
 # note        text                 a fact about how the trial was run (shims, how it was asked)
 # decision    what value step      which branch the rank takes where others may take another one;

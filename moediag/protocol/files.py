@@ -154,6 +154,8 @@ SUSCEPTIBILITY_FILE = "susceptibility.json"
 # What a trial of a hunt found, see :class:`ReleaseListing` and :class:`RelationOutcome`.
 FAMILIES_FILE = "families.json"
 RELATION_FILE = "relation.json"
+# What `moediag check` found out, see :class:`Checked`.
+CHECKED_FILE = "checked.json"
 
 
 # A file that, once created by the control side, asks the rank's recorder thread to dump the

@@ -14,6 +14,9 @@ class ModelSpec:
     """A tiny model built from a configuration; no weights are downloaded."""
 
     family: str = "qwen3_moe"
+    # Built by rules on the names of its configuration's fields, as in a hunt: `family` is then any
+    # model type of the release, and `layers` one of each kind that the family has.
+    by_rules: bool = False
     layers: int = 2
     hidden: int = 32
     intermediate: int = 16  # width of one expert
@@ -30,6 +33,24 @@ class ModelSpec:
     source: str = "config"
     pretrain: int = 0  # steps on the trial's own batches before the checkpoint is saved
     experts_implementation: Optional[str] = None  # eager | batched_mm | grouped_mm | triton
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a model that is built by rules."""
+
+    hidden: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    experts: int = 4
+    top_k: int = 2
+    width: int = 24  # of a feed-forward layer
+
+
+VOCAB = 64  # of such a model
+# They differ in every dimension but that of a head. Even, so that two ranks can divide each.
+SIZES = (Size(), Size(hidden=64, heads=8, kv_heads=4, experts=6, top_k=3, width=40))
 
 
 @dataclass(frozen=True)
@@ -98,7 +119,8 @@ class SkewSpec:
 
     starve: List[Starve] = field(default_factory=list)  # through the router
     # distinct | identical | per-replica (ranks that work on one copy of the model share one) |
-    # one-token (rank r: one repeated token)
+    # one-token (rank r: one repeated token) | repeated (rank 0's on all ranks, and the first one in
+    # all micro-batches; not in scenarios)
     batches: str = "distinct"
     # balanced | zero-token | one-hot: which experts each token goes to, see
     # moediag.worker.models.skew; null: the router decides

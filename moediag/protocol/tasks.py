@@ -91,6 +91,16 @@ class RelationTask:
 
 
 @dataclass(frozen=True)
+class CheckTask:
+    """Plans the trial's layout for a model without weights, and simulates its ranks, one by one.
+    The trial's ``wrapper.kind`` says who shards: ``fsdp2`` or ``transformers``."""
+
+    kind: str = field(default="check", init=False)
+    config: str = ""  # folder with config.json, or the file itself
+    simulate: bool = True  # run one step of a tiny model on simulated ranks
+
+
+@dataclass(frozen=True)
 class WatchTask:
     """A job that moediag only watched: its own program decides what the ranks do."""
 
@@ -106,7 +116,7 @@ class VerifyTask:
 
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    FamiliesTask, RelationTask, WatchTask, VerifyTask,
+    FamiliesTask, RelationTask, CheckTask, WatchTask, VerifyTask,
 ]  # fmt: skip
 
 

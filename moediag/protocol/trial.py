@@ -12,6 +12,7 @@ from moediag.protocol.files import TRIAL_FILE
 from moediag.protocol.specs import ModelSpec, RecorderSpec, SkewSpec, StepSpec, WrapperSpec
 from moediag.protocol.stored import SCHEMA_VERSION, build, parse_json, write_json
 from moediag.protocol.tasks import (
+    CheckTask,
     FamiliesTask,
     ReferenceTask,
     RelationTask,
@@ -53,7 +54,7 @@ class Trial:
     @property
     def alone(self) -> bool:
         """Whether it runs in one process, whatever its world size."""
-        alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask)
+        alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask, CheckTask)
         return isinstance(self.task, alone)
 
     @property

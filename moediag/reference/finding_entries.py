@@ -9,14 +9,15 @@ from moediag.result import FAILURES, Verdict
 
 EXIT_CODES = {
     ExitCode.OK: "Every expectation was met (diagnose, verify: no failure found; bisect: answered; "
-    "matrix: every cell known; hunt: nothing new; nightly: no new failure; watch: the job's own "
-    "exit code).",
+    "matrix: every cell known; hunt: nothing new; check: nothing found; nightly: no new failure; "
+    "watch: the job's own exit code).",
     ExitCode.FAILURE_FOUND: "An expectation was not met (diagnose, watch, verify: a failure found; "
-    "hunt: a confirmed finding that its register lacks; nightly: a new failure).",
+    "hunt: a confirmed finding that its register lacks; check: something fails; "
+    "nightly: a new failure).",
     ExitCode.USAGE: "Wrong usage or bad input.",
     ExitCode.INCONCLUSIVE: "Inconclusive: a control failed, or a trial could not be judged "
     "(bisect: no answer; matrix: a cell is unknown, or a run contradicts its prediction; "
-    "hunt: something was not decided or not confirmed).",
+    "hunt, check: something was not decided or not confirmed).",
     ExitCode.CANNOT_RUN_HERE: "This machine cannot run it.",
     ExitCode.BUG: "A bug in moediag.",
     ExitCode.INTERRUPTED: "Interrupted: the ranks were stopped and the evidence was kept.",

@@ -193,9 +193,16 @@ def _places(places: Sequence[Place]) -> tuple[str, ...]:
     """``rank 1: train.py:96 save, waits in barrier, under `if rank == 0` at train.py:94``."""
     return tuple(
         f"{wording.ranks(p.ranks)}: "
-        + ", ".join((*filter(None, (p.line, p.what)), *p.conditions[:1]))
+        + ", ".join(filter(None, (p.line, _outermost(p), p.what, *p.conditions[:1])))
         for p in places
     )
+
+
+def _outermost(place: Place) -> str:
+    """``from train.py:96``, if the line is in another file: a model's line says less."""
+    line = place.callers[-1].partition(" ")[0] if place.callers else ""
+    same = line.partition(":")[0] == place.line.partition(":")[0]
+    return "" if same or not (line and place.line) else f"from {line}"
 
 
 def _where(divergence: FirstDivergence | None) -> str:

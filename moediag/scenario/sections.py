@@ -70,6 +70,11 @@ class ModelSection(Section):
     """A tiny model built from a configuration; no weights are downloaded."""
 
     family: Family = Field(default="qwen3_moe", description="Model family of transformers.")
+    by_rules: bool = Field(
+        default=False,
+        description="Build the configuration by rules on its field names, as `moediag hunt` does, "
+        "instead of the family's recipe.",
+    )
     layers: int = Field(default=2, ge=1, description="Decoder layers.")
     hidden: int = Field(default=32, ge=1, description="Width of the residual stream.")
     intermediate: int = Field(default=16, ge=1, description="Width of one expert's hidden layer.")

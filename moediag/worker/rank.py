@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Optional
 from moediag.protocol import (
     ENV_GUARD,
     ENV_GUARD_TIMEOUT,
+    CheckTask,
     CostTask,
     FamiliesTask,
     Outcome,
@@ -39,6 +40,7 @@ def main(trial_path: str) -> None:
         SusceptibilityTask: _susceptibility,
         FamiliesTask: _families,
         RelationTask: _relation,
+        CheckTask: _check,
     }
     alone.get(type(trial.task), _distributed)(trial, folder)
 
@@ -75,6 +77,12 @@ def _relation(trial: Trial, folder: Path) -> None:
     from moediag.worker import relations
 
     relations.run(trial).write(folder)
+
+
+def _check(trial: Trial, folder: Path) -> None:
+    from moediag.worker import check
+
+    check.run(trial, folder).write(folder)
 
 
 def _distributed(trial: Trial, folder: Path) -> None:

@@ -64,7 +64,7 @@ def warm(families: Sequence[str]) -> None:
     for family in families:
         try:
             if family in FAMILIES:
-                tiny.import_family(family)
+                tiny.import_recipe(family)
             else:
                 release_families.load(family)
         except NotApplicable:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moediag.pipeline import trials
+from moediag.pipeline import check, trials
 from tests.e2e.pipeline import Command, Hosts
 
 
@@ -14,6 +14,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     hosts = Hosts(tmp_path_factory.mktemp("hosts"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "launcher", hosts.launcher)
+        patch.setattr(check, "launcher", hosts.launcher)
         try:
             yield Command(tmp_path_factory.mktemp("runs"))
         finally:

@@ -145,6 +145,21 @@ def test_a_harmless_edit_confirms_nothing(edit: str, tmp_path: Path) -> None:
     assert all(cell.outcome.built and not cell.outcome.problem for cell in found), found
 
 
+def test_two_ranks_show_what_is_wrong_in_accelerate_trainer_and_an_advice(tmp_path: Path) -> None:
+    need(STACK)
+    stack = environment.ensure(STACK)
+    of_layouts, of_trainer = cells(stack, tmp_path / "hunt", "layouts", "trainer")
+    confirmed = {way.way: way.what for way in of_layouts.outcome.ways if way.confirmed}
+    assert confirmed == {
+        "accelerate-ram-efficient-ignored-experts": "wrong-weights:not-left-out:no-rank",
+        "ep-size-empty-tp-plan": "crash:ValueError:mixin.py _resolve_parallel_plans:several-ranks",
+    }
+    holding = [way.way for way in of_layouts.outcome.ways if way.holds]
+    assert {"fully-shard", "accelerate", "fsdp-size", "tp-size", "fsdp-size-ep-size"} <= {*holding}
+    assert all(way.confirmed for way in of_trainer.outcome.ways), of_trainer
+    assert len(of_trainer.outcome.ways) == 2
+
+
 def test_a_release_is_listed_and_a_family_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

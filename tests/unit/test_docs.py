@@ -193,3 +193,4 @@ def test_the_tutorial_and_its_picture_name_the_lines_of_its_program() -> None:
     picture = (ROOT / "docs" / "assets" / "watch.svg").read_text(encoding="utf-8")
     for text in ("train.py:10", "train.py:29", "train.py:31"):
         assert text in page and text in picture
+    assert lines[26 - 1].strip() == "optimizer.step()"

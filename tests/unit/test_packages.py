@@ -21,6 +21,7 @@ SAME: dict[str, str] = {
     # One command: its options and its implementation.
     "run": "cli parses `moediag run`, campaign runs it",
     "watch": "cli parses `moediag watch`, pipeline watches",
+    "check": "cli parses `moediag check`, pipeline checks",
     "verify": "cli parses `moediag verify`, pipeline verifies, `moediag.verify` is for programs",
     # One measurement or record: written on the rank side, read or judged on the control side.
     "events": "protocol defines the recorder's events, evidence reads them",

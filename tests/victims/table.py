@@ -92,6 +92,8 @@ WAITS = tuple(
     for fault, says in _SAYS.items()
 ) + tuple(
     Trainer(library, ("clean",), fault="slow", options=IMPATIENT) for library in LIBRARIES
+) + tuple(
+    Trainer(library, ("crash",), (1,), says="bad row", fault="raises") for library in LIBRARIES
 )  # fmt: skip
 
 

@@ -36,7 +36,13 @@ def slow() -> None:
         count += 1
 
 
-FAULTS: dict[str, Callable[[], None]] = {"endless": endless, "stopped": stopped, "slow": slow}
+def raises() -> None:
+    raise ValueError("bad row")  # HERE
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "endless": endless, "stopped": stopped, "slow": slow, "raises": raises,
+}  # fmt: skip
 
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]

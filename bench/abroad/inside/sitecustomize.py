@@ -12,16 +12,20 @@ STEPS = os.environ.get("ABROAD_STEPS", "")
 count = 0
 
 
+def rank():
+    """Of launchers that start one node's ranks by themselves (Lightning), the local rank."""
+    return os.environ.get("RANK") or os.environ.get("LOCAL_RANK")
+
+
 def stepped(*_):
     global count
-    rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
     count += 1
-    path = os.path.join(STEPS, "rank-" + rank)
+    path = os.path.join(STEPS, "rank-" + (rank() or "0"))
     with open(path, "w"):
         pass
     os.utime(path)
     name, _, rest = os.environ.get("ABROAD_SIGNAL", "").partition(":")
-    if rest == "%s:%d" % (rank, count):
+    if rest == "%s:%d" % (rank() or "0", count):
         # From another process and a little later: the signal arrives anywhere in the next step.
         subprocess.Popen(["/bin/sh", "-c", "sleep 0.02; kill -%s %d" % (name, os.getpid())])
 
@@ -44,6 +48,6 @@ class AfterOptimizer:
         return spec
 
 
-builtins.bad_shard = os.environ.get("RANK", "none") == os.environ.get("ABROAD_RANK")
+builtins.bad_shard = rank() == os.environ.get("ABROAD_RANK")
 if STEPS:
     sys.meta_path.insert(0, AfterOptimizer())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from moediag.campaign.engine import Clock, Display, Journal, Line, Records, Strategy, drive, opened
-from moediag.campaign.hunt import findings_page, register
+from moediag.campaign.hunt import findings_page, launched, layouts, register
 from moediag.campaign.hunt.findings import Hunt, HuntCell, Key, remaining
 from moediag.campaign.hunt.question import Wanted, chosen_families, chosen_relations, header
 from moediag.errors import StackError
@@ -25,7 +25,7 @@ from moediag.launch.base import Launcher
 from moediag.launch.launcher import launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline.trials import last_line
+from moediag.pipeline.single_process import OFFLINE, why_no_answer
 from moediag.protocol import (
     FamiliesTask,
     ModelSpec,
@@ -46,9 +46,6 @@ HUNT_FILE = "hunt.json"
 PAGE_FILE = "hunt.md"
 CELLS_FOLDER = "cells"
 LISTING_TIMEOUT = 600.0  # seconds; it imports every configuration that may have experts
-SCENARIO = "hunt"
-# Nothing is downloaded: families that load code or kernels from the hub fail at once.
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 class Maker(Protocol):
@@ -80,15 +77,15 @@ def run(
 def hunt(wanted: Wanted, stack: Stack, journal: Journal, maker: Maker, display: Display) -> Hunt:
     """Lists the release unless the journal has the list, then runs the cells that are missing."""
     listings = Records(journal, "listing", _listing, dataclasses.asdict)
-    if SCENARIO not in listings:
+    if layouts.SCENARIO not in listings:
         display.say("listing the families of the release")
-        listings.add(SCENARIO, maker.listing())
+        listings.add(layouts.SCENARIO, maker.listing())
     with contextlib.ExitStack() as stop:
         clock = None
         if wanted.minutes is not None:
             clock = stop.enter_context(Clock(wanted.minutes * 60))
             display.bound = lambda: clock.left
-        strategy = _Cells(wanted, stack, listings[SCENARIO], journal, maker, display, clock)
+        strategy = _Cells(wanted, stack, listings[layouts.SCENARIO], journal, maker, display, clock)
         drive(strategy, journal, display, wanted.at_once)
     return strategy.hunt("")
 
@@ -172,7 +169,7 @@ class Workers:
         self.timeout = wanted.timeout
         self.folder = folder
         self.stopping = threading.Event()
-        options = LaunchOptions(environment=_ENVIRONMENT, stop=self.stopping)
+        options = LaunchOptions(environment=OFFLINE, stop=self.stopping)
         self._all = [
             launcher("fork", stack, folder / "hosts" / str(number), options)
             for number in range(wanted.at_once)
@@ -182,31 +179,44 @@ class Workers:
             self._idle.put(one)
 
     def listing(self) -> ReleaseListing:
-        """Raises StackError if the release cannot be listed."""
+        """Returns the families, and the relations in one process and on several ranks. Raises
+        StackError if the release cannot be listed."""
         folder = self.folder / "listing"
         record = self._run(_trial("listing", FamiliesTask(), "", LISTING_TIMEOUT), folder)
         try:
-            return ReleaseListing.read(folder)
+            listed = ReleaseListing.read(folder)
         except (OSError, ValueError) as error:
             raise StackError(
-                f"the families of this release cannot be listed: {_why(record, folder)}",
+                f"the families of this release cannot be listed: {why_no_answer(record, folder)}",
                 f"What the process printed is in {folder / output_file(0)}.",
             ) from error
+        of_ranks = {relation.name: relation.says for relation in layouts.RELATIONS.values()}
+        return dataclasses.replace(listed, relations={**listed.relations, **of_ranks})
 
     def make(self, key: Key) -> HuntCell:
         family, relation = key
         folder = self.folder / CELLS_FOLDER / f"{family}-{relation}"
         begun = time.monotonic()
-        record = self._run(_trial(relation, RelationTask(relation), family, self.timeout), folder)
+        if relation in layouts.RELATIONS:
+            with self._launcher() as one:
+                outcome = launched.check(
+                    layouts.RELATIONS[relation], family, one, folder, self.timeout
+                )
+        else:
+            outcome = self._alone(family, relation, folder)
         spent = round(time.monotonic() - begun, 3)
-        try:
-            outcome = RelationOutcome.read(folder)
-        except (OSError, ValueError):
-            outcome = RelationOutcome(family, relation, problem=_why(record, folder))
         if all(way.holds for way in outcome.ways) and not outcome.problem:
             shutil.rmtree(folder, ignore_errors=True)
             return HuntCell(outcome, spent)
         return HuntCell(outcome, spent, str(folder.relative_to(self.folder)))
+
+    def _alone(self, family: str, relation: str, folder: Path) -> RelationOutcome:
+        """Checks a relation in one process."""
+        record = self._run(_trial(relation, RelationTask(relation), family, self.timeout), folder)
+        try:
+            return RelationOutcome.read(folder)
+        except (OSError, ValueError):
+            return RelationOutcome(family, relation, problem=why_no_answer(record, folder))
 
     def stop(self) -> None:
         self.stopping.set()
@@ -231,17 +241,6 @@ class Workers:
 def _trial(name: str, task: Task, family: str, timeout: float) -> Trial:
     model = ModelSpec(family=family) if family else ModelSpec()
     return Trial(
-        name=name, scenario=SCENARIO, variant=name, task=task, world_size=1, model=model,
+        name=name, scenario=layouts.SCENARIO, variant=name, task=task, world_size=1, model=model,
         record=False, timeout=timeout,
     )  # fmt: skip
-
-
-def _why(record: LaunchRecord, folder: Path) -> str:
-    """Returns why a process left no answer."""
-    if record.timed_out:
-        return "the time limit was reached"
-    if record.launch_error:
-        return record.launch_error
-    ended = record.exits.get(0)
-    said = last_line(folder / output_file(0))
-    return said or (f"the process ended: {ended}" if ended else "the process left no answer")

@@ -15,7 +15,7 @@ from moediag.diagnosis.blame.nodes import open_call
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.evidence.model import Collective, Condition, Evidence, RankEvidence
+from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence, RankEvidence
 
 # What may name a rank less surely than the program's own condition.
 _WEAKER = ("none", "habit", "plurality")
@@ -69,7 +69,8 @@ def standings(
 
 
 def _failed(seen: RankEvidence, failure: Failure) -> Standing:
-    what = f"raised {failure.name}" if failure.where or failure.message else failure.name
+    what = "ended without a trace" if failure.name == UNTOLD else failure.name
+    what = f"raised {failure.name}" if failure.where or failure.message else what
     lines = (failure.where,) if failure.where else program_lines(seen) or ("",)
     return Standing((seen.rank,), lines[0], what, None, lines[1:], _conditions(seen, lines))
 

@@ -86,7 +86,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
     end, error = seen.exit, seen.error
     ended_badly = end is not None and not end.by_us and (end.signal is not None or bool(end.code))
     if error is not None and error.type not in _ENDED_FROM_OUTSIDE:
-        if not ended_badly and seen.finished:
+        if not ended_badly and (seen.finished or (end is not None and end.code == 0)):
             return None  # handled the exception and ran to the end
         return Failure(
             rank=seen.rank,

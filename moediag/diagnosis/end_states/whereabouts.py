@@ -82,7 +82,8 @@ def activity(evidence: Evidence, seen: RankEvidence) -> str:
         return LOADS_DATA
     if waits_for_device(seen.stacks):
         return "waits for its device"
-    return COMPUTES if seen.os_state == "R" and program_line(seen) else IS
+    runs = seen.os_state == "R" if stack.thread == "MainThread" else stack.active
+    return COMPUTES if runs and program_line(seen) else IS
 
 
 def _loads_data(stack: Stack, libraries: tuple[str, ...]) -> bool:

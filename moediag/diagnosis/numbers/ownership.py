@@ -31,6 +31,7 @@ LOST = (RESHARDED, DIAGONAL, COPIED, NOT_LOADED, MISPLACED)
 OFF = "not-sharded"
 NOT_LEFT_OUT = "not-left-out"
 OTHER_WEIGHTS = "other-weights"
+_DESCRIBED = 2  # parameters of which the text says what they hold instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +272,20 @@ def _not_left_out(
 
 def _others(now: Mapping[int, HeldWeights], seen: OwnershipFacts) -> OwnershipFacts:
     unequal: dict[str, list[int]] = {}
+    instead: dict[str, str] = {}
     for rank, weights in now.items():
         for fqn in weights.unequal:
             unequal.setdefault(fqn, []).append(rank)
+            if fqn in weights.instead:
+                instead.setdefault(fqn, f" On rank {rank}, {fqn} {weights.instead[fqn]}.")
     if not unequal:
         return seen
     where = tuple(sorted({rank for who in unequal.values() for rank in who}))
     return OwnershipFacts(
         pattern=OTHER_WEIGHTS,
         text=f"{WHEN[seen.when]} {plural(len(unequal), 'parameter')} on {ranks(where)} "
-        f"{'is' if len(unequal) == 1 else 'are'} not as in the checkpoint: {listed(unequal)}.",
+        f"{'is' if len(unequal) == 1 else 'are'} not as in the checkpoint: {listed(unequal)}."
+        f"{''.join(list(instead.values())[:_DESCRIBED])}",
         when=seen.when,
         parameters=tuple(unequal),
         ranks=where,

@@ -91,7 +91,7 @@ class Facts:
         replayed = replay(self.aligned, self.evidence)
         found = divergences(self.aligned, replayed, self.evidence, self.failed)
         if self.evidence.watched:
-            return tuple(surplus.before(one, self.aligned) for one in found)
+            return tuple(surplus.before(one, self.aligned, self.evidence) for one in found)
         return found
 
     @property

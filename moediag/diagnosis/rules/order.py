@@ -21,6 +21,7 @@ from moediag.diagnosis.rules.hung import (
     busy_ranks,
     diverged_schedules,
     idle_ranks,
+    interpreter_lock,
     silent_node,
     stacks_alone,
     stuck_operation,
@@ -103,6 +104,7 @@ RULES: tuple[Detector, ...] = (
     logged_positions,
     lost_connection,
     # Ranks stopped making progress.
+    interpreter_lock,
     idle_ranks,
     diverged_schedules,
     stuck_operation,

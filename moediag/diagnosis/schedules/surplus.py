@@ -8,51 +8,101 @@ different steps met; without them, all ranks made the same calls in each step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.align import Aligned, Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.evidence.model import Collective
+from moediag.evidence.model import Collective, Condition, Evidence
 
 LEAST = 3  # calls that the ranks must have made alike
 
 
-def before(found: Divergence, aligned: Aligned) -> Divergence:
+def before(found: Divergence, aligned: Aligned, evidence: Evidence) -> Divergence:
     """The first call that only some ranks made, if such calls explain ``found``; else ``found``."""
-    for schedule in aligned.schedules.values():
-        if schedule.group == found.group and found.kind not in ("order", "splits"):
-            return _first(found, schedule) or found
-    return found
+    if found.kind in ("order", "splits"):
+        return found
+    schedule = next((s for s in aligned.schedules.values() if s.group == found.group), None)
+    made = _made(schedule) if schedule is not None else {}
+    odd = _odd(made)
+    # At ``found.position`` it is the call that was found.
+    if not odd or min(odd.values()) >= found.position:
+        return found
+    if not (_right_without(made) or _branch_of_one(made, odd, found, evidence)):
+        return found
+    others = tuple(rank for rank in made if rank not in odd)
+    calls: dict[int, Collective | None] = dict.fromkeys(others)
+    calls |= {rank: made[rank][place] for rank, place in odd.items()}
+    ended = tuple(rank for rank in others if rank in found.ended)
+    return Divergence("missing", found.group, min(odd.values()), calls, others, ended, surplus=True)
 
 
-def _first(found: Divergence, schedule: Schedule) -> Divergence | None:
+def _made(schedule: Schedule) -> Mapping[int, Sequence[Collective]]:
+    """The calls of each rank; empty if part of the schedule, or a place, is not known."""
     made: dict[int, list[Collective]] = {}
     for rank, own in schedule.calls.items():
         made[rank] = [call for call in own if call is not None and call.site]
         if schedule.starts[rank] or len(made[rank]) < len(own):
-            return None  # part of the schedule, or a place, is not known
-    places = {rank: frozenset(map(_place, own)) for rank, own in made.items()}
-    common = frozenset.intersection(*places.values()) if places else frozenset()
-    owners = tuple(rank for rank, of in places.items() if of - common)
-    others = tuple(rank for rank in places if rank not in owners)
-    if not owners or not others or len({places[rank] - common for rank in owners}) > 1:
-        return None
+            return {}
+    return made
+
+
+def _odd(made: Mapping[int, Sequence[Collective]]) -> Mapping[int, int]:
+    """Ranks that made calls from a place from which not all did, and the position of the first;
+    empty if all did, or several such places are known."""
+    common = _common(made)
+    places = {rank: frozenset(map(_place, own)) - common for rank, own in made.items()}
+    owners = [rank for rank, of in places.items() if of]
+    if len(owners) == len(made) or len({places[rank] for rank in owners}) > 1:
+        return {}
+    return {r: next(i for i, c in enumerate(made[r]) if _place(c) not in common) for r in owners}
+
+
+def _common(made: Mapping[int, Sequence[Collective]]) -> frozenset[object]:
+    places = (frozenset(map(_place, own)) for own in made.values())
+    return frozenset.intersection(*places) if made else frozenset()
+
+
+def _right_without(made: Mapping[int, Sequence[Collective]]) -> bool:
+    """Whether without these calls all ranks made the same in each step, and with them calls of
+    different steps met: else two branches may have calls that are meant to meet."""
+    common = _common(made)
     kept = [
         [(matching.key(c), _place(c), c.step) for c in own if _place(c) in common]
         for own in made.values()
     ]
     length = min(map(len, kept))
     if length < LEAST or any(own[:length] != kept[0][:length] for own in kept):
-        return None
+        return False
     met = zip(*made.values(), strict=False)
-    if all(len({call.step for call in together}) == 1 for together in met):
-        return None  # in step as they are: two branches whose calls are meant to meet
-    at = {r: next(i for i, c in enumerate(made[r]) if _place(c) not in common) for r in owners}
-    if min(at.values()) >= found.position:
-        return None  # it is the call that was found
-    calls: dict[int, Collective | None] = dict.fromkeys(others)
-    calls |= {rank: made[rank][place] for rank, place in at.items()}
-    ended = tuple(rank for rank in others if rank in found.ended)
-    return Divergence("missing", found.group, min(at.values()), calls, others, ended, surplus=True)
+    return any(len({call.step for call in together}) > 1 for together in met)
+
+
+def _branch_of_one(
+    made: Mapping[int, Sequence[Collective]], odd: Mapping[int, int], found: Divergence,
+    evidence: Evidence,
+) -> bool:  # fmt: skip
+    """Whether the program has a branch for one rank around the first such call and none for the
+    ranks whose calls it met, all places agreed until then, and none from there on."""
+    if len(odd) != 1:
+        return False
+    ((owner, first),) = odd.items()
+    same = [len({*map(_place, met)}) == 1 for met in zip(*made.values(), strict=False)]
+    if first < LEAST or not all(same[:first]) or any(same[first : found.position]):
+        return False
+    others = {rank for rank in made if rank != owner}
+    alone = any(
+        c.side in ("under", "inline") and c.singles is not None and c.keeps_out >= others
+        for c in _conditions(made[owner][first], owner, evidence)
+    )
+    return alone and not any(
+        c.names_rank for rank in others for c in _conditions(made[rank][first], rank, evidence)
+    )
+
+
+def _conditions(call: Collective, rank: int, evidence: Evidence) -> Iterator[Condition]:
+    known = evidence.ranks[rank].conditions
+    return (c for line in (call.site, *call.callers) for c in known.get(line, ()))
 
 
 def _place(call: Collective) -> tuple[str, tuple[str, ...]]:

@@ -305,7 +305,8 @@ def _came_from(chosen: Mapping[int, Collective], evidence: Evidence, told: str) 
     lines: dict[str, list[int]] = {}
     for rank, call in sorted(chosen.items()):
         line = program_line(evidence.ranks[rank])
-        if rank in waiting and line and line != call.site and line not in told:
+        waits = rank in waiting and not call.completed
+        if waits and line and line != call.site and line not in told:
             lines.setdefault(line, []).append(rank)
     return "".join(
         f" {ranks(who).capitalize()} got there from {line}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moediag.diagnosis.numbers.law_breaches import Breach, LawFacts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.evidence.law_model import PART, PLACED
@@ -111,8 +113,19 @@ def next_step(b: Breach) -> str:
 
 
 def _values(split: Split) -> str:
-    sides = [(side, split.values[side[0]]) for side in split.sides]
-    return ", ".join(f"{value} on {ranks(side)}" for side, value in sides[:4])
+    values = short([split.values[side[0]] for side in split.sides])
+    return ", ".join(
+        f"{value} on {ranks(side)}" for side, value in zip(split.sides[:4], values, strict=False)
+    )
+
+
+def short(values: Sequence[str]) -> Sequence[str]:
+    """Numbers with six digits, if they still differ (0.1 * 0.1 is 0.010000000000000002)."""
+    try:
+        short = [f"{float(value):.6g}" for value in values]
+    except ValueError:  # None, a tuple
+        return values
+    return short if len(set(short)) == len(set(values)) else values
 
 
 def _sides(split: Split) -> str:

@@ -61,8 +61,24 @@ class _Rank:
 
         sys.excepthook = hook
         atexit.register(_guarded, self.end)
+        _guarded(self._as_ray_worker)
         if "multiprocessing.process" in sys.modules:
             _guarded(self._as_child)
+
+    def _as_ray_worker(self) -> None:
+        """Handles a worker of Ray Train (2.43 and newer), which runs the training function in a
+        thread, catches its exception, and is then ended by Ray."""
+        runner = sys.modules.get("ray.train.v2._internal.execution.worker_group.thread_runner")
+        original = getattr(runner, "construct_user_exception_with_traceback", None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def construct(error: BaseException, *args: Any, **kwargs: Any) -> Any:
+            _guarded(self.error, error)
+            return original(error, *args, **kwargs)
+
+        runner.construct_user_exception_with_traceback = construct  # type: ignore[union-attr]
 
     def _as_child(self) -> None:
         """Handles a child of multiprocessing (``torch.multiprocessing.spawn``). It keeps its

@@ -7,5 +7,6 @@ __all__ = [
     "program_reference",
     "reference",
     "replicas",
+    "row_map",
     "training_state",
 ]

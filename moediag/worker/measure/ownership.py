@@ -2,12 +2,13 @@
 
 Declared sharding is not trusted. For each expert parameter (3-D, experts first, as in transformers
 >= 5.0) each local row is compared, bit by bit, with the same elements of every expert of that layer
-in the checkpoint. All other parameters are compared at their declared place.
+in the checkpoint. All other parameters, and buffers, are compared at their declared place.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -16,11 +17,12 @@ from torch import nn
 
 from moediag.axes import EP
 from moediag.protocol import ExpertRows, Trial
+from moediag.worker.measure import row_map
 from moediag.worker.models.tiny import Anatomy
 from moediag.worker.shard import placement
 from moediag.worker.shard.wrapped import clean_fqn, expert_parameters
 
-Rows = Tuple[List[ExpertRows], List[str], int]
+Rows = Tuple[List[ExpertRows], Dict[str, str], int]
 
 
 def examine(
@@ -29,33 +31,42 @@ def examine(
     truth: Mapping[str, torch.Tensor],
     ep_rank: Optional[int],
 ) -> Rows:
-    """Returns rows of every expert parameter; FQNs of other parameters that differ from
-    ``truth`` (the checkpoint's tensors, by FQN); how many of those were compared. ``ep_rank``:
+    """Returns rows of every expert parameter; of other parameters and buffers, FQN -> what it
+    holds, where that differs from ``truth`` (the checkpoint's tensors, by FQN); how many of those
+    were compared. ``ep_rank``:
     this rank's place on the ep axis, which declares plain tensors; None without an ep axis. No
     communication."""
     experts = expert_parameters(model, anatomy)
     rows = [_rows(f, p, truth[f], ep_rank) for f, p in experts.items() if f in truth]
-    unequal, compared = [], 0
-    for name, parameter in model.named_parameters():
+    unequal: Dict[str, str] = {}
+    compared = 0
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         fqn = clean_fqn(name)
         if fqn in experts or fqn not in truth:
             continue
         compared += 1
-        if not _equal(parameter, truth[fqn], ep_rank):
-            unequal.append(fqn)
+        different = _different(tensor, truth[fqn], ep_rank)
+        if different is not None:
+            unequal[fqn] = different
     return rows, unequal, compared
 
 
-def _equal(parameter: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> bool:
-    own = placement.local(parameter).cpu()
-    where = placement.index(parameter)
+def _different(tensor: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> Optional[str]:
+    """Returns what the local part holds if that is not its part of ``whole``, else None."""
+    if tensor.is_meta:
+        return "is on the meta device"
+    own = placement.local(tensor).cpu()
+    where = placement.index(tensor)
     if where is None:  # some families' plans also divide plain attention weights
-        expected = placement.piece(whole, own.shape, ep_rank)
-    elif parameter.numel() == whole.numel():
+        whole = placement.piece(whole, own.shape, ep_rank)
+        expected = whole
+    elif tensor.numel() == whole.numel():
         expected = whole.reshape(-1)[where.reshape(-1)]
     else:
-        return False
-    return torch.equal(own.reshape(-1), expected.reshape(-1).to(own.dtype))
+        return f"has shape {tuple(tensor.shape)} instead of {tuple(whole.shape)}"
+    if torch.equal(own.reshape(-1), expected.reshape(-1).to(own.dtype)):
+        return None
+    return row_map.describe(own, where, whole)
 
 
 def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> ExpertRows:

@@ -64,7 +64,7 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
         )
     if ep == 1 and not wrapper.native_fsdp:
         return None
-    known = _fields()
+    known = distributed_fields()
     if "ep_size" in known and wrapper.native_fsdp:
         return {"fsdp_size": trial.world_size, "ep_size": ep}
     if "tp_size" not in known and wrapper.native_fsdp:
@@ -109,7 +109,7 @@ def _tensor_parallel(trial: Trial) -> Optional[Dict[str, Any]]:
 def _asked_by_argument() -> bool:
     """Whether this release accepts ``tp_plan`` as an argument of from_pretrained."""
     try:
-        return "tp_size" not in _fields()
+        return "tp_size" not in distributed_fields()
     except NotApplicable:  # no DistributedConfig at all
         return True
 
@@ -119,7 +119,7 @@ def plan(trial: Trial, asked: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     it; else empty. Raises NotApplicable."""
     if trial.layout.get(TP, 1) == 1 or trial.wrapper.distributed_config is not None:
         return {}
-    config_class: Any = tiny.import_family(trial.model.family)[0]
+    config_class: Any = tiny.import_family(trial.model)[0]
     config = config_class.from_pretrained(str(trial.checkpoint_path))
     if not any(getattr(c, "base_model_tp_plan", None) for c in (config, config.get_text_config())):
         raise NotApplicable(f"{trial.model.family} of transformers {version()} has no tp_plan")
@@ -174,7 +174,7 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
     """Returns the model of ``trial.checkpoint_path`` in training mode, loaded as the trial
     requires, with parameters on ``device``. Collective if it is sharded. Raises NotApplicable, and
     what the library raises."""
-    _, model_class = tiny.import_family(trial.model.family)
+    _, model_class = tiny.import_family(trial.model)
     asked = spelling(trial)
     arguments: Dict[str, Any] = {dtype_argument(): getattr(torch, trial.model.dtype)}
     arguments.update(plan(trial, asked))
@@ -183,7 +183,7 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
     loader: Any = model_class
     with _no_progress_bars(), _refusals(trial, asked):
         if asked is not None:
-            arguments["distributed_config"] = _config(asked)
+            arguments["distributed_config"] = distributed_config(asked)
         model = loader.from_pretrained(
             str(trial.checkpoint_path), attn_implementation="eager", **arguments
         )
@@ -216,7 +216,7 @@ def dtype_argument() -> str:
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
-def _fields() -> Dict[str, Any]:
+def distributed_fields() -> Dict[str, Any]:
     fields: Dict[str, Any] = getattr(_config_class(), "__dataclass_fields__", {})
     return fields
 
@@ -229,9 +229,9 @@ def _config_class() -> Any:
     return DistributedConfig
 
 
-def _config(asked: Dict[str, Any]) -> Any:
+def distributed_config(asked: Dict[str, Any]) -> Any:
     """Returns the config. Raises NotApplicable for arguments that this release does not know."""
-    unknown = [name for name in asked if name not in _fields()]
+    unknown = [name for name in asked if name not in distributed_fields()]
     if unknown:
         raise NotApplicable(
             f"DistributedConfig of transformers {version()} has no {' and no '.join(unknown)}"

@@ -64,6 +64,11 @@ class RouterSkew:
         """Whether experts should starve, but no top-k over the experts was seen in those layers."""
         return self._wanted and not self._bent_some
 
+    @property
+    def applied(self) -> bool:
+        """Whether some routing was changed as requested."""
+        return self._bent_some
+
     def set_rank(self, rank: int) -> None:
         self._rank = rank
 

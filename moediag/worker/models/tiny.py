@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from moediag.families import FAMILIES
-from moediag.protocol import ModelSpec
+from moediag.protocol import ModelSpec, Size
+from moediag.worker.models import release_families, tiny_family
+from moediag.worker.models.release_families import ReleaseFamily
 from moediag.worker.not_applicable import NotApplicable
 
 
@@ -42,8 +44,17 @@ class Anatomy:
         return not any(block.experts for block in self.blocks)
 
 
-def import_family(name: str) -> Tuple[type, type]:
+def import_family(spec: ModelSpec) -> Tuple[type, type]:
     """Returns (configuration class, model class). Raises NotApplicable if the release lacks it."""
+    if spec.by_rules:
+        found = _of_release(spec)
+        return found.config, release_families.model_class(found)
+    return import_recipe(spec.family)
+
+
+def import_recipe(name: str) -> Tuple[type, type]:
+    """Returns the classes of a family of :data:`moediag.families.FAMILIES`. Raises NotApplicable if
+    the release lacks it."""
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -71,8 +82,8 @@ def build(
 
     Raises NotApplicable.
     """
-    config_class, model_class = import_family(spec.family)
-    config = config_class(**dict(FAMILIES[spec.family].build(spec), **spec.config))
+    model_class = import_family(spec)[1]
+    config = _configuration(spec)
     for part in (config, getattr(config, "text_config", None)):
         if part is not None:
             part._attn_implementation = "eager"
@@ -81,11 +92,41 @@ def build(
                 part._experts_implementation = experts
     torch.manual_seed(seed)
     model = model_class(config)
+    if spec.by_rules:
+        tiny_family.spread(model.float(), seed)
     if spec.dtype != "float32":
         model = model.to(getattr(torch, spec.dtype))
     if dtype is not None and dtype != spec.dtype:
         model = model.to(getattr(torch, dtype))  # the reference: rounded as the trial, in fp32
     return model.train()
+
+
+def _of_release(spec: ModelSpec) -> ReleaseFamily:
+    found = release_families.find(spec.family)
+    if found is None:
+        raise NotApplicable(f"the release has no model type {spec.family}")
+    return found
+
+
+def _configuration(spec: ModelSpec) -> Any:
+    """Raises NotApplicable, also if the configuration lacks a field of ``spec.config``."""
+    if not spec.by_rules:
+        config_class = import_family(spec)[0]
+        return config_class(**dict(FAMILIES[spec.family].build(spec), **spec.config))
+    size = Size(
+        spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.experts, spec.top_k,
+        spec.intermediate,
+    )  # fmt: skip
+    try:
+        config = tiny_family.configuration(_of_release(spec), size)
+    except tiny_family.NotBuilt as error:
+        raise NotApplicable(f"no tiny model was built: {error}") from error
+    text = config.get_text_config()
+    for name, value in spec.config.items():
+        if not hasattr(text, name):
+            raise NotApplicable(f"the configuration of {spec.family} has no {name}")
+        setattr(text, name, value)
+    return config
 
 
 def anatomy(model: nn.Module, spec: ModelSpec) -> Anatomy:
@@ -95,7 +136,9 @@ def anatomy(model: nn.Module, spec: ModelSpec) -> Anatomy:
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or not name.endswith("layers"):
             continue
-        if len(module) == spec.layers and all(_has_experts(layer) for layer in module):
+        with_experts = [_has_experts(layer) for layer in module]
+        # By rules, a model has as many layers as it has kinds, some of them without experts.
+        if any(with_experts) if spec.by_rules else len(module) == spec.layers and all(with_experts):
             layers = [(f"{name}.{i}", layer) for i, layer in enumerate(module)]
             break
     if not layers:

@@ -8,37 +8,21 @@ import math
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import torch
 from torch import nn
 
+from moediag.protocol import VOCAB, Size
 from moediag.worker.models import moe_configs, release_families
 from moediag.worker.models.release_families import ReleaseFamily
 
-VOCAB = 64
 LENGTH = 12  # tokens of the forward that decides whether a model works
 SPREAD = 0.2  # standard deviation of the weights: errors show in the logits
 OFFSET = 0.1  # what is added to every weight, so that no bias is 0 and no scale is 1
 KINDS = 6  # kinds of layers that are built at most
 LARGE = 128  # a field above it that no rule knows may be a size
 LARGEST = 3_000_000  # parameters of a model that counts as tiny
-
-
-@dataclass(frozen=True)
-class Size:
-    """The two sizes differ in every dimension."""
-
-    hidden: int = 32
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 8
-    experts: int = 4
-    top_k: int = 2
-    width: int = 24  # of a feed-forward layer
-
-
-SIZES = (Size(), Size(hidden=48, heads=6, kv_heads=3, experts=6, top_k=3, width=40))
 
 
 class NotBuilt(Exception):
@@ -92,6 +76,11 @@ _RANDOM = re.compile(r"drop(out)?|jitter|drop_path|layerdrop|pdrop")
 _TOKEN = re.compile(r"token_(id|index)$|_token_id$")
 
 
+def counts_top_k(name: str) -> bool:
+    """Whether a field of that name is the number of experts for each token."""
+    return re.search(_TOP_K, name) is not None
+
+
 # ------------------------------------------------------------------------ models
 
 _working: Dict[Tuple[str, Size], Any] = {}  # configurations that were tried
@@ -102,7 +91,8 @@ def configuration(family: ReleaseFamily, size: Size) -> Any:
     NotBuilt."""
     key = family.name, size
     if key not in _working:
-        _working[key] = _tried(family, size)
+        with torch.device("cpu"):  # also while a caller builds a model without weights
+            _working[key] = _tried(family, size)
     return copy.deepcopy(_working[key])
 
 
@@ -117,10 +107,18 @@ def build(family: ReleaseFamily, size: Size, seed: int = 0, **settings: Any) -> 
 def spread(model: nn.Module, seed: int) -> None:
     """Adds noise to every weight and every saved buffer, so that one that is lost, moved or never
     read shows."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    tensors = {t.data_ptr(): t for t in model.state_dict().values() if t.is_floating_point()}
+    generator = torch.Generator("cpu").manual_seed(seed + 1)
+    kept = [t for t in model.state_dict().values() if t.is_floating_point() and not t.is_meta]
+    tensors = {t.data_ptr(): t for t in kept}
     for tensor in tensors.values():  # tied weights once
         tensor.add_(OFFSET * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+
+
+def _experts_of(config: Any) -> Set[int]:
+    """Returns every number of routed experts in the configuration and its parts."""
+    parts = [config, *(v for v in vars(config).values() if hasattr(v, "model_type"))]
+    found = (getattr(p, name, None) for p in parts for name in moe_configs.experts_named(p))
+    return {number for number in found if type(number) is int}
 
 
 def _parameters_of(family: ReleaseFamily, config: Any) -> int:
@@ -142,6 +140,10 @@ def _tried(family: ReleaseFamily, size: Size) -> Any:
     for config in configurations(family, size):
         if isinstance(config, NotBuilt):
             reasons.append(str(config))
+            continue
+        kept = _experts_of(config) - {size.experts}
+        if kept:
+            reasons.append(f"no rule changes its number of experts ({max(kept)})")
             continue
         try:
             count = _parameters_of(family, copy.deepcopy(config))
@@ -191,18 +193,21 @@ _DRAFTS = (_Draft(every_kind=True), _Draft(), _Draft(every_kind=True, fill=True)
 def _fields(family: ReleaseFamily, config: Any, size: Size, draft: _Draft) -> Dict[str, Any]:
     """Returns the keyword arguments of the tiny configuration."""
     default = config()
-    known = _parameters(config)
+    known = parameters(config)
+    # Attribute -> the parameter that sets it under another name.
+    renamed = {own: n for n, own in (getattr(config, "attribute_map", None) or {}).items()}
     rows, layers = _layers(family, default, draft)
     fields: Dict[str, Any] = {}
-    for name, value in vars(default).items():
+    for own, value in vars(default).items():
+        name = own if not known or own in known else renamed.get(own, own)
         if name.startswith("_") or (known and name not in known):
             continue
         if hasattr(value, "model_type"):
             fields[name] = _fields(family, type(value), size, draft)
         elif _LAYERS.match(name) and layers:
             fields[name] = layers
-        elif name in rows:
-            fields[name] = rows[name]
+        elif own in rows:
+            fields[name] = rows[own]
         elif _TOKEN.search(name):
             fields[name] = _token(name, value)
         elif isinstance(value, dict):
@@ -222,7 +227,7 @@ def _token(name: str, value: Any) -> Any:
     return None if name.startswith(("bos", "eos")) or value is None else VOCAB - 1
 
 
-def _parameters(config: Any) -> Dict[str, Any]:
+def parameters(config: Any) -> Dict[str, Any]:
     """Returns the parameters of a configuration class; what it derives from them is not set."""
     known = dict(inspect.signature(config.__init__).parameters)
     known.update({f.name: f for f in getattr(config, "__dataclass_fields__", {}).values()})
@@ -275,6 +280,8 @@ def _add_kinds(family: ReleaseFamily, lists: Dict[str, List[Any]], draft: _Draft
     if not mapped and (lists or not draft.fill):
         return  # the kinds have another name, or none is needed
     have = lists.setdefault("layer_types", [])
+    if have and all(kind.startswith("hybrid") for kind in have):
+        return  # each layer has every mixer; the single kinds are words for its parts
     for kind in _kinds(family):
         if kind not in have and len(have) < KINDS:
             for name, values in lists.items():
@@ -341,8 +348,14 @@ def _all_small(fields: Dict[str, Any], size: Size) -> None:
         part.update({n: 16 for n, v in part.items() if type(v) is int and v > LARGE})
 
 
+def _equal_heads_all_small(fields: Dict[str, Any], size: Size) -> None:
+    _equal_heads(fields, size)
+    _all_small(fields, size)
+
+
 _CHANGES = (
     _as_is, _equal_heads, _no_dense_layers, _equal_heads_no_dense_layers, _one_expert, _all_small,
+    _equal_heads_all_small,
 )  # fmt: skip
 
 

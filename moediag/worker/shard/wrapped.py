@@ -25,6 +25,7 @@ from moediag.worker.shard import clipping as clip
 from moediag.worker.shard import optimizers, placement
 from moediag.worker.shard.declared_slices import PlainShards
 
+ROUTER_LOGITS = "output_router_logits"  # a switch of configurations
 Select = Callable[[torch.Tensor], torch.Tensor]
 GradientView = Tuple[str, Optional[torch.Tensor], Select]
 
@@ -93,12 +94,22 @@ class Wrapped:
         # The mask is all ones. Without one, some releases mistake 3-D position ids of multimodal
         # families for packed sequences.
         mask = torch.ones_like(tokens)
+        if self.trial.model.config.get(ROUTER_LOGITS):
+            return self._own_loss(tokens, mask)
         logits: Any = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         if placement.distributed(logits):
             logits = logits.full_tensor()
         return F.cross_entropy(
             logits[:, :-1].reshape(-1, logits.shape[-1]).float(), tokens[:, 1:].reshape(-1)
         )
+
+    def _own_loss(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Returns the model's own loss with its auxiliary part."""
+        found = self.model(input_ids=tokens, attention_mask=mask, labels=tokens, use_cache=False)
+        if getattr(found, "aux_loss", None) is None:
+            raise NotApplicable(f"{self.trial.model.family} returns no auxiliary loss")
+        loss: torch.Tensor = found.loss
+        return loss
 
     def accumulating(self, last: bool) -> ContextManager[Any]:
         """Disables gradient reduction during forward and backward of one micro-batch."""

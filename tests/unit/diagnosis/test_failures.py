@@ -230,6 +230,22 @@ def test_an_exception_explains_the_stall_that_follows(stalled: bool) -> None:
     assert "IndexError at model.py:40 load: index 9 is out of bounds" in found.cause
 
 
+@pytest.mark.parametrize(("code", "crashed"), [(0, False), (1, True)])
+def test_a_process_that_ends_with_exit_code_0_handled_its_exception(
+    code: int, crashed: bool
+) -> None:
+    """pytest leaves an expected failure in ``sys.last_value``, where the recorder finds it."""
+    evidence = Job({"a": ((0, 1), None)}, [[Op("a")], [Op("a")]]).run()
+    error = RankError("AssertionError", "assert 0", "test_it.py:5 test_it")
+    ranks = {
+        rank: replace(seen, error=error, finished=False, exit=ExitStatus(code=code))
+        for rank, seen in evidence.ranks.items()
+    }
+    found = diagnose(replace(evidence, ranks=ranks, watched=True))
+    assert (found.verdict == Verdict.CRASH) == crashed
+    assert crashed or found.verdict == Verdict.CLEAN
+
+
 def test_the_same_exception_everywhere_has_no_victims() -> None:
     error = RankError("ValueError", "shape", "step.py:3 loss")
     ranks = {

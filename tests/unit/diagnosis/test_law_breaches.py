@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
+from moediag.diagnosis.words import law_sentences
 from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, LawCheck
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import job, other
@@ -59,6 +60,18 @@ def test_without_records_the_page_promises_nothing() -> None:
     evidence = job(2)
     ranks = {rank: replace(seen, laws=None) for rank, seen in evidence.ranks.items()}
     assert "numbers were not checked" in diagnose(replace(evidence, ranks=ranks)).cause
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (["0.010000000000000002", "0.1"], ["0.01", "0.1"]),
+        (["0.010000000000000002", "0.01"], ["0.010000000000000002", "0.01"]),
+        (["None", "0.1"], ["None", "0.1"]),
+    ],
+)
+def test_numbers_are_short_if_they_still_differ(values: list[str], shown: list[str]) -> None:
+    assert list(law_sentences.short(values)) == shown
 
 
 def test_another_learning_rate_explains_other_parameters() -> None:

@@ -84,6 +84,41 @@ def test_calls_that_are_in_step_are_meant_to_meet() -> None:
         assert ("another call of equal size" in found.cause) == said
 
 
+class TestABranchOfOneRank:
+    """Rank 0's extra calls do part of the work of its next ones, as FSDP2 keeps what it gathered:
+    without them its calls are not those of rank 1 either."""
+
+    PROGRAMS = ("otototeetot", "ototototot")
+
+    def test_its_first_call_is_shown_and_the_rank_named(self) -> None:
+        found = diagnose(job(*self.PROGRAMS))
+        assert (found.culprits, found.victims, found.confidence) == ((0,), (1,), "medium")
+        assert "under `if rank == 0` at train.py:59" in found.cause
+        assert of(found)[(0,)] == LINES["e"]
+
+    def test_without_the_branch_nothing_shows_whose_calls_are_wrong(self) -> None:
+        found = diagnose(with_conditions(job(*self.PROGRAMS), e=()))
+        assert (found.culprits, "another call of equal size" in found.cause) == ((), False)
+
+    def test_branches_of_both_may_have_calls_that_meet(self) -> None:
+        other = replace(UNDER, line=69, text="if rank != 0", keeps_out=frozenset({0}))
+        found = diagnose(with_conditions(job(*self.PROGRAMS), o=(other,)))
+        assert (found.culprits, "another call of equal size" in found.cause) == ((), False)
+
+    def test_ranks_that_are_in_step_again_were_meant_to_meet(self) -> None:
+        found = diagnose(job("otototetott", "ototototot"))
+        assert "another call of equal size" not in found.cause
+
+
+def with_conditions(evidence: Evidence, **of_line: tuple[Condition, ...]) -> Evidence:
+    more = {LINES[name]: conditions for name, conditions in of_line.items()}
+    ranks = {
+        rank: replace(seen, conditions={**seen.conditions, **more})
+        for rank, seen in evidence.ranks.items()
+    }
+    return replace(evidence, ranks=ranks)
+
+
 def test_without_places_the_last_call_is_told() -> None:
     evidence = job("tttetttettt", "tttttttttt")
     calls = tuple(replace(c, site="", callers=()) for c in evidence.ranks[1].collectives)

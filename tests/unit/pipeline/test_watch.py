@@ -286,6 +286,15 @@ def test_position_of_a_rank_is_shown(
     assert whereabouts(evidence, [1, 5]) == text
 
 
+@pytest.mark.parametrize(("active", "what"), [(True, "computes"), (False, "is")])
+def test_a_program_in_another_thread_computes_if_that_thread_runs(active: bool, what: str) -> None:
+    """Ray trains outside the main thread, which sleeps."""
+    main = Stack("MainThread", "py-spy", (Frame("/v/site-packages/ray/worker.py", 9, "run"),))
+    train = Stack("Thread-2", "py-spy", (USER,), active=active)
+    seen = RankEvidence(1, stacks=(main, train), os_state="S")
+    assert whereabouts(Evidence(2, {1: seen}), [1]) == f"Rank 1 {what} at train.py:12 train."
+
+
 def test_step_rates_and_the_slowest_rank_are_shown() -> None:
     pulse = watch_display.Pulse()
     for second in range(5):

@@ -11,6 +11,7 @@ import pytest
 
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import (
+    CheckTask,
     CostTask,
     FamiliesTask,
     ModelSpec,
@@ -37,6 +38,7 @@ TASKS = [
     ReferenceTask(),
     SusceptibilityTask(),
     FamiliesTask(),
+    CheckTask("folder", simulate=False),
     RelationTask("padding"),
     WatchTask(),
     VerifyTask(),
@@ -68,7 +70,7 @@ def test_a_task_round_trips_through_its_file(task: Task, tmp_path: Path) -> None
     path = trial.write(tmp_path)
     assert json.loads(path.read_text())["task"]["kind"] == task.kind
     assert Trial.read(path) == trial
-    alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask)
+    alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask, CheckTask)
     assert trial.alone == isinstance(task, alone)
 
 

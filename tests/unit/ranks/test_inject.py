@@ -106,6 +106,24 @@ def test_an_exception_hook_that_replaces_ours_hides_no_exception(job: Job) -> No
     assert "ValueError: seen" in job.file(protocol.error_file(0)).read_text()
 
 
+def test_an_exception_that_ray_catches_is_recorded(job: Job) -> None:
+    """A stand-in for Ray Train's thread runner; tests/victims/trainers.py has the real one."""
+    code = (
+        "import sys, types\n"
+        "name = 'ray.train.v2._internal.execution.worker_group.thread_runner'\n"
+        "runner = sys.modules[name] = types.ModuleType(name)\n"
+        "runner.construct_user_exception_with_traceback = lambda error, exclude_frames: 'theirs'\n"
+        "import os, torch.distributed\n"
+        "try:\n    raise ValueError('bad row')\n"
+        "except ValueError as error:\n"
+        "    print(runner.construct_user_exception_with_traceback(error, exclude_frames=3))\n"
+        "    sys.stdout.flush()\n"
+        "os._exit(0)"
+    )
+    assert job.python(code, RANK="1").stdout.strip() == "theirs"
+    assert "ValueError: bad row" in job.file(protocol.error_file(1)).read_text()
+
+
 def test_a_child_of_a_rank_is_not_a_rank(job: Job) -> None:
     code = (
         "import subprocess, sys, torch.distributed\n"

@@ -15,6 +15,7 @@ from moediag.result import (
     Conclusion,
     FirstDivergence,
     FixJudgement,
+    Place,
     RankSide,
     RunResult,
     TrialResult,
@@ -52,6 +53,18 @@ def test_culprits_and_victims_are_shown_separately() -> None:
     text = page_text(MISMATCH)
     assert "CULPRIT  rank 1" in text
     assert "VICTIMS  ranks 0, 2..7" in text
+
+
+def test_a_line_of_another_file_is_shown_with_the_program_s_line() -> None:
+    inner = Place(
+        (1,), "model.py:440 forward", "waits in barrier", ("model.py:9 f", "train.py:3 t")
+    )
+    own = Place((0,), "train.py:7 main", "waits in all_reduce", ("train.py:9 <module>",))
+    alone = Place((2,), "train.py:28 loop", "raised ValueError", ("",))
+    text = page_text(changed(MISMATCH, places=(inner, own, alone)))
+    assert "rank 2: train.py:28 loop, raised ValueError" in text
+    assert "rank 1: model.py:440 forward, from train.py:3, waits in barrier" in text
+    assert "rank 0: train.py:7 main, waits in all_reduce" in text
 
 
 def test_no_rank_is_blamed_without_a_culprit() -> None:

@@ -148,9 +148,9 @@ def test_the_arguments_are_noted(release: Any) -> None:
 
 def test_unsupported_arguments_are_not_applicable(release: Any) -> None:
     release("5.13")
-    assert checkpoint._config({"tp_size": 4}).tp_size == 4
+    assert checkpoint.distributed_config({"tp_size": 4}).tp_size == 4
     with pytest.raises(NotApplicable, match=r"5\.13\.0 has no ep_size and no ep_plan"):
-        checkpoint._config({"tp_size": 4, "ep_size": 4, "ep_plan": {}})
+        checkpoint.distributed_config({"tp_size": 4, "ep_size": 4, "ep_plan": {}})
 
 
 # ------------------------------------------------------------------------ refusals

@@ -29,3 +29,10 @@ def test_ranks_of_a_tensor_parallel_group_share_every_kind_of_batch() -> None:
         tokens = [data.batch(trial, rank, 1, 0) for rank in range(4)]
         assert torch.equal(tokens[0], tokens[1]) and torch.equal(tokens[2], tokens[3])
         assert not torch.equal(tokens[0], tokens[2])
+
+
+def test_a_repeated_batch_is_the_same_on_all_ranks_and_in_all_micro_batches() -> None:
+    trial = Trial("t", "s", "v", skew=SkewSpec(batches="repeated"))
+    first = data.batch(trial, 0, 1, 0)
+    assert torch.equal(first, data.batch(trial, 1, 1, 1))
+    assert not torch.equal(first, data.batch(trial, 0, 2, 0)), "each step has its own"

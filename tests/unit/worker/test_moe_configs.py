@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +13,7 @@ from transformers import MixtralConfig, Qwen3MoeConfig  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import MixtralForCausalLM  # noqa: E402
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM  # noqa: E402
 
+from moediag.protocol import SIZES  # noqa: E402
 from moediag.worker.models import moe_configs, release_families, tiny_family  # noqa: E402
 from moediag.worker.models.moe_configs import Found  # noqa: E402
 from moediag.worker.models.release_families import ReleaseFamily  # noqa: E402
@@ -122,17 +125,17 @@ def family(name: str) -> ReleaseFamily:
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
 def test_a_family_is_built_at_two_sizes_the_same_each_time(name: str) -> None:
     states = []
-    for size in tiny_family.SIZES:
+    for size in SIZES:
         one, two = (tiny_family.build(family(name), size, seed=3).state_dict() for _ in range(2))
         assert all(torch.equal(one[key], two[key]) for key in one)
         assert sum(tensor.numel() for tensor in one.values()) < tiny_family.LARGEST
         states.append(one)
     gate = next(key for key in states[0] if key.endswith("gate.weight"))
-    assert [state[gate].shape for state in states] == [(4, 32), (6, 48)]
+    assert [state[gate].shape for state in states] == [(4, 32), (6, 64)]
 
 
 def test_no_saved_tensor_keeps_its_initial_value() -> None:
-    state = tiny_family.build(family("mixtral"), tiny_family.SIZES[0]).state_dict()
+    state = tiny_family.build(family("mixtral"), SIZES[0]).state_dict()
     assert not any((tensor == 1).any() or (tensor == 0).any() for tensor in state.values())
 
 
@@ -142,7 +145,33 @@ def test_a_family_that_the_rules_do_not_build_says_why() -> None:
             raise TypeError("size is\nodd")
 
     with pytest.raises(tiny_family.NotBuilt, match="TypeError: size is odd"):
-        tiny_family.build(ReleaseFamily("odd", Odd, "MixtralForCausalLM"), tiny_family.SIZES[0])
+        tiny_family.build(ReleaseFamily("odd", Odd, "MixtralForCausalLM"), SIZES[0])
+
+
+class Renamed:
+    """A configuration that keeps the number of its experts under another name."""
+
+    attribute_map: ClassVar = {"num_experts": "num_local_experts"}
+
+    def __init__(self, num_experts: int = 128, hidden_size: int = 64, top_k: int = 8) -> None:
+        self.num_local_experts, self.hidden_size, self.top_k = num_experts, hidden_size, top_k
+
+    def get_text_config(self) -> object:
+        return self
+
+
+def test_a_renamed_field_gets_its_size() -> None:
+    made = next(tiny_family.configurations(ReleaseFamily("renamed", Renamed, ""), SIZES[0]))
+    assert (made.num_local_experts, made.hidden_size, made.top_k) == (4, 32, 2)
+
+
+def test_a_family_that_keeps_its_many_experts_is_not_tiny() -> None:
+    class Fixed(Renamed):
+        def __init__(self, num_experts: int = 128, hidden_size: int = 64, top_k: int = 8) -> None:
+            super().__init__(128, hidden_size, top_k)
+
+    with pytest.raises(tiny_family.NotBuilt, match="changes its number of experts"):
+        tiny_family.build(ReleaseFamily("fixed", Fixed, "MixtralForCausalLM"), SIZES[0])
 
 
 def test_model_types_of_the_release_are_listed_with_their_kind() -> None:

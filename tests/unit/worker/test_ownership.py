@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker.measure import ownership  # noqa: E402
+from moediag.worker.measure import ownership, row_map  # noqa: E402
 from moediag.worker.models.tiny import Anatomy, MoeBlock  # noqa: E402
 from moediag.worker.shard.wrapped import expert_parameters  # noqa: E402
 from tests.unit.sharded import fully_sharded, placed, rank_of  # noqa: E402
@@ -80,9 +80,44 @@ def test_an_unchanged_model_matches_the_checkpoint() -> None:
     assert {r.fqn for r in rows} == {UP, DOWN, "layers.0.mlp.experts.bias"}
     assert all(r.held == r.declared == [0, 1, 2, 3] for r in rows)
     assert {(r.rows, r.placement) for r in rows} == {(EXPERTS, "plain")}
-    assert (unequal, compared) == ([], 2)
+    assert (unequal, compared) == ({}, 2)
     up = rows_of((rows, unequal, compared), UP)
     assert up.first == up.should == pytest.approx(float(truth[UP].reshape(-1)[0]))
+
+
+def test_a_buffer_that_was_not_loaded_is_found() -> None:
+    model, anatomy, truth = made()
+    model.register_buffer("scale", torch.ones(3))
+    truth["scale"] = torch.full((3,), 2.0)
+    _, unequal, compared = ownership.examine(model, anatomy, truth, None)
+    assert unequal == {"scale": "holds no element of the checkpoint's tensor"}
+    assert compared == 3
+
+
+WHOLE = torch.arange(24.0).view(6, 4)
+
+
+@pytest.mark.parametrize(
+    ("own", "where", "says"),
+    [
+        (WHOLE[:3], torch.arange(12, 24).view(3, 4),
+         "holds rows 0-2 of the checkpoint where 3-5 belong"),
+        (WHOLE[[1, 0, 2, 3, 5, 4]], None,
+         "holds rows 1, 0, 2-3, 5, 4 of the checkpoint where 0-5 belong"),
+        (WHOLE[:, [1, 0, 2, 3]], None, "holds its elements in another order"),
+        (torch.full((6, 4), -1.0), None,
+         "holds no element of the checkpoint's tensor"),
+        (WHOLE[:3], None, "has shape (3, 4) instead of (6, 4)"),
+        (torch.cat([WHOLE[:5], -WHOLE[5:]]), None,
+         "holds 20 of its 24 elements in their place, 20 in any place"),
+        # Columns 2 and 3 of each row, of other rows.
+        (WHOLE[[5, 0, 1, 2, 3, 4], 2:], torch.arange(24).view(6, 4)[:, 2:],
+         "holds rows 5, 0-4 of the checkpoint where 0-5 belong"),
+        (WHOLE[:2], torch.arange(12).view(3, 4), ""),
+    ],
+)  # fmt: skip
+def test_what_a_tensor_holds_instead_is_described(own: Any, where: Any, says: str) -> None:
+    assert row_map.describe(own, where, WHOLE) == says
 
 
 def test_swapped_rows_are_identified() -> None:
@@ -135,22 +170,22 @@ def test_bfloat16_weights_are_compared_as_saved() -> None:
     truth = {name: p.detach().float() for name, p in model.named_parameters()}
     rows, unequal, _ = ownership.examine(model, anatomy, truth, None)
     assert all(r.held == [0, 1, 2, 3] for r in rows)
-    assert unequal == []
+    assert unequal == {}
     model.layers[0].mlp.experts.down.data[0] *= 1.01
     model.head.weight.data[0, 0] += 1
     rows, unequal, _ = ownership.examine(model, anatomy, truth, None)
     assert [r.held for r in rows if r.fqn == DOWN] == [[-1, 1, 2, 3]]
-    assert unequal == ["head.weight"]
+    assert list(unequal) == ["head.weight"]
 
 
 def test_experts_that_are_modules_count_as_other_weights() -> None:
     """As in transformers 4.x: whole or absent, never sharded."""
     model, anatomy, truth = made(listed=True)
     assert expert_parameters(model, anatomy) == {}
-    assert ownership.examine(model, anatomy, truth, None) == ([], [], 10)
+    assert ownership.examine(model, anatomy, truth, None) == ([], {}, 10)
     model.layers[0].mlp.experts[3].weight.data.zero_()
     _, unequal, _ = ownership.examine(model, anatomy, truth, None)
-    assert unequal == ["layers.0.mlp.experts.3.weight"]
+    assert list(unequal) == ["layers.0.mlp.experts.3.weight"]
 
 
 def test_weights_missing_in_the_checkpoint_are_not_compared() -> None:
@@ -158,7 +193,7 @@ def test_weights_missing_in_the_checkpoint_are_not_compared() -> None:
     del truth["head.weight"], truth[UP]
     rows, unequal, compared = ownership.examine(model, anatomy, truth, None)
     assert UP not in {r.fqn for r in rows}
-    assert (unequal, compared) == ([], 1)
+    assert (unequal, compared) == ({}, 1)
 
 
 def test_weights_of_another_size_differ() -> None:
@@ -166,7 +201,7 @@ def test_weights_of_another_size_differ() -> None:
     model.head.weight = nn.Parameter(torch.zeros(1, 2))
     model.layers[0].mlp.experts.up = nn.Parameter(torch.zeros(EXPERTS, 5))
     found = ownership.examine(model, anatomy, truth, None)
-    assert found[1] == ["head.weight"]
+    assert list(found[1]) == ["head.weight"]
     assert rows_of(found, UP).held == [-1] * 4
 
 
@@ -177,9 +212,9 @@ def test_a_plain_slice_of_other_weights_is_compared_with_its_own_part() -> None:
         model.head.weight = nn.Parameter(piece.clone())
         for at in (0, 1):
             _, unequal, _ = ownership.examine(model, anatomy, truth, at)
-            assert unequal == ([] if at == equal else ["head.weight"])
+            assert list(unequal) == ([] if at == equal else ["head.weight"])
     _, unequal, _ = ownership.examine(model, anatomy, truth, None)
-    assert unequal == ["head.weight"], "without an ep axis nothing is a piece"
+    assert list(unequal) == ["head.weight"], "without an ep axis nothing is a piece"
 
 
 # ------------------------------------------------------------------------ sharded
@@ -223,7 +258,7 @@ def test_a_correct_shard_matches_in_any_layout(layout: str, rank: int) -> None:
         assert rows.held == rows.declared == held[rank]
         assert rows.rows == EXPERTS
         assert "Shard(0)" in rows.placement
-    assert found[1:] == ([], 2)
+    assert found[1:] == ({}, 2)
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -238,7 +273,7 @@ def test_a_wrong_shard_is_found_in_any_layout(rank: int) -> None:
     declared = [0, 1] if rank < 2 else [2, 3]
     assert rows_of(found, UP).declared == declared
     assert rows_of(found, UP).held == ([0, 1] if rank < 2 else [3, 2])
-    assert found[1] == ["head.weight"]
+    assert list(found[1]) == ["head.weight"]
 
 
 def test_a_resharded_slice_has_too_few_rows() -> None:
@@ -299,5 +334,5 @@ def test_an_event_has_the_requested_configuration() -> None:
     )  # fmt: skip
     event = ownership.event("prepared", found, trial)
     assert (event["when"], event["asked"], event["whole"]) == ("prepared", 2, EXPERTS)
-    assert (event["compared"], event["unequal"], event["left_out"]) == (2, [], True)
+    assert (event["compared"], event["unequal"], event["left_out"]) == (2, {}, True)
     assert event["experts"][0]["held"] == [0, 1, 2, 3]

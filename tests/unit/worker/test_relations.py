@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from moediag.protocol import CONDITIONS  # noqa: E402
+from moediag.worker.models.plan_names import matches, mentioned  # noqa: E402
 from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.relations import conditions  # noqa: E402
 from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
-from moediag.worker.relations.plan_patterns import _matches, _mentioned  # noqa: E402
 from moediag.worker.relations.relation import Case, Relation, Tensors  # noqa: E402
 
 CASE = Case(family=None)  # type: ignore[arg-type] - planted relations build nothing
@@ -182,9 +182,9 @@ def test_each_relation_says_what_holds_and_how_it_is_confirmed() -> None:
 
 
 def test_a_plan_pattern_is_relative_to_the_base_model() -> None:
-    assert _matches("layers.*.mlp.experts", "model.layers.0.mlp.experts")
-    assert not _matches("layers.*.mlp.experts", "model.layers.0.mlp.experts.down_proj")
-    assert not _matches("layers.*.expert", "model.layers.0.mlp.expert")
+    assert matches("layers.*.mlp.experts", "model.layers.0.mlp.experts")
+    assert not matches("layers.*.mlp.experts", "model.layers.0.mlp.experts.down_proj")
+    assert not matches("layers.*.expert", "model.layers.0.mlp.expert")
     source = "self.layers = 1\nself.mlp = 2\n"
-    assert _mentioned("layers.*.mlp.weight", source)
-    assert not _mentioned("layers.*.mlp.experts", source)
+    assert mentioned("layers.*.mlp.weight", source)
+    assert not mentioned("layers.*.mlp.experts", source)

@@ -1,0 +1,143 @@
+"""Relations between several ranks and one process: the ways to load, shard and train a model.
+
+Each way is a trial like those of a scenario. Its detectors decide: the bytes of every parameter and
+buffer after loading and after sharding, the losses, norms and gradients of each step, replicas, and
+how the ranks ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moediag.axes import DP_REPLICATE, DP_SHARD, EP, TP
+from moediag.protocol import (
+    SIZES,
+    VOCAB,
+    ModelSpec,
+    SkewSpec,
+    StepSpec,
+    StepTask,
+    Task,
+    TrainerTask,
+    Trial,
+    WrapperSpec,
+)
+
+RANKS = 2
+SCENARIO = "hunt"
+# The model's own loss, with its auxiliary part as large as the cross entropy.
+_AUXILIARY = {"output_router_logits": True, "router_aux_loss_coef": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedWay:
+    """One way to run the model on several ranks."""
+
+    name: str
+    wrapper: WrapperSpec
+    layout: Mapping[str, int]
+    batches: str = "distinct"
+    """See SkewSpec."""
+    task: Task = field(default_factory=StepTask)
+    accumulate: int = 1
+    source: str = "checkpoint"
+    """See ModelSpec."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """See ModelSpec."""
+    clip: bool = True
+    world: int = RANKS
+
+    def trial(self, family: str, seed: int, size: int, timeout: float) -> Trial:
+        """Returns the trial; its name says all but the family. ``size``: place in SIZES."""
+        chosen = SIZES[size]
+        model = ModelSpec(
+            family=family, by_rules=True, hidden=chosen.hidden, heads=chosen.heads,
+            kv_heads=chosen.kv_heads, head_dim=chosen.head_dim, experts=chosen.experts,
+            top_k=chosen.top_k, intermediate=chosen.width, vocab=VOCAB,
+            source=self.source, config=dict(self.config),
+        )  # fmt: skip
+        # SGD: AdamW turns the rounding of a gradient near zero into a full step.
+        step = StepSpec(
+            steps=2, batch=2, seq_len=16, accumulate=self.accumulate, optimizer="sgd", lr=0.05,
+            clip=1.0 if self.clip else None, seed=seed,
+        )  # fmt: skip
+        return Trial(
+            name=f"{self.name}-{seed}{size}", scenario=SCENARIO, variant=self.name, task=self.task,
+            world_size=self.world, layout=dict(self.layout), model=model, wrapper=self.wrapper,
+            step=step, skew=SkewSpec(batches=self.batches), timeout=timeout,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRelation:
+    """What must hold on several ranks."""
+
+    name: str
+    says: str
+    ways: tuple[LaunchedWay, ...]
+    alone: LaunchedWay
+    """The control: one rank, which must agree with the single process."""
+    route: LaunchedWay
+    """The second route to gradients: torch's DDP on the same batches must agree too."""
+
+
+def _accelerate(**options: Any) -> WrapperSpec:
+    return WrapperSpec(kind="accelerate", **options)
+
+
+_FROM_PRETRAINED = WrapperSpec(kind="transformers")
+_SHARDED = WrapperSpec(kind="transformers", native_fsdp=True)
+_NO_PLAN = WrapperSpec(
+    kind="transformers", distributed_config={"tp_size": RANKS, "ep_size": RANKS, "tp_plan": {}}
+)
+_ON_SHARDS: Mapping[str, int] = {DP_SHARD: RANKS}
+
+LAYOUTS = LaunchedRelation(
+    "layouts",
+    "a model loaded and trained on two ranks has every byte, loss, norm and gradient of one "
+    "process",
+    (
+        LaunchedWay("fully-shard", WrapperSpec(kind="fsdp2"), _ON_SHARDS),
+        LaunchedWay("accelerate", _accelerate(), _ON_SHARDS),
+        LaunchedWay("accelerate-ram-efficient", _accelerate(cpu_ram_efficient_loading=True),
+                    _ON_SHARDS),
+        # The ignored experts are not reduced: the ranks share a batch.
+        LaunchedWay("accelerate-ram-efficient-ignored-experts",
+                    _accelerate(cpu_ram_efficient_loading=True, ignore_experts=True),
+                    _ON_SHARDS, "identical", clip=False),
+        LaunchedWay("fsdp-size", _SHARDED, _ON_SHARDS),
+        # torch's clip_grad_norm_ takes no plain tensors beside DTensors.
+        LaunchedWay("tp-size", _FROM_PRETRAINED, {TP: RANKS}, "per-replica", clip=False),
+        LaunchedWay("ep-size", _FROM_PRETRAINED, {EP: RANKS}, "per-replica", clip=False),
+        # As the release's own warning advises.
+        LaunchedWay("ep-size-empty-tp-plan", _NO_PLAN, {EP: RANKS}, "per-replica", clip=False),
+        LaunchedWay("fsdp-size-ep-size", _SHARDED, {EP: RANKS}, clip=False),
+    ),
+    LaunchedWay("one-rank", WrapperSpec(kind="none"), {}, world=1),
+    LaunchedWay("ddp", WrapperSpec(kind="ddp"), {DP_REPLICATE: RANKS}),
+)  # fmt: skip
+
+
+def _trained(name: str, kind: str = "trainer", **more: Any) -> LaunchedWay:
+    values: dict[str, Any] = {"layout": {DP_REPLICATE: RANKS}, "batches": "repeated"}
+    task = TrainerTask() if kind == "trainer" else StepTask()
+    wrapper = WrapperSpec(kind=kind, fsdp_plugin=False)
+    values.update(task=task, source="config", config=_AUXILIARY, **more)
+    return LaunchedWay(name, wrapper, **values)
+
+
+TRAINER = LaunchedRelation(
+    "trainer",
+    "transformers' Trainer gives the gradients of one batch, auxiliary loss included, if ranks or "
+    "micro-batches repeat that batch",
+    (
+        _trained("data-parallel"),
+        _trained("accumulation", layout={}, world=1, accumulate=2),
+    ),
+    _trained("one-rank", layout={}, world=1),
+    _trained("ddp", "ddp"),
+)
+
+RELATIONS = {relation.name: relation for relation in (LAYOUTS, TRAINER)}

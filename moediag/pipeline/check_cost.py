@@ -1,0 +1,113 @@
+"""What a planned step costs: bytes and calls per axis, and memory per rank. Pure arithmetic.
+
+The formulas are in docs/howto/check.md; :func:`as_recorded` holds them against recorded calls.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moediag.evidence.model import Evidence
+from moediag.protocol import PlannedParameter, PlannedUnit
+
+_MOMENTS = 2  # of AdamW, each as large as the parameter and in its dtype
+_STEP = 2  # the recorded step that is compared: the first one may prepare something
+
+
+@dataclass(frozen=True, slots=True)
+class AxisCost:
+    """FSDP2's calls in one step of one rank, on one mesh axis."""
+
+    axis: str
+    ranks: int
+    all_gathers: int
+    gathered: int
+    """Bytes of the gathered tensors together, padding included."""
+    reduce_scatters: int
+    reduced: int
+    """Bytes of the tensors that are reduced together, padding included."""
+    all_reduces: int
+    """Of the replicas' gradients."""
+    padding: int
+    """Bytes of ``gathered`` that are padding."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes that a rank sends in a step: by a ring, (n - 1) / n of each tensor."""
+        return (self.gathered + self.reduced) * (self.ranks - 1) // self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the rank that holds most."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    largest_gather: int
+    largest_unit: str
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.largest_gather
+
+
+def by_axis(units: Iterable[PlannedUnit]) -> tuple[AxisCost, ...]:
+    """Returns the costs of each mesh axis over which FSDP2 shards."""
+    found: dict[tuple[str, int], list[PlannedUnit]] = defaultdict(list)
+    for unit in units:
+        found[unit.axis, unit.shards].append(unit)
+    return tuple(_axis(axis, ranks, own) for (axis, ranks), own in found.items())
+
+
+def _axis(axis: str, ranks: int, units: Sequence[PlannedUnit]) -> AxisCost:
+    some = [unit for unit in units if unit.parameters]
+    return AxisCost(
+        axis,
+        ranks,
+        all_gathers=sum(u.count * u.gathers for u in some),
+        gathered=sum(u.count * u.gathers * u.gathered * u.element for u in some),
+        reduce_scatters=sum(u.count for u in some),
+        reduced=sum(u.count * u.gathered * u.element for u in some),
+        all_reduces=sum(u.count for u in some if u.replicas > 1),
+        padding=sum(u.count * u.gathers * (u.gathered - u.elements) * u.element for u in some),
+    )
+
+
+def memory(plan: Iterable[PlannedParameter], units: Iterable[PlannedUnit]) -> Memory:
+    own = sum(row.most * row.count * row.element for row in plan)
+    largest = max(units, key=lambda u: u.gathered * u.element, default=None)
+    gather = largest.gathered * largest.element if largest is not None else 0
+    return Memory(own, own, _MOMENTS * own, gather, largest.module if largest is not None else "")
+
+
+def as_recorded(units: Iterable[PlannedUnit], evidence: Evidence, rank: int = 0) -> str:
+    """Compares the formulas with the calls that ``rank`` recorded in its second step. Returns how
+    they differ, "" if they agree."""
+    expected = {cost.axis: cost for cost in by_axis(units)}
+    seen = evidence.ranks[rank]
+    counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for call in seen.collectives:
+        group = seen.groups.get(call.group)
+        if call.step != _STEP or call.parameters is None or group is None:
+            continue
+        if call.op in ("all_gather", "reduce_scatter"):
+            counted = counts[group.axis or "", call.op]
+            counted[0] += 1
+            counted[1] += call.numel_out if call.op == "all_gather" else call.numel_in
+    element = {unit.axis: unit.element for unit in units}
+    told = []
+    for axis, cost in expected.items():
+        for op, calls, size in (
+            ("all_gather", cost.all_gathers, cost.gathered),
+            ("reduce_scatter", cost.reduce_scatters, cost.reduced),
+        ):
+            found = counts.get((axis, op), [0, 0])
+            if cost.ranks > 1 and (found[0] != calls or found[1] * element[axis] != size):
+                told.append(
+                    f"{op} on {axis}: {calls} calls with {size:,} bytes expected, {found[0]} with "
+                    f"{found[1] * element[axis]:,} recorded"
+                )
+    return "; ".join(told)

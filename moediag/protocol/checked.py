@@ -1,0 +1,122 @@
+"""What `moediag check` finds out without ranks: the plan, who holds which experts, and simulated
+schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Optional, Union
+
+from moediag.protocol.files import CHECKED_FILE
+from moediag.protocol.stored import build, write_json
+
+# Levels of a finding. FAILS: the step cannot run, or a part of the request has no effect. MAY_FAIL:
+# it fails under a condition that the text names. NOTE: legitimate, but good to know.
+FAILS, MAY_FAIL, NOTE = "fails", "may fail", "note"
+
+
+@dataclass(frozen=True)
+class MeshSlice:
+    """What one mesh axis does to a parameter."""
+
+    axis: str  # as the library names it
+    size: int
+    # Tensor dim that it divides; null: each rank along it has the same part.
+    dim: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class PlannedParameter:
+    """Parameters whose names differ only in numbers, with the same shape and placement."""
+
+    name: str  # numbers of layers and experts are *
+    count: int
+    shape: List[int]
+    dtype: str
+    element: int  # bytes
+    slices: List[MeshSlice] = field(default_factory=list)  # empty: whole on every rank
+    most: int = 0  # elements of one of them on the rank that holds most
+    least: int = 0  # on the rank that holds least
+    routed: bool = False  # of routed experts
+    rule: str = ""  # the rule that divides it, as the library's plan spells it; "": none
+    where: str = ""  # file and line of that rule
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """FSDP2 groups alike: their parameters are gathered and reduced together."""
+
+    module: str  # numbers are *
+    count: int
+    axis: str  # the mesh axis over which it shards
+    shards: int
+    replicas: int  # ranks that hold the same shard; their gradients are all-reduced
+    element: int  # bytes
+    parameters: int  # tensors
+    elements: int  # of them, without padding
+    gathered: int  # elements of one all-gather, padding included
+    gathers: int  # all-gathers in a step: 2 if freed after forward, else 1
+
+
+@dataclass(frozen=True)
+class ExpertRange:
+    """The experts that each rank holds, for parameters with the same placement."""
+
+    names: List[str]  # numbers are *
+    experts: int
+    copies: int  # how often each expert must be held
+    # By rank: first and last + 1. Equal: none.
+    ranges: List[List[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CheckFinding:
+    part: str  # plan | ownership | checkpoint | schedule
+    level: str  # FAILS | MAY_FAIL | NOTE
+    text: str
+    where: str = ""  # file and line of the library that decides
+
+
+@dataclass(frozen=True)
+class SimulatedCase:
+    """Simulated ranks of one step. ``folder`` holds their recorder logs."""
+
+    name: str
+    condition: str  # of the skewed ranks; "" for the control
+    skewed: List[int]
+    folder: str  # beside the outcome
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The answer of the worker."""
+
+    model: str = ""  # class
+    model_type: str = ""
+    parameters: int = 0  # elements
+    experts: int = 0  # routed ones of a block; 0: the model has none
+    top_k: int = 0
+    asked: str = ""  # how the library was called
+    plan: List[PlannedParameter] = field(default_factory=list)
+    units: List[PlannedUnit] = field(default_factory=list)
+    owners: List[ExpertRange] = field(default_factory=list)
+    findings: List[CheckFinding] = field(default_factory=list)
+    # The tiny model of the simulation: its own units, which the recorded calls are held against.
+    simulated_units: List[PlannedUnit] = field(default_factory=list)
+    simulated_layout: Dict[str, int] = field(default_factory=dict)
+    cases: List[SimulatedCase] = field(default_factory=list)
+    not_seen: List[str] = field(default_factory=list)
+    problem: str = ""  # why nothing was checked
+    seconds: Dict[str, float] = field(default_factory=dict)  # by part
+
+    def write(self, folder: Union[str, Path]) -> Path:
+        return write_json(Path(folder) / CHECKED_FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, folder: Union[str, Path]) -> "Checked":
+        raw = json.loads((Path(folder) / CHECKED_FILE).read_text(encoding="utf-8"))
+        return typing.cast("Checked", build(cls, raw))

@@ -1,0 +1,88 @@
+"""Checks one configuration and layout, part by part. A part that fails costs only itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Dict, List
+
+from moediag.axes import PP, Layout
+from moediag.protocol import FAILS, Checked, CheckFinding, CheckTask, Trial
+from moediag.worker.check import configured as reading
+from moediag.worker.check import planned, sharding, simulated_group, simulated_step
+from moediag.worker.check.configured import Configured
+from moediag.worker.check.plan_rules import PLAN
+from moediag.worker.check.simulated_group import ChildRaised, Raised, in_child
+from moediag.worker.not_applicable import NotApplicable
+
+
+def run(trial: Trial, folder: Path) -> Checked:
+    """Returns the answer. A failure of the release is part of it."""
+    assert isinstance(trial.task, CheckTask)
+    try:
+        configured = reading.read(trial.task.config)
+        asked = sharding.words(trial)
+    except NotApplicable as reason:
+        return Checked(problem=str(reason))
+    except Exception as error:
+        return Checked(problem=simulated_group.raised(error).words)
+    began = time.monotonic()
+    try:
+        found: Checked = in_child(lambda: _plan(configured, trial), folder)
+    except ChildRaised as error:
+        return _refused(error.args[0], configured, asked)
+    seconds: Dict[str, float] = {"plan": time.monotonic() - began}
+    not_seen = [*found.not_seen, *_never_seen(trial)]
+    if not trial.task.simulate:
+        return dataclasses.replace(found, not_seen=not_seen, seconds=seconds)
+    began = time.monotonic()
+    try:
+        steps = simulated_step.simulate(configured, trial, folder)
+    except NotApplicable as reason:
+        steps = Checked(not_seen=[f"the schedule: {reason}"])
+    except ChildRaised as error:
+        steps = Checked(not_seen=[_unsimulated(error.args[0])])
+    seconds["schedule"] = time.monotonic() - began
+    return dataclasses.replace(
+        found,
+        findings=[*found.findings, *steps.findings],
+        simulated_units=steps.simulated_units,
+        simulated_layout=steps.simulated_layout,
+        cases=steps.cases,
+        not_seen=[*not_seen, *steps.not_seen],
+        seconds=seconds,
+    )
+
+
+def _plan(configured: Configured, trial: Trial) -> Checked:
+    with simulated_group.joined(0, trial.world_size):
+        return planned.of_model(configured, trial)
+
+
+def _refused(why: Raised, configured: Configured, asked: str) -> Checked:
+    """Returns the answer if the model was not sharded: a finding if the release refuses the layout,
+    else a problem."""
+    about = dict(
+        model=configured.model.__name__, model_type=configured.config.model_type,
+        experts=configured.experts, top_k=configured.top_k, asked=asked,
+    )  # fmt: skip
+    # What the release says by itself; anything else may come from the simulation.
+    says = why.kind in ("ValueError", "NotImplementedError") and "distributed" in why.where
+    if not says:
+        at = f" at {why.where}" if why.where else ""
+        return Checked(problem=f"{why.words}{at}", **about)
+    finding = CheckFinding(PLAN, FAILS, f"the layout is refused: {why.words}", why.where)
+    return Checked(findings=[finding], **about)
+
+
+def _unsimulated(why: Raised) -> str:
+    at = f" at {why.where}" if why.where else ""
+    return f"the schedule: the simulated step ended with {why.words}{at}; two real ranks would tell"
+
+
+def _never_seen(trial: Trial) -> List[str]:
+    found = []
+    if Layout(trial.layout).size(PP) > 1:
+        found.append("stages of the pipeline other than the first")
+    return found

@@ -1,0 +1,150 @@
+"""Relations between several ranks and one process: what is run, what counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag.campaign.hunt import launched, layouts
+from moediag.campaign.hunt.layouts import LAYOUTS, TRAINER
+from moediag.launch.record import LaunchRecord
+from moediag.protocol import Outcome, ReferenceTask, Trial
+from moediag.result import Confidence, Diagnosis, Verdict
+
+WAY = LAYOUTS.ways[0]
+
+
+def diagnosis(verdict: Verdict, what: str = "") -> Diagnosis:
+    return Diagnosis(verdict, f"{verdict}:{what}" if what else str(verdict), Confidence.HIGH,
+                     cause="because")  # fmt: skip
+
+
+CLEAN = diagnosis(Verdict.CLEAN)
+GRADIENTS = diagnosis(Verdict.WRONG_GRADIENTS, "all-ranks")
+
+
+@dataclass
+class World:
+    """Replaces the launches: each trial has the diagnosis of its name's first matching start."""
+
+    shows: dict[str, Diagnosis]
+    refused: str | None = None
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self, trial: Trial, folder: Path, *_: Any) -> LaunchRecord:
+        self.trials.append(trial)
+        folder.mkdir(parents=True)
+        if isinstance(trial.task, ReferenceTask):
+            Outcome(0, applicable=self.refused).write(folder)
+        return LaunchRecord(0.0, 0.0)
+
+    def diagnose(self, folder: Path) -> Diagnosis:
+        starts = [start for start in self.shows if folder.name.startswith(start)]
+        return self.shows[max(starts, key=len)] if starts else CLEAN
+
+    @property
+    def names(self) -> list[str]:
+        return [t.name for t in self.trials if not isinstance(t.task, ReferenceTask)]
+
+
+def check(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, shows: dict[str, Diagnosis], **more: Any
+) -> tuple[World, dict[str, Any]]:
+    world = World(shows, **more)
+    monkeypatch.setattr(launched, "read_trial", lambda folder: folder)
+    monkeypatch.setattr(launched, "diagnose", world.diagnose)
+    launcher: Any = world
+    found = launched.check(LAYOUTS, "alpha", launcher, folder, 60.0)
+    return world, {way.way: way for way in found.ways}
+
+
+def test_a_family_that_is_right_is_run_once_a_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world, ways = check(monkeypatch, tmp_path, {})
+    assert len(world.names) == len(LAYOUTS.ways) == len(ways)
+    assert all(way.holds for way in ways.values())
+    assert not list(tmp_path.iterdir()), "ways that hold leave nothing"
+
+
+def test_a_difference_that_meets_every_condition_is_confirmed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world, ways = check(monkeypatch, tmp_path, {"tp-size": GRADIENTS})
+    assert ways["tp-size"].confirmed
+    assert ways["tp-size"].what == GRADIENTS.signature
+    assert {"tp-size-10", "tp-size-01", "one-rank-00", "ddp-00"} <= set(world.names)
+    assert world.names.count("tp-size-00") == 2
+    assert (tmp_path / "tp-size-00").is_dir(), "its evidence is kept"
+
+
+@pytest.mark.parametrize(
+    ("shows", "condition"),
+    [
+        ({"one-rank": GRADIENTS}, "control"),
+        ({"tp-size-00-again": CLEAN}, "twice"),
+        ({"tp-size-10": diagnosis(Verdict.WRONG_GRADIENTS, "one-rank")}, "other-seed"),
+        ({"tp-size-01": CLEAN}, "other-size"),
+        ({"ddp": GRADIENTS}, "second-route"),
+    ],
+)
+def test_a_difference_that_misses_a_condition_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shows: dict[str, Diagnosis], condition: str
+) -> None:
+    _, ways = check(monkeypatch, tmp_path, {"tp-size": GRADIENTS, **shows})
+    assert ways["tp-size"].failed == condition
+    assert not ways["tp-size"].confirmed
+
+
+def test_weights_are_decided_by_their_bytes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wrong = diagnosis(Verdict.WRONG_WEIGHTS, "other-weights")
+    world, ways = check(monkeypatch, tmp_path, {"fsdp-size": wrong})
+    assert ways["fsdp-size"].confirmed
+    assert not any(name.startswith("ddp") for name in world.names)
+
+
+def test_what_cannot_be_judged_is_undecided_or_does_not_apply(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shows = {
+        "tp-size": diagnosis(Verdict.NOT_APPLICABLE),
+        "ep-size": diagnosis(Verdict.INCONCLUSIVE),
+    }
+    _, ways = check(monkeypatch, tmp_path, shows)
+    assert "tp-size" not in ways
+    assert (ways["ep-size"].holds, ways["ep-size"].text) == (None, "because")
+
+
+def test_without_a_reference_nothing_applies(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world, ways = check(monkeypatch, tmp_path, {}, refused="it draws random numbers")
+    assert not ways and not world.names
+
+
+def test_ways_that_share_batches_share_a_reference(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world, _ = check(monkeypatch, tmp_path, {})
+    references = [t for t in world.trials if isinstance(t.task, ReferenceTask)]
+    assert len(references) == 3, "shared batches, or distinct ones with and without clipping"
+
+
+def test_the_two_sizes_differ_and_the_trainer_repeats_its_batch() -> None:
+    small, large = (WAY.trial("alpha", 0, size, 60.0).model for size in (0, 1))
+    assert small.by_rules and (small.hidden, large.hidden) == (32, 64)
+    for way in TRAINER.ways:
+        trial = way.trial("alpha", 0, 0, 60.0)
+        assert trial.skew.batches == "repeated"
+        assert trial.model.config["output_router_logits"]
+
+
+def test_names_of_ways_are_unique() -> None:
+    for relation in layouts.RELATIONS.values():
+        names = [way.name for way in (*relation.ways, relation.alone, relation.route)]
+        assert len(set(names)) == len(names)

@@ -1,0 +1,196 @@
+"""`moediag check` after the worker: the question, the cost, the page and the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from moediag.axes import Layout
+from moediag.errors import LayoutError, UsageError
+from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+from moediag.pipeline import check, check_cost, check_page, known_scenarios
+from moediag.pipeline.check import CheckResult, JudgedCase
+from moediag.protocol import (
+    FAILS,
+    MAY_FAIL,
+    Checked,
+    CheckFinding,
+    ExpertRange,
+    MeshSlice,
+    PlannedParameter,
+    PlannedUnit,
+    SimulatedCase,
+)
+from moediag.report.text_layout import plain
+from moediag.result import Confidence, Diagnosis, FirstDivergence, RankSide, Verdict
+
+LAYER = PlannedUnit(
+    "model.layers.*", 2, "dp_shard", shards=4, replicas=1, element=4, parameters=3, elements=90,
+    gathered=100, gathers=2,
+)  # fmt: skip
+ROOT = dataclasses.replace(LAYER, module="(root)", count=1, elements=40, gathered=40, gathers=1)
+EXPERTS = PlannedParameter(
+    "model.layers.*.mlp.experts.down_proj", 2, [16, 4, 4], "float32", 4,
+    [MeshSlice("dp_shard", 4, 0)], most=64, least=64, routed=True, rule="fully_shard",
+)  # fmt: skip
+CHECKED = Checked(
+    model="Model", model_type="qwen3_moe", parameters=512, experts=16, top_k=2, asked="fully_shard",
+    plan=[EXPERTS], units=[ROOT, LAYER],
+    owners=[ExpertRange(["experts.down_proj"], 16, 1, [[0, 4], [4, 8], [8, 12], [12, 16]])],
+)  # fmt: skip
+CLEAN = Diagnosis(Verdict.CLEAN, "clean", Confidence.HIGH)
+PARTED = dataclasses.replace(
+    CLEAN,
+    verdict=Verdict.COLLECTIVE_MISMATCH,
+    culprits=(1,),
+    first_divergence=FirstDivergence(
+        6, "dp_shard", "backward", "model.layers.1",
+        {"0": RankSide("reduce_scatter", 100, "float32"),
+         "1": RankSide("reduce_scatter", 60, "float32", ("model.layers.1.mlp.experts.3.up",))},
+    ),
+)  # fmt: skip
+
+
+def judged(name: str, diagnosis: Diagnosis) -> JudgedCase:
+    return JudgedCase(SimulatedCase(name, "an expert is idle", [1], name), diagnosis)
+
+
+def result(checked: Checked = CHECKED, *cases: JudgedCase, **changes: object) -> CheckResult:
+    found = CheckResult(
+        config="config.json", layout=Layout({"dp_shard": 4}), ranks=4,
+        versions={"transformers": "4.53.2"}, checked=checked, cases=cases,
+        costs=check_cost.by_axis(checked.units),
+        memory=check_cost.memory(checked.plan, checked.units),
+        known=(), not_seen=tuple(checked.not_seen), folder=Path("out"),
+    )  # fmt: skip
+    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
+
+
+def page(found: CheckResult) -> str:
+    return "\n".join(plain(line) for line in check_page.lines(found, 400))
+
+
+# ------------------------------------------------------------------------ the question
+
+
+def test_a_configuration_is_a_folder_a_file_or_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.json"
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        check.find_config(str(tmp_path))
+    file.write_text("{}")
+    assert check.find_config(str(tmp_path)) == check.find_config(str(file)) == file.resolve()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UsageError) as caught:
+        check.find_config("org/model")
+    assert "hf download org/model config.json" in caught.value.help_text
+    cached = tmp_path / "models--org--model" / "snapshots" / "1" / "config.json"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("{}")
+    assert check.find_config("org/model") == cached
+
+
+def test_the_number_of_ranks() -> None:
+    layout = Layout({"dp_shard": 16, "ep": 16, "tp": 8})
+    assert check.number_of_ranks(layout, None) == 2048
+    assert check.number_of_ranks(layout, 256) == 256  # tp inside ep
+    with pytest.raises(LayoutError, match="--world is 512"):
+        check.number_of_ranks(layout, 512)
+    with pytest.raises(LayoutError):
+        check.number_of_ranks(Layout({"dp_shard": 2, "tp": 8, "ep": 4}), 8)  # ep < tp
+
+
+# ------------------------------------------------------------------------ cost
+
+
+def test_the_cost_of_a_step() -> None:
+    (cost,) = check_cost.by_axis([ROOT, LAYER])
+    assert (cost.all_gathers, cost.reduce_scatters, cost.all_reduces) == (5, 3, 0)
+    assert cost.gathered == (40 + 2 * 2 * 100) * 4 and cost.reduced == (40 + 2 * 100) * 4
+    assert cost.padding == 2 * 2 * 10 * 4
+    assert cost.sent == (cost.gathered + cost.reduced) * 3 // 4
+    memory = check_cost.memory([EXPERTS], [ROOT, LAYER])
+    assert (memory.parameters, memory.optimizer, memory.largest_gather) == (512, 1024, 400)
+    assert memory.total == 512 + 512 + 1024 + 400
+
+
+def recorded(*calls: tuple[str, int]) -> Evidence:
+    made = tuple(
+        Collective(n, "0", n, op, size, size, "float32", step=2, parameters=("p",))
+        for n, (op, size) in enumerate(calls)
+    )
+    groups = {"0": Group("0", (0, 1, 2, 3), axis="dp_shard")}
+    return Evidence(4, {0: RankEvidence(0, collectives=made, groups=groups)})
+
+
+def test_the_formula_is_held_against_recorded_calls() -> None:
+    gathers = [("all_gather", 40), *[("all_gather", 100)] * 4]
+    reductions = [("reduce_scatter", 40), *[("reduce_scatter", 100)] * 2]
+    assert check_cost.as_recorded([ROOT, LAYER], recorded(*gathers, *reductions)) == ""
+    told = check_cost.as_recorded([ROOT, LAYER], recorded(*gathers[1:], *reductions))
+    assert "all_gather on dp_shard: 5 calls" in told and "reduce_scatter" not in told
+
+
+# ------------------------------------------------------------------------ answer and page
+
+
+def test_exit_codes() -> None:
+    fails = CheckFinding("plan", FAILS, "it fails", "transformers/a.py:1")
+    may = CheckFinding("plan", MAY_FAIL, "if so, it fails")
+    assert result(CHECKED, judged("control", CLEAN)).exit_code == 0
+    assert result(dataclasses.replace(CHECKED, findings=[may])).exit_code == 0
+    assert result(dataclasses.replace(CHECKED, findings=[fails])).exit_code == 1
+    assert result(CHECKED, judged("idle", PARTED)).exit_code == 1
+    assert result(Checked(problem="unknown model")).exit_code == 3
+    assert result(CHECKED, not_seen=("the schedule: it raised",)).exit_code == 3
+
+
+def test_the_page_of_what_fails_names_call_parameters_and_condition() -> None:
+    text = page(result(CHECKED, judged("idle", PARTED), judged("other", PARTED)))
+    assert text.startswith(" CHECK    this model, layout and stack fail")
+    assert text.count("FAILS") == 1, "each place once"
+    assert "If an expert is idle, the ranks part at call 6 on axis dp_shard, in backward" in text
+    assert "rank 1: reduce_scatter of 60 elements" in text and "experts.3.up" in text
+    assert "Also if an expert is idle." in text
+
+
+def test_the_page_of_what_was_not_decided_claims_nothing() -> None:
+    text = page(result(Checked(problem="unknown model")))
+    assert "not decided" in text and "NOT SEEN unknown model" in text
+    assert "agree" not in text and "nothing was found" not in text
+
+
+def test_the_page_of_a_clean_check() -> None:
+    text = page(result(CHECKED, judged("control", CLEAN)))
+    assert "nothing was found that fails" in text and "FAILS" not in text
+    assert "the calls of simulated ranks agree" in text
+    assert "4 of 16 experts on a rank; each expert is held once" in text
+    assert "9% of the gathered bytes are padding" in text
+    assert "NOT SEEN activations" in text
+
+
+def test_json_has_the_same() -> None:
+    found = check.to_json(result(CHECKED, judged("idle", PARTED)))
+    assert found["exit_code"] == 1 and found["cases"][0]["parts"] is True
+    assert found["cases"][0]["first_divergence"]["ranks"]["1"]["numel"] == 60
+    assert found["units"][1]["gathered"] == 100 and found["schema_version"] == 1
+
+
+def test_scenarios_that_concern_a_model() -> None:
+    axes = ["dp_shard"]
+    measured = {"transformers": "4.53.2", "torch": "2.13.0"}
+    found = known_scenarios.concerning("qwen3_moe", axes, "fsdp2", measured)
+    assert found[0].measured
+    assert "expert-starvation" in [one.name for one in found if one.measured]
+    later = known_scenarios.concerning("qwen3_moe", axes, "fsdp2", {"transformers": "5.23.0"})
+    assert "expert-starvation" in [one.name for one in later if not one.measured]
+    assert known_scenarios.concerning("no_such_family", axes, "fsdp2", measured) == ()
+
+
+def test_sizes_of_token_exchanges_are_not_compared() -> None:
+    call = Collective(0, "0", 0, "all_to_all", 4, 8, "int64", splits_in=(1, 3), splits_out=(4, 4))
+    seen = check._without_counts(RankEvidence(0, collectives=(call,)))
+    assert seen.collectives[0].splits_in is None and seen.collectives[0].numel_in == 0

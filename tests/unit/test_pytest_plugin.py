@@ -1,0 +1,131 @@
+"""``@pytest.mark.ranks``: what the parent makes of the ranks' reports and of moediag's verdict; the
+end-to-end tests start real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moediag import pytest_plugin
+
+PASSED = {"outcome": "passed", "text": "", "reason": "", "expected": ""}
+SKIPPED = {**PASSED, "outcome": "skipped", "reason": "Skipped: no GPU"}
+XFAILED = {**PASSED, "outcome": "skipped", "reason": "known", "expected": "yes"}
+FAILED = {**PASSED, "outcome": "failed", "text": "assert 2 == 3"}
+CASES = {  # test: moediag's verdict, the ranks' reports
+    "good": ("clean", (PASSED, PASSED)),
+    "no_collective": ("inconclusive", (PASSED, PASSED)),
+    "skipped": ("clean", (SKIPPED, SKIPPED)),
+    "skipped_on_one": ("clean", (SKIPPED, PASSED)),
+    "expected": ("clean", (XFAILED, XFAILED)),
+    "says_nothing_on_one": ("clean", (PASSED,)),
+    "asserts": ("crash", (PASSED, FAILED)),
+    "hangs": ("hang", ()),
+    "parts": ("replica-divergence", (PASSED, PASSED)),
+}
+# Stands in for `moediag watch`: writes the verdict and the reports of the test.
+WATCH = """
+import json, os, pathlib, sys
+verdict, reports = json.loads(os.environ["CASES"])[sys.argv[-1].partition("::test_")[2]]
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+out.mkdir(parents=True)
+(out / "result.json").write_text(json.dumps({"trials": [{"verdict": verdict}]}))
+print("a rank's words")
+print(" train.py · watched · 2 ranks")
+print(" CAUSE of", sys.argv[-1])
+for rank, report in enumerate(reports):
+    path = pathlib.Path(os.environ["MOEDIAG_RANK_REPORTS"]) / f"rank-{rank}.json"
+    path.write_text(json.dumps(report))
+"""
+WRONG = ("ranks(0)", "ranks()", "ranks(2, slow=True)")
+TEST = "@pytest.mark.{}\ndef test_{}():\n    {}\n"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a session in which each case is a test, and what pytest printed."""
+    folder = tmp_path_factory.mktemp("session")
+    package = folder / "moediag"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(WATCH)
+    shutil.copy(pytest_plugin.__file__, package)
+    tests = [TEST.format("ranks(2)", name, "pass") for name in CASES]
+    tests += [TEST.format(mark, f"wrong_{at}", "pass") for at, mark in enumerate(WRONG)]
+    (folder / "test_it.py").write_text("import pytest\n" + "".join(tests))
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "PYTHONPATH")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, "-rA", "test_it.py"],
+        cwd=folder, check=False, capture_output=True, text=True,
+        env={**environment, "CASES": json.dumps(CASES)},
+    )  # fmt: skip
+    return folder, done.stdout + done.stderr
+
+
+class TestTheParent:
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("good", "PASSED"),
+            ("no_collective", "PASSED"),
+            ("skipped_on_one", "PASSED"),
+            ("expected", "XFAIL"),
+            ("says_nothing_on_one", "FAILED"),
+            ("asserts", "FAILED"),
+            ("hangs", "FAILED"),
+            ("parts", "FAILED"),
+        ],
+    )
+    def test_it_takes_the_worst(self, session: tuple[Path, str], name: str, said: str) -> None:
+        folder, text = session
+        assert f"{said} test_it.py::test_{name}" in text
+        assert bool(list(folder.glob(f"moediag-runs/*test-test_{name}"))) == (said == "FAILED")
+        page = f"CAUSE of test_it.py::test_{name}\n" in text
+        assert page == (said == "FAILED" and name != "asserts")
+
+    def test_a_test_that_all_ranks_skip_is_skipped(self, session: tuple[Path, str]) -> None:
+        assert "SKIPPED [1]" in session[1] and "no GPU" in session[1]
+
+    def test_a_rank_s_assertion_says_more_than_the_page(self, session: tuple[Path, str]) -> None:
+        assert "rank 1 of 2:\nassert 2 == 3" in session[1]
+
+    def test_a_wrong_mark_is_told(self, session: tuple[Path, str]) -> None:
+        folder, text = session
+        assert text.count("\nFAILED test_it.py::test_wrong_") == len(WRONG)
+        assert "ranks(0): the number of ranks is 1 or more" in text
+        assert "a mark has wrong arguments" in text
+        assert not list(folder.glob("moediag-runs/*wrong*"))
+
+
+class TestARank:
+    @pytest.mark.parametrize(
+        ("body", "outcome", "text"),
+        [
+            ("pass", "passed", ""),
+            ("assert 2 == 3", "failed", "assert 2 == 3"),
+            ("pytest.skip('no GPU')", "skipped", "no GPU"),
+            ("pytest.xfail('known')", "skipped", "known"),
+        ],
+    )
+    def test_it_writes_how_its_test_ended(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, outcome: str, text: str
+    ) -> None:
+        (tmp_path / "test_it.py").write_text(
+            "import pytest\n" + TEST.format("ranks(2)", "it", body)
+        )
+        monkeypatch.setenv("MOEDIAG_RANK_REPORTS", str(tmp_path))
+        monkeypatch.setenv("RANK", "3")
+        monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+        line = [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, str(tmp_path)]
+        line += ["-o", "addopts=", "--rootdir", str(tmp_path), "-c", "/dev/null"]
+        subprocess.run(line, check=False, capture_output=True)
+        said = json.loads((tmp_path / "rank-3.json").read_text())
+        assert said["outcome"] == outcome
+        assert text in said["text"] + said["reason"]
+        assert bool(said["expected"]) == ("xfail" in body)

@@ -1,0 +1,152 @@
+"""The worker's part of `moediag check`: arithmetic, the plan, simulated ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from moediag.protocol import Checked, CheckTask, Trial, WrapperSpec  # noqa: E402
+from moediag.worker import check  # noqa: E402
+from moediag.worker.check import placed, sharding, simulated_group  # noqa: E402
+from moediag.worker.check.plan_rules import Rules  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
+
+SMALL: dict[str, Any] = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8,
+    num_experts_per_tok=2, decoder_sparse_step=1,
+)  # fmt: skip
+
+
+def checked(
+    tmp_path: Path, layout: dict[str, int], wrapper: str = "fsdp2", **changes: Any
+) -> Checked:
+    """Returns the plan. No simulation: its backward needs a process that ran none before."""
+    config = transformers.Qwen3MoeConfig(**{**SMALL, **changes})
+    config.save_pretrained(tmp_path / "model")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    trial = Trial(
+        name="check", scenario="check", variant="check", layout=layout, record=False,
+        task=CheckTask(str(tmp_path / "model"), simulate=False),
+        world_size=math.prod(layout.values()), wrapper=WrapperSpec(kind=wrapper),
+    )  # fmt: skip
+    return check.run(trial, folder)
+
+
+# ------------------------------------------------------------------------ arithmetic
+
+
+def test_pieces_are_those_of_chunk() -> None:
+    for rows, ranks in itertools.product((1, 7, 8, 16), (1, 2, 4, 8)):
+        expected = [len(piece) for piece in torch.arange(rows).chunk(ranks)]
+        expected += [0] * (ranks - len(expected))
+        found = [len(placed.part(rows, [ranks], [(0, 0, False)], [at])) for at in range(ranks)]
+        assert found == expected
+
+
+def test_pieces_on_two_axes_are_those_of_a_dtensor(tmp_path: Path) -> None:
+    """FSDP shards what another axis has divided before: a strided placement on the outer axis."""
+
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def rows_of(rank: int) -> list[int]:
+        with simulated_group.joined(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("efsdp", "ep"))
+            module = torch.nn.Module()
+            rows = torch.arange(10, dtype=torch.float32)[:, None]
+            there = distribute_tensor(rows, mesh["ep"], [Shard(0)], src_data_rank=None)
+            module.weight = torch.nn.Parameter(there)
+            fully_shard(module, mesh=mesh["efsdp"])
+            return [int(row) for row in module.weight.to_local().flatten()]
+
+    ours = placed.by_coordinate(10, [2, 2], [(0, 0, True), (1, 0, False)])
+    found = simulated_group.in_child(lambda: rows_of(2), tmp_path)
+    assert found == [*list(ours.values())[2]]
+
+
+def test_an_expert_that_nobody_or_everybody_holds_is_counted() -> None:
+    assert placed.holders([range(2), range(1, 4)], 5) == [1, 2, 1, 1, 0]
+
+
+# ------------------------------------------------------------------------ the plan
+
+
+def test_the_plan_of_fully_shard(tmp_path: Path) -> None:
+    found = checked(tmp_path, {"dp_shard": 4})
+    assert found.problem == "" and found.experts == 8 and found.top_k == 2
+    rows = {row.name: row for row in found.plan}
+    query = rows["model.layers.*.self_attn.q_proj.weight"]
+    assert (query.count, query.shape, query.most, query.least) == (2, [32, 32], 256, 256)
+    assert [(one.axis, one.size, one.dim) for one in query.slices] == [("dp_shard", 4, 0)]
+    assert rows["model.layers.*.mlp.gate.weight"].most == 2 * 32
+    assert "modeling_qwen3_moe.py" in query.where
+    assert [(u.module, u.count, u.shards, u.gathers) for u in found.units] == [
+        ("(root)", 1, 4, 2),
+        ("model.layers.*", 2, 4, 2),
+    ]
+    assert found.units[1].gathered == found.units[1].elements
+    assert [finding for finding in found.findings if finding.level == "fails"] == []
+
+
+def test_rows_that_do_not_divide_are_padded(tmp_path: Path) -> None:
+    found = checked(tmp_path, {"dp_shard": 16})
+    gate = next(row for row in found.plan if row.name == "model.layers.*.mlp.gate.weight")
+    assert (gate.most, gate.least) == (32, 0)  # 8 rows for 16 ranks
+    assert found.units[1].gathered > found.units[1].elements
+    assert any("mlp.gate.weight" in f.text and "hold none" in f.text for f in found.findings)
+
+
+def test_replicas_without_shards_are_not_planned(tmp_path: Path) -> None:
+    assert "plain data parallelism" in checked(tmp_path, {"dp_replicate": 2}).problem
+
+
+def test_a_release_that_divides_while_it_loads_is_not_seen(tmp_path: Path) -> None:
+    found = checked(tmp_path, {"dp_shard": 2, "ep": 2}, wrapper=sharding.NATIVE)
+    assert "transformers" in found.problem and not found.plan and not found.findings
+
+
+def test_a_model_that_the_release_does_not_know_is_not_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "of-tomorrow"}')
+    trial = Trial(name="c", scenario="c", variant="c", task=CheckTask(str(folder)), world_size=2,
+                  layout={"dp_shard": 2})  # fmt: skip
+    assert "of-tomorrow" in check.run(trial, tmp_path).problem
+
+
+def test_the_line_of_a_rule_is_that_of_its_plan() -> None:
+    class Text:
+        pass
+
+    rules = Rules.__new__(Rules)
+    rules._text = 'base_model_pp_plan = {\n "norm": 1,\n}\nbase_model_tp_plan = {\n "norm": 2,\n}\n'
+    rules.path = "/x/site-packages/transformers/models/a/configuration_a.py"
+    assert rules.line("tp_plan", "model.norm") == "transformers/models/a/configuration_a.py:5"
+    assert rules.line("fsdp_plan", "model.norm") == rules.line("tp_plan", "model.other") == ""
+
+
+# ------------------------------------------------------------------------ simulated ranks
+
+
+def test_an_exception_in_a_child_says_where(tmp_path: Path) -> None:
+    with pytest.raises(simulated_group.ChildRaised) as caught:
+        simulated_group.in_child(lambda: torch.zeros(2).view(3), tmp_path)
+    assert caught.value.args[0].kind == "RuntimeError"
+
+    def refuse() -> None:
+        raise NotApplicable("not here")
+
+    with pytest.raises(simulated_group.ChildRaised) as caught:
+        simulated_group.in_child(refuse, tmp_path)
+    assert caught.value.args[0].refused and caught.value.args[0].words == "not here"
+    assert list(tmp_path.iterdir()) == []

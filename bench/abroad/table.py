@@ -5,8 +5,9 @@ down before. Those of ``held_out.py`` were never shown to anybody who works on t
 from __future__ import annotations
 
 from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
+from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.held_out import HELD_OUT
-from bench.abroad.once_held_out import ONCE_HELD_OUT
+from bench.abroad.second_round import SECOND_ROUND
 
 NANOGPT = (
     Case("nanogpt", "healthy", CLEAN),
@@ -317,4 +318,14 @@ LAUNCHED = (
     ),
 )  # fmt: skip
 
-CASES = (*NANOGPT, *LLM_C, *EXAMPLES, *ACCELERATE, *TRAINERS, *LAUNCHED, *ONCE_HELD_OUT, *HELD_OUT)
+CASES = (
+    *NANOGPT,
+    *LLM_C,
+    *EXAMPLES,
+    *ACCELERATE,
+    *TRAINERS,
+    *LAUNCHED,
+    *FIRST_ROUND,
+    *SECOND_ROUND,
+    *HELD_OUT,
+)

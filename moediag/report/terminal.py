@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -38,7 +39,8 @@ STYLES = {
 WIDEST = 120  # longer lines are harder to read than to wrap
 MOST_NAMES = 6
 MOST_PLACES = 3
-LONG = 30  # lines of a finding, after which its next step is repeated
+LONG = 20  # lines of a finding, after which its answer is repeated: a terminal shows 24
+_SENTENCE = re.compile(r"(?<=[a-z0-9)`]\.) (?=[A-Z])")
 
 
 def render(result: RunResult, console: Console, run_folder: Path | None = None) -> None:
@@ -87,8 +89,8 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
     yield from labelled("RESULT", " · ".join(page.conclusion), width, style)
     if page.overrides:
         yield from labelled("WITH", " ".join(page.overrides), width)
-    if long and len(page.findings) == 1 and page.findings[0].next_step:
-        yield from labelled("NEXT", page.findings[0].next_step, width, "label")
+    if long and len(page.findings) == 1:
+        yield from _answer(page.findings[0], width)
     if run_folder is not None:
         if not page.findings:
             yield from labelled("EVIDENCE", str(run_folder), width, "faint")
@@ -131,6 +133,16 @@ def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iter
     if finding.evidence:
         where = finding.evidence if run_folder is None else str(run_folder / finding.evidence)
         yield from labelled("EVIDENCE", where, width, "faint")
+
+
+def _answer(finding: Finding, width: int) -> Iterator[Line]:
+    """The verdict, who, two sentences of the cause and the next step, as the end of a long page."""
+    blame = ((text, _blame_style(text)) for text in finding.blame)
+    yield from flow(((finding.verdict, verdict_style(finding.verdict)), *blame), width)
+    if finding.cause:
+        yield from labelled("CAUSE", " ".join(_SENTENCE.split(finding.cause)[:2]), width)
+    if finding.next_step:
+        yield from labelled("NEXT", finding.next_step, width, "label")
 
 
 def _title(finding: Finding, width: int) -> Iterator[Line]:

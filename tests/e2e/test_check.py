@@ -11,6 +11,7 @@ import pytest
 from moediag.errors import ExitCode
 from moediag.evidence.trial_folder import read_trial
 from moediag.families import FAMILIES
+from moediag.launch.launcher import launcher
 from moediag.pipeline import check as checker
 from moediag.pipeline import check_cost
 from moediag.protocol import Checked, ModelSpec
@@ -98,6 +99,7 @@ def test_a_planted_fault_of_the_plan_is_named(
     axes = {name: int(size) for name, size in (part.split("=") for part in layout.split(","))}
     with overlay(tmp_path / "overlay", CONFIGURATION, old, new) as stack:
         monkeypatch.setattr(checker.environment, "ensure", lambda *_: stack)
+        monkeypatch.setattr(checker, "launcher", launcher)  # a host of the edited release
         options = checker.CheckOptions(
             written(tmp_path / "model"), axes, out=tmp_path / "out", simulate=False
         )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from moediag.campaign.hunt.question import Wanted
 from moediag.cli import app
 from moediag.errors import ExitCode
 from moediag.stacks import environment
+from tests.e2e.overlay import overlay
 from tests.e2e.pipeline import need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
@@ -101,25 +99,6 @@ HARMLESS = {
 }  # fmt: skip
 
 
-@contextlib.contextmanager
-def overlay(folder: Path, file: str, old: str, new: str) -> Iterator[environment.Stack]:
-    """Yields the stack with one edited file of transformers."""
-    stack = environment.ensure(STACK)
-    (packages,) = stack.python.parent.parent.glob("lib/python*/site-packages")
-    copy = folder / "transformers"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(packages / "transformers", copy, copy_function=linked, ignore=ignored)
-    text = (packages / "transformers" / file).read_text(encoding="utf-8")
-    assert old in text, f"{file} of this release has no such text"
-    (copy / file).unlink()
-    (copy / file).write_text(text.replace(old, new), encoding="utf-8")
-    yield dataclasses.replace(stack, pythonpath=[folder, *stack.pythonpath])
-
-
-def linked(source: str, target: str) -> None:
-    Path(target).symlink_to(source)
-
-
 def cells(stack: environment.Stack, folder: Path, *relations: str) -> list[HuntCell]:
     wanted = Wanted("5.23.0", ("qwen3_moe",), relations, timeout=300.0)
     with contextlib.closing(session.Workers(wanted, stack, folder)) as workers:
@@ -130,7 +109,8 @@ def cells(stack: environment.Stack, folder: Path, *relations: str) -> list[HuntC
 def test_a_planted_fault_is_found_and_confirmed(fault: str, tmp_path: Path) -> None:
     need(STACK)
     file, old, new, relation = FAULTS[fault]
-    with overlay(tmp_path / "overlay", file, old, new) as stack:
+    stack = environment.ensure(STACK)
+    with overlay(stack, tmp_path / "overlay", "transformers", file, (old, new)) as stack:
         (found,) = cells(stack, tmp_path / "hunt", relation)
     assert any(way.confirmed for way in found.outcome.ways), found
 
@@ -139,7 +119,9 @@ def test_a_planted_fault_is_found_and_confirmed(fault: str, tmp_path: Path) -> N
 def test_a_harmless_edit_confirms_nothing(edit: str, tmp_path: Path) -> None:
     need(STACK)
     relations = ("save-and-load", "expert-implementations", "padding", "gradient", "use-cache")
-    with overlay(tmp_path / "overlay", *HARMLESS[edit]) as stack:
+    file, old, new = HARMLESS[edit]
+    stack = environment.ensure(STACK)
+    with overlay(stack, tmp_path / "overlay", "transformers", file, (old, new)) as stack:
         found = cells(stack, tmp_path / "hunt", *relations)
     assert not any(way.confirmed for cell in found for way in cell.outcome.ways), found
     assert all(cell.outcome.built and not cell.outcome.problem for cell in found), found

@@ -34,6 +34,7 @@ def check(
 ) -> RelationOutcome:
     """Returns the outcome of each way that applies. Evidence is left in ``folder``; what a way that
     holds left there is deleted."""
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted hunt
     trials = _Trials(relation, family, launcher, folder, timeout)
     ways: list[WayOutcome] = []
     reasons: list[str] = []

@@ -93,7 +93,7 @@ def build(
     torch.manual_seed(seed)
     model = model_class(config)
     if spec.by_rules:
-        tiny_family.spread(model.float(), seed)
+        tiny_family.spread(model.float(), seed, buffers=True)
     if spec.dtype != "float32":
         model = model.to(getattr(torch, spec.dtype))
     if dtype is not None and dtype != spec.dtype:
@@ -136,9 +136,8 @@ def anatomy(model: nn.Module, spec: ModelSpec) -> Anatomy:
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or not name.endswith("layers"):
             continue
-        with_experts = [_has_experts(layer) for layer in module]
         # By rules, a model has as many layers as it has kinds, some of them without experts.
-        if any(with_experts) if spec.by_rules else len(module) == spec.layers and all(with_experts):
+        if spec.by_rules or (len(module) == spec.layers and all(map(_has_experts, module))):
             layers = [(f"{name}.{i}", layer) for i, layer in enumerate(module)]
             break
     if not layers:

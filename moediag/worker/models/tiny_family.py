@@ -96,20 +96,24 @@ def configuration(family: ReleaseFamily, size: Size) -> Any:
     return copy.deepcopy(_working[key])
 
 
-def build(family: ReleaseFamily, size: Size, seed: int = 0, **settings: Any) -> nn.Module:
+def build(
+    family: ReleaseFamily, size: Size, seed: int = 0, buffers: bool = False, **settings: Any
+) -> nn.Module:
     """Returns the model in fp32, the same for the same arguments. ``settings``: for
     ``_from_config``, such as ``attn_implementation``. Raises NotBuilt and what the class raises."""
     model = _made(family, configuration(family, size), seed, settings)
-    spread(model, seed)
+    spread(model, seed, buffers)
     return model
 
 
-def spread(model: nn.Module, seed: int) -> None:
-    """Adds noise to every weight and every saved buffer, so that one that is lost, moved or never
-    read shows."""
+def spread(model: nn.Module, seed: int, buffers: bool) -> None:
+    """Adds noise to every weight, so that one that is lost, moved or never read shows.
+    ``buffers``: also to saved buffers. Some are constants of the model, such as a causal decay:
+    with noise its outputs mean nothing, but its bytes do."""
     generator = torch.Generator("cpu").manual_seed(seed + 1)
-    kept = [t for t in model.state_dict().values() if t.is_floating_point() and not t.is_meta]
-    tensors = {t.data_ptr(): t for t in kept}
+    kept = model.state_dict() if buffers else dict(model.named_parameters())
+    kept = {n: t.data for n, t in kept.items() if t.is_floating_point() and not t.is_meta}
+    tensors = {t.data_ptr(): t for t in kept.values()}
     for tensor in tensors.values():  # tied weights once
         tensor.add_(OFFSET * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
 

@@ -38,7 +38,7 @@ class SavedBytes(Relation):
 
 
 def _model(case: Case, way: str) -> Any:
-    model: Any = case.model()
+    model: Any = case.model(buffers=True)
     if way == "bfloat16":
         model = model.bfloat16()
     return model.base_model if way == "base-model" else model

@@ -1,11 +1,11 @@
-"""Cases that were held out until their first run (reports/accuracy.md has its figures); their pages
-have been read since."""
+"""Cases that were held out until their first run, in November 2026: 14 of 18 faults right
+(reports/accuracy.md). Their pages have been read since."""
 
 from __future__ import annotations
 
 from bench.abroad.cases import CLEAN, LEFT, PARTED, Case, Truth, edit, lines
 
-ONCE_HELD_OUT = (
+FIRST_ROUND = (
     Case(
         "nanogpt", "healthy, rank 0 reads the data first", CLEAN,
         (edit("train.py", "X, Y = get_batch('train') # fetch the very first",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import moediag
-from moediag import doctor
+from moediag import hardware
 from moediag.campaign.bisect import answer_page
 from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.afterwards import afterwards
@@ -145,7 +145,7 @@ def _command(question: Question, request: dict[str, str]) -> str:
 
 
 def _environment(question: Question) -> dict[str, str]:
-    machine = doctor.machine()
+    machine = hardware.machine()
     torch = current_base(cache_root()).torch
     held = {**question.asked.hold}
     facts: dict[str, Any] = {

@@ -39,14 +39,14 @@ def dumped(layout: jobs.Layout, steps: int, **options: Any) -> Iterator[tuple[Pa
         yield jobs.write(job, Path(place) / "dumps", ring=RING, run=run, **options), entries
 
 
-def command(words: list[str], folder: Path) -> tuple[float, float, float]:
+def command(words: list[str], folder: Path | None = None) -> tuple[float, float, float]:
     """Returns (wall seconds, CPU seconds, peak megabytes) of one command. Its exit code depends on
     what it finds, so only a signal or wrong usage is an error."""
     env = dict(os.environ, OMP_NUM_THREADS="1")
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed command has its bytecode
     began = time.perf_counter()
     process = subprocess.Popen(
-        [*words, str(folder)], cwd=ROOT, env=env,
+        [*words, *([str(folder)] if folder is not None else [])], cwd=ROOT, env=env,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     _, status, used = os.wait4(process.pid, 0)
@@ -57,7 +57,9 @@ def command(words: list[str], folder: Path) -> tuple[float, float, float]:
     return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def _best(words: list[str], folder: Path, times: int = 3) -> tuple[float, float, float]:
+def _best(
+    words: list[str], folder: Path | None = None, times: int = 3
+) -> tuple[float, float, float]:
     """Returns the run with the least CPU time: other processes can only add to it."""
     return min((command(words, folder) for _ in range(times)), key=lambda found: found[1])
 
@@ -71,6 +73,18 @@ def against_torchfrtrace() -> dict[str, float]:
             found[name] = _best(words, folder)[1]
             found[f"{name} start"] = _best(words, little)[1]
     return found
+
+
+def starts() -> tuple[float, str]:
+    """Returns the CPU seconds of `moediag --version` beyond those of an interpreter that does
+    nothing; in words also those of other commands."""
+    moediag = OURS[:3]
+    bare = _best([sys.executable, "-c", "pass"], times=7)[1]
+    found = {word: _best([*moediag, word], times=7)[1] for word in ("--version", "list")}
+    with dumped(jobs.Layout(dp=2), 1) as (little, _):
+        found["diagnose of two dumps"] = _best(OURS, little, 7)[1]
+    told = ", ".join(f"{name} {seconds - bare:.2f} s" for name, seconds in found.items())
+    return found["--version"] - bare, f"CPU beyond the {bare:.2f} s of python -c pass: {told}"
 
 
 def throughput() -> tuple[float, str]:
@@ -95,7 +109,7 @@ def throughput_after_start() -> tuple[float, str]:
 
 def sixteen_dumps() -> tuple[float, str]:
     """Returns the CPU seconds for 16 dumps beyond those of an interpreter that does nothing."""
-    bare = _best([sys.executable, "-c", "pass"], Path(), 5)[1]
+    bare = _best([sys.executable, "-c", "pass"], times=5)[1]
     with dumped(SMALL, STEPS, **ACTIVE) as (folder, _):
         active = _best(OURS, folder, 5)[1] - bare
     with dumped(SMALL, STEPS) as (folder, entries):
@@ -132,7 +146,7 @@ def growth() -> tuple[float, str]:
 
 
 def main() -> None:
-    for measure in (sixteen_dumps, throughput, throughput_after_start, largest, growth):
+    for measure in (starts, sixteen_dumps, throughput, throughput_after_start, largest, growth):
         value, detail = measure()
         print(json.dumps({"row": measure.__name__, "value": round(value, 3), "detail": detail}))  # noqa: T201
 

@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.scenario or q.scenario in options.scenario
     ]  # fmt: skip
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    report = Report(started, moediag.__version__, doctor.machine(), versions())
+    report = Report(started, moediag.__version__, hardware.machine(), versions())
     with tempfile.TemporaryDirectory() as scratch:
         folder = run_folder(options.evidence or Path(scratch) / "runs", "gpu")
         for one in measure(asked, folder, options.timeout):

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from moediag.errors import MachineError, MoediagError
 from moediag.hardware import (
@@ -66,19 +66,6 @@ def checks(network: bool = True) -> list[Check]:
     if network:
         looks.append(("package index", _index))
     return [_guarded(name, look) for name, look in looks]
-
-
-def machine() -> dict[str, Any]:
-    """Returns facts about this machine to record in results; none identifies a person."""
-    return {
-        "os": _os_name(),
-        "kernel": platform.release(),
-        "arch": platform.machine(),
-        "cores": cores(),
-        "memory_gb": round(memory()[0] / GB, 1),
-        "gpus": [gpu.name for gpu in gpus()],
-        "driver": next((gpu.driver for gpu in gpus()), None),
-    }
 
 
 def require_gpus(count: int, torch: str | None = None, shared: bool = False) -> None:
@@ -299,13 +286,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _os_name() -> str:
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    except OSError:
-        return platform.platform(terse=True)
 
 
 def _gpu_line(found: Iterable[Gpu]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,19 @@ class Gpu:
     name: str
     memory: str  # in MiB
     driver: str  # version
+
+
+def machine() -> dict[str, Any]:
+    """Returns facts about this machine to record in results; none identifies a person."""
+    return {
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "cores": cores(),
+        "memory_gb": round(total_memory() / 10**9, 1),
+        "gpus": [gpu.name for gpu in gpus()],
+        "driver": next((gpu.driver for gpu in gpus()), None),
+    }
 
 
 def cores() -> int:
@@ -33,16 +47,21 @@ def cores() -> int:
     return count
 
 
+def total_memory() -> int:
+    """Returns the bytes of memory, within the container's limit."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = read_text("/sys/fs/cgroup/memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
 def memory() -> tuple[int, int]:
     """Returns total and available bytes, within the container's limit."""
     import psutil  # type: ignore[import-untyped]
 
-    now = psutil.virtual_memory()
-    total, free = int(now.total), int(now.available)
-    limit = read_text("/sys/fs/cgroup/memory.max").strip()
-    used = read_text("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and int(limit) < total:
-        total = int(limit)
+    now, total = psutil.virtual_memory(), total_memory()
+    free = int(now.available)
+    if total < now.total:
+        used = read_text("/sys/fs/cgroup/memory.current").strip()
         free = min(free, total - int(used or 0))
     return total, max(0, free)
 
@@ -68,6 +87,8 @@ def driver_gpus() -> list[str]:
 
 def nccl() -> str | None:
     """Returns the version of the NCCL package of this Python; None without one."""
+    import importlib.metadata
+
     for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -97,3 +118,10 @@ def output_of(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.platform(terse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import moediag
-from moediag import doctor
+from moediag import hardware
 from moediag.campaign.engine.display import Display, Line
 from moediag.campaign.engine.drive import Strategy, drive
 from moediag.campaign.engine.journal import Header, Journal, Records
@@ -193,7 +193,7 @@ class _Run(Strategy[str, TrialResult]):
             scenario=self.plan.scenario.name,
             started=self.started,
             moediag_version=moediag.__version__,
-            machine=doctor.machine(),
+            machine=hardware.machine(),
             trials=trials,
             conclusion=conclusion,
             overrides=tuple(self.plan.overrides),

@@ -6,6 +6,7 @@ command imports what it needs.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import errno
 import sys
@@ -209,15 +210,19 @@ def diagnose(
     """
     chosen = o.views(as_json, html=html, trace=trace)
     from moediag.pipeline.examine import examine
-    from moediag.report import json_view, page, terminal, views
+    from moediag.report import page, views
 
     found = examine(paths, o.moment(taken_at))
     for written in views.write([found.result], chosen, found.traced):
         stderr.line(f"wrote {written}")
     if as_json:
+        from moediag.report import json_view
+
         stdout.write(json_view.render(found.result))
     elif Path("-") not in chosen.values():
-        terminal.render(found.result, views.output(no_color))
+        from moediag.report import consoles, terminal
+
+        terminal.render(found.result, consoles.output(no_color))
     raise typer.Exit(page.exit_code(found.result))
 
 
@@ -233,13 +238,13 @@ app.command(epilog="Example: moediag explain collective-mismatch")(explain_word.
 def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
     """Check this machine, and print what to type if something is missing."""
     from moediag import doctor as examiner
-    from moediag.report import doctor_view, views
+    from moediag.report import consoles, doctor_view
 
     checks = examiner.checks()
     if as_json:
         stdout.data({"checks": [dataclasses.asdict(check) for check in checks]})
     else:
-        doctor_view.render(checks, views.output(no_color))
+        doctor_view.render(checks, consoles.output(no_color))
     failed = any(check.status == "fail" for check in checks)
     raise typer.Exit(ExitCode.CANNOT_RUN_HERE if failed else ExitCode.OK)
 
@@ -261,7 +266,8 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
     """The only place that catches errors."""
     try:
         with signals.as_interrupts(for_good=for_good):
-            code = app(args=given, prog_name="moediag", obj=tuple(given), standalone_mode=False)
+            called = _called(given)
+            code = called(args=given, prog_name="moediag", obj=tuple(given), standalone_mode=False)
             if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
                 raise KeyboardInterrupt
             return code if isinstance(code, int) else ExitCode.OK
@@ -277,6 +283,21 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
             return ExitCode.BUG
         _explain(known, debug)
         return known.exit_code
+
+
+def _called(given: Sequence[str]) -> typer.Typer:
+    """Returns the app with the called command alone; typer needs longer to set up all commands than
+    to be imported. All of them for the help, and to say which ones there are."""
+    words = [argument for argument in given if not argument.startswith("-")][:1]
+    called = copy.copy(app)
+    called.registered_commands = [
+        command
+        for command in app.registered_commands
+        if (command.name or getattr(command.callback, "__name__", "")) in words
+    ]
+    called.registered_groups = [group for group in app.registered_groups if group.name in words]
+    found = called.registered_commands or called.registered_groups
+    return called if found or "--version" in given else app
 
 
 def _known(error: Any) -> MoediagError | None:

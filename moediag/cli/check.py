@@ -62,7 +62,7 @@ def check(
     from moediag.campaign.engine import shown
     from moediag.pipeline import check as checker
     from moediag.pipeline import check_page
-    from moediag.report import terminal, views
+    from moediag.report import consoles, terminal, views
 
     options = checker.CheckOptions(
         config=config, layout=_axes(layout), world=world, stack=o.pairs(stack, "--stack"),
@@ -74,7 +74,7 @@ def check(
     if as_json:
         stdout.line(checker.as_text(found))
     else:
-        console = views.output(no_color)
+        console = consoles.output(no_color)
         for line in check_page.lines(found, min(console.width, terminal.WIDEST)):
             terminal.show(line, console)
         stdout.line(f" Report: {views.short(found.folder) / checker.RESULT}")

@@ -91,9 +91,9 @@ def exit_code(found: Hunt) -> int:
 
 def _show(found: Hunt, folder: Path, no_color: bool) -> None:
     from moediag.campaign.hunt import findings_page
-    from moediag.report import terminal, views
+    from moediag.report import consoles, terminal, views
 
-    console = views.output(no_color)
+    console = consoles.output(no_color)
     for line in findings_page.lines(found, min(console.width, terminal.WIDEST)):
         terminal.show(line, console)
     stdout.line(f" Report: {views.short(folder) / 'hunt.md'}")

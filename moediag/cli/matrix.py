@@ -131,9 +131,9 @@ def matrix(
 
 def _show(found: Matrix, folder: Path, no_color: bool) -> None:
     from moediag.campaign.matrix import table_page
-    from moediag.report import terminal, views
+    from moediag.report import consoles, terminal, views
 
-    console = views.output(no_color)
+    console = consoles.output(no_color)
     for line in table_page.lines(found, console.width):
         terminal.show(line, console)
     stdout.line(f" Report: {views.short(folder) / 'matrix.md'}")

@@ -95,7 +95,7 @@ def nightly(
     from moediag.campaign.nightly import summary as pages
     from moediag.campaign.nightly.changes import Change, compare
     from moediag.campaign.nightly.history import History
-    from moediag.report import terminal, views
+    from moediag.report import consoles, terminal, views
     from moediag.stacks.base import cache_root, current_base
 
     wanted = tracks.parse(track)
@@ -119,7 +119,7 @@ def nightly(
     if as_json:
         stdout.data(_json(found))
     else:
-        console = views.output(no_color)
+        console = consoles.output(no_color)
         where = str(views.short(folder))
         for line in pages.lines(found, where, min(console.width, terminal.WIDEST)):
             terminal.show(line, console)

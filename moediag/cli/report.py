@@ -43,7 +43,7 @@ def report(
     --markdown of one failed run is a draft bug report with a program that reproduces it; nothing is
     filed.
     """
-    from moediag.report import terminal, views
+    from moediag.report import consoles, terminal, views
 
     if for_ and markdown is None:
         raise UsageError(f"--for {for_} needs --markdown", "Add --markdown FILE.")
@@ -66,7 +66,7 @@ def report(
         stderr.line(f"wrote {written}")
     if not chosen:
         for result, folder in loaded:
-            terminal.render(result, views.output(no_color), views.short(folder))
+            terminal.render(result, consoles.output(no_color), views.short(folder))
 
 
 def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
@@ -75,12 +75,12 @@ def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B00
     It describes the Python that runs moediag, or with --stack an environment that is built. Values
     of variables that look like secrets are omitted.
     """
-    from moediag import doctor as examiner
+    from moediag import hardware
     from moediag.upstream import system_info
 
     found = system_info.here(system_info.built(o.pairs(stack, "--stack")), tools=True)
     if as_json:
-        facts = {"moediag": moediag.__version__, **examiner.machine(), **found.to_json()}
+        facts = {"moediag": moediag.__version__, **hardware.machine(), **found.to_json()}
         stdout.data(facts)
     else:
         stdout.line("\n".join(["### moediag environment", "", *found.lines()]))

@@ -72,7 +72,7 @@ def run(
     from moediag.campaign import run as runner
     from moediag.campaign.engine import opened, shown
     from moediag.pipeline.trials import TrialOptions
-    from moediag.report import json_view, page, terminal, views
+    from moediag.report import consoles, json_view, page, terminal, views
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
     from moediag.scenario import plan as planning
@@ -97,7 +97,7 @@ def run(
     if as_json:
         stdout.write(json_view.render(result))
     else:
-        terminal.render(result, views.output(no_color), views.short(journal.folder))
+        terminal.render(result, consoles.output(no_color), views.short(journal.folder))
     raise typer.Exit(page.exit_code(result))
 
 
@@ -127,7 +127,7 @@ def _all(
     from moediag.campaign.engine import opened, shown
     from moediag.campaign.sweep import session
     from moediag.campaign.sweep import summary as view
-    from moediag.report import views
+    from moediag.report import consoles, views
 
     ranks = (options.world_size or 1) // options.launch.nnodes
     o.require_gpus(options.device, ranks, options.stack.get("torch"))
@@ -138,5 +138,5 @@ def _all(
     if as_json:
         stdout.data(found.to_json())
     else:
-        view.render(found, views.output(no_color), str(views.short(journal.folder)))
+        view.render(found, consoles.output(no_color), str(views.short(journal.folder)))
     return found.exit_code

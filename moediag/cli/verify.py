@@ -38,7 +38,7 @@ def verify(
     """
     from moediag.errors import UsageError
     from moediag.pipeline import verify as verifier
-    from moediag.report import json_view, terminal, views, watch_display
+    from moediag.report import consoles, json_view, terminal, views, watch_display
 
     try:
         alone = shlex.split(reference)
@@ -62,6 +62,6 @@ def verify(
     if as_json:
         stdout.write(json_view.render(done.result))
     else:
-        terminal.render(done.result, views.output(no_color), views.short(done.folder))
+        terminal.render(done.result, consoles.output(no_color), views.short(done.folder))
         stderr.line(watch_display.closing(done.result, views.short(done.folder)))
     raise typer.Exit(done.exit_code)

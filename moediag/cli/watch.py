@@ -94,7 +94,7 @@ def watch(
     """
     from moediag.launch.watched import JobOptions
     from moediag.pipeline import watch as watcher
-    from moediag.report import json_view, terminal, views, watch_display
+    from moediag.report import consoles, json_view, terminal, views, watch_display
     from moediag.result import FAILURES
 
     job = JobOptions(
@@ -121,7 +121,9 @@ def watch(
             elif found.verdict in FAILURES or found.verdict == "inconclusive":
                 with view.aside():
                     terminal.render(
-                        watcher.of_job(name, [found]), views.output(no_color), views.short(folder)
+                        watcher.of_job(name, [found]),
+                        consoles.output(no_color),
+                        views.short(folder),
                     )
             else:
                 for text in (found.cause, *(f"note: {note}" for note in found.notes)):

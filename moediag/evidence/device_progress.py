@@ -16,7 +16,7 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence import file_loading
-from moediag.evidence.flight_dump import COMPLETED, STARTED, Dump, Kind
+from moediag.evidence.flight_calls import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import COMPLETED_THERE, ISSUED, STARTED_THERE, Collective
 
 _P2P = ("send", "recv")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from moediag.evidence import flight_dump
-from moediag.evidence.flight_dump import Dump
+from moediag.evidence.flight_calls import Dump, NoDump
 
 MAX_PICKLE = 32 * 1024 * 1024  # a dump of 2,000 entries has a quarter of a million bytes
 MAX_JSON = 128 * 1024 * 1024
@@ -69,7 +69,7 @@ def load(path: Path) -> Loaded:
             if head.lstrip()[:1] not in (b"{", b"[") or _is_log(head):
                 return Loaded()
             return _json(_rest(file, head, MAX_JSON).decode("utf-8", errors="replace"))
-    except (Refused, flight_dump.NoDump) as no:
+    except (Refused, NoDump) as no:
         return Loaded(refused=str(no))
     except OSError as error:
         return Loaded(refused=str(error.strerror))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from moediag.evidence import group_progress, window
-from moediag.evidence.flight_dump import COMPLETED, STARTED, Dump, Kind
+from moediag.evidence.flight_calls import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import (
     COMPLETED_THERE,
     ISSUED,

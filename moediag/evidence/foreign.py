@@ -18,7 +18,7 @@ from moediag.evidence import (
     one_job,
     rank_stacks,
 )
-from moediag.evidence.flight_dump import COMPLETED, Dump
+from moediag.evidence.flight_calls import COMPLETED, Dump
 from moediag.evidence.model import (
     Collective,
     Evidence,

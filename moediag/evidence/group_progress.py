@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moediag.evidence.flight_dump import COMPLETED, Dump
+from moediag.evidence.flight_calls import COMPLETED, Dump
 from moediag.evidence.model import Group
 from moediag.evidence.window import Key
 

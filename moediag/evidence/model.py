@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moediag.evidence.law_model import RankLaws
-from moediag.protocol import ExpertRows, Outcome
+if TYPE_CHECKING:
+    from moediag.evidence.law_model import RankLaws
+    from moediag.protocol import ExpertRows, Outcome
+
 
 # How far a device is with a call, in Collective.on_device.
 ISSUED, STARTED_THERE, COMPLETED_THERE = "issued", "started", "completed"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from moediag.evidence.flight_dump import Dump
+from moediag.evidence.flight_calls import Dump
 from moediag.result.wording import ranks as of_ranks
 
 APART = 120.0  # seconds between issues of one call; clocks of one cluster are closer

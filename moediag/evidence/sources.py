@@ -25,7 +25,7 @@ from moediag.evidence import (
 )
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
-from moediag.evidence.flight_dump import Dump
+from moediag.evidence.flight_calls import Dump
 from moediag.evidence.model import ExitStatus, RankError, Report, Stack
 from moediag.evidence.rank_in_name import OF_TORCHRUN, rank_of
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moediag.evidence.flight_dump import COMPLETED, Dump
+from moediag.evidence.flight_calls import COMPLETED, Dump
 
 KEEP_ALL = 50_000  # calls of all ranks together
 BEFORE = 48  # calls of a rank before the first place of interest

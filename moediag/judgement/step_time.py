@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moediag.protocol import CostTask, Outcome, outcome_file
+from moediag import protocol
 from moediag.result import Role, TrialResult, Verdict
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
     """Ratios by step, from ``seconds`` (Outcome.cost of one rank). The unfixed step's ratio is 1,
     with the spread of its second timing: smaller differences are noise. Empty without at least two
     rounds."""
+    import statistics
+
     unfixed = seconds.get(UNFIXED, [])
     found: dict[str, Ratio] = {}
     for name, rounds in seconds.items():
@@ -48,14 +49,14 @@ def with_ratios(
     """``results`` without the cost trial's own row, with its ratios where a trial ran the same code
     on the same stack. A cost trial does not check correctness: if it failed, the unfixed trial gets
     a note."""
-    trial = next((p for p in plan.trials if isinstance(p.trial.task, CostTask)), None)
+    trial = next((p for p in plan.trials if isinstance(p.trial.task, protocol.CostTask)), None)
     if trial is None:
         return tuple(results)
     cost = trial.trial.variant
     own = next((r for r in results if r.variant == cost), None)
     others = tuple(r for r in results if r.variant != cost)
     try:
-        outcome = Outcome.read(folder / trial.trial.name / outcome_file(0))
+        outcome = protocol.Outcome.read(folder / trial.trial.name / protocol.outcome_file(0))
     except (OSError, ValueError):
         return others if own is None else tuple(_unmeasured(r, own) for r in others)
     measured = ratios(outcome.cost)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moediag.protocol import Outcome, TrainerTask, outcome_file
+from moediag import protocol
 from moediag.result import Cell, Table, TrialResult
 
 if TYPE_CHECKING:
@@ -37,22 +37,24 @@ class Curve:
 
 def tables(plan: Plan, trials: Sequence[TrialResult], folder: Path) -> tuple[Table, ...]:
     """The tables of the run in ``folder``; none for a scenario without a Trainer."""
-    trained = {p.trial.variant for p in plan.trials if isinstance(p.trial.task, TrainerTask)}
+    trained = {
+        p.trial.variant for p in plan.trials if isinstance(p.trial.task, protocol.TrainerTask)
+    }
     runs = [t for t in trials if t.variant in trained and t.repeat == 0]
     curves = [curve(t, _outcomes(t, folder)) for t in runs]
     return side_by_side(curves)
 
 
-def _outcomes(trial: TrialResult, folder: Path) -> Mapping[int, Outcome]:
+def _outcomes(trial: TrialResult, folder: Path) -> Mapping[int, protocol.Outcome]:
     found = {}
     for rank in range(trial.world_size if trial.evidence else 0):
-        path = folder / trial.evidence / outcome_file(rank)
+        path = folder / trial.evidence / protocol.outcome_file(rank)
         if path.exists():
-            found[rank] = Outcome.read(path)
+            found[rank] = protocol.Outcome.read(path)
     return found
 
 
-def curve(trial: TrialResult, outcomes: Mapping[int, Outcome]) -> Curve:
+def curve(trial: TrialResult, outcomes: Mapping[int, protocol.Outcome]) -> Curve:
     """The curve of a trial, without numbers unless every rank left some."""
     whole = [outcomes[rank] for rank in sorted(outcomes)]
     if len(whole) < trial.world_size or not all(o.losses for o in whole):

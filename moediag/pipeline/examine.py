@@ -9,24 +9,28 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import moediag
-from moediag import doctor
+from moediag import hardware, judgement, protocol
 from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
-from moediag.evidence.nodes import job_of
-from moediag.evidence.trial_folder import read_trial
-from moediag.judgement import conclude
 from moediag.pipeline import rows
-from moediag.protocol import TRIAL_FILE, CostTask, ReferenceTask, Trial
+from moediag.protocol import TRIAL_FILE
 from moediag.report.trace import Traced, traced
-from moediag.result import Conclusion, RunResult, TrialResult, Verdict, read_result, wording
+from moediag.result import (
+    Conclusion,
+    Role,
+    RunResult,
+    TrialResult,
+    Verdict,
+    read_result,
+    wording,
+)
 
 HELP = (
     "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
     "Flight Recorder dumps, py-spy or pystack output, torchrun's error files or the ranks' logs."
 )
-_NOT_JUDGED = (ReferenceTask, CostTask)
 _SHOWN = 4  # refused files, or runs, that an error lists
 
 
@@ -68,7 +72,7 @@ def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
         scenario=", ".join(scenarios),
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         moediag_version=moediag.__version__,
-        machine=doctor.machine(),
+        machine=hardware.machine(),
         trials=tuple(trial for _, trial, _ in found),
         conclusion=Conclusion(reproduced=None),
     )
@@ -85,7 +89,7 @@ def trial_folders(path: Path) -> list[Path]:
     if (path / TRIAL_FILE).is_file():
         return [path]
     found = [file.parent for file in sorted(path.glob(f"*/{TRIAL_FILE}"))]
-    judged = [folder for folder in found if not isinstance(_trial(folder).task, _NOT_JUDGED)]
+    judged = [folder for folder in found if _is_judged(_trial(folder))]
     if found and not judged:
         raise EvidenceError(f"{path} holds no trial that ran the step under test", HELP)
     runs = [] if found else sorted({file.parts[-3] for file in path.glob(f"*/*/{TRIAL_FILE}")})
@@ -98,9 +102,13 @@ def trial_folders(path: Path) -> list[Path]:
     return judged
 
 
-def _trial(folder: Path) -> Trial:
+def _is_judged(trial: protocol.Trial) -> bool:
+    return not isinstance(trial.task, protocol.ReferenceTask | protocol.CostTask)
+
+
+def _trial(folder: Path) -> protocol.Trial:
     try:
-        return Trial.read(folder / TRIAL_FILE)
+        return protocol.Trial.read(folder / TRIAL_FILE)
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{folder / TRIAL_FILE} cannot be read: {error}", HELP) from error
 
@@ -119,7 +127,7 @@ def _again(result: RunResult, found: Mapping[str, tuple[str, TrialResult, Eviden
     trial is judged by it, and a note says so."""
     trials = [_rejudged(trial, found) for trial in result.trials]
     same = all(n.diagnosis is o.diagnosis for n, o in zip(trials, result.trials, strict=True))
-    conclusion = result.conclusion if same else conclude(trials)
+    conclusion = result.conclusion if same else judgement.conclude(trials)
     seen = [found[t.evidence][2] if t.evidence in found else Evidence(0, {}) for t in result.trials]
     return Examined(replace(result, trials=tuple(trials), conclusion=conclusion), tuple(seen))
 
@@ -154,15 +162,18 @@ def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialR
         raise EvidenceError(f"{where}: nothing here could be read as evidence: {why}", HELP)
     evidence = foreign.evidence(found)
     place = ", ".join(path.resolve().name for path in paths)
-    trial = Trial(
-        name="as-found", scenario=place, variant="as found", launcher="",
-        world_size=evidence.world_size, backend=evidence.backend,
+    result = TrialResult(
+        variant="as found", role=Role.UNFIXED, stack=_versions(evidence), launcher="",
+        backend=evidence.backend, world_size=evidence.world_size, diagnosis=diagnose(evidence),
+        expected="", met=True, evidence=", ".join(map(str, paths)),
     )  # fmt: skip
-    return place, result_of(trial, evidence, ", ".join(map(str, paths))), evidence
+    return place, result, evidence
 
 
 def _by_job(folders: Sequence[Path]) -> list[list[Path]]:
     """Groups folders that watchers on several nodes left of the same start of a job."""
+    from moediag.evidence.nodes import job_of
+
     found: dict[str, list[Path]] = {}
     for folder in folders:
         found.setdefault(job_of(folder) or str(folder.resolve()), []).append(folder)
@@ -170,20 +181,26 @@ def _by_job(folders: Sequence[Path]) -> list[list[Path]]:
 
 
 def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
+    from moediag.evidence.trial_folder import read_trial
+
     trial, evidence = _trial(folders[0]), read_trial(*folders)
     where = ", ".join(map(str, folders))
     return trial.scenario, result_of(trial, evidence, where), evidence
 
 
-def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
+def result_of(trial: protocol.Trial, evidence: Evidence, where: str) -> TrialResult:
     """Returns the diagnosis of ``evidence`` without expectations. ``where``: the evidence, as a
     reader of the result finds it."""
-    versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
-    if not evidence.nccl:
-        versions.pop("nccl", None)  # torch includes it, but the job did not use it
     known = replace(
         trial,
         world_size=trial.world_size or evidence.world_size,
         backend=trial.backend or evidence.backend,
     )
-    return rows.row(known, diagnose(evidence), versions, where)
+    return rows.row(known, diagnose(evidence), _versions(evidence), where)
+
+
+def _versions(evidence: Evidence) -> dict[str, str | None]:
+    versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
+    if not evidence.nccl:
+        versions.pop("nccl", None)  # torch includes it, but the job did not use it
+    return versions

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from moediag import judgement
 from moediag.errors import StackError
-from moediag.protocol import Trial
 from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
 
 if TYPE_CHECKING:
+    from moediag.protocol import Trial
     from moediag.scenario.plan import PlannedTrial
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import moediag
-from moediag import doctor, protocol
+from moediag import hardware, protocol
 from moediag.errors import ExitCode, Interrupted
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import watched
@@ -313,7 +313,7 @@ def of_job(name: str, trials: Sequence[TrialResult], started: datetime | None = 
         scenario=name,
         started=(started or datetime.now(timezone.utc)).isoformat(timespec="seconds"),
         moediag_version=moediag.__version__,
-        machine=doctor.machine(),
+        machine=hardware.machine(),
         trials=tuple(trials),
         conclusion=Conclusion(reproduced=None),
     )

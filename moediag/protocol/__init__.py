@@ -10,18 +10,9 @@ A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.
 nothing it had recorded) and keeps ``rank-N.heartbeat``, a small memory-mapped record.
 """
 
-from moediag.protocol.checked import (
-    FAILS,
-    MAY_FAIL,
-    NOTE,
-    Checked,
-    CheckFinding,
-    ExpertRange,
-    MeshSlice,
-    PlannedParameter,
-    PlannedUnit,
-    SimulatedCase,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from moediag.protocol.events import (
     EVENT_KINDS,
     LAW_KINDS,
@@ -78,28 +69,6 @@ from moediag.protocol.files import (
     stacks_file,
     watchdog_dump,
 )
-from moediag.protocol.measured import (
-    ENV_MEASURE,
-    Measured,
-    MeasuredStep,
-    MeasureRequest,
-    read_measured,
-)
-from moediag.protocol.outcome import (
-    Applied,
-    ExpertRows,
-    GradientError,
-    Multiple,
-    Outcome,
-    OutcomeTable,
-    Replica,
-    ResumeOutcome,
-    Sketch,
-    StateDifference,
-    StepNumbers,
-    StepReplicas,
-    Susceptibility,
-)
 from moediag.protocol.process_start import (
     start_time,
     stat_fields,
@@ -108,24 +77,6 @@ from moediag.protocol.programs import (
     PROGRAMS,
     program_options,
 )
-from moediag.protocol.relations import (
-    CONDITIONS,
-    ListedFamily,
-    RelationOutcome,
-    ReleaseListing,
-    WayOutcome,
-)
-from moediag.protocol.specs import (
-    SIZES,
-    VOCAB,
-    ModelSpec,
-    RecorderSpec,
-    Size,
-    SkewSpec,
-    Starve,
-    StepSpec,
-    WrapperSpec,
-)
 from moediag.protocol.stored import (
     SCHEMA_VERSION,
     build,
@@ -133,29 +84,97 @@ from moediag.protocol.stored import (
     write_json,
     write_text,
 )
-from moediag.protocol.tasks import (
-    TRAINER_KINDS,
-    CheckTask,
-    CostTask,
-    FamiliesTask,
-    ProgramTask,
-    ReferenceTask,
-    RelationTask,
-    ResumeTask,
-    StepTask,
-    SusceptibilityTask,
-    Task,
-    TrainerTask,
-    VerifyTask,
-    WatchTask,
-    task_fields,
-)
-from moediag.protocol.trial import Trial
 from moediag.protocol.user_code import (
     in_libraries,
     innermost_user,
     is_moediag,
 )
+
+# Modules of dataclasses, which take longer to make than the rest of a short command.
+_LATER = ("specs", "tasks", "trial", "outcome", "relations", "measured", "checked")
+
+if TYPE_CHECKING:
+    from moediag.protocol.checked import (
+        FAILS,
+        MAY_FAIL,
+        NOTE,
+        Checked,
+        CheckFinding,
+        ExpertRange,
+        MeshSlice,
+        PlannedParameter,
+        PlannedUnit,
+        SimulatedCase,
+    )
+    from moediag.protocol.measured import (
+        ENV_MEASURE,
+        Measured,
+        MeasuredStep,
+        MeasureRequest,
+        read_measured,
+    )
+    from moediag.protocol.outcome import (
+        Applied,
+        ExpertRows,
+        GradientError,
+        Multiple,
+        Outcome,
+        OutcomeTable,
+        Replica,
+        ResumeOutcome,
+        Sketch,
+        StateDifference,
+        StepNumbers,
+        StepReplicas,
+        Susceptibility,
+    )
+    from moediag.protocol.relations import (
+        CONDITIONS,
+        ListedFamily,
+        RelationOutcome,
+        ReleaseListing,
+        WayOutcome,
+    )
+    from moediag.protocol.specs import (
+        SIZES,
+        VOCAB,
+        ModelSpec,
+        RecorderSpec,
+        Size,
+        SkewSpec,
+        Starve,
+        StepSpec,
+        WrapperSpec,
+    )
+    from moediag.protocol.tasks import (
+        TRAINER_KINDS,
+        CheckTask,
+        CostTask,
+        FamiliesTask,
+        ProgramTask,
+        ReferenceTask,
+        RelationTask,
+        ResumeTask,
+        StepTask,
+        SusceptibilityTask,
+        Task,
+        TrainerTask,
+        VerifyTask,
+        WatchTask,
+        task_fields,
+    )
+    from moediag.protocol.trial import Trial
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Imports the modules in ``_LATER`` as far as the one that defines ``name``."""
+        for module in _LATER if name in __all__ else ():
+            found = vars(import_module(f"{__name__}.{module}"))
+            if name in found:
+                globals()[name] = found[name]
+                return found[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AGENT_EVENTS",

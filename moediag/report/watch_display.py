@@ -271,7 +271,7 @@ def balance_of(progress: Progress) -> str:
 def view(no_color: bool, every: float, to_stderr: bool) -> Iterator[View]:
     """Yields a live view in a terminal, else lines. ``to_stderr``: stdout is for data, so the job's
     own output goes to stderr."""
-    from moediag.report.views import watched_stderr
+    from moediag.report.consoles import watched_stderr
 
     console = watched_stderr(no_color)
     if console is not None and sys.stdout.isatty() and not to_stderr:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moediag import doctor
+from moediag import hardware
 from moediag.errors import MoediagError, UsageError
 from moediag.result import RunResult, TrialResult
 from moediag.result.run_result import SCENARIO_FILE
@@ -115,7 +115,7 @@ def _scenario(folder: Path) -> Scenario | None:
 
 def system(result: RunResult, trial: TrialResult) -> list[str]:
     """Lines from the stack's own Python if it still exists, else from the result."""
-    here = doctor.machine()
+    here = hardware.machine()
     same = all(result.machine.get(name) == here[name] for name in _SAME)
     request = {n: v for n, v in trial.stack.items() if v and n not in ("python", "torch", "nccl")}
     stack = None

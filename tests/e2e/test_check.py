@@ -11,6 +11,7 @@ import pytest
 from moediag.errors import ExitCode
 from moediag.evidence.trial_folder import read_trial
 from moediag.families import FAMILIES
+from moediag.launch.launcher import launcher
 from moediag.pipeline import check as checker
 from moediag.pipeline import check_cost
 from moediag.protocol import Checked, ModelSpec
@@ -86,6 +87,8 @@ def test_a_release_without_the_failure_is_clean(
     words += ["--stack", "transformers=5.23.0", "--out", str(tmp_path / "out")]
     code, stdout, _ = command.call(*words)
     assert code == ExitCode.OK, stdout
+    found = json.loads(stdout)
+    assert found["costs"] and not any("cost" in text for text in found["not_seen"])
 
 
 @pytest.mark.wide
@@ -98,6 +101,7 @@ def test_a_planted_fault_of_the_plan_is_named(
     axes = {name: int(size) for name, size in (part.split("=") for part in layout.split(","))}
     with overlay(tmp_path / "overlay", CONFIGURATION, old, new) as stack:
         monkeypatch.setattr(checker.environment, "ensure", lambda *_: stack)
+        monkeypatch.setattr(checker, "launcher", launcher)  # a host of the edited release
         options = checker.CheckOptions(
             written(tmp_path / "model"), axes, out=tmp_path / "out", simulate=False
         )

@@ -26,6 +26,7 @@ from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
+DUMPS = Path(__file__).parent.parent / "samples" / "flight-recorder"
 Module = Callable[..., types.SimpleNamespace]
 
 
@@ -402,15 +403,35 @@ def test_version_is_printed() -> None:
 HEAVY = ("torch", "transformers", "rich", "moediag.scenario", "jinja2", "ruamel", "psutil")
 
 
-def test_help_imports_nothing_heavy() -> None:
+# What a job of dumps does not need: its readers of trials, its views for people.
+OF_TRIALS = ("moediag.protocol.outcome", "moediag.evidence.trial_folder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (["run", "--help"], HEAVY),
+        (["--version"], (*HEAVY, "moediag.protocol")),
+        (["diagnose", "--json", str(DUMPS)], (*HEAVY, *OF_TRIALS)),
+    ],
+)
+def test_a_command_imports_what_it_uses(arguments: list[str], unwanted: tuple[str, ...]) -> None:
     program = (
-        "import sys\nfrom moediag.cli.app import main\ncode = main(['run', '--help'])\n"
-        f"print(code, [name for name in {HEAVY} if name in sys.modules])"
+        f"import sys\nfrom moediag.cli.app import main\ncode = main({arguments})\n"
+        f"print(code in (0, 1, 3), [name for name in {unwanted} if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.splitlines()[-1] == "0 []"
+    assert done.stdout.splitlines()[-1] == "True []"
+
+
+def test_a_wrong_command_is_told_and_the_help_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["lisst"]) == ExitCode.USAGE
+    assert "no such command 'lisst'" in capsys.readouterr().err
+    assert app.main(["--help"]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert all(name in told for name in ("run", "stacks", "nightly"))
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:

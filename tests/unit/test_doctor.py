@@ -205,14 +205,14 @@ def test_index_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_machine_describes_cores_memory_and_gpus() -> None:
-    facts = doctor.machine()
+    facts = hardware.machine()
     assert facts["cores"] >= 1 and facts["memory_gb"] > 0 and isinstance(facts["gpus"], list)
 
 
 def test_the_checks_never_import_torch() -> None:
     text = (
-        "import sys; from moediag import doctor\n"
-        "doctor.checks(network=False); doctor.machine()\n"
+        "import sys; from moediag import doctor, hardware\n"
+        "doctor.checks(network=False); hardware.machine()\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0

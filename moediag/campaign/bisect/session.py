@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import moediag
-from moediag import doctor
+from moediag import hardware
 from moediag.campaign.bisect import answer_page
 from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.afterwards import afterwards
@@ -39,6 +39,8 @@ REPORT_FILE = "report.md"
 RUNS = Path("moediag-runs")  # folder of earlier bisects
 # Without measurements: a probe is mostly imports, and on two cores they took 10 to 20 s.
 GUESS = 15.0
+# A guess as well: seconds to build one environment, most of them to fetch packages.
+BUILD = 20.0
 
 MakeProber = Callable[[Question, Path], Prober]
 
@@ -143,7 +145,7 @@ def _command(question: Question, request: dict[str, str]) -> str:
 
 
 def _environment(question: Question) -> dict[str, str]:
-    machine = doctor.machine()
+    machine = hardware.machine()
     torch = current_base(cache_root()).torch
     held = {**question.asked.hold}
     facts: dict[str, Any] = {
@@ -174,8 +176,13 @@ class Forecast:
     measured: int  # number of probes of earlier bisects behind ``mean``; 0: a guess
 
     @property
+    def to_build(self) -> int:
+        """Environments to build, at most."""
+        return min(self.probes, len(self.question.versions) - self.built)
+
+    @property
     def seconds(self) -> float:
-        return self.probes * self.mean
+        return self.probes * self.mean + self.to_build * BUILD
 
     def to_json(self) -> dict[str, Any]:
         q = self.question
@@ -193,6 +200,7 @@ class Forecast:
             "hold": dict(q.asked.hold),
             "probes_at_most": self.probes,
             "environments_built": self.built,
+            "environments_to_build_at_most": self.to_build,
             "seconds_per_probe": round(self.mean, 1),
             "measured_probes": self.measured,
             "seconds_at_most": round(self.seconds, 1),
@@ -231,7 +239,16 @@ class Forecast:
             "           and 2 at each boundary where companions changed too",
             f"time       at most {wording.seconds(self.seconds)}: "
             f"{self.mean:.0f} s a probe, {basis}",
+            *self._building(),
         ]
+
+    def _building(self) -> list[str]:
+        from moediag.result import wording
+
+        if not self.to_build:
+            return []
+        what = wording.plural(self.to_build, "environment")
+        return [f"           and at most {what} to build, {BUILD:.0f} s each, a guess"]
 
 
 def forecast(question: Question) -> Forecast:

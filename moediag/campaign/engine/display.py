@@ -290,7 +290,7 @@ class Live(Display):
 @contextlib.contextmanager
 def shown(no_color: bool = False) -> Iterator[Display]:
     """Yields a live display on stderr in a terminal, else lines."""
-    from moediag.report.views import watched_stderr
+    from moediag.report.consoles import watched_stderr
 
     console = watched_stderr(no_color)
     if console is not None:

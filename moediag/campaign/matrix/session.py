@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import moediag
-from moediag import doctor
+from moediag import hardware
 from moediag.campaign.bisect.probe import Releases, new_folder
 from moediag.campaign.engine import Display, Journal, Line, Records, Strategy, drive, opened
 from moediag.campaign.matrix import table_page
@@ -164,7 +164,8 @@ def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
     made = [
         f"`{shlex.join(words)}`",
         f"{datetime.now(timezone.utc):%Y-%m-%d}, moediag {moediag.__version__}, "
-        f"torch {base.torch}, Python {base.python}, {doctor.machine()['os']}; {_counted(matrix)}.",
+        f"torch {base.torch}, Python {base.python}, {hardware.machine()['os']}; "
+        f"{_counted(matrix)}.",
     ]
     section = table_page.markdown(matrix, made)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import moediag
-from moediag import doctor
+from moediag import hardware
 from moediag.campaign.engine import (
     Clock,
     Display,
@@ -210,7 +210,7 @@ class _Tonight(Strategy[str, _Done]):
             started=self.started,
             lane=self.asked.lane,
             moediag_version=moediag.__version__,
-            machine=doctor.machine(),
+            machine=hardware.machine(),
             entries=tuple(entry for one in done for entry in one.entries),
             jobs=tuple(job for one in done for job in one.jobs),
             notes=tuple(self.notes),

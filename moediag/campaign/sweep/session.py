@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import moediag
-from moediag import doctor
+from moediag import hardware
 from moediag.campaign import run as runner
 from moediag.campaign.engine import Display, Header, Journal, Line, Records, Strategy, drive, opened
 from moediag.campaign.engine.journal import JOURNAL_FILE
@@ -180,7 +180,7 @@ class _Sweep(Strategy[str, Row]):
         return Sweep(
             started=self.started,
             moediag_version=moediag.__version__,
-            machine=doctor.machine(),
+            machine=hardware.machine(),
             seconds=round(self.before + time.monotonic(), 1),
             planned=tuple(self.planned),
             rows=tuple(self.rows[name] for name in self.planned if name in self.rows),

@@ -7,12 +7,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
-from moediag.protocol import GradientError
 from moediag.result import Table
 from moediag.result.wording import plural
+
+if TYPE_CHECKING:
+    from moediag.protocol import GradientError
 
 EXPERTS, ROUTER, REST, INPUT = "experts", "router", "all others", "inputs of the MoE blocks"
 _EXPERTS = re.compile(r"(?:^|\.)experts\.")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from moediag.evidence.model import Evidence, HeldWeights
-from moediag.protocol import ExpertRows
 from moediag.result import Table
 from moediag.result.wording import compact, plural
+
+if TYPE_CHECKING:
+    from moediag.protocol import ExpertRows
 
 HEADINGS = {"loaded": "after loading", "prepared": "after sharding", "resumed": "after resuming"}
 # Shown, not judged: by design the other ranks hold nothing yet.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moediag.evidence.model import Evidence
-from moediag.protocol import Outcome
+
+if TYPE_CHECKING:
+    from moediag.protocol import Outcome
 
 
 @dataclass(frozen=True, slots=True)

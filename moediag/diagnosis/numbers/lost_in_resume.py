@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.expert_holders import numbers
-from moediag.protocol import ExpertRows, ResumeOutcome
 from moediag.result.wording import compact, error_size, plural, ranks
+
+if TYPE_CHECKING:
+    from moediag.protocol import ExpertRows, ResumeOutcome
 
 ONE_RANK = "one-rank-everywhere"
 GLUED = "ranks-glued-together"

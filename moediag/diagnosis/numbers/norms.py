@@ -7,9 +7,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.gradients import number
-from moediag.protocol import Outcome, Replica, Sketch, StepReplicas
+
+if TYPE_CHECKING:
+    from moediag.protocol import Outcome, Replica, Sketch, StepReplicas
 
 # Relative tolerance of a norm that is the same on all ranks, against the reference's.
 TRUE_NORM = {"float32": 1e-2, "bfloat16": 2e-1}

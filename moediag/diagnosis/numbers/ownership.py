@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.expert_holders import (
     AT_REST,
@@ -17,8 +18,10 @@ from moediag.diagnosis.numbers.expert_holders import (
     numbers,
 )
 from moediag.evidence.model import Evidence, HeldWeights
-from moediag.protocol import ExpertRows
 from moediag.result.wording import listed, plural, ranks
+
+if TYPE_CHECKING:
+    from moediag.protocol import ExpertRows
 
 # Moment -> the first words of a sentence.
 WHEN = {"loaded": "After loading", "prepared": "After sharding", "resumed": "After resuming"}

@@ -10,12 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers import norms
 from moediag.diagnosis.numbers.gradients import number
 from moediag.diagnosis.numbers.norms import NormScope, WrongNorm
 from moediag.evidence.model import Evidence
-from moediag.protocol import Outcome, Replica, Sketch
+
+if TYPE_CHECKING:
+    from moediag.protocol import Outcome, Replica, Sketch
+
+    Held = Mapping[tuple[str, str], Mapping[int, Replica]]
 
 # Tolerances between replicas. Deterministic kernels give bit-identical replicas. Kernels that add
 # in any order differ by a few ulp, hence one tolerance per dtype.
@@ -136,9 +141,6 @@ def _of_step(
     yield from _tensors(OPTIMIZER_STATE, step, held, {}, dtype)
     before = _held(outcomes, 0) if step else {}
     yield from _tensors(WEIGHTS, step, held, before, dtype)
-
-
-Held = Mapping[tuple[str, str], Mapping[int, Replica]]
 
 
 def _held(outcomes: Mapping[int, Outcome], step: int) -> Held:

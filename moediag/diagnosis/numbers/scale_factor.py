@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from typing import TYPE_CHECKING
 
 from moediag.axes import AXES
 from moediag.diagnosis.numbers import by_part, norms
 from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
-from moediag.protocol import GradientError, Outcome
 from moediag.result import Cell, Table
 from moediag.result.wording import error_size
+
+if TYPE_CHECKING:
+    from moediag.protocol import GradientError, Outcome
 
 PATTERN = "constant-factor"  # its part of a signature
 # dtype -> allowed distance of tensors from k times the reference, and between two factors k
@@ -160,7 +162,7 @@ def _constant(kind: str, errors: Sequence[GradientError], near: float) -> Factor
     times = [e.times for e in errors if e.times is not None]
     if len(times) < len(errors) or all(t.numel < LEAST for t in times):
         return None
-    k = median(t.factor for t in times)
+    k = _median(t.factor for t in times)
     if abs(k) < near:  # zeros are missing gradients, not multiples
         return None
     off = max(max(abs(t.factor / k - 1), t.residual) for t in times)
@@ -231,7 +233,13 @@ def _moved(outcomes: Mapping[int, Outcome]) -> Mapping[str, float]:
     for outcome in outcomes.values():
         for fqn, times in outcome.updates.get(str(_after(outcomes)), {}).items():
             found.setdefault(by_part.kind(fqn), []).append(times.factor)
-    return {kind: median(values) for kind, values in found.items()}
+    return {kind: _median(values) for kind, values in found.items()}
+
+
+def _median(values: Iterable[float]) -> float:
+    from statistics import median  # imports random and decimal
+
+    return median(values)
 
 
 # ------------------------------------------------------------------------ in words
@@ -327,7 +335,7 @@ def _of_kind(errors: Sequence[GradientError], constant: float | None) -> Cell:
     if not factors:
         return None
     if not wrong:
-        return round(median(factors), 3)
+        return round(_median(factors), 3)
     return f"{_digits(min(factors))} to {_digits(max(factors))}"
 
 

@@ -25,6 +25,7 @@ class Configured:
     family: Optional[ReleaseFamily]  # None: the release's automatic classes lack the model type
     experts: int  # routed ones of a block; 0: none
     top_k: int
+    folder: Path = Path()  # of config.json
 
     @property
     def text(self) -> Any:
@@ -67,17 +68,17 @@ def read(path: str) -> Configured:
                 f"transformers {checkpoint.version()} has no such model: {_first(error)}"
             ) from error
         raise
-    return of_config(config)
+    return of_config(config, folder)
 
 
-def of_config(config: Any) -> Configured:
+def of_config(config: Any, folder: Path = Path()) -> Configured:
     family = release_families.find(config.model_type)
     text = moe_configs.text_of(config)
     experts, top_k = _experts(text)
     model = _model_class(config, family)
     if getattr(model, "config_class", None) is type(text):
         config = text  # of a composite whose automatic class is the text model
-    return Configured(config, model, family, experts, top_k)
+    return Configured(config, model, family, experts, top_k, folder)
 
 
 def _model_class(config: Any, family: Optional[ReleaseFamily]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -17,7 +18,7 @@ from moediag.protocol import (
     PlannedParameter,
     Trial,
 )
-from moediag.worker.check import expert_owners, fsdp_units, sharding
+from moediag.worker.check import checkpoint_names, expert_owners, fsdp_units, sharding
 from moediag.worker.check.configured import Configured
 from moediag.worker.check.plan_rules import PLAN, Rules
 from moediag.worker.check.tensor_places import axes, kind, listed, sizes, slices
@@ -35,8 +36,17 @@ def of_model(configured: Configured, trial: Trial) -> Checked:
     sizes = {name: tuple(p.shape) for name, p in whole.named_parameters()}
     native = trial.wrapper.kind == sharding.NATIVE
     model: Any = configured.on_meta(tied=False) if native else whole
+    stored: List[CheckFinding] = []
+    not_seen: List[str] = []
+    try:
+        stored = checkpoint_names.findings(configured.folder, whole, tied)
+    except checkpoint_names.NotRead as reason:
+        not_seen.append(f"the checkpoint: {reason}")
     found = sharding.wrapped(configured, model, trial)
-    return _Plan(configured, trial, found, sizes, tied).checked()
+    plan = _Plan(configured, trial, found, sizes, tied).checked()
+    return dataclasses.replace(
+        plan, findings=[*plan.findings, *stored], not_seen=[*plan.not_seen, *not_seen]
+    )
 
 
 class _Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import re
+import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moediag.recorder import lifeline
 
 _COMMUNICATION = ("c10d", "_c10d_functional")
-# An installed package, or the torch that environments of moediag share.
-_LIBRARY = re.compile(
-    r"/(?:site-packages|dist-packages|torch-only)/((?:transformers|torch|accelerate)/.+)"
-)
+_LIBRARIES = ("transformers", "torch", "accelerate")
 _TEXT = 400  # characters of an exception's message
 
 
@@ -106,8 +103,11 @@ def raised(error: BaseException) -> Raised:
 
 def place(path: str, line: int) -> str:
     """Returns ``transformers/distributed/mixin.py:233``; "" for a file of no library."""
-    found = _LIBRARY.search(path)
-    return f"{found[1]}:{line}" if found else ""
+    for name in _LIBRARIES:
+        root = Path(str(getattr(sys.modules.get(name), "__file__", None) or "/")).parent
+        if name in sys.modules and root in Path(path).parents:
+            return f"{name}/{Path(path).relative_to(root).as_posix()}:{line}"
+    return ""
 
 
 class Answers(TorchDispatchMode):

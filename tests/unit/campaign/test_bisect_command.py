@@ -226,7 +226,14 @@ def test_dry_run_probes_nothing_and_prints_an_estimate(
     code, out, _ = run("--dry-run", "--window", "--json")
     raw = json.loads(out)
     assert raw["measured_probes"] == 0
-    assert raw["seconds_at_most"] == raw["probes_at_most"] * session.GUESS
+    building = raw["environments_to_build_at_most"]
+    assert building == min(18, raw["probes_at_most"])
+    assert (
+        f"and at most {building} environments to build, 20 s each, a guess"
+        in run("--dry-run", "--window")[1]
+    )
+    probing = raw["probes_at_most"] * session.GUESS
+    assert raw["seconds_at_most"] == probing + building * session.BUILD
     run("--window")
     made = len(next(iter(states.read(f).probes for f in Path("moediag-runs").iterdir())))
     assert made <= raw["probes_at_most"]

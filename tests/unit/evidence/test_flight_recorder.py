@@ -13,7 +13,7 @@ import pytest
 from bench import jobs
 from moediag.diagnosis import diagnose
 from moediag.evidence import flight_dump, flight_recorder, foreign, window
-from moediag.evidence.flight_dump import Dump
+from moediag.evidence.flight_calls import Dump
 from moediag.evidence.flight_recorder import own_rank, recorded
 from moediag.evidence.sources import Found
 from moediag.result import Diagnosis

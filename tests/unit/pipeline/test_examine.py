@@ -13,6 +13,7 @@ import pytest
 from bench import jobs
 from moediag.cli import app
 from moediag.errors import EvidenceError, ExitCode
+from moediag.evidence import trial_folder
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.pipeline import examine, watch
 from moediag.protocol import CostTask, ReferenceTask, StepTask, Task, Trial
@@ -148,7 +149,7 @@ def test_exit_code_says_whether_a_failure_was_found(
         assert given is evidence
         return found
 
-    monkeypatch.setattr(examine, "read_trial", lambda folder: evidence)
+    monkeypatch.setattr(trial_folder, "read_trial", lambda folder: evidence)
     monkeypatch.setattr(examine, "diagnose", diagnose)
     result = examine.examine([make(tmp_path / "t")]).result
     trial = result.trials[0]
@@ -170,7 +171,7 @@ def judged_run(folder: Path) -> Path:
 def diagnosed_as(monkeypatch: pytest.MonkeyPatch, **other: Diagnosis) -> None:
     """Lets each trial's diagnosis be what the run had found, or ``other`` by name."""
     kept = {t.evidence: t.diagnosis for t in read_result(RESULTS / "starvation.json").trials}
-    monkeypatch.setattr(examine, "read_trial", lambda folder: folder.name)
+    monkeypatch.setattr(trial_folder, "read_trial", lambda folder: folder.name)
     monkeypatch.setattr(examine, "result_of", lambda trial, name, where: examine.rows.row(
         trial, other.get(name, kept[name]), {}, where))  # fmt: skip
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag import doctor
+from moediag import hardware
 from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
 from moediag.report.markdown import LIMIT
@@ -156,13 +156,13 @@ def test_system_information_comes_from_the_run(tmp_path: Path) -> None:
     lines = draft_evidence.system(RESULT, FAILED)
     assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
     assert "- transformers: 4.53.2" in lines and lines[-1] == "- launched: 2 ranks, gloo, fork"
-    assert not any(str(doctor.machine()["kernel"]) in line for line in lines)
+    assert not any(str(hardware.machine()["kernel"]) in line for line in lines)
 
 
 def test_system_information_comes_from_the_failed_stack_if_it_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here = replace(RESULT, machine=doctor.machine())
+    here = replace(RESULT, machine=hardware.machine())
     versions = {n: FAILED.stack[n] for n in ("torch", "transformers", "accelerate")}
     stack = Stack(Path(sys.executable), versions, "transformers-4.53.2-abc", 0.0, [])
     monkeypatch.setattr(draft_evidence.environment, "ready", lambda _: stack)

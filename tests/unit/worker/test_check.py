@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from moediag.protocol import Checked, CheckTask, Trial, WrapperSpec  # noqa: E402
 from moediag.worker import check  # noqa: E402
-from moediag.worker.check import placed, sharding, simulated_group  # noqa: E402
+from moediag.worker.check import checkpoint_names, placed, sharding, simulated_group  # noqa: E402
 from moediag.worker.check.plan_rules import Rules  # noqa: E402
 from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 
@@ -130,9 +131,46 @@ def test_the_line_of_a_rule_is_that_of_its_plan() -> None:
 
     rules = Rules.__new__(Rules)
     rules._text = 'base_model_pp_plan = {\n "norm": 1,\n}\nbase_model_tp_plan = {\n "norm": 2,\n}\n'
-    rules.path = "/x/site-packages/transformers/models/a/configuration_a.py"
+    folder = Path(transformers.__file__).parent
+    rules.path = str(folder / "models" / "a" / "configuration_a.py")
     assert rules.line("tp_plan", "model.norm") == "transformers/models/a/configuration_a.py:5"
     assert rules.line("fsdp_plan", "model.norm") == rules.line("tp_plan", "model.other") == ""
+
+
+# ------------------------------------------------------------------------ the checkpoint
+
+
+def stored(folder: Path, **changes: list[int] | None) -> list[str]:
+    """Writes a header for the small model, with these shapes (None: no tensor), and returns what is
+    found."""
+    with torch.device("meta"):
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SMALL))
+    header: dict[str, Any] = {name: {"dtype": "F32", "shape": list(tensor.shape)}
+                              for name, tensor in model.state_dict().items()}  # fmt: skip
+    for name, shape in changes.items():
+        header.pop(name)
+        if shape is not None:
+            header[name] = {"dtype": "F32", "shape": shape}
+    text = json.dumps({"__metadata__": {}, **header}).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    return [f"{one.level}: {one.text}" for one in checkpoint_names.findings(folder, model, [])]
+
+
+def test_the_headers_of_a_checkpoint(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    assert stored(tmp_path) == []
+    (lost,) = stored(tmp_path, **{name: None})
+    assert lost.startswith("may fail: no file gives 1 parameters (model.layers.*.mlp.experts.*.up_")
+    (wrong,) = stored(tmp_path, **{name: [8, 32]})
+    assert wrong.startswith("fails: shapes") and f"{name} is [8, 32]" in wrong
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_seen(tmp_path: Path) -> None:
+    with pytest.raises(checkpoint_names.NotRead, match="no safetensors file"):
+        checkpoint_names.shapes(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(checkpoint_names.NotRead, match=r"model\.safetensors"):
+        checkpoint_names.shapes(tmp_path)
 
 
 # ------------------------------------------------------------------------ simulated ranks

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement
-from moediag.protocol import Outcome
 from moediag.result import Confidence, Verdict
+
+if TYPE_CHECKING:
+    from moediag.protocol import Outcome
 
 VERDICT = Verdict.WRONG_GRADIENTS
 

@@ -27,12 +27,12 @@ STEPS_OF_LAWS = 200  # of which 8 are checked
 Step = Callable[[], None]
 
 
-def ddp(width: int = 64) -> Step:
+def ddp(width: int = 64, rows: int = 32) -> Step:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(width, 4 * width), torch.nn.ReLU(), torch.nn.Linear(4 * width, width)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    batch = torch.randn(32, width)
+    batch = torch.randn(rows, width)
 
     def step() -> None:
         model(batch).sum().backward()
@@ -83,7 +83,7 @@ def main() -> None:
         for name, make, kinds, steps in (
             ("ddp", ddp, ("off", "on"), STEPS),
             ("fsdp2", fsdp2, ("off", "on"), STEPS // 8),
-            ("laws", lambda: ddp(192), ("on", "laws"), STEPS_OF_LAWS),
+            ("laws", lambda: ddp(192, 96), ("on", "laws"), STEPS_OF_LAWS),
         ):
             step, times = make(), {kind: [] for kind in kinds}
             for number in range(int(sys.argv[2]) + 1):

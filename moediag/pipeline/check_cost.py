@@ -13,7 +13,6 @@ from moediag.evidence.model import Evidence
 from moediag.protocol import PlannedParameter, PlannedUnit
 
 _MOMENTS = 2  # of AdamW, each as large as the parameter and in its dtype
-_STEP = 2  # the recorded step that is compared: the first one may prepare something
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +83,16 @@ def memory(plan: Iterable[PlannedParameter], units: Iterable[PlannedUnit]) -> Me
 
 
 def as_recorded(units: Iterable[PlannedUnit], evidence: Evidence, rank: int = 0) -> str:
-    """Compares the formulas with the calls that ``rank`` recorded in its second step. Returns how
-    they differ, "" if they agree."""
+    """Compares the formulas with the calls that ``rank`` recorded in its last step: the first one
+    may prepare something. Returns how they differ, "" if they agree."""
+    units = list(units)
     expected = {cost.axis: cost for cost in by_axis(units)}
     seen = evidence.ranks[rank]
+    last = max((call.step for call in seen.collectives if call.parameters), default=0)
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for call in seen.collectives:
         group = seen.groups.get(call.group)
-        if call.step != _STEP or call.parameters is None or group is None:
+        if call.step != last or call.parameters is None or group is None:
             continue
         if call.op in ("all_gather", "reduce_scatter"):
             counted = counts[group.axis or "", call.op]

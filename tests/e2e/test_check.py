@@ -87,6 +87,8 @@ def test_a_release_without_the_failure_is_clean(
     words += ["--stack", "transformers=5.23.0", "--out", str(tmp_path / "out")]
     code, stdout, _ = command.call(*words)
     assert code == ExitCode.OK, stdout
+    found = json.loads(stdout)
+    assert found["costs"] and not any("cost" in text for text in found["not_seen"])
 
 
 @pytest.mark.wide

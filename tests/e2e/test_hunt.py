@@ -83,6 +83,44 @@ FAULTS = {
         MODELING, "* scaling", "* (1.1 * scaling)", "attention-implementations",
     ),
 }  # fmt: skip
+# Such faults in families drawn by lot (random.Random(15).sample) among those whose file has the
+# text: families, file, text, its replacement, relation.
+BY_LOT = {
+    "the mask is ignored": (
+        ("granitemoe", "axk1", "hunyuan_v1_moe", "mixtral"), "modeling",
+        "attention_mask=causal_mask,", "attention_mask=None,", "padding",
+    ),
+    "the cache keeps other keys": (
+        ("cohere2_moe", "flex_olmo", "granitemoe", "afmoe"), "modeling",
+        "past_key_values.update(key_states, value_states, self.layer_idx)",
+        "past_key_values.update(key_states.flip(2), value_states, self.layer_idx)", "use-cache",
+    ),
+    "eager attention has another scale": (
+        ("axk1", "qwen2_moe", "dots1", "solar_open"), "modeling",
+        "torch.matmul(query, key_states.transpose(2, 3)) * scaling",
+        "torch.matmul(query, key_states.transpose(2, 3)) * (1.1 * scaling)",
+        "attention-implementations",
+    ),
+    "the eager loop leaves out an expert": (
+        ("granitemoeshared", "flex_olmo", "deepseek_v3", "granitemoe"), "modeling",
+        "if expert_idx == self.num_experts:", "if expert_idx == self.num_experts - 1:",
+        "expert-implementations",
+    ),
+    "num_items_in_batch is not passed on": (
+        ("olmoe", "minimax_m2", "mellum", "laguna"), "modeling",
+        "self.loss_function(logits, labels, self.vocab_size, **kwargs)",
+        "self.loss_function(logits, labels, self.vocab_size)", "accumulation",
+    ),
+    "a plan names nothing": (
+        ("kolibri1", "minimax_m2", "exaone_moe", "olmoe"), "configuration",
+        '"layers.*.self_attn.o_proj"', '"layers.*.self_attn.o_prof"', "plans",
+    ),
+    "the eager experts drop the routing weight": (
+        ("exaone_moe", "granitemoeshared", "granitemoe", "flex_olmo"), "modeling",
+        " * top_k_weights[token_idx, top_k_pos, None]", "", "expert-implementations",
+    ),
+}  # fmt: skip
+DRAWN = [(fault, family) for fault, (families, *_) in BY_LOT.items() for family in families]
 # Edits that change nothing.
 HARMLESS = {
     "a local name": (EXPERTS, "sample_weights_g", "weights_in_order"),
@@ -99,10 +137,12 @@ HARMLESS = {
 }  # fmt: skip
 
 
-def cells(stack: environment.Stack, folder: Path, *relations: str) -> list[HuntCell]:
-    wanted = Wanted("5.23.0", ("qwen3_moe",), relations, timeout=300.0)
+def cells(
+    stack: environment.Stack, folder: Path, *relations: str, family: str = "qwen3_moe"
+) -> list[HuntCell]:
+    wanted = Wanted("5.23.0", (family,), relations, timeout=300.0)
     with contextlib.closing(session.Workers(wanted, stack, folder)) as workers:
-        return [workers.make(("qwen3_moe", relation)) for relation in relations]
+        return [workers.make((family, relation)) for relation in relations]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -112,6 +152,17 @@ def test_a_planted_fault_is_found_and_confirmed(fault: str, tmp_path: Path) -> N
     stack = environment.ensure(STACK)
     with overlay(stack, tmp_path / "overlay", "transformers", file, (old, new)) as stack:
         (found,) = cells(stack, tmp_path / "hunt", relation)
+    assert any(way.confirmed for way in found.outcome.ways), found
+
+
+@pytest.mark.parametrize(("fault", "family"), DRAWN)
+def test_a_fault_in_a_family_drawn_by_lot_is_found(fault: str, family: str, tmp_path: Path) -> None:
+    need(STACK)
+    _, kind, old, new, relation = BY_LOT[fault]
+    file = f"models/{family}/{kind}_{family}.py"
+    stack = environment.ensure(STACK)
+    with overlay(stack, tmp_path / "overlay", "transformers", file, (old, new)) as stack:
+        (found,) = cells(stack, tmp_path / "hunt", relation, family=family)
     assert any(way.confirmed for way in found.outcome.ways), found
 
 

@@ -200,7 +200,8 @@ def _singled_out(
         call = one.call
         if not one.exact or call is None or call != divergence.calls.get(one.ranks[0]):
             continue
-        if any(_again(call, earlier) for earlier in evidence.ranks[one.ranks[0]].collectives):
+        own = evidence.ranks[one.ranks[0]].collectives
+        if any(_again(call, earlier) and _meant(earlier, own, evidence) for earlier in own):
             continue
         for condition in one.apart:
             if condition.side == "handler":
@@ -224,6 +225,20 @@ def _again(call: Collective, earlier: Collective) -> bool:
         and (earlier.site, earlier.callers, earlier.op, earlier.group)
         == (call.site, call.callers, call.op, call.group)
     )
+
+
+def _meant(call: Collective, own: Sequence[Collective], evidence: Evidence) -> bool:
+    """Whether the calls that it met are its counterparts: another rank's call from a line from
+    which this rank calls as well met it by chance, because both have one size."""
+    places = {(c.site, c.callers) for c in own}
+    place = (call.site, call.callers)
+    met = [
+        (c.site, c.callers)
+        for seen in evidence.ranks.values()
+        for c in seen.collectives
+        if c is not call and (c.group, c.position) == (call.group, call.position)
+    ]
+    return not met or any(other == place or other not in places for other in met)
 
 
 def caught(standing: Sequence[Standing]) -> tuple[Standing, Condition] | None:

@@ -31,6 +31,8 @@ class SampleFacts:
     constant: tuple[int, ...] = ()
     """Ranks whose model was called with the same values in all checked steps."""
     same_order: SameOrder | None = None
+    order_ranks: tuple[int, ...] = ()
+    """Ranks that got it."""
 
 
 Steps = dict[int, tuple[ModelInputs, ...]]  # the calls of each step
@@ -38,11 +40,11 @@ Steps = dict[int, tuple[ModelInputs, ...]]  # the calls of each step
 
 def sample_facts(evidence: Evidence) -> SampleFacts:
     found: dict[int, Steps] = {}
-    orders: list[SameOrder] = []
+    orders: dict[int, SameOrder] = {}
     for rank, seen in sorted(evidence.ranks.items()):
         if seen.laws is None:
             continue
-        orders += seen.laws.same_order
+        orders.update((rank, one) for one in seen.laws.same_order[:1])
         steps: dict[int, list[ModelInputs]] = defaultdict(list)
         for one in seen.laws.inputs:
             steps[one.step].append(one)
@@ -51,7 +53,8 @@ def sample_facts(evidence: Evidence) -> SampleFacts:
     return SampleFacts(
         shared=_shared(found, constant),
         constant=constant,
-        same_order=orders[0] if orders else None,
+        same_order=next(iter(orders.values()), None),
+        order_ranks=tuple(orders),
     )
 
 

@@ -88,7 +88,7 @@ def _branch_of_one(
         return False
     ((owner, first),) = odd.items()
     same = [len({*map(_place, met)}) == 1 for met in zip(*made.values(), strict=False)]
-    if first < LEAST or not all(same[:first]) or any(same[first : found.position]):
+    if not LEAST <= first < len(same) or not all(same[:first]) or any(same[first : found.position]):
         return False
     others = {rank for rank in made if rank != owner}
     alone = any(

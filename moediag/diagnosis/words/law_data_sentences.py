@@ -71,8 +71,9 @@ def notes(samples: SampleFacts, training: TrainingFacts) -> tuple[str, ...]:
         order = samples.same_order
         at = f" at {order.line}" if order.line else ""
         found.append(
-            f"{order.sampler}{at} gave the same shuffled order in two passes of training (epoch "
-            f"{order.epoch}): nothing called set_epoch in between."
+            f"{order.sampler}{at} gave {ranks(samples.order_ranks)} the same shuffled order in two "
+            f"passes of training (epoch {order.epoch}, the second one until step {order.step}): "
+            "nothing called set_epoch in between."
         )
     found += [f"{of_starved(one)}." for one in training.starved if not one.adapters]
     if training.unset:

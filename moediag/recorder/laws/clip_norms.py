@@ -19,7 +19,7 @@ def install(context: LawContext) -> None:
     recorder = context.recorder
 
     def record(parameters: List[Any], max_norm: float, norm: Any, frame: Any) -> None:
-        if not context.checking or not isinstance(parameters, list) or hasattr(norm, "placements"):
+        if not isinstance(parameters, list) or hasattr(norm, "placements"):
             return
         known = context.names.of(parameters)
         if not known or None in known:
@@ -32,7 +32,8 @@ def install(context: LawContext) -> None:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def scale(parameters: Any, max_norm: Any, norm: Any, *more: Any, **options: Any) -> Any:
-            context.guarded(WATCHER, record, parameters, max_norm, norm, sys._getframe(1))
+            if context.checking:
+                context.guarded(WATCHER, record, parameters, max_norm, norm, sys._getframe(1))
             return original(parameters, max_norm, norm, *more, **options)
 
         return scale

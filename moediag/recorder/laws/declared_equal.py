@@ -44,7 +44,8 @@ class DeclaredEqual:
         def from_local(
             local_tensor: Any, device_mesh: Any = None, placements: Any = None, **more: Any
         ) -> Any:
-            if torch.is_grad_enabled() and type(local_tensor) is torch.Tensor and placements:
+            seen = self._context.checking and torch.is_grad_enabled()
+            if seen and type(local_tensor) is torch.Tensor and placements:
                 self._context.guarded(
                     WATCHER, self._seen, local_tensor, device_mesh, placements, sys._getframe(1)
                 )
@@ -55,7 +56,7 @@ class DeclaredEqual:
     def _seen(self, tensor: Any, mesh: Any, placements: Any, frame: Any) -> None:
         context = self._context
         step = context.recorder.current_step
-        if not context.checking or mesh is None or torch._C._current_graph_task_id() != -1:
+        if mesh is None or torch._C._current_graph_task_id() != -1:
             return
         if step != self._step:
             self._step, self._tensors, self._places = step, [], []

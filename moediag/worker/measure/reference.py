@@ -44,7 +44,7 @@ def compute(trial: Trial, moved: bool = False) -> Dict[str, Any]:
     """Returns {"gradients": [per step {FQN: tensor or None}], "inputs": [per step [per rank {MoE
     block: gradient of its input, (micro-batches, batch, seq_len, hidden)}]], "losses": [per step,
     mean over ranks], "norms": [before clipping], "weights": {FQN: tensor as saved, with
-    buffers of an fp32 model}}. With ``moved``
+    buffers of a model built by rules}}. With ``moved``
     also "moved": {FQN: tensor after the last step}. For a mixed-precision trial also "rounding":
     [per step {FQN: largest absolute difference of the gradient computed in the trial's type}].
     Saves the checkpoint first if ranks load one.
@@ -62,7 +62,8 @@ def compute(trial: Trial, moved: bool = False) -> Dict[str, Any]:
             model.load_state_dict(stored.state_dict())  # rounded as in the trial
         save(stored, trial.checkpoint_path)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    if trial.model.dtype == "float32":  # casting this model has rounded what stays in fp32 there
+    # In a hunt alone: elsewhere a cast of this model may have rounded what stays in fp32 there.
+    if trial.model.by_rules and trial.model.dtype == "float32":
         weights.update({name: b.detach().clone() for name, b in model.named_buffers()})
     mixed = trial.computes_in not in (trial.model.dtype, "float32")
     again = copy.deepcopy(model) if mixed else None

@@ -46,7 +46,13 @@ def averages_over(module: Any) -> List[int]:
     kind = type(module).__name__
     if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
         return sorted(dist.get_process_group_ranks(module.process_group))
-    return []
+    if getattr(module, "_get_fsdp_state", None) is None:
+        return []
+    # FSDP2 over all ranks: no other axis is left.
+    meshes = {p.device_mesh for p in module.parameters() if hasattr(p, "device_mesh")}
+    mesh: Any = meshes.pop() if len(meshes) == 1 else None
+    whole = mesh is not None and mesh.ndim == 1 and mesh.size() == dist.get_world_size()
+    return sorted(mesh.mesh.tolist()) if whole else []
 
 
 def random_state() -> List[torch.Tensor]:

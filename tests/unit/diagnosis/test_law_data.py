@@ -83,7 +83,7 @@ class TestSamples:
         order = SameOrder("train.py:3 main", 0, "DistributedSampler", 9)
         of = with_laws(job(2), lambda _, laws: replace(laws, same_order=(order,)))
         assert of.verdict == "clean"
-        assert "train.py:3 main gave the same shuffled order in two passes" in of.notes[0]
+        assert "train.py:3 main gave ranks 0, 1 the same shuffled order" in of.notes[0]
         assert len(of.notes) == 1
 
 

@@ -110,6 +110,30 @@ class TestABranchOfOneRank:
         assert "another call of equal size" not in found.cause
 
 
+class TestABranchWhoseCallsMetOthersBefore:
+    """DDP's broadcast of buffers in an evaluation of rank 0 stood in for that of its next step."""
+
+    def test_calls_that_met_by_chance_do_not_excuse_it(self) -> None:
+        found = diagnose(job("tttette", "tttttt", steps=""))
+        assert (found.culprits, found.confidence) == ((0,), "medium")
+        assert "under `if rank == 0` at train.py:59" in found.cause
+
+    def test_counterparts_of_another_branch_do(self) -> None:
+        assert diagnose(job("tttette", "tttott", steps="")).culprits == ()
+
+    def test_so_do_calls_that_met_one_from_an_unknown_place(self) -> None:
+        evidence = job("tttette", "tttttt", steps="")
+        calls = tuple(replace(c, site="", callers=()) for c in evidence.ranks[1].collectives)
+        ranks = {**evidence.ranks, 1: replace(evidence.ranks[1], collectives=calls)}
+        assert diagnose(replace(evidence, ranks=ranks)).culprits == ()
+
+    def test_a_rank_that_made_fewer_calls_is_no_error(self) -> None:
+        evidence = job("tttetto", "tttttt", steps="")
+        short = replace(evidence.ranks[1], collectives=evidence.ranks[1].collectives[:3])
+        ranks = {**evidence.ranks, 1: short}
+        assert diagnose(replace(evidence, ranks=ranks)).verdict == "hang"
+
+
 def with_conditions(evidence: Evidence, **of_line: tuple[Condition, ...]) -> Evidence:
     more = {LINES[name]: conditions for name, conditions in of_line.items()}
     ranks = {

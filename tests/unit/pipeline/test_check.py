@@ -118,10 +118,13 @@ def test_the_cost_of_a_step() -> None:
 
 
 def recorded(*calls: tuple[str, int]) -> Evidence:
+    """A job whose last step is its third."""
     made = tuple(
-        Collective(n, "0", n, op, size, size, "float32", step=2, parameters=("p",))
+        Collective(n, "0", n, op, size, size, "float32", step=3, parameters=("p",))
         for n, (op, size) in enumerate(calls)
     )
+    early = Collective(99, "0", 99, "all_gather", 7, 7, "float32", step=1, parameters=("p",))
+    made = (early, *made)
     groups = {"0": Group("0", (0, 1, 2, 3), axis="dp_shard")}
     return Evidence(4, {0: RankEvidence(0, collectives=made, groups=groups)})
 
@@ -131,6 +134,7 @@ def test_the_formula_is_held_against_recorded_calls() -> None:
     reductions = [("reduce_scatter", 40), *[("reduce_scatter", 100)] * 2]
     assert check_cost.as_recorded([ROOT, LAYER], recorded(*gathers, *reductions)) == ""
     told = check_cost.as_recorded([ROOT, LAYER], recorded(*gathers[1:], *reductions))
+    assert check_cost.as_recorded(iter([ROOT, LAYER]), recorded(*gathers, *reductions)) == ""
     assert "all_gather on dp_shard: 5 calls" in told and "reduce_scatter" not in told
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from moediag.protocol import Measured, MeasureRequest, read_measured
 from moediag.protocol.measured import start_tensors, step_tensors
-from moediag.worker.verify import tensor_files
+from moediag.worker.verify import model_facts, tensor_files
 from moediag.worker.verify.ending import Continuing
 from moediag.worker.verify.measuring import Measuring
+from tests.unit.fake_ranks import fake_rank
 
 Start = Callable[..., Path]
 
@@ -202,6 +205,17 @@ def test_what_the_optimizer_has_is_told(measuring: Start) -> None:
         {"0.weight": count, "0.bias": count} for count in (1.0, 2.0)
     ]
     assert found.averages_over == []
+
+
+def test_only_a_wrapper_over_all_ranks_is_known_to_average_gradients() -> None:
+    """Beside tensor parallelism FSDP2's ranks are a part of them."""
+    with fake_rank(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        beside = fully_shard(small(), mesh=mesh["dp"])
+        alone = fully_shard(small(), mesh=init_device_mesh("cpu", (4,)))
+        wrapped = nn.parallel.DistributedDataParallel(small())
+        found = [model_facts.averages_over(one) for one in (alone, wrapped, beside, small())]
+    assert found == [[0, 1, 2, 3], [0, 1, 2, 3], [], []]
 
 
 # ------------------------------------------------------------------------ the reference

@@ -35,6 +35,7 @@ class _Rank:
         self.recorder: Any = None
         self.failed = False
         self.met = False
+        self.handled: BaseException | None = None  # while the program exits with an error
 
     def claim(self, world_size: int | None) -> None:
         """Writes who and where this process is; from now on records an exception and the end."""
@@ -60,6 +61,15 @@ class _Rank:
             previous(kind, error, trace)
 
         sys.excepthook = hook
+        leave = sys.exit
+
+        @functools.wraps(leave)
+        def leaving(status: Any = None, /) -> Any:
+            # Hydra catches the program's exception, prints it and exits with 1.
+            self.handled = sys.exc_info()[1] if status else None
+            leave(status)
+
+        sys.exit = leaving
         atexit.register(_guarded, self.end)
         _guarded(self._as_ray_worker)
         if "multiprocessing.process" in sys.modules:
@@ -137,7 +147,7 @@ class _Rank:
         """Records the end of the interpreter. A replaced hook may have hidden an exception."""
         if os.getpid() != _own_pid():
             return
-        last = getattr(sys, "last_value", None)
+        last = getattr(sys, "last_value", None) or self.handled
         if last is not None:
             self.error(last)
         if self.recorder is not None and not self.failed:

@@ -106,6 +106,22 @@ def test_an_exception_hook_that_replaces_ours_hides_no_exception(job: Job) -> No
     assert "ValueError: seen" in job.file(protocol.error_file(0)).read_text()
 
 
+@pytest.mark.parametrize(("code", "recorded"), [("1", True), ("'no data'", True), ("0", False)])
+def test_an_exception_that_becomes_an_exit_code_is_recorded(
+    job: Job, code: str, recorded: bool
+) -> None:
+    """Hydra does so."""
+    program = (
+        "import sys, torch.distributed\n"
+        "try:\n    raise ValueError('bad row')\n"
+        f"except ValueError:\n    sys.exit({code})"
+    )
+    assert bool(job.python(program, RANK="1").returncode) == recorded
+    path = job.file(protocol.error_file(1))
+    assert path.exists() == recorded
+    assert not recorded or "ValueError: bad row" in path.read_text()
+
+
 def test_an_exception_that_ray_catches_is_recorded(job: Job) -> None:
     """A stand-in for Ray Train's thread runner; tests/victims/trainers.py has the real one."""
     code = (

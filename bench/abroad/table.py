@@ -8,6 +8,7 @@ from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, 
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.held_out import HELD_OUT
 from bench.abroad.second_round import SECOND_ROUND
+from bench.abroad.third_round import THIRD_ROUND
 
 NANOGPT = (
     Case("nanogpt", "healthy", CLEAN),
@@ -327,5 +328,6 @@ CASES = (
     *LAUNCHED,
     *FIRST_ROUND,
     *SECOND_ROUND,
+    *THIRD_ROUND,
     *HELD_OUT,
 )

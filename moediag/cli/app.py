@@ -287,8 +287,11 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
 
 def _called(given: Sequence[str]) -> typer.Typer:
     """Returns the app with the called command alone; typer needs longer to set up all commands than
-    to be imported. All of them for the help, and to say which ones there are."""
+    to be imported. All of them for the help, to say which ones there are, and to explain their
+    options."""
     words = [argument for argument in given if not argument.startswith("-")][:1]
+    if words == ["explain"]:
+        return app
     called = copy.copy(app)
     called.registered_commands = [
         command

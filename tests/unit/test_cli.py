@@ -461,3 +461,8 @@ def test_repeats_are_separate(pipeline: Pipeline) -> None:
     first = pipeline.result.trials[0]
     pipeline.result = replace(pipeline.result, trials=(first, replace(first, repeat=1)))
     assert "2 of 2 repeats" in invoke("run", "s").stdout
+
+
+def test_options_of_any_command_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["explain", "on-hang"]) == ExitCode.OK
+    assert "--on-hang (option)" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from moediag.axes import DP_SHARD
 from moediag.scenario import catalogue
 from moediag.scenario.load import load
 from moediag.scenario.schema import Scenario
@@ -34,7 +35,7 @@ def concerning(
         same_model = scenario.model.family == family and scenario.program is None
         own = scenario.wrapper
         same_wrapper = own.kind == wrapper and own.granularity == "layer"
-        active = {axis for axis, size in scenario.layout.items() if size != 1} or {"dp_shard"}
+        active = {axis for axis, size in scenario.layout.items() if size != 1} or {DP_SHARD}
         if same_model and same_wrapper and active <= set(axes):
             found.append(_known(scenario, stack))
     return tuple(sorted(found, key=lambda one: not one.measured))

@@ -28,7 +28,7 @@ class Rules:
         self.file = place(self.path, 1).rpartition(":")[0]
         self.plans: Dict[str, Dict[str, str]] = {}
         if self.native:
-            asked = {"ep": layout.size(EP), "tp": layout.size(TP)}
+            asked = {str(EP): layout.size(EP), str(TP): layout.size(TP)}
             asked["fsdp"] = layout.size(DP_SHARD) * layout.size(DP_REPLICATE) * layout.size(EP)
             self.plans = {
                 f"{name}_plan": dict(getattr(model, f"{name}_plan", None) or {})

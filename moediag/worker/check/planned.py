@@ -118,7 +118,7 @@ class _Plan:
     def _undivided(self, rows: Sequence[PlannedParameter]) -> Iterator[CheckFinding]:
         """Axes that divide nothing, and large parameters that stay whole along one."""
         native = self.trial.wrapper.kind == sharding.NATIVE
-        names = {TP: ("tp",), EP: ("ep",), DP_SHARD: ("fsdp", "efsdp", str(DP_SHARD))}
+        names = {TP: (TP,), EP: (EP,), DP_SHARD: ("fsdp", "efsdp", DP_SHARD)}
         if not native:
             del names[TP], names[EP]
         for axis in (a for a in names if a in self.layout.active):
@@ -154,7 +154,7 @@ class _Plan:
         counts = {"q": getattr(text, "num_attention_heads", 0)}
         counts["k"] = counts["v"] = getattr(text, "num_key_value_heads", 0)
         for row in rows:
-            cut = next((s for s in row.slices if s.axis == "tp" and s.dim == 0), None)
+            cut = next((s for s in row.slices if s.axis == TP and s.dim == 0), None)
             match = _HEADS.search(row.name)
             if cut is None or match is None or not isinstance(size, int):
                 continue

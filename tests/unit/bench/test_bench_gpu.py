@@ -28,6 +28,7 @@ GOLDEN = read_result(ROOT / "tests" / "golden" / "results" / "hang.json")
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("NVIDIA H200", "1", "580.1")])
+    monkeypatch.setattr(hardware, "gpus", doctor.gpus)
     monkeypatch.setattr(hardware, "nccl", lambda: "2.28.9")
     monkeypatch.setattr(interpreter, "identity", lambda: dict(IDENTITY))
 

@@ -10,7 +10,7 @@ import pytest
 
 from moediag import protocol
 from moediag.diagnosis import diagnose
-from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stall
+from moediag.evidence.model import Evidence, ExitStatus, Node, RankError, RankEvidence, Stall
 from moediag.evidence.nodes import Part, job_of, merged
 from moediag.evidence.trial_folder import read_trial
 from moediag.pipeline import examine
@@ -83,8 +83,11 @@ def test_the_first_exception_is_the_cause_with_any_clocks(skew: float) -> None:
     whole = job(2)
     ranks = dict(whole.ranks)
     end = max(c.time for seen in ranks.values() for c in seen.collectives)
-    ranks[2] = replace(ranks[2], error=RankError("ValueError", "empty", "train.py:3 f", end + 1))
-    ranks[0] = replace(ranks[0], error=RankError("AssertionError", "", "train.py:9 f", end + 5))
+    ended = ExitStatus(code=1)
+    first = RankError("ValueError", "empty", "train.py:3 f", end + 1)
+    ranks[2] = replace(ranks[2], error=first, exit=ended)
+    later = RankError("AssertionError", "", "train.py:9 f", end + 5)
+    ranks[0] = replace(ranks[0], error=later, exit=ended)
     whole = replace(whole, ranks=ranks, stall=None, deaths=(2, 0))
     found = diagnose(both(whole, skew))
     assert (found.verdict, found.culprits) == (Verdict.CRASH, (2,))

@@ -149,7 +149,7 @@ RELEASES = {  # fields of DistributedConfig, and the requested layout
 def test_release_arguments_match_the_worker(
     release: str, name: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_fields", lambda: dict.fromkeys(RELEASES[release]))
+    monkeypatch.setattr(loading, "distributed_fields", lambda: dict.fromkeys(RELEASES[release]))
     monkeypatch.setattr(loading, "version", lambda: release)
     trial = next(t.trial for t in planned(name).trials if t.trial.variant == variant)
     try:

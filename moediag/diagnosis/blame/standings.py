@@ -15,6 +15,7 @@ from moediag.diagnosis.blame.nodes import open_call
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
 from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.schedules.surplus import place
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence, RankEvidence
 
 # What may name a rank less surely than the program's own condition.
@@ -201,7 +202,7 @@ def _singled_out(
         if not one.exact or call is None or call != divergence.calls.get(one.ranks[0]):
             continue
         own = evidence.ranks[one.ranks[0]].collectives
-        if any(_again(call, earlier) and _meant(earlier, own, evidence) for earlier in own):
+        if _met_before(call, own, evidence):
             continue
         for condition in one.apart:
             if condition.side == "handler":
@@ -218,27 +219,30 @@ def _single(condition: Condition, one: Standing, divergence: Divergence) -> tupl
     return () if single is None or not passes else (single,)
 
 
-def _again(call: Collective, earlier: Collective) -> bool:
-    return (
-        earlier.completed
-        and earlier.index < call.index
-        and (earlier.site, earlier.callers, earlier.op, earlier.group)
-        == (call.site, call.callers, call.op, call.group)
+def _met_before(call: Collective, own: Sequence[Collective], evidence: Evidence) -> bool:
+    """Whether the call was completed before at the same place, with a counterpart: another rank's
+    call from a line from which this rank calls as well met it by chance, as both have one size."""
+    earlier = {
+        one.position: one
+        for one in own
+        if one.completed and one.index < call.index and _alike(one) == _alike(call)
+    }
+    if not earlier:
+        return False
+    places, here = {place(one) for one in own}, place(call)
+    met: dict[int, list[object]] = {position: [] for position in earlier}
+    for seen in evidence.ranks.values():
+        for one in seen.collectives:
+            if one.group == call.group and one.position in met and one is not earlier[one.position]:
+                met[one.position].append(place(one))
+    return any(
+        not others or any(other == here or other not in places for other in others)
+        for others in met.values()
     )
 
 
-def _meant(call: Collective, own: Sequence[Collective], evidence: Evidence) -> bool:
-    """Whether the calls that it met are its counterparts: another rank's call from a line from
-    which this rank calls as well met it by chance, because both have one size."""
-    places = {(c.site, c.callers) for c in own}
-    place = (call.site, call.callers)
-    met = [
-        (c.site, c.callers)
-        for seen in evidence.ranks.values()
-        for c in seen.collectives
-        if c is not call and (c.group, c.position) == (call.group, call.position)
-    ]
-    return not met or any(other == place or other not in places for other in met)
+def _alike(call: Collective) -> object:
+    return place(call), call.op, call.group
 
 
 def caught(standing: Sequence[Standing]) -> tuple[Standing, Condition] | None:

@@ -3,7 +3,9 @@
 Collectives of equal size match, wherever they were made. If one rank evaluates alone, its calls
 meet the training calls of the others, nothing fails, and the ranks stop much later, in calls that
 are right. The recorded places and training steps show it: with the surplus calls, calls of
-different steps met; without them, all ranks made the same calls in each step.
+different steps met; without them, all ranks made the same calls in each step. The program's text
+shows it too: the first call that met one from another place is in a branch for its rank alone, and
+from there on calls of one place did not meet again.
 """
 
 from __future__ import annotations
@@ -51,15 +53,15 @@ def _odd(made: Mapping[int, Sequence[Collective]]) -> Mapping[int, int]:
     """Ranks that made calls from a place from which not all did, and the position of the first;
     empty if all did, or several such places are known."""
     common = _common(made)
-    places = {rank: frozenset(map(_place, own)) - common for rank, own in made.items()}
+    places = {rank: frozenset(map(place, own)) - common for rank, own in made.items()}
     owners = [rank for rank, of in places.items() if of]
     if len(owners) == len(made) or len({places[rank] for rank in owners}) > 1:
         return {}
-    return {r: next(i for i, c in enumerate(made[r]) if _place(c) not in common) for r in owners}
+    return {r: next(i for i, c in enumerate(made[r]) if place(c) not in common) for r in owners}
 
 
 def _common(made: Mapping[int, Sequence[Collective]]) -> frozenset[object]:
-    places = (frozenset(map(_place, own)) for own in made.values())
+    places = (frozenset(map(place, own)) for own in made.values())
     return frozenset.intersection(*places) if made else frozenset()
 
 
@@ -68,7 +70,7 @@ def _right_without(made: Mapping[int, Sequence[Collective]]) -> bool:
     different steps met: else two branches may have calls that are meant to meet."""
     common = _common(made)
     kept = [
-        [(matching.key(c), _place(c), c.step) for c in own if _place(c) in common]
+        [(matching.key(c), place(c), c.step) for c in own if place(c) in common]
         for own in made.values()
     ]
     length = min(map(len, kept))
@@ -87,7 +89,7 @@ def _branch_of_one(
     if len(odd) != 1:
         return False
     ((owner, first),) = odd.items()
-    same = [len({*map(_place, met)}) == 1 for met in zip(*made.values(), strict=False)]
+    same = [len({*map(place, met)}) == 1 for met in zip(*made.values(), strict=False)]
     if not LEAST <= first < len(same) or not all(same[:first]) or any(same[first : found.position]):
         return False
     others = {rank for rank in made if rank != owner}
@@ -105,5 +107,5 @@ def _conditions(call: Collective, rank: int, evidence: Evidence) -> Iterator[Con
     return (c for line in (call.site, *call.callers) for c in known.get(line, ()))
 
 
-def _place(call: Collective) -> tuple[str, tuple[str, ...]]:
+def place(call: Collective) -> tuple[str, tuple[str, ...]]:
     return call.site, call.callers

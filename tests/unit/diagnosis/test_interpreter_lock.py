@@ -77,6 +77,17 @@ def test_a_python_thread_that_wants_the_lock_is_not_what_a_destructor_joins() ->
     assert "wait for each other" not in diagnose(job(stacks(HOLDS + MONITOR))).cause
 
 
+def test_another_library_thread_that_wants_the_lock_is_not_known_to_be_joined() -> None:
+    other = ASKS.replace("c10d::ProcessGroupGloo::runLoop", "lib::Reader::loop")
+    assert "wait for each other" not in diagnose(job(stacks(HOLDS + other))).cause
+
+
+def test_a_join_outside_a_destructor_is_no_proof() -> None:
+    plain = HOLDS.replace("c10d::ProcessGroupGloo::~ProcessGroupGloo", "lib::wait")
+    plain = plain.replace("c10d::Reducer::~Reducer", "lib::stop")
+    assert "wait for each other" not in diagnose(job(stacks(plain + ASKS))).cause
+
+
 def test_nothing_is_said_without_native_frames() -> None:
     found = diagnose(job(stacks("")))
     assert (found.verdict, found.culprits) == ("hang", ())

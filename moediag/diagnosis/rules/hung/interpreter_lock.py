@@ -27,7 +27,7 @@ _DESTRUCTOR = re.compile(r"(\w+)::~\w+")
 class Deadlock:
     rank: int
     holder: str  # thread
-    frees: str  # the class whose destructor joins the other thread, or ""
+    frees: str  # the class whose destructor joins the other thread, which runs its code
     line: str  # of the user's program, or ""
 
 
@@ -36,9 +36,10 @@ def find(facts: Facts) -> Deadlock | None:
         return None
     for rank, seen in sorted(facts.evidence.ranks.items()):
         holders = {stack.thread for stack in seen.stacks if stack.holds_gil}
-        joining = [s for s in seen.stacks if s.thread in holders and _innermost(s, _JOINS)]
-        if joining and any(map(_waits_for_the_lock, seen.stacks)):
-            return Deadlock(rank, joining[0].thread, _freed(joining[0]), program_line(seen))
+        for stack in seen.stacks:
+            frees = _freed(stack) if stack.thread in holders and _innermost(stack, _JOINS) else ""
+            if frees and any(_waits_for_the_lock(other, frees) for other in seen.stacks):
+                return Deadlock(rank, stack.thread, frees, program_line(seen))
     return None
 
 
@@ -49,26 +50,29 @@ def _innermost(stack: Stack, what: re.Pattern[str]) -> bool:
     return first is not None and first.native and what.search(first.function) is not None
 
 
-def _waits_for_the_lock(stack: Stack) -> bool:
-    """Whether it is a thread of a C++ library that asks for the lock: nothing else can be what a
-    destructor joins."""
-    return all(frame.native for frame in stack.frames) and any(
-        _ACQUIRES.search(frame.function) for frame in stack.frames
+def _waits_for_the_lock(stack: Stack, owner: str) -> bool:
+    """Whether it is a native thread in code of class ``owner`` that asks for the lock: a thread of
+    anything else need not be the one that is joined."""
+    names = [frame.function for frame in stack.frames]
+    return (
+        all(frame.native for frame in stack.frames)
+        and any(map(_ACQUIRES.search, names))
+        and any(f"{owner}::" in name for name in names)
     )
 
 
 def _freed(stack: Stack) -> str:
+    """The innermost class whose destructor runs, or ""."""
     found = (_DESTRUCTOR.search(frame.function) for frame in stack.frames)
     return next((one[1] for one in found if one is not None), "")
 
 
 def judge(facts: Facts, found: Deadlock) -> Judgement:
     at = f" at {found.line}" if found.line else ""
-    frees = f", in the destructor of {found.frees}" if found.frees else ""
     text = (
         f"Two threads of rank {found.rank} wait for each other: {found.holder} holds Python's "
-        f"interpreter lock{at} and waits for another thread to end{frees}; that thread waits for "
-        "the interpreter lock."
+        f"interpreter lock{at} and waits for another thread to end, in the destructor of "
+        f"{found.frees}; that thread waits for the interpreter lock."
     )
     step = ""
     if found.frees.startswith("ProcessGroup"):

@@ -18,9 +18,11 @@ PASSED = {"outcome": "passed", "text": "", "reason": "", "expected": ""}
 SKIPPED = {**PASSED, "outcome": "skipped", "reason": "Skipped: no GPU"}
 XFAILED = {**PASSED, "outcome": "skipped", "reason": "known", "expected": "yes"}
 FAILED = {**PASSED, "outcome": "failed", "text": "assert 2 == 3"}
-CASES = {  # test: moediag's verdict, the ranks' reports
+CASES = {  # test: moediag's verdict, the ranks' reports; under laws where the name says so
     "good": ("clean", (PASSED, PASSED)),
     "no_collective": ("inconclusive", (PASSED, PASSED)),
+    "unchecked_under_laws": ("inconclusive", (PASSED, PASSED)),
+    "expected_under_laws": ("inconclusive", (XFAILED, XFAILED)),
     "skipped": ("clean", (SKIPPED, SKIPPED)),
     "skipped_on_one": ("clean", (SKIPPED, PASSED)),
     "expected": ("clean", (XFAILED, XFAILED)),
@@ -56,7 +58,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(WATCH)
     shutil.copy(pytest_plugin.__file__, package)
-    tests = [TEST.format("ranks(2)", name, "pass") for name in CASES]
+    mark = "ranks(2, laws={})"
+    tests = [TEST.format(mark.format("under_laws" in name), name, "pass") for name in CASES]
     tests += [TEST.format(mark, f"wrong_{at}", "pass") for at, mark in enumerate(WRONG)]
     (folder / "test_it.py").write_text("import pytest\n" + "".join(tests))
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "PYTHONPATH")}
@@ -74,6 +77,8 @@ class TestTheParent:
         [
             ("good", "PASSED"),
             ("no_collective", "PASSED"),
+            ("unchecked_under_laws", "FAILED"),
+            ("expected_under_laws", "XFAIL"),
             ("skipped_on_one", "PASSED"),
             ("expected", "XFAIL"),
             ("says_nothing_on_one", "FAILED"),

@@ -1,4 +1,4 @@
-"""Tests on several ranks, run by tests/e2e/test_ranks_mark.py: one that is right, one whose rank
+"""Tests on several ranks, run by tests/e2e/test_ranks_mark.py: two that are right, one whose rank
 1 is wrong, one that hangs, one with a broken law, one that ends too late."""
 
 from __future__ import annotations
@@ -39,14 +39,25 @@ def test_hangs(rank: int) -> None:
     dist.barrier()
 
 
-@pytest.mark.ranks(2, laws=True)
-def test_breaks_a_law(rank: int) -> None:
+def trains(rate: float) -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + rank))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for _ in range(4):
         optimizer.zero_grad()
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
+
+
+@pytest.mark.ranks(2, laws=True)
+def test_keeps_the_laws(rank: int) -> None:
+    torch.manual_seed(rank)
+    trains(0.1)
+
+
+@pytest.mark.ranks(2, laws=True)
+def test_breaks_a_law(rank: int) -> None:
+    torch.manual_seed(rank)
+    trains(0.1 * (1 + rank))
 
 
 @pytest.mark.ranks(2, timeout=15)

@@ -36,6 +36,7 @@ class _Rank:
         self.failed = False
         self.met = False
         self.handled: BaseException | None = None  # while the program exits with an error
+        self.handled_at = 0  # the training step then
 
     def claim(self, world_size: int | None) -> None:
         """Writes who and where this process is; from now on records an exception and the end."""
@@ -67,6 +68,7 @@ class _Rank:
         def leaving(status: Any = None, /) -> Any:
             # Hydra catches the program's exception, prints it and exits with 1.
             self.handled = sys.exc_info()[1] if status else None
+            self.handled_at = self._step()
             leave(status)
 
         sys.exit = leaving
@@ -74,6 +76,9 @@ class _Rank:
         _guarded(self._as_ray_worker)
         if "multiprocessing.process" in sys.modules:
             _guarded(self._as_child)
+
+    def _step(self) -> int:
+        return self.recorder.current_step if self.recorder is not None else 0
 
     def _as_ray_worker(self) -> None:
         """Handles a worker of Ray Train (2.43 and newer), which runs the training function in a
@@ -147,7 +152,9 @@ class _Rank:
         """Records the end of the interpreter. A replaced hook may have hidden an exception."""
         if os.getpid() != _own_pid():
             return
-        last = getattr(sys, "last_value", None) or self.handled
+        # A program that trained on after its exit caught that as well.
+        handled = self.handled if self._step() == self.handled_at else None
+        last = getattr(sys, "last_value", None) or handled
         if last is not None:
             self.error(last)
         if self.recorder is not None and not self.failed:

@@ -122,6 +122,23 @@ def test_an_exception_that_becomes_an_exit_code_is_recorded(
     assert not recorded or "ValueError: bad row" in path.read_text()
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_caught_exit_is_an_error_unless_training_goes_on(job: Job, steps: int) -> None:
+    program = (
+        "import sys, types, torch.distributed\n"
+        "from moediag.ranks.inject import rank\n"
+        "recorder = types.SimpleNamespace(current_step=1, event=print, finish=print)\n"
+        "rank._this.recorder = recorder\n"
+        "try:\n"
+        "    try:\n        raise ValueError('bad row')\n"
+        "    except ValueError:\n        sys.exit(2)\n"
+        "except SystemExit:\n"
+        f"    recorder.current_step += {steps}\n"
+    )
+    assert job.python(program, RANK="0").returncode == 0
+    assert job.file(protocol.error_file(0)).exists() == (steps == 0)
+
+
 def test_an_exception_that_ray_catches_is_recorded(job: Job) -> None:
     """A stand-in for Ray Train's thread runner; tests/victims/trainers.py has the real one."""
     code = (

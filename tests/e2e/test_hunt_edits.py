@@ -30,9 +30,11 @@ FAULTS = {
         "1 - sub_mesh.get_local_rank(), sub_mesh.size()\n                dim_idx",
         "layouts", "tp-size",
     ),
-    "the halves of fused experts are read as one": (
-        ("axk1", "cohere2_moe"), SHARDING, "if placement.is_shard():\n                        "
-        "intervals", "if True:\n                        intervals", "layouts", "tp-size",
+    "the rows of experts are read from the other rank's place": (
+        ("axk1", "cohere2_moe"), SHARDING,
+        "planned_ops_by_source_dim[source_dim].append((rank, world_size))",
+        "planned_ops_by_source_dim[source_dim].append((1 - rank, world_size))",
+        "layouts", "tp-size",
     ),
     "experts are kept in reverse order": (
         ("exaone_moe", "minimax"), SHARDING,

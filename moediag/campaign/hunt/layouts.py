@@ -67,8 +67,8 @@ class LaunchedWay:
         )  # fmt: skip
         return Trial(
             name=f"{self.name}-{seed}{_word(size)}", scenario=SCENARIO, variant=self.name,
-            task=self.task, world_size=self.world, layout=dict(self.layout), model=model, wrapper=self.wrapper,
-            step=step, skew=SkewSpec(batches=self.batches), timeout=timeout,
+            task=self.task, world_size=self.world, layout=dict(self.layout), model=model,
+            wrapper=self.wrapper, step=step, skew=SkewSpec(batches=self.batches), timeout=timeout,
         )  # fmt: skip
 
 

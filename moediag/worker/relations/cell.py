@@ -33,7 +33,7 @@ def run(trial: Trial) -> RelationOutcome:
     try:
         found = release_families.find(family)
         if found is None:
-            return RelationOutcome(family, name, problem="the release has no such family")
+            return RelationOutcome(family, name, applicable="the release has no such family")
         case = Case(found, trial.task.size or SIZES[0])
         if trial.task.way:
             return _one_way(relation, case, trial.task.way)

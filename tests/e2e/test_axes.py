@@ -1,0 +1,57 @@
+"""The step under test on every axis, alone and combined, each against one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.pipeline import Command, need
+from tests.e2e.test_scenarios import WRONG, holds
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
+
+NEW = {"transformers": "5.23.0", "accelerate": "1.15.0"}
+# Variant: what differs from FSDP2 over four ranks.
+HEALTHY = {
+    "hsdp": "layout: {dp_replicate: 2, dp_shard: world}",
+    "hsdp-fsdp1": "layout: {dp_replicate: 2, dp_shard: world}, wrapper: {kind: fsdp1}",
+    "pp": "layout: {pp: world}",
+    "pp-and-shards": "layout: {pp: 2, dp_shard: world}, wrapper: {schedule: gpipe}",
+    "pp-and-hsdp": "layout: {pp: 2, dp_replicate: 2, dp_shard: world}, "
+    "wrapper: {schedule: interleaved}",
+    "cp": "layout: {cp: world}",
+    "cp-and-shards": "layout: {cp: 2, dp_shard: world}, wrapper: {rotate: alltoall}",
+    "cp-and-hsdp": "layout: {cp: 2, dp_replicate: world}",
+}
+SCENARIO = """\
+schema_version: 1
+name: axes
+title: every axis
+stack: {transformers: "5.23.0", accelerate: "1.15.0"}
+model: {layers: 4}
+step: {accumulate: 4}
+variants:
+  unfixed: {role: unfixed, expect: {verdict: clean}}
+"""
+
+
+def test_every_axis_trains_as_one_process(command: Command, tmp_path: Path) -> None:
+    need(NEW)
+    rows = [
+        f"  {v}: {{role: control, expect: {{verdict: clean}}, {t}}}" for v, t in HEALTHY.items()
+    ]
+    path = tmp_path / "axes.yaml"
+    path.write_text(SCENARIO + "\n".join(rows) + "\n")
+    ran = command.run(str(path), "--cpu", "4")
+    holds(ran)
+    # Stages hold different parameters; all of them are compared, each on its own rank.
+    assert {t["parameters_compared"] for t in ran.result["trials"]} == {47}
+
+
+def test_a_shard_axis_of_size_one_is_not_synchronised_by_fsdp1(command: Command) -> None:
+    need(NEW)
+    ran = command.run("axis-of-size-one", "--cpu", "2")
+    holds(ran)
+    assert ran.reproduced is True
+    assert ran.verdicts["unfixed"] == ran.verdicts["accumulating"] == WRONG

@@ -22,6 +22,14 @@ def hunt(
     release: Annotated[
         str, typer.Option(metavar="V", help="Check this release of transformers.")
     ] = "newest",
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="V",
+            help="Check this release too, and show only what differs; previous: the release before "
+            "--release.",
+        ),
+    ] = "",
     family: Annotated[
         list[str],
         typer.Option(
@@ -60,8 +68,9 @@ def hunt(
 ) -> None:
     """Check what must hold for every model family of a transformers release.
 
-    A cell is one relation on a tiny model of one family, in one process. Exit code 1: a confirmed
-    finding that the register does not list; 3: something could not be decided or confirmed.
+    A cell is one relation on a tiny model of one family, in one process or on two ranks. Exit code
+    1: a confirmed finding that the register does not list, with --against one that appeared; 3:
+    something could not be decided or confirmed.
     """
     from moediag.campaign.engine import shown
     from moediag.campaign.hunt import findings_page, session
@@ -70,6 +79,7 @@ def hunt(
     wanted = Wanted(
         release=release, families=tuple(family) or Wanted().families, relations=tuple(relation),
         stack=o.pairs(stack, "--stack"), timeout=timeout, at_once=cpu, minutes=minutes,
+        against=against,
     )  # fmt: skip
     with shown(no_color) as display:
         found, folder = session.run(wanted, out, resume, o.command(context), display)
@@ -82,7 +92,14 @@ def hunt(
 
 def exit_code(found: Hunt) -> int:
     from moediag.campaign.hunt.findings import State
+    from moediag.campaign.hunt.release_changes import changes
 
+    if found.before is not None:
+        differs = changes(found)
+        if any(finding.state == State.NEW for finding in differs.appeared):
+            return ExitCode.FAILURE_FOUND
+        doubtful: object = differs.undecided or found.missing or found.before.missing
+        return ExitCode.INCONCLUSIVE if doubtful else ExitCode.OK
     if found.of(State.NEW):
         return ExitCode.FAILURE_FOUND
     doubtful = found.of(State.NOT_CONFIRMED) or found.undecided or found.not_built or found.missing

@@ -51,6 +51,14 @@ def nightly(
             help="Time limit for all bisects of new failures, after the runs; 0: no bisect.",
         ),
     ] = 20.0,
+    hunt_minutes: Annotated[
+        float,
+        typer.Option(
+            "--hunt-minutes", min=0.0, metavar="M",
+            help="Time limit for the hunt on the newest transformers against the release before; "
+            "0, or --scenario: no hunt.",
+        ),
+    ] = 15.0,
     history: Annotated[
         Path, typer.Option("--history", metavar="DIR", help="Keep the results of each night here.")
     ] = Path("moediag-history"),
@@ -82,9 +90,10 @@ def nightly(
 ) -> None:  # fmt: skip
     """Run the catalogue on pinned and new releases, and report what changed since past nights.
 
-    One package changes at a time. Each new failure is bisected between the last good night's
-    release and tonight's, and written as a draft issue; nothing is filed. Exit code 1 means a new
-    failure.
+    One package changes at a time. After the runs, a hunt says which findings appeared and went away
+    between the newest transformers and the release before. Each new failure is bisected between the
+    last good night's release and tonight's, and written as a draft issue; nothing is filed. Exit
+    code 1 means a new failure, or a finding that appeared.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     if annotate and as_json:
@@ -95,6 +104,7 @@ def nightly(
     from moediag.campaign.nightly import summary as pages
     from moediag.campaign.nightly.changes import Change, compare
     from moediag.campaign.nightly.history import History
+    from moediag.campaign.nightly.hunted import hunted, news
     from moediag.report import consoles, terminal, views
     from moediag.stacks.base import cache_root, current_base
 
@@ -106,11 +116,17 @@ def nightly(
     )
     kept = History(history)
     notes: list[str] = []
-    planned = jobs.plan_all(list(tracks.resolved(wanted, base.python, notes.append)), asked)
+    chosen = list(tracks.resolved(wanted, base.python, notes.append))
+    planned = jobs.plan_all(chosen, asked)
     question = drive.header(planned, asked, o.command(context))
     with opened(question, out, resume, "nightly") as journal, shown(no_color) as display:
         folder = journal.folder
-        ran = drive.run(planned, asked, notes, kept, journal, minutes, display)
+        limit = 0.0 if scenario else hunt_minutes
+        at_once = (world_size or 1) if device == "cpu" else 1
+        ran = drive.run(
+            planned, asked, notes, kept, journal, minutes, display,
+            hunt=lambda: hunted(chosen, history, limit, at_once, display),
+        )  # fmt: skip
         compared = compare(ran.night, kept.nights, nights)
         with resumable(journal, lambda: ran.done):
             blames = _blames(compared, planned, asked, folder, bisect_minutes, display)
@@ -125,7 +141,9 @@ def nightly(
             terminal.show(line, console)
         for command in pages.workflow_commands(found) if annotate else ():
             stdout.line(command)
-    raise typer.Exit(drive.exit_code(ran.night, len(found.of(Change.NEW))))
+    earlier = [night for night in kept.nights if night.lane == asked.lane]
+    new = len(found.of(Change.NEW)) + len(news(ran.night, earlier))
+    raise typer.Exit(drive.exit_code(ran.night, new))
 
 
 def _blames(

@@ -31,6 +31,8 @@ class HuntCell:
     seconds: float | None = None
     evidence: str = ""
     """Its folder, relative to the hunt's; "" for a cell without a finding."""
+    release: str = ""
+    """The release of ``--against``; "" for the one that the hunt is about."""
 
     @property
     def key(self) -> Key:
@@ -96,6 +98,8 @@ class Hunt:
     cells: Mapping[Key, HuntCell]
     register: tuple[Entry, ...] = ()
     incomplete: str = ""
+    before: Hunt | None = None
+    """The same on the release of ``--against``."""
     findings: tuple[Finding, ...] = field(init=False)
 
     def __post_init__(self) -> None:

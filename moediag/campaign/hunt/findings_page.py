@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moediag.campaign.hunt.findings import Finding, Hunt, HuntCell, State
+from moediag.campaign.hunt.release_changes import Changes, changes, version
 from moediag.protocol import CONDITIONS
 from moediag.report.text_layout import Line, labelled
 from moediag.result import wording
@@ -18,6 +19,7 @@ _TITLES = {
     State.BY_DESIGN: "BY DESIGN",
     State.NOT_CONFIRMED: "UNSURE",
 }
+_APPEARED, _GONE = "APPEARED", "GONE"
 _NAMED = 12  # families named in a line
 
 
@@ -35,6 +37,23 @@ def to_json(hunt: Hunt) -> dict[str, Any]:
         ],
         "findings": [_finding(finding) for finding in hunt.findings],
         "cells": [cell.to_json() for _, cell in sorted(hunt.cells.items())],
+        "against": None if hunt.before is None else _against(hunt.before, changes(hunt)),
+    }
+
+
+def _against(before: Hunt, found: Changes) -> dict[str, Any]:
+    return {
+        "versions": dict(before.versions),
+        "appeared": [_finding(finding) for finding in found.appeared],
+        "gone": [_finding(finding) for finding in found.gone],
+        "same": found.same,
+        "undecided": [
+            {"family": family, "relation": relation, "reason": reason}
+            for (family, relation), reason in sorted(found.undecided.items())
+        ],
+        "added": list(found.added),
+        "removed": list(found.removed),
+        "cells": [cell.to_json() for _, cell in sorted(before.cells.items())],
     }
 
 
@@ -57,7 +76,8 @@ def cell_line(cell: HuntCell) -> tuple[str, bool | None]:
     """Returns a finished cell in one line, and whether it is good."""
     outcome = cell.outcome
     spent = "" if cell.seconds is None else f"  {wording.seconds(cell.seconds)}"
-    head = f"{outcome.family}  {outcome.relation}{spent}  "
+    release = cell.release and f" on {cell.release}"
+    head = f"{outcome.family}  {outcome.relation}{release}{spent}  "
     confirmed = [way for way in outcome.ways if way.confirmed]
     doubtful = [way for way in outcome.ways if way.holds is False and not way.confirmed]
     if confirmed:
@@ -75,12 +95,12 @@ def cell_line(cell: HuntCell) -> tuple[str, bool | None]:
 
 
 def lines(hunt: Hunt, width: int) -> Iterator[Line]:
-    """Yields the page: what is new first."""
+    """Yields the page: what is new first; with an earlier release, what changed."""
     yield ((f" HUNT     {summary(hunt)}", "plain"),)
-    for finding in hunt.findings:
-        style = "bad" if finding.state == State.NEW else "doubt"
+    for title, finding in _shown(hunt):
+        style = "bad" if finding.state == State.NEW and title != _GONE else "doubt"
         yield ()
-        yield from labelled(_TITLES[finding.state], _headline(hunt, finding), width, style)
+        yield from labelled(title, _headline(hunt, finding), width, style)
         for label, text in _details(finding):
             yield from labelled(label, text, width)
     yield ()
@@ -88,12 +108,30 @@ def lines(hunt: Hunt, width: int) -> Iterator[Line]:
         yield from labelled(label, text, width)
 
 
+def _shown(hunt: Hunt) -> Iterator[tuple[str, Finding]]:
+    """Yields the findings of the page, each with its title."""
+    if hunt.before is None:
+        yield from ((_TITLES[finding.state], finding) for finding in hunt.findings)
+        return
+    found = changes(hunt)
+    yield from ((_APPEARED, finding) for finding in found.appeared)
+    yield from ((_GONE, finding) for finding in found.gone)
+
+
 def summary(hunt: Hunt) -> str:
     """Returns what was checked and how much was found, in one line."""
+    if hunt.before is not None:
+        found = changes(hunt)
+        return (
+            f"transformers {version(hunt)} against {version(hunt.before)}: "
+            f"{len(hunt.cells)} and {len(hunt.before.cells)} cells; "
+            f"{wording.plural(len(found.appeared), 'finding')} appeared, {len(found.gone)} went "
+            f"away; {found.same} ways fail on both"
+        )
     built = len(hunt.families) - len(hunt.not_built)
     counts = [f"{len(hunt.of(state))} {state}" for state in State if hunt.of(state)]
     return (
-        f"transformers {hunt.versions.get('transformers')}: {len(hunt.cells)} cells, "
+        f"transformers {version(hunt)}: {len(hunt.cells)} cells, "
         f"{built} of {families(len(hunt.families))} built; "
         f"{', '.join(counts) or 'no finding'}"
     )
@@ -119,6 +157,9 @@ def _details(finding: Finding) -> Iterator[tuple[str, str]]:
 
 
 def _rest(hunt: Hunt) -> Iterator[tuple[str, str]]:
+    if hunt.before is not None:
+        yield from _not_compared(hunt, hunt.before)
+        return
     for family, why in sorted(hunt.not_built.items()):
         yield "not built", f"{family}: {why}"
     for (family, relation), why in sorted(hunt.undecided.items()):
@@ -128,13 +169,29 @@ def _rest(hunt: Hunt) -> Iterator[tuple[str, str]]:
         yield "not run", f"{wording.plural(hunt.missing, 'cell')}: {reason}"
 
 
+def _not_compared(hunt: Hunt, before: Hunt) -> Iterator[tuple[str, str]]:
+    found = changes(hunt)
+    for names, one, other in ((found.added, hunt, before), (found.removed, before, hunt)):
+        if names:
+            yield "families", f"{version(one)} has {', '.join(names)}; {version(other)} has not"
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for (family, relation), why in sorted(found.undecided.items()):
+        by_reason.setdefault((relation, why), []).append(family)
+    for (relation, why), names_ in by_reason.items():
+        yield "unknown", f"{relation} of {_named(names_)}: {why}"
+    for one in (hunt, before):
+        if one.missing:
+            yield "not run", f"{wording.plural(one.missing, 'cell')} of {version(one)}"
+
+
 def markdown(hunt: Hunt) -> str:
     """Returns the page as markdown."""
     parts = [f"# Hunt: {summary(hunt)}", ""]
     versions = ", ".join(f"{n} {v}" for n, v in hunt.versions.items() if v)
     parts += [f"{versions}.", ""]
-    for finding in hunt.findings:
-        parts += [f"## {finding.state}: {finding.signature}", "", _headline(hunt, finding), ""]
+    for title, finding in _shown(hunt):
+        head = finding.state if hunt.before is None else title.lower()
+        parts += [f"## {head}: {finding.signature}", "", _headline(hunt, finding), ""]
         parts += [f"- {label}: {text}" for label, text in _details(finding)]
         parts += ["", "| family | way | difference | conditions |", "|---|---|---|---|"]
         for shown in finding.shown:

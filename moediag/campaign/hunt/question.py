@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from packaging.version import Version
+
 from moediag.campaign.engine import Header
-from moediag.errors import UsageError
+from moediag.errors import NoSuchRelease, UsageError
 from moediag.protocol import ListedFamily, ReleaseListing
+from moediag.stacks import releases as index
 from moediag.stacks.environment import Stack
 
 KINDS = ("moe", "dense", "multimodal")
 ALL = "all"
 NEWEST = "newest"
+PREVIOUS = "previous"
 PACKAGE = "transformers"
 
 
@@ -33,21 +38,38 @@ class Wanted:
     """Cells that run at the same time."""
     minutes: float | None = None
     """No cell begins after this; None: no limit."""
+    against: str = ""
+    """The release to compare with, or ``previous``; "": none."""
 
-    @property
-    def request(self) -> dict[str, str]:
-        """Returns what the environment must have. Raises UsageError."""
+    def request(self, release: str) -> dict[str, str]:
+        """Returns what the environment of this release must have. Raises UsageError."""
         if PACKAGE in self.stack:
             raise UsageError(f"--stack {PACKAGE}=…: give it with --release")
-        return {PACKAGE: "" if self.release == NEWEST else self.release, **self.stack}
+        return {PACKAGE: "" if release == NEWEST else release, **self.stack}
 
 
-def header(wanted: Wanted, stack: Stack, command: Sequence[str]) -> Header:
+def previous(version: str, python: str) -> str:
+    """Returns the last final release before ``version``. Queries the index; raises StackError."""
+    for release in reversed(index.releases(PACKAGE)):
+        usable = not release.yanked and not release.prerelease and index.supports(release, python)
+        if usable and Version(release.version) < Version(version):
+            return Version(release.version).public
+    raise NoSuchRelease(f"no release of {PACKAGE} is older than {version}")
+
+
+def header(wanted: Wanted, stacks: Sequence[Stack], command: Sequence[str]) -> Header:
     """Returns the header of what defines a cell. Families and relations are in the cells, so that a
-    later command can add more of them in the same folder."""
-    versions = {name: version for name, version in stack.versions.items() if version is not None}
+    later command can add more of them in the same folder. Raises UsageError if a release is to be
+    compared with itself."""
+    versions = [
+        {name: version for name, version in sorted(stack.versions.items()) if version is not None}
+        for stack in stacks
+    ]
+    if versions[0] in versions[1:]:
+        raise UsageError(f"--against {wanted.against}: it is the release that is checked")
     question = {
-        "stack": dict(sorted(versions.items())),
+        "stack": versions[0],
+        **({"against": versions[1]} if versions[1:] else {}),
         "platform": f"{sys.platform}-{platform.machine()}",
         "timeout": wanted.timeout,
     }
@@ -70,6 +92,22 @@ def chosen_families(wanted: Wanted, listing: ReleaseListing) -> tuple[ListedFami
                 f"Kinds: {', '.join(KINDS)}, {ALL}. A name is a model_type, such as qwen3_moe.",
             )
     return tuple(known[name] for name in sorted(names) if not known[name].same_as)
+
+
+def families_of_each(
+    wanted: Wanted, listings: Sequence[ReleaseListing]
+) -> list[tuple[ListedFamily, ...]]:
+    """Returns the families to check on each release: what is chosen on any of them, where it
+    exists. Raises UsageError for a name that none of them has."""
+    chosen = []
+    for listing in listings:
+        names = {family.name for family in listing.families}
+        others = {family.name for other in listings for family in other.families}
+        asked = tuple(w for w in wanted.families if w in names or w not in others)
+        chosen.append(chosen_families(dataclasses.replace(wanted, families=asked), listing))
+    every = {family.name for families in chosen for family in families}
+    known = [{family.name: family for family in listing.families} for listing in listings]
+    return [tuple(of[name] for name in sorted(every & of.keys())) for of in known]
 
 
 def chosen_relations(wanted: Wanted, listing: ReleaseListing) -> tuple[str, ...]:

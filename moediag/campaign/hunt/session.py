@@ -1,61 +1,46 @@
-"""Runs a hunt from its question to its files: lists the release, then checks cell by cell.
-
-A cell is one process, forked from a host that imported torch and transformers once. A family that
-crashes or uses too much memory or time costs its cell only.
-"""
+"""Runs a hunt from its question to its files: lists the release, then checks cell by cell. With
+``--against``, two releases by turns, so that a time limit leaves what can be compared."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import queue
-import shutil
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from moediag.campaign.engine import Clock, Display, Journal, Line, Records, Strategy, drive, opened
-from moediag.campaign.hunt import findings_page, launched, layouts, register
+from moediag.campaign.hunt import findings_page, layouts, register
 from moediag.campaign.hunt.findings import Hunt, HuntCell, Key, remaining
-from moediag.campaign.hunt.question import Wanted, chosen_families, chosen_relations, header
-from moediag.errors import StackError
-from moediag.launch.base import Launcher
-from moediag.launch.launcher import launcher
-from moediag.launch.record import LaunchRecord
-from moediag.launch.settings import LaunchOptions
-from moediag.pipeline.single_process import OFFLINE, why_no_answer
-from moediag.protocol import (
-    FamiliesTask,
-    ModelSpec,
-    RelationOutcome,
-    RelationTask,
-    ReleaseListing,
-    Task,
-    Trial,
-    build,
-    output_file,
-    write_json,
+from moediag.campaign.hunt.question import (
+    PACKAGE,
+    PREVIOUS,
+    Wanted,
+    chosen_relations,
+    families_of_each,
+    header,
+    previous,
 )
+from moediag.campaign.hunt.workers import Maker, Workers
+from moediag.protocol import ListedFamily, ReleaseListing, build, write_json
 from moediag.result import wording
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
 HUNT_FILE = "hunt.json"
 PAGE_FILE = "hunt.md"
-CELLS_FOLDER = "cells"
-LISTING_TIMEOUT = 600.0  # seconds; it imports every configuration that may have experts
+
+Item = tuple[int, Key]  # place of its release, cell
 
 
-class Maker(Protocol):
-    """Runs cells; :class:`Workers` is the real one."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Side:
+    """One release."""
 
-    def listing(self) -> ReleaseListing: ...
-
-    def make(self, key: Key) -> HuntCell: ...
-
-    def stop(self) -> None: ...
+    stack: Stack
+    maker: Maker
+    release: str = ""
+    """See HuntCell."""
+    cells: dict[Key, HuntCell] = dataclasses.field(default_factory=dict)
 
 
 def run(
@@ -64,81 +49,115 @@ def run(
     """Returns what was found, and its folder, which has ``hunt.json`` and ``hunt.md`` beside the
     journal and the evidence. Raises UsageError for a folder that is unusable or belongs to another
     question, StackError if the environment cannot be built, Interrupted after Ctrl-C."""
-    request = wanted.request
-    stack = environment.ensure(request, lambda text, done: display.stack("hunt", text, done))
-    name = f"hunt-{stack.versions['transformers']}"
+
+    def say(text: str, done: float | None) -> None:
+        display.stack("hunt", text, done)
+
+    stacks = [environment.ensure(wanted.request(wanted.release), say)]
+    if wanted.against:
+        stacks.append(environment.ensure(wanted.request(_against(wanted, stacks[0])), say))
+    name = "hunt-" + "-against-".join(str(stack.versions[PACKAGE]) for stack in stacks)
     with (
-        opened(header(wanted, stack, command), out, resume, name) as journal,
-        contextlib.closing(Workers(wanted, stack, journal.folder)) as workers,
+        opened(header(wanted, stacks, command), out, resume, name) as journal,
+        contextlib.ExitStack() as stop,
     ):
-        return hunt(wanted, stack, journal, workers, display), journal.folder
+        sides: list[Side] = []
+        for stack in stacks:
+            release = str(stack.versions[PACKAGE]) if sides else ""
+            maker = stop.enter_context(
+                contextlib.closing(Workers(wanted, stack, journal.folder, release))
+            )
+            sides.append(Side(stack, maker, release))
+        return hunt(wanted, sides, journal, display), journal.folder
 
 
-def hunt(wanted: Wanted, stack: Stack, journal: Journal, maker: Maker, display: Display) -> Hunt:
-    """Lists the release unless the journal has the list, then runs the cells that are missing."""
-    listings = Records(journal, "listing", _listing, dataclasses.asdict)
-    if layouts.SCENARIO not in listings:
-        display.say("listing the families of the release")
-        listings.add(layouts.SCENARIO, maker.listing())
+def _against(wanted: Wanted, stack: Stack) -> str:
+    if wanted.against != PREVIOUS:
+        return wanted.against
+    return previous(str(stack.versions[PACKAGE]), str(stack.versions["python"]))
+
+
+def hunt(wanted: Wanted, sides: Sequence[Side], journal: Journal, display: Display) -> Hunt:
+    """Lists the releases unless the journal has the lists, then runs the cells that are missing."""
+    records = Records(journal, "listing", _listing, dataclasses.asdict)
+    listings = []
+    for side in sides:
+        name = side.release or layouts.SCENARIO
+        if name not in records:
+            display.say(f"listing the families of transformers {side.stack.versions[PACKAGE]}")
+            records.add(name, side.maker.listing())
+        listings.append(records[name])
     with contextlib.ExitStack() as stop:
         clock = None
         if wanted.minutes is not None:
             clock = stop.enter_context(Clock(wanted.minutes * 60))
             display.bound = lambda: clock.left
-        strategy = _Cells(wanted, stack, listings[layouts.SCENARIO], journal, maker, display, clock)
+        strategy = _Cells(wanted, sides, listings, journal, display, clock)
         drive(strategy, journal, display, wanted.at_once)
     return strategy.hunt("")
 
 
-class _Cells(Strategy[Key, HuntCell]):
+class _Cells(Strategy[Item, HuntCell]):
     """Runs cells until none is missing, or the time is up."""
 
     def __init__(
-        self, wanted: Wanted, stack: Stack, listing: ReleaseListing, journal: Journal, maker: Maker,
-        display: Display, clock: Clock | None,
+        self, wanted: Wanted, sides: Sequence[Side], listings: Sequence[ReleaseListing],
+        journal: Journal, display: Display, clock: Clock | None,
     ) -> None:  # fmt: skip
-        self.families = chosen_families(wanted, listing)
-        names = chosen_relations(wanted, listing)
-        self.relations = {name: listing.relations[name] for name in names}
-        self.stack = stack
+        self.families: list[tuple[ListedFamily, ...]] = families_of_each(wanted, listings)
+        names = chosen_relations(wanted, listings[0])
+        self.relations = {name: listings[0].relations[name] for name in names}
+        self.sides = sides
         self.folder = journal.folder
-        self.maker = maker
         self.display = display
         self.clock = clock
         self.known = register.read()
         self.records = Records(journal, "cell", HuntCell.from_json, HuntCell.to_json)
-        self.cells: dict[Key, HuntCell] = {cell.key: cell for cell in self.records.values()}
+        places = {side.release: side for side in sides}
+        for cell in self.records.values():
+            places[cell.release].cells[cell.key] = cell
+        releases = " against ".join(str(side.stack.versions[PACKAGE]) for side in sides)
         title = (
-            f"transformers {stack.versions['transformers']}: "
-            f"{findings_page.families(len(self.families))}, "
+            f"transformers {releases}: {findings_page.families(len(self.families[0]))}, "
             f"{wording.plural(len(self.relations), 'relation')}"
         )
-        earlier = [cell.seconds for cell in self.cells.values()]
+        earlier = [cell.seconds for cell in self.records.values()]
         display.begin(title, len(earlier), earlier, wanted.at_once)
 
-    def wanted(self, most: int) -> Sequence[Key]:
-        left = remaining(self.families, self.relations, self.cells)
+    def wanted(self, most: int) -> Sequence[Item]:
+        order = {name: number for number, name in enumerate(self.relations)}
+        left = [
+            (place, key)
+            for place, side in enumerate(self.sides)
+            for key in remaining(self.families[place], self.relations, side.cells)
+        ]
+        left.sort(key=lambda item: (item[1][0], order[item[1][1]], item[0]))
         self.display.expect(len(left))
         return [] if self.clock is not None and self.clock.up else left[:most]
 
-    def name(self, item: Key) -> str:
-        return " ".join(item)
+    def name(self, item: Item) -> str:
+        place, key = item
+        release = self.sides[place].release
+        return " ".join([*key, *(["on", release] if release else [])])
 
-    def make(self, item: Key) -> HuntCell:
-        return self.maker.make(item)
+    def make(self, item: Item) -> HuntCell:
+        place, key = item
+        return self.sides[place].maker.make(key)
 
-    def taken(self, item: Key, value: HuntCell) -> None:
-        self.cells[item] = value
+    def taken(self, item: Item, value: HuntCell) -> None:
+        place, key = item
+        self.sides[place].cells[key] = value
 
     def stop(self) -> None:
-        self.maker.stop()
+        for side in self.sides:
+            side.maker.stop()
 
     def line(self, value: HuntCell) -> Line:
         text, good = findings_page.cell_line(value)
         return Line(text, good, value.seconds)
 
     def done(self) -> str:
-        return wording.plural(len(self.cells), "finished cell")
+        return wording.plural(sum(len(side.cells) for side in self.sides), "finished cell")
 
     def write(self, incomplete: str) -> None:
         found = self.hunt(incomplete)
@@ -147,100 +166,18 @@ class _Cells(Strategy[Key, HuntCell]):
 
     def hunt(self, incomplete: str) -> Hunt:
         """Returns what is known of the requested cells."""
-        names = {family.name for family in self.families}
-        cells = {k: c for k, c in self.cells.items() if k[0] in names and k[1] in self.relations}
-        return Hunt(
-            self.stack.versions, self.relations, self.families, cells, self.known, incomplete
-        )
+        found: Hunt | None = None
+        for side, families in reversed([*zip(self.sides, self.families, strict=True)]):
+            names = {family.name for family in families}
+            known = side.cells.items()
+            cells = {k: c for k, c in known if k[0] in names and k[1] in self.relations}
+            found = Hunt(
+                side.stack.versions, self.relations, families, cells, self.known, incomplete, found
+            )
+        assert found is not None
+        return found
 
 
 def _listing(raw: object) -> ReleaseListing:
     found: ReleaseListing = build(ReleaseListing, raw)
     return found
-
-
-# ------------------------------------------------------------------------ processes
-
-
-class Workers:
-    """One launcher per cell that runs at the same time; each keeps its host."""
-
-    def __init__(self, wanted: Wanted, stack: Stack, folder: Path) -> None:
-        self.timeout = wanted.timeout
-        self.folder = folder
-        self.stopping = threading.Event()
-        options = LaunchOptions(environment=OFFLINE, stop=self.stopping)
-        self._all = [
-            launcher("fork", stack, folder / "hosts" / str(number), options)
-            for number in range(wanted.at_once)
-        ]
-        self._idle: queue.SimpleQueue[Launcher] = queue.SimpleQueue()
-        for one in self._all:
-            self._idle.put(one)
-
-    def listing(self) -> ReleaseListing:
-        """Returns the families, and the relations in one process and on several ranks. Raises
-        StackError if the release cannot be listed."""
-        folder = self.folder / "listing"
-        record = self._run(_trial("listing", FamiliesTask(), "", LISTING_TIMEOUT), folder)
-        try:
-            listed = ReleaseListing.read(folder)
-        except (OSError, ValueError) as error:
-            raise StackError(
-                f"the families of this release cannot be listed: {why_no_answer(record, folder)}",
-                f"What the process printed is in {folder / output_file(0)}.",
-            ) from error
-        of_ranks = {relation.name: relation.says for relation in layouts.RELATIONS.values()}
-        return dataclasses.replace(listed, relations={**listed.relations, **of_ranks})
-
-    def make(self, key: Key) -> HuntCell:
-        family, relation = key
-        folder = self.folder / CELLS_FOLDER / f"{family}-{relation}"
-        begun = time.monotonic()
-        if relation in layouts.RELATIONS:
-            with self._launcher() as one:
-                outcome = launched.check(
-                    layouts.RELATIONS[relation], family, one, folder, self.timeout
-                )
-        else:
-            outcome = self._alone(family, relation, folder)
-        spent = round(time.monotonic() - begun, 3)
-        if all(way.holds for way in outcome.ways) and not outcome.problem:
-            shutil.rmtree(folder, ignore_errors=True)
-            return HuntCell(outcome, spent)
-        return HuntCell(outcome, spent, str(folder.relative_to(self.folder)))
-
-    def _alone(self, family: str, relation: str, folder: Path) -> RelationOutcome:
-        """Checks a relation in one process."""
-        record = self._run(_trial(relation, RelationTask(relation), family, self.timeout), folder)
-        try:
-            return RelationOutcome.read(folder)
-        except (OSError, ValueError):
-            return RelationOutcome(family, relation, problem=why_no_answer(record, folder))
-
-    def stop(self) -> None:
-        self.stopping.set()
-
-    def close(self) -> None:
-        for one in self._all:
-            one.close()
-
-    def _run(self, trial: Trial, folder: Path) -> LaunchRecord:
-        with self._launcher() as one:
-            return one.run(trial, folder)
-
-    @contextlib.contextmanager
-    def _launcher(self) -> Iterator[Launcher]:
-        one = self._idle.get()
-        try:
-            yield one
-        finally:
-            self._idle.put(one)
-
-
-def _trial(name: str, task: Task, family: str, timeout: float) -> Trial:
-    model = ModelSpec(family=family) if family else ModelSpec()
-    return Trial(
-        name=name, scenario=layouts.SCENARIO, variant=name, task=task, world_size=1, model=model,
-        record=False, timeout=timeout,
-    )  # fmt: skip

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,11 +23,12 @@ from moediag.campaign.engine import (
     Records,
     Strategy,
     drive,
+    resumable,
 )
 from moediag.campaign.nightly import jobs, judged
 from moediag.campaign.nightly.history import History
 from moediag.campaign.nightly.jobs import Asked, Planned
-from moediag.campaign.nightly.night import Entry, Job, Night, known
+from moediag.campaign.nightly.night import Entry, Hunted, Job, Night, known
 from moediag.campaign.run import digest
 from moediag.campaign.sweep import session
 from moediag.errors import ExitCode, Interrupted
@@ -106,9 +107,10 @@ def run(
     minutes: float,
     display: Display,
     launch: LaunchOptions | None = None,
+    hunt: Callable[[], Hunted | None] = lambda: None,
 ) -> Result:
-    """Runs what fits into ``minutes`` and saves the night in ``history`` after each job. A resumed
-    night runs what did not fit or was not finished.
+    """Runs what fits into ``minutes``, then ``hunt``, and saves the night in ``history`` after each
+    job. A resumed night runs what did not fit or was not finished.
 
     Raises Interrupted after Ctrl-C; finished jobs are kept."""
     with Clock(minutes * 60) as clock:
@@ -120,6 +122,8 @@ def run(
             )
             drive(tonight, journal, display)
     display.bound = None
+    with resumable(journal, tonight.done):
+        tonight.hunted = hunt()
     return Result(tonight.night(complete=True), tonight.results(), tonight.done())
 
 
@@ -146,6 +150,7 @@ class _Tonight(Strategy[str, _Done]):
         self.planned = {one.folder: one for one in jobs.ordered(planned, self.earlier)}
         self.records = Records(journal, "job", _Done.from_json, _Done.to_json)
         self.done_jobs = {n: self.records[n] for n in self.planned if n in self.records}
+        self.hunted: Hunted | None = None
         spent = sum(done.jobs[0].seconds for done in self.done_jobs.values())
         self.before = spent - time.monotonic()
         display.series("job", [len(one.plan.trials) for one in self.planned.values() if one.plan])
@@ -216,6 +221,7 @@ class _Tonight(Strategy[str, _Done]):
             notes=tuple(self.notes),
             seconds=round(self.before + time.monotonic(), 1),
             complete=complete,
+            hunt=self.hunted,
         )
         if complete:
             self.history.keep(self.path, night)

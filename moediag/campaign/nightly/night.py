@@ -58,6 +58,43 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """A finding of a hunt that only one of two releases has."""
+
+    signature: str
+    families: tuple[str, ...]
+    ways: tuple[str, ...] = ()
+    registered: bool = False  # whether the register lists it
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Found:
+        texts = {name: tuple(map(str, raw.get(name, ()))) for name in ("families", "ways")}
+        found: Found = known(cls, {**raw, **texts})
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """The hunt of a night: one release of transformers against the one before."""
+
+    release: str
+    against: str = ""
+    appeared: tuple[Found, ...] = ()
+    gone: tuple[Found, ...] = ()
+    same: int = 0  # ways that fail on both
+    undecided: int = 0  # cells that could not be compared
+    left: int = 0  # cells that the next night runs
+    folder: str = ""
+    problem: str = ""  # why there is no result, else ""
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Hunted:
+        lists = {n: tuple(map(Found.from_json, raw.get(n, ()))) for n in ("appeared", "gone")}
+        found: Hunted = known(cls, {**raw, **lists})
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Night:
     """One night."""
 
@@ -70,6 +107,7 @@ class Night:
     notes: tuple[str, ...] = ()  # tracks that are skipped tonight, and why
     seconds: float = 0.0
     complete: bool = False
+    hunt: Hunted | None = None
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -86,6 +124,8 @@ def from_json(raw: Any) -> Night:
         values["entries"] = tuple(known(Entry, e) for e in raw["entries"])
         values["jobs"] = tuple(known(Job, j) for j in raw["jobs"])
         values["notes"] = tuple(raw["notes"])
+        if raw.get("hunt") is not None:
+            values["hunt"] = Hunted.from_json(raw["hunt"])
         night: Night = known(Night, values)
         return night
     except (KeyError, TypeError, AttributeError) as error:

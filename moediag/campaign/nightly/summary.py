@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from moediag.campaign.nightly.blame import Blame
 from moediag.campaign.nightly.changes import Change, Compared
-from moediag.campaign.nightly.night import Entry, Job, Night, State
+from moediag.campaign.nightly.night import Entry, Found, Hunted, Job, Night, State
 from moediag.report.text_layout import Line, indented, labelled
 from moediag.result import wording
 
@@ -114,6 +114,30 @@ def _good_before(compared: Compared) -> str:
     return f"good on {last.night[:10]} with {versions(last.entry)}"
 
 
+def hunt_sentence(hunt: Hunted) -> str:
+    """Returns what the hunt of the night compared, in one line."""
+    if hunt.problem:
+        return f"transformers {hunt.release}: no hunt, {hunt.problem}"
+    text = (
+        f"transformers {hunt.release} against {hunt.against}: {len(hunt.appeared)} appeared, "
+        f"{len(hunt.gone)} went away, {wording.plural(hunt.same, 'way')} of a relation failed on "
+        f"both, {wording.plural(hunt.undecided, 'cell')} not compared"
+    )
+    left = wording.plural(hunt.left, "cell")
+    return f"{text}; {left} left for the next night" if hunt.left else text
+
+
+def _hunt_lines(hunt: Hunted) -> Iterator[str]:
+    for word, every in (("appeared", hunt.appeared), ("went away", hunt.gone)):
+        yield from (f"{word}: {_of_hunt(found)}" for found in every)
+
+
+def _of_hunt(found: Found) -> str:
+    known = ", in the register" if found.registered else ""
+    ways = ", ".join(found.ways)
+    return f"{found.signature} ({ways}) in {', '.join(found.families)}{known}"
+
+
 # ------------------------------------------------------------------------ markdown
 
 
@@ -161,6 +185,11 @@ def _new(one: Compared, summary: Summary) -> Iterator[str]:
 
 
 def _rest(summary: Summary) -> Iterator[str]:
+    hunt = summary.night.hunt
+    if hunt is not None:
+        yield f"### Hunt\n\n{wording.inline(hunt_sentence(hunt))}\n\n"
+        yield from (f"- {wording.inline(text)}\n" for text in _hunt_lines(hunt))
+        yield "\n"
     if summary.left_out:
         yield "### Left out\n\n"
         for job in summary.left_out:
@@ -206,6 +235,11 @@ def lines(summary: Summary, folder: str, width: int) -> Iterator[Line]:
             blame = summary.blames.get(one.entry.key)
             if blame is not None:
                 yield from indented(blame.said, width, 10)
+    hunt = summary.night.hunt
+    if hunt is not None:
+        yield from labelled("HUNT", hunt_sentence(hunt), width)
+        for text in _hunt_lines(hunt):
+            yield from indented(text, width, 10)
     for job in summary.left_out:
         text = f"{job.scenario} · {job.track}: {job.problem}"
         yield from labelled("LEFT OUT", text, width, "doubt")

@@ -13,6 +13,7 @@ from moediag.campaign.hunt import findings_page, question, register, session
 from moediag.campaign.hunt.findings import Finding, Hunt, HuntCell, Key, State, group, remaining
 from moediag.campaign.hunt.question import Wanted
 from moediag.campaign.hunt.register import Entry
+from moediag.campaign.hunt.release_changes import Changes, changes
 from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
 from moediag.protocol import (
@@ -77,7 +78,7 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(UsageError, match="--relation sizes"):
         question.chosen_relations(Wanted(relations=("sizes",)), LISTING)
     with pytest.raises(UsageError, match="--release"):
-        Wanted(stack={"transformers": "5.0.0"}).request  # noqa: B018
+        Wanted(stack={"transformers": "5.0.0"}).request("5.0.0")
 
 
 def test_a_family_that_is_not_built_costs_one_cell() -> None:
@@ -194,10 +195,14 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[Key] = []
         self.outcomes: dict[Key, HuntCell] = {}
+        self.older: list[Key] = []
         self.ends_at: int | None = None
-        stack = Stack(Path("python"), {"transformers": "5.0.0"}, "key", 0.0, [])
-        monkeypatch.setattr(session.environment, "ensure", lambda *_: stack)
-        monkeypatch.setattr(session, "Workers", lambda *_: self)
+
+        def ensure(request: dict[str, str], *_: object) -> Stack:
+            return Stack(Path("python"), {**request, "python": "3.11"}, "key", 0.0, [])
+
+        monkeypatch.setattr(session.environment, "ensure", ensure)
+        monkeypatch.setattr(session, "Workers", lambda *args: Older(self) if args[3] else self)
         monkeypatch.setattr(register, "REGISTER", Path("nowhere"))
         monkeypatch.setattr(session.register, "read", tuple)
 
@@ -210,6 +215,24 @@ class World:
             raise KeyboardInterrupt
         self.made.append(key)
         return self.outcomes.get(key, cell(*key, HOLDS))
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Older:
+    """The processes of the earlier release, 4.0.0, which has no family alpha."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def listing(self) -> ReleaseListing:
+        return ReleaseListing([f for f in LISTING.families if f.name != "alpha"], RELATIONS)
+
+    def make(self, key: Key) -> HuntCell:
+        self.world.older.append(key)
+        return HuntCell(RelationOutcome(*key, [WRONG]), 0.1, release="4.0.0")
 
     def stop(self) -> None: ...
 
@@ -290,3 +313,74 @@ def test_a_finding_names_each_way_once() -> None:
     (one,) = group([cell("alpha", "padding", WRONG, other)], ())
     assert isinstance(one, Finding)
     assert one.ways == ("left", "right")
+
+
+# ------------------------------------------------------------------------ two releases
+
+
+def against(now: list[HuntCell], before: list[HuntCell]) -> Changes:
+    earlier = found(*before)
+    return changes(found(*now, before=earlier))
+
+
+OTHER = WayOutcome("left", False, "crash", "KeyError in x", conditions=MET)
+LOST = WayOutcome("left", None, text="the plain way failed")
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "appeared", "gone", "same", "undecided"),
+    [
+        (WRONG, HOLDS, 1, 0, 0, 0),
+        (HOLDS, WRONG, 0, 1, 0, 0),
+        (WRONG, WRONG, 0, 0, 1, 0),
+        (HOLDS, HOLDS, 0, 0, 0, 0),
+        (WRONG, OTHER, 1, 1, 0, 0),
+        (WRONG, DOUBTED, 0, 0, 1, 0),
+        (DOUBTED, DOUBTED, 0, 0, 0, 0),
+        (OTHER, DOUBTED, 0, 0, 0, 1),
+        (DOUBTED, HOLDS, 0, 0, 0, 1),
+        (WRONG, LOST, 0, 0, 0, 1),
+        (LOST, WRONG, 0, 0, 0, 1),
+    ],
+)
+def test_only_a_confirmed_difference_appears_or_goes_away(
+    now: WayOutcome, before: WayOutcome, appeared: int, gone: int, same: int, undecided: int
+) -> None:
+    one = against([cell("alpha", "padding", now)], [cell("alpha", "padding", before)])
+    counted = (len(one.appeared), len(one.gone), one.same, len(one.undecided))
+    assert counted == (appeared, gone, same, undecided)
+
+
+def test_a_new_family_appears_with_its_findings_and_a_crashed_cell_proves_nothing() -> None:
+    one = against(
+        [cell("alpha", "padding", WRONG), cell("beta", "padding", WRONG)],
+        [cell("beta", "padding", problem="killed")],
+    )
+    assert [finding.families for finding in one.appeared] == [("alpha",)]
+    assert one.added == ("alpha",)
+    assert one.undecided == {("beta", "padding"): "5.0.0: killed"}
+
+
+def test_against_checks_both_releases_by_turns_and_shows_what_differs(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.outcomes["alpha", "padding"] = cell("alpha", "padding", WRONG)
+    words = ["--against", "4.0.0", "--relation", "padding"]
+    assert hunt(tmp_path / "out", *words) == ExitCode.FAILURE_FOUND
+    page = capsys.readouterr().out
+    assert "5.0.0 against 4.0.0: 2 and 1 cells; 1 finding appeared, 1 went away" in page
+    assert "5.0.0 has alpha; 4.0.0 has not" in page
+    assert page.index("APPEARED") < page.index("GONE")
+    assert (world.made, world.older) == ([("alpha", "padding"), ("beta", "padding")],
+                                         [("beta", "padding")])  # fmt: skip
+    assert hunt(tmp_path / "out", *words, "--resume", "--json") == ExitCode.FAILURE_FOUND
+    raw = json.loads(capsys.readouterr().out)["against"]
+    assert [f["signature"] for f in raw["gone"]] == ["padding:wrong:logits"]
+    assert len(world.made) + len(world.older) == 3, "nothing is repeated"
+
+
+def test_a_release_is_not_compared_with_itself(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hunt(tmp_path / "out", "--against", "5.0.0") == ExitCode.USAGE
+    assert "it is the release that is checked" in capsys.readouterr().err

@@ -13,14 +13,16 @@ import pytest
 
 from moediag.campaign.engine import Display, opened
 from moediag.campaign.engine.journal import JOURNAL_FILE
+from moediag.campaign.hunt.findings import Hunt
 from moediag.campaign.nightly import artifacts, blame, drive, judged, tracks
+from moediag.campaign.nightly import hunted as hunts
 from moediag.campaign.nightly import jobs as planning
 from moediag.campaign.nightly import summary as pages
 from moediag.campaign.nightly.blame import Blame
 from moediag.campaign.nightly.changes import Change, compare
 from moediag.campaign.nightly.history import History
 from moediag.campaign.nightly.jobs import Asked, Planned
-from moediag.campaign.nightly.night import Night, from_json
+from moediag.campaign.nightly.night import Found, Hunted, Night, from_json
 from moediag.campaign.nightly.summary import Summary
 from moediag.campaign.nightly.tracks import Track
 from moediag.cli import app
@@ -498,3 +500,68 @@ def test_a_bisect_without_time_left_prints_its_command() -> None:
         "--cpu 2"
     )
     assert said.command in said.said
+
+
+# ------------------------------------------------------------------------ the hunt
+
+
+APPEARED = Found("padding:wrong:logits", ("alpha",), ("left",))
+HUNTED = Hunted("5.23.0", "5.22.0", (APPEARED,), same=3, left=2)
+
+
+def test_the_hunt_of_a_night_is_kept_and_shown() -> None:
+    tonight = dataclasses.replace(night(2), hunt=HUNTED)
+    assert from_json(json.loads(json.dumps(tonight.to_json()))).hunt == HUNTED
+    text = pages.markdown(Summary(tonight, ()))
+    assert "5.23.0 against 5.22.0: 1 appeared, 0 went away, 3 ways of a relation" in text
+    assert "2 cells left for the next night" in text
+    assert "- appeared: padding:wrong:logits (left) in alpha" in text
+
+
+def test_only_what_no_earlier_night_had_is_news() -> None:
+    tonight = dataclasses.replace(night(2), hunt=HUNTED)
+    earlier = dataclasses.replace(night(1), hunt=HUNTED)
+    assert hunts.news(tonight, [night(1)]) == [APPEARED]
+    assert hunts.news(tonight, [earlier]) == []
+    other = dataclasses.replace(HUNTED, release="5.22.0")
+    assert hunts.news(tonight, [dataclasses.replace(earlier, hunt=other)]) == [APPEARED]
+    known = dataclasses.replace(APPEARED, registered=True)
+    quiet = dataclasses.replace(tonight, hunt=dataclasses.replace(HUNTED, appeared=(known,)))
+    assert hunts.news(quiet, []) == []
+
+
+def test_a_hunt_is_continued_in_its_folder_or_begun_again_for_another_question(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def run(wanted: Any, out: Path, resume: bool, *_: object) -> tuple[Hunt, Path]:
+        asked.append((out.name[-2:], resume))
+        assert (wanted.release, wanted.against) == ("5.23.0", "previous")
+        if resume and out.name.endswith("-1"):
+            raise UsageError("another question")
+        out.mkdir(parents=True, exist_ok=True)
+        (out / JOURNAL_FILE).touch()
+        before = Hunt({"transformers": "5.22.0"}, {}, (), {})
+        return Hunt({"transformers": "5.23.0"}, {}, (), {}, before=before), out
+
+    monkeypatch.setattr(hunts.session, "run", run)
+    first = hunts.hunted([Track(), MOVED], tmp_path, 5.0, 2, Display())
+    assert first is not None
+    assert (first.release, first.against, first.left) == ("5.23.0", "5.22.0", 0)
+    hunts.hunted([Track(), MOVED], tmp_path, 5.0, 2, Display())
+    hunts.hunted([Track(), MOVED], tmp_path, 5.0, 2, Display())
+    assert asked == [("-1", False), ("-1", True), ("-2", False), ("-1", True), ("-2", True)]
+    assert hunts.hunted([Track()], tmp_path, 5.0, 2, Display()) is None
+
+
+def test_a_hunt_that_cannot_run_is_part_of_the_night(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_network(*_: object) -> None:
+        raise NoEnvironments("no network")
+
+    monkeypatch.setattr(hunts.session, "run", no_network)
+    found = hunts.hunted([MOVED], tmp_path, 5.0, 1, Display())
+    assert found is not None
+    assert pages.hunt_sentence(found) == "transformers 5.23.0: no hunt, no network"

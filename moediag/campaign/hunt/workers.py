@@ -1,0 +1,140 @@
+"""Runs cells in processes.
+
+A cell is one process, forked from a host that imported torch and transformers once. A family that
+crashes or uses too much memory or time costs its cell only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from moediag.campaign.hunt import launched, layouts
+from moediag.campaign.hunt.findings import HuntCell, Key
+from moediag.campaign.hunt.question import Wanted
+from moediag.errors import StackError
+from moediag.launch.base import Launcher
+from moediag.launch.launcher import launcher
+from moediag.launch.record import LaunchRecord
+from moediag.launch.settings import LaunchOptions
+from moediag.pipeline.single_process import OFFLINE, why_no_answer
+from moediag.protocol import (
+    FamiliesTask,
+    ModelSpec,
+    RelationOutcome,
+    RelationTask,
+    ReleaseListing,
+    Task,
+    Trial,
+    output_file,
+)
+from moediag.stacks.environment import Stack
+
+CELLS_FOLDER = "cells"
+LISTING_TIMEOUT = 600.0  # seconds; it imports every configuration that may have experts
+
+
+class Maker(Protocol):
+    """Runs cells; :class:`Workers` is the real one."""
+
+    def listing(self) -> ReleaseListing: ...
+
+    def make(self, key: Key) -> HuntCell: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Workers:
+    """One launcher per cell that runs at the same time; each keeps its host."""
+
+    def __init__(self, wanted: Wanted, stack: Stack, folder: Path, release: str = "") -> None:
+        """``release``: see HuntCell; its files are in a folder of this name."""
+        self.timeout = wanted.timeout
+        self.root = folder
+        self.folder = folder / release
+        self.release = release
+        self.stopping = threading.Event()
+        options = LaunchOptions(environment=OFFLINE, stop=self.stopping)
+        self._all = [
+            launcher("fork", stack, self.folder / "hosts" / str(number), options)
+            for number in range(wanted.at_once)
+        ]
+        self._idle: queue.SimpleQueue[Launcher] = queue.SimpleQueue()
+        for one in self._all:
+            self._idle.put(one)
+
+    def listing(self) -> ReleaseListing:
+        """Returns the families, and the relations in one process and on several ranks. Raises
+        StackError if the release cannot be listed."""
+        folder = self.folder / "listing"
+        record = self._run(_trial("listing", FamiliesTask(), "", LISTING_TIMEOUT), folder)
+        try:
+            listed = ReleaseListing.read(folder)
+        except (OSError, ValueError) as error:
+            raise StackError(
+                f"the families of this release cannot be listed: {why_no_answer(record, folder)}",
+                f"What the process printed is in {folder / output_file(0)}.",
+            ) from error
+        of_ranks = {relation.name: relation.says for relation in layouts.RELATIONS.values()}
+        return dataclasses.replace(listed, relations={**listed.relations, **of_ranks})
+
+    def make(self, key: Key) -> HuntCell:
+        family, relation = key
+        folder = self.folder / CELLS_FOLDER / f"{family}-{relation}"
+        begun = time.monotonic()
+        if relation in layouts.RELATIONS:
+            with self._launcher() as one:
+                outcome = launched.check(
+                    layouts.RELATIONS[relation], family, one, folder, self.timeout
+                )
+        else:
+            outcome = self._alone(family, relation, folder)
+        spent = round(time.monotonic() - begun, 3)
+        if all(way.holds for way in outcome.ways) and not outcome.problem:
+            shutil.rmtree(folder, ignore_errors=True)
+            return HuntCell(outcome, spent, release=self.release)
+        return HuntCell(outcome, spent, str(folder.relative_to(self.root)), self.release)
+
+    def _alone(self, family: str, relation: str, folder: Path) -> RelationOutcome:
+        """Checks a relation in one process."""
+        record = self._run(_trial(relation, RelationTask(relation), family, self.timeout), folder)
+        try:
+            return RelationOutcome.read(folder)
+        except (OSError, ValueError):
+            return RelationOutcome(family, relation, problem=why_no_answer(record, folder))
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def close(self) -> None:
+        for one in self._all:
+            one.close()
+
+    def _run(self, trial: Trial, folder: Path) -> LaunchRecord:
+        with self._launcher() as one:
+            return one.run(trial, folder)
+
+    @contextlib.contextmanager
+    def _launcher(self) -> Iterator[Launcher]:
+        one = self._idle.get()
+        try:
+            yield one
+        finally:
+            self._idle.put(one)
+
+
+def _trial(name: str, task: Task, family: str, timeout: float) -> Trial:
+    model = ModelSpec(family=family) if family else ModelSpec()
+    return Trial(
+        name=name, scenario=layouts.SCENARIO, variant=name, task=task, world_size=1, model=model,
+        record=False, timeout=timeout,
+    )  # fmt: skip

@@ -105,6 +105,8 @@ class ClipNorm:
     norm: float
     max_norm: float
     line: str = ""
+    #: The loss scale by which the gradients were still multiplied; 0.0 if they were not.
+    scale: float = 0.0
 
     @property
     def factor(self) -> float:
@@ -145,6 +147,37 @@ class ModelState:
     frozen_routers: tuple[str, ...] = ()
     #: Updates of each AveragedModel so far.
     averages: tuple[int, ...] = ()
+    #: No parameter of an optimizer that stepped had a gradient.
+    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Gradients between two calls of an optimizer's ``step``."""
+
+    #: The step of the first one.
+    step: int
+    #: Class of the optimizer, and the parameters that were followed.
+    optimizer: str
+    names: tuple[str, ...]
+    #: None of them was ever cleared before autograd added to it.
+    kept: bool
+    #: The user's line of the second call, or "".
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A model that is being trained ran with gradients, in training or in evaluation mode."""
+
+    step: int
+    #: Counts the models of the rank, from 0.
+    model: int
+    #: Its class.
+    name: str
+    training: bool
+    #: Classes of its modules that compute something else in evaluation mode.
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +224,5 @@ class RankLaws:
     #: Lines that loaded the state of an optimizer.
     optimizer_loads: tuple[str, ...] = ()
     shards: Mapping[str, Shard] = field(default_factory=dict)
+    cleared: tuple[Cleared, ...] = ()
+    modes: tuple[Mode, ...] = ()

@@ -8,11 +8,13 @@ from typing import Any
 
 from moediag.evidence.events import plain_name
 from moediag.evidence.law_model import (
+    Cleared,
     ClipNorm,
     DeclaredTensor,
     LawCheck,
     LawPiece,
     Load,
+    Mode,
     ModelInputs,
     ModelState,
     RankLaws,
@@ -51,6 +53,8 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
         tuple(dict.fromkeys(reader.optimizer_files)),
         tuple(dict.fromkeys(reader.optimizer_loads)),
         reader.shards,
+        tuple(reader.cleared),
+        tuple(reader.modes),
     )
     return found, not_seen
 
@@ -67,6 +71,8 @@ class _Reader:
         self.optimizer_files: list[str] = []
         self.optimizer_loads: list[str] = []
         self.shards: dict[str, Shard] = {}
+        self.cleared: list[Cleared] = []
+        self.modes: list[Mode] = []
         self.layouts: dict[int, tuple[str, str, tuple[LawPiece, ...]]] = {}
 
     def read(self, event: Mapping[str, Any]) -> None:
@@ -75,6 +81,7 @@ class _Reader:
             "same_order": self.same_order, "norm": self.norm, "declared": self.declare,
             "model": self.model, "load": self.load, "sharded": self.sharded,
             "optimizer_file": self.optimizer_file, "optimizer_load": self.optimizer_load,
+            "cleared": self.clear, "mode": self.mode,
         }.get(event["e"])  # fmt: skip
         if handler is not None:  # else an event of a later version
             handler(event)
@@ -155,6 +162,29 @@ class _Reader:
                 norm=float(event["norm"]),
                 max_norm=float(event["max_norm"]),
                 line=str(event["line"]),
+                scale=float(event.get("scale") or 0.0),
+            )
+        )
+
+    def clear(self, event: Mapping[str, Any]) -> None:
+        self.cleared.append(
+            Cleared(
+                step=int(event["step"]),
+                optimizer=str(event["optimizer"]),
+                names=tuple(plain_name(name) for name in event["names"] if name is not None),
+                kept=bool(event["kept"]),
+                line=str(event["line"]),
+            )
+        )
+
+    def mode(self, event: Mapping[str, Any]) -> None:
+        self.modes.append(
+            Mode(
+                step=int(event["step"]),
+                model=int(event["model"]),
+                name=plain_name(event["name"]),
+                training=bool(event["training"]),
+                kinds=tuple(map(plain_name, event["kinds"])),
             )
         )
 
@@ -188,6 +218,7 @@ class _Reader:
                     plain_name(name) for one in models for name in one["frozen_routers"]
                 ),
                 averages=tuple(map(int, event["averages"])),
+                idle=bool(event.get("idle")),
             )
         )
 

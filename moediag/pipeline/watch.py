@@ -268,7 +268,8 @@ class _Watch:
         if not ranks:
             yield (
                 "no process of this job called init_process_group under a Python that reads "
-                "PYTHONPATH (python -I or -E, a container, or an environment that is not passed on)"
+                "PYTHONPATH (python -I or -E, a container, or an environment that is not passed "
+                "on); a program of one process is recorded with --laws"
             )
 
     def _command(self, command: str, found: TrialResult, running: Running, folder: Path) -> None:

@@ -74,7 +74,8 @@ class LawFacts:
     """What the ranks' records say about the laws."""
 
     checked: int
-    """Steps at which at least one replica set was compared."""
+    """Steps at which at least one replica set was compared; in a job of one rank, those that it
+    recorded."""
     breach: Breach | None
     """The first difference that no healthy program has."""
     apart: tuple[str, ...] = ()
@@ -92,6 +93,8 @@ def law_facts(evidence: Evidence) -> LawFacts:
     found = histories(checks)
     breaches = [b for b in map(_breach, found) if b is not None]
     compared = {m.step for h in found if h.how in (REDUCED, PLACED) for m in h.moments}
+    if evidence.world_size == 1:
+        compared = {step for _, step in checks}
     apart, since = _apart(evidence)
     return LawFacts(
         checked=len(compared),

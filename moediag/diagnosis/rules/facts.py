@@ -18,6 +18,7 @@ from moediag.diagnosis.numbers.law_breaches import LawFacts, law_facts
 from moediag.diagnosis.numbers.law_declared import DeclaredFacts, declared_facts
 from moediag.diagnosis.numbers.law_gradients import TrainingFacts, training_facts
 from moediag.diagnosis.numbers.law_loads import LoadFacts, load_facts
+from moediag.diagnosis.numbers.law_loops import LoopFacts, loop_facts
 from moediag.diagnosis.numbers.law_models import ModelFacts, model_facts
 from moediag.diagnosis.numbers.law_samples import SampleFacts, sample_facts
 from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
@@ -230,6 +231,10 @@ class Facts:
     @cached_property
     def training(self) -> TrainingFacts:
         return training_facts(self.evidence)
+
+    @cached_property
+    def loops(self) -> LoopFacts:
+        return loop_facts(self.evidence)
 
     @cached_property
     def declared(self) -> DeclaredFacts:

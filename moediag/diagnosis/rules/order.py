@@ -41,11 +41,15 @@ from moediag.diagnosis.rules.judgement import Judgement
 from moediag.diagnosis.rules.laws import (
     adapters_untrained,
     declared_inputs_apart,
+    gradients_kept,
+    left_in_evaluation,
     local_norms,
+    model_without_optimizer,
     parameters_not_finite,
     part_loaded,
     replicas_apart,
     same_part,
+    scaled_gradients_clipped,
 )
 from moediag.diagnosis.rules.measured import (
     nonfinite_numbers,
@@ -122,9 +126,13 @@ RULES: tuple[Detector, ...] = (
     replicas_apart,
     declared_inputs_apart,
     local_norms,
+    gradients_kept,
+    scaled_gradients_clipped,
     parameters_not_finite,
     same_part,
     adapters_untrained,
+    model_without_optimizer,
+    left_in_evaluation,
     # Nothing was measured: a watched job, or evidence of other tools.
     trained_alone,
     no_records,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import os
 import re
 import socket
@@ -37,6 +38,7 @@ class _Rank:
         self.met = False
         self.handled: BaseException | None = None  # while the program exits with an error
         self.handled_at = 0  # the training step then
+        self.single = False  # a program of one process without a process group, so far
 
     def claim(self, world_size: int | None) -> None:
         """Writes who and where this process is; from now on records an exception and the end."""
@@ -120,6 +122,16 @@ class _Rank:
         self.recorder = install(str(self.folder), self.rank, world_size, size, of_job=True)
         lifeline.stacks_beside_others(str(self.folder), self.rank)
 
+    def withdraw(self) -> None:
+        """Removes the records of a single process that turns out to have peers, unless a peer has
+        taken the place by now."""
+        self.failed = True  # nothing more is recorded
+        self.recorder.uninstall()
+        owner = json.loads((self.folder / protocol.pid_file(self.rank)).read_bytes() or "{}")
+        for path in self.folder.glob(f"rank-{self.rank}.*"):
+            if owner.get("pid") == os.getpid():
+                path.unlink()
+
     def meet(self, module: Any) -> None:
         """Identifies the job when the ranks have met for the first time."""
         if not self.met and os.getpid() == _own_pid():
@@ -200,6 +212,13 @@ def distributed(module: Any) -> None:
     module.init_process_group = init_process_group
 
 
+def optimizers(module: Any) -> None:
+    """Records a program of one process, which may never create a process group, for the laws."""
+    from moediag.ranks.inject import one_process
+
+    one_process.expect(module.Optimizer, functools.partial(_guarded, _alone))
+
+
 def agent(module: Any) -> None:
     """Makes a possible elastic agent (torchrun) in this process report its ranks' ends."""
     from moediag.ranks import agent as observer
@@ -240,10 +259,31 @@ def _after(module: Any) -> None:
 
 
 def _start(rank: int, world_size: int) -> bool:
+    global _this
     if _this is not None and _this.recorder is not None and _own_pid() == os.getpid():
-        return True  # the process group was created a second time
+        if not (_this.single and world_size > 1):
+            return True  # the process group was created a second time
+        _this.withdraw()
+        _this = None
     _become(rank, world_size).record(world_size)
     return True
+
+
+def _alone() -> None:
+    """Starts recording a program of one process; the first one, if the job has several."""
+    if _this is None:
+        folder = _folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / protocol.pid_file(0)).open("x").close()
+        except FileExistsError:
+            note("another process without a process group was recorded")
+            return
+    elif _this.recorder is not None:
+        return
+    found = _become(0, 1)
+    found.single = True
+    found.record(1)
 
 
 def _become(rank: int, world_size: int | None) -> _Rank:

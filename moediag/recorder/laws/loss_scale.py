@@ -1,4 +1,5 @@
-"""Knows the scale by which a GradScaler multiplied the loss of the step that is about to be made.
+"""Knows the scale by which a GradScaler multiplied the loss of the step that is about to be made,
+and whether the gradients still have it.
 
 A step that a scaler skips counts as a step: the ranks whose gradients were finite made it.
 """
@@ -6,7 +7,8 @@ A step that a scaler skips counts as a step: the ranks whose gradients were fini
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict
+import weakref
+from typing import Any, Dict, Iterable, List, Tuple
 
 from moediag.recorder.laws.context import LawContext
 
@@ -19,6 +21,8 @@ class LossScale:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._running: Any = None
+        # Weak references to each scaler and an optimizer whose steps it makes.
+        self._pairs: List[Tuple[Any, Any]] = []
 
     def install(self) -> None:
         from torch.amp import grad_scaler
@@ -33,12 +37,30 @@ class LossScale:
             return {}
         return {NAME: repr(float(scaler.get_scale()))}
 
+    def still_in(self, parameters: Iterable[Any]) -> float:
+        """The scale by which the gradients of ``parameters`` are still multiplied; 0.0 if they are
+        not, or that is not known: in the first step no scaler has made a step."""
+        ids = set(map(id, parameters))
+        for scaler, optimizer in [(one(), two()) for one, two in self._pairs]:
+            if scaler is None or optimizer is None or not scaler.is_enabled():
+                continue
+            if any(id(p) in ids for group in optimizer.param_groups for p in group["params"]):
+                state = scaler._per_optimizer_states.get(id(optimizer))
+                ready = state is None or state["stage"].name == "READY"
+                return float(scaler.get_scale()) if ready else 0.0
+        return 0.0
+
+    def _remember(self, scaler: Any, optimizer: Any) -> None:
+        if all((one(), two()) != (scaler, optimizer) for one, two in self._pairs):
+            self._pairs.append((weakref.ref(scaler), weakref.ref(optimizer)))
+
     def _wrapped(self, original: Any) -> Any:
         @functools.wraps(original)
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before, self._running = self._running, scaler
+            self._context.guarded("laws of norms", self._remember, scaler, optimizer)
             try:
-                return original(scaler, *args, **kwargs)
+                return original(scaler, optimizer, *args, **kwargs)
             finally:
                 self._running = before
                 if self._context.recorder.active:

@@ -53,7 +53,8 @@ class ModelValues:
         self._step = step
         prints = Fingerprints()
         models = [self._model(model, prints) for model in self._context.models.owners()]
-        left_out = self._left_out(prints)
+        owned = self._owned()
+        left_out = self._left_out(owned, prints)
         read = prints.read()
         for model in models:
             model["buffers"] = {name: read[at] for name, at in model["buffers"].items()}
@@ -62,6 +63,7 @@ class ModelValues:
             "model", step=step, models=models,
             left_out={name: read[at] for name, at in left_out.items()},
             averages=[int(average.n_averaged) for average in alive],
+            idle=bool(owned) and all(parameter.grad is None for parameter in owned),
         )  # fmt: skip
 
     def _model(self, model: Any, prints: Fingerprints) -> Dict[str, Any]:
@@ -80,15 +82,18 @@ class ModelValues:
             routers += _frozen_routers(module, prefix)
         return {"over": list(over), "buffers": buffers, "frozen_routers": routers}
 
-    def _left_out(self, prints: Fingerprints) -> Dict[str, int]:
-        """Parameters with a gradient that no optimizer has. Not where an optimizer has copies of
-        the parameters, with gradients of their own."""
-        owned = [
+    def _owned(self) -> List[Any]:
+        """The parameters of the optimizers that stepped."""
+        return [
             parameter
             for optimizer in self._optimizers()
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
+
+    def _left_out(self, owned: List[Any], prints: Fingerprints) -> Dict[str, int]:
+        """Parameters with a gradient that no optimizer has. Not where an optimizer has copies of
+        the parameters, with gradients of their own."""
         known = self._context.names.of(owned)
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
             return {}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from moediag.recorder.core import Recorder
 from moediag.recorder.laws import clip_norms
+from moediag.recorder.laws.cleared_gradients import ClearedGradients
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.declared_equal import DeclaredEqual
 from moediag.recorder.laws.loading import Loading
 from moediag.recorder.laws.loss_scale import LossScale
 from moediag.recorder.laws.model_inputs import ModelInputs
+from moediag.recorder.laws.model_modes import ModelModes
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
 
@@ -19,11 +21,13 @@ def record(recorder: Recorder, folder: str) -> None:
     recorder.on_uninstall.append(context.log.close)
     context.sets.install()
     ModelInputs(context).install()
-    clip_norms.install(context)
     scale = LossScale(context)
     scale.install()
+    clip_norms.install(context, scale)
     checks = OptimizerChecks(context, scale)
     checks.install()
+    ClearedGradients(context).install()
     DeclaredEqual(context).install()
     Loading(context).install()
     ModelValues(context, checks.optimizers).install()
+    ModelModes(context, checks.optimizers).install()

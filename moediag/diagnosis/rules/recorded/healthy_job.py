@@ -22,9 +22,11 @@ def judge(facts: Facts, found: bool) -> Judgement:
         return Judgement(Confidence.MEDIUM if whole else Confidence.LOW, text)
     unknown = facts.unrecorded
     recorded = sorted(set(evidence.ranks) - set(unknown))
-    steps = max(evidence.ranks[rank].last_step for rank in recorded)
     laws = law_sentences.clean(facts.laws)
     text = f"No hang, no crash; {laws or 'numbers were not checked'}. "
+    if evidence.world_size == 1:
+        return Judgement(Confidence.HIGH, f"{text}The only rank finished normally.")
+    steps = max(evidence.ranks[rank].last_step for rank in recorded)
     text += f"{ranks(recorded).capitalize()} finished normally after {plural(steps, 'step')}; "
     text += "their recorded schedules agree."
     if unknown:

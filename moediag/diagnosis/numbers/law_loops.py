@@ -1,0 +1,121 @@
+"""Mistakes of a training loop that are the same on all ranks: gradients that are never cleared, a
+model left in evaluation mode, scaled gradients that are clipped, an optimizer of other parameters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from moediag.evidence.law_model import Cleared, ClipNorm, Mode, RankLaws
+from moediag.evidence.model import Evidence
+
+_ENOUGH = 2  # records on each rank
+_STEPS = 3  # checked steps with the same model
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Gradients that were never cleared between two updates of an optimizer."""
+
+    optimizer: str
+    names: tuple[str, ...]
+    steps: tuple[int, ...]
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftInEvaluation:
+    """A model that was trained in training mode and then in evaluation mode only; with ``before``
+    0, only in evaluation mode."""
+
+    name: str
+    kinds: tuple[str, ...]
+    before: int
+    """The last checked step in training mode."""
+    since: int
+    """The first checked step after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """Parameters with gradients, while those of every optimizer had none."""
+
+    names: tuple[str, ...]
+    steps: int
+    """How many steps were checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFacts:
+    kept: Kept | None = None
+    left: LeftInEvaluation | None = None
+    scaled: ClipNorm | None = None
+    """The first call that clipped gradients which were still multiplied by the loss scale."""
+    untrained: Untrained | None = None
+
+
+def loop_facts(evidence: Evidence) -> LoopFacts:
+    laws = [seen.laws for _, seen in sorted(evidence.ranks.items()) if seen.laws is not None]
+    return LoopFacts(_kept(laws), _left(laws), _scaled(laws), _untrained(laws))
+
+
+def _kept(laws: Sequence[RankLaws]) -> Kept | None:
+    """An optimizer is recognised by its class and the parameters that were followed."""
+    of: dict[tuple[str, tuple[str, ...]], list[Cleared]] = defaultdict(list)
+    for own in laws:
+        for one in own.cleared:
+            of[one.optimizer, one.names].append(one)
+    for (optimizer, names), records in of.items():
+        steps = sorted({one.step for one in records})
+        if len(steps) >= _ENOUGH and all(one.kept for one in records):
+            return Kept(optimizer, names, tuple(steps), records[0].line)
+    return None
+
+
+def _left(laws: Sequence[RankLaws]) -> LeftInEvaluation | None:
+    """The same on all ranks that ran the model with gradients, until the last checked step."""
+    of: dict[int, list[LeftInEvaluation | None]] = defaultdict(list)
+    for own in laws:
+        for model in sorted({mode.model for mode in own.modes}):
+            of[model].append(_of_model([mode for mode in own.modes if mode.model == model]))
+    for found in of.values():
+        if found[0] is not None and len(set(found)) == 1:
+            return found[0]
+    return None
+
+
+def _of_model(modes: list[Mode]) -> LeftInEvaluation | None:
+    training = {mode.step for mode in modes if mode.training}
+    evaluation = {mode.step for mode in modes if not mode.training}
+    before = max(training, default=0)
+    after = sorted(step for step in evaluation if step > before)
+    kinds = modes[-1].kinds if modes else ()
+    enough = _STEPS if not training else _ENOUGH
+    if not kinds or len(after) < enough:
+        return None
+    return LeftInEvaluation(modes[-1].name, kinds, before, after[0])
+
+
+def _scaled(laws: Sequence[RankLaws]) -> ClipNorm | None:
+    """A bound as large as the scale was multiplied by it, too."""
+    calls = [n for own in laws for n in own.norms if isfinite(n.norm) and n.factor < 1]
+    wrong = [norm for norm in calls if norm.scale > max(1.0, norm.max_norm)]
+    steps = {norm.step for norm in wrong}
+    return min(wrong, key=lambda norm: norm.step) if len(steps) >= _ENOUGH else None
+
+
+def _untrained(laws: Sequence[RankLaws]) -> Untrained | None:
+    found: Untrained | None = None
+    for own in laws:
+        states = own.models
+        if len(states) < _STEPS or not all(state.idle and state.left_out for state in states):
+            return None
+        names = tuple(states[0].left_out)
+        values = [tuple(state.left_out.get(name) for name in names) for state in states]
+        if len(set(values)) > 1 or None in values[0]:
+            return None
+        found = found or Untrained(names, len(states))
+    return found

@@ -1,0 +1,70 @@
+"""Records, at checked steps, whether a model that is being trained runs in training mode."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Set
+
+import torch
+from torch.nn.modules import batchnorm, dropout
+
+from moediag.recorder.core import ByObject
+from moediag.recorder.laws.context import LawContext
+
+
+class _Ran:
+    """One model in one step."""
+
+    __slots__ = ("modes", "number", "step", "told")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.step = 0
+        self.modes: Set[bool] = set()  # of its forwards with gradients; True: training
+        self.told: Set[bool] = set()
+
+
+class ModelModes:
+    """A model is trained where an optimizer that steps has a parameter with a gradient of it: the
+    teacher of a distillation is not."""
+
+    def __init__(self, context: LawContext, optimizers: Callable[[], List[Any]]) -> None:
+        self._context = context
+        self._optimizers = optimizers  # those that stepped
+        self._models = ByObject()  # model -> _Ran
+
+    def install(self) -> None:
+        self._context.on_forward.append(self._called)
+        self._context.on_check.append(self._write)
+
+    def _called(self, root: Any, step: int) -> None:
+        ran = self._models.get(root) or self._models.set(root, _Ran(len(self._models.owners())))
+        if ran.step != step:
+            ran.step, ran.modes, ran.told = step, set(), set()
+        ran.modes.add(bool(root.training))
+
+    def _write(self, step: int) -> None:
+        owned = {
+            id(parameter)
+            for optimizer in self._optimizers()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for root in self._models.owners():
+            ran = self._models.get(root)
+            new = ran.modes - ran.told if ran.step == self._context.recorder.current_step else ()
+            if not new or not any(p.grad is not None and id(p) in owned for p in root.parameters()):
+                continue
+            ran.told |= new
+            kinds = {type(m).__name__ for m in root.modules() if _depends_on_mode(m)}
+            for training in sorted(new):
+                self._context.log.event(
+                    "mode", step=step, model=ran.number, name=type(root).__name__,
+                    training=training, kinds=sorted(kinds),
+                )  # fmt: skip
+
+
+def _depends_on_mode(module: torch.nn.Module) -> bool:
+    """Whether the module computes something else in evaluation mode."""
+    if isinstance(module, dropout._DropoutNd):
+        return module.p > 0
+    return isinstance(module, batchnorm._BatchNorm) and module.track_running_stats

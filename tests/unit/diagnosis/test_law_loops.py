@@ -1,0 +1,136 @@
+"""Mistakes of a training loop that are the same on all ranks, on recorded data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.law_model import Cleared, ClipNorm, Mode, ModelState, RankLaws
+from moediag.result import Diagnosis
+from tests.unit.law_evidence import STEPS, job
+
+
+def found(laws: RankLaws, other: RankLaws | None = None, ranks: int = 2) -> Diagnosis:
+    """Of a healthy job whose ranks recorded ``laws`` as well; the last one ``other``."""
+    evidence = job(ranks)
+    own = {}
+    for rank, seen in evidence.ranks.items():
+        more = other if other is not None and rank == ranks - 1 else laws
+        assert seen.laws is not None
+        own[rank] = replace(seen, laws=replace(more, checks=seen.laws.checks))
+    return diagnose(replace(evidence, ranks=own))
+
+
+class TestClearedGradients:
+    def laws(self, *kept: bool) -> RankLaws:
+        records = [
+            Cleared(step, "SGD", ("net.bias",), one, "train.py:9 main")
+            for step, one in zip(STEPS, kept, strict=False)
+        ]
+        return RankLaws(cleared=tuple(records))
+
+    def test_gradients_that_nothing_cleared(self) -> None:
+        of = found(self.laws(True, True, True))
+        assert (of.verdict, of.culprits) == ("wrong-gradients", ())
+        assert "After the checked steps (1, 2, 3) nothing cleared" in of.cause
+        assert "net.bias before SGD.step() at train.py:9 main" in of.cause
+
+    @pytest.mark.parametrize("kept", [(False, False, False), (True, True, False), (True,), ()])
+    def test_cleared_once_or_hardly_seen_is_no_finding(self, kept: Sequence[bool]) -> None:
+        assert found(self.laws(*kept)).verdict == "clean"
+
+    def test_a_rank_that_cleared_them_says_that_the_program_does(self) -> None:
+        assert found(self.laws(True, True), self.laws(False, False)).verdict == "clean"
+
+
+class TestModes:
+    def laws(self, modes: str, kinds: tuple[str, ...] = ("Dropout",), model: int = 0) -> RankLaws:
+        """One letter a checked step: t(raining), e(valuation), b(oth)."""
+        records = [
+            Mode(step, model, "Net", training, kinds)
+            for step, letter in zip(STEPS, modes, strict=False)
+            for training in {"t": (True,), "e": (False,), "b": (False, True)}[letter]
+        ]
+        return RankLaws(modes=tuple(records))
+
+    def test_a_model_that_stays_in_evaluation_mode(self) -> None:
+        of = found(self.laws("ttee"))
+        assert of.verdict == "wrong-gradients"
+        assert "Net was trained in training mode until step 2" in of.cause
+        assert "since step 3, so its modules of class Dropout" in of.cause
+
+    @pytest.mark.parametrize("modes", ["tttt", "bbbb", "tete", "ttte", "eett", "tbbb", ""])
+    def test_no_finding(self, modes: str) -> None:
+        of = found(self.laws(modes))
+        assert (of.verdict, of.notes) == ("clean", ())
+
+    def test_from_the_first_step_on_it_may_be_meant(self) -> None:
+        of = found(self.laws("eeee"))
+        assert of.verdict == "clean"
+        assert "Net was trained in evaluation mode in all checked steps" in of.notes[0]
+
+    def test_a_model_that_computes_the_same_in_both_modes(self) -> None:
+        assert found(self.laws("ttee", kinds=())).verdict == "clean"
+
+    def test_ranks_that_differ_are_not_judged(self) -> None:
+        assert found(self.laws("ttee"), self.laws("tttt")).verdict == "clean"
+
+
+class TestScaledNorms:
+    def laws(self, scale: float, norm: float = 9e4, bound: float = 1.0, steps: int = 3) -> RankLaws:
+        of = [
+            ClipNorm(step, ("net.bias",), norm, bound, "train.py:8 main", scale)
+            for step in STEPS[:steps]
+        ]
+        return RankLaws(norms=tuple(of))
+
+    def test_gradients_that_still_have_the_loss_scale(self) -> None:
+        of = found(self.laws(65536.0))
+        assert of.verdict == "wrong-gradients"
+        assert "clip_grad_norm_ at train.py:8 main clipped to a norm of 1 gradients" in of.cause
+        assert "65536 times smaller than intended" in of.cause
+
+    @pytest.mark.parametrize(
+        "laws",
+        [
+            {"scale": 0.0},
+            {"scale": 1.0},
+            {"scale": 65536.0, "norm": 0.5},  # the bound was not reached
+            {"scale": 65536.0, "norm": float("inf")},  # the scaler skips the step
+            {"scale": 65536.0, "bound": 65536.0},  # scaled, too
+            {"scale": 65536.0, "steps": 1},
+        ],
+    )
+    def test_no_finding(self, laws: dict[str, float]) -> None:
+        assert found(self.laws(**laws)).verdict == "clean"  # type: ignore[arg-type]
+
+
+class TestUntrained:
+    def laws(self, idle: bool = True, values: Sequence[str | None] = ("a",) * 4) -> RankLaws:
+        states = [
+            ModelState(step, left_out={"head.weight": value}, idle=idle)
+            for step, value in zip(STEPS, values, strict=False)
+        ]
+        return RankLaws(models=tuple(states))
+
+    def test_an_optimizer_of_other_parameters(self) -> None:
+        of = found(self.laws())
+        assert of.verdict == "wrong-weights"
+        assert "1 parameter of the model (head.weight) had some and never changed" in of.cause
+
+    def test_another_optimizer_trains(self) -> None:
+        """A loss through a network that nobody trains adds to its gradients."""
+        of = found(self.laws(idle=False))
+        assert of.verdict == "clean"
+        assert "no optimizer that stepped has it" in of.notes[0]
+
+    @pytest.mark.parametrize("values", ["abcd", ("a", None, "a", "a"), "aa"])
+    def test_parameters_that_change_or_are_hardly_seen(self, values: Sequence[str]) -> None:
+        assert found(self.laws(values=values)).verdict == "clean"
+
+
+def test_old_records_have_none_of_it() -> None:
+    assert found(RankLaws()).verdict == "clean"

@@ -1,0 +1,202 @@
+"""What one rank records of its training loop: cleared gradients, modes, scaled norms, parameters
+that no optimizer has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from moediag.evidence.law_model import RankLaws  # noqa: E402
+from moediag.evidence.law_records import read_laws  # noqa: E402
+from moediag.protocol import ENV_LAWS  # noqa: E402
+from moediag.recorder import Recorder, install  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    monkeypatch.setenv(ENV_LAWS, "0")
+    made = install(str(tmp_path), 0, 1, of_job=True)
+    yield made
+    made.uninstall()
+
+
+def laws(folder: Path) -> RankLaws:
+    found, lost = read_laws(folder, 0)
+    assert found is not None
+    assert not lost
+    return found
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.1), nn.Linear(3, 2))
+
+
+def backward(net: nn.Module) -> None:
+    net(torch.randn(2, 4)).pow(2).sum().backward()
+
+
+class TestClearedGradients:
+    def kept(self, folder: Path) -> list[bool]:
+        return [one.kept for one in laws(folder).cleared]
+
+    def test_gradients_that_nothing_clears(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            backward(net)
+            optimizer.step()
+        first, *_ = laws(tmp_path).cleared
+        assert self.kept(tmp_path) == [True] * 3
+        assert (first.step, first.optimizer) == (1, "SGD")
+        assert first.names == ("2.bias", "0.bias", "2.weight")
+
+    @pytest.mark.parametrize("to_none", [True, False])
+    @pytest.mark.parametrize("when", ["before the forward", "before the backward", "after"])
+    def test_every_place_to_clear_them(self, tmp_path: Path, to_none: bool, when: str) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            if when == "before the forward":
+                net.zero_grad(set_to_none=to_none)
+            loss = net(torch.randn(2, 4)).sum()
+            if when == "before the backward":
+                for parameter in net.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad = None if to_none else parameter.grad * 0
+            loss.backward()
+            optimizer.step()
+            if when == "after":
+                optimizer.zero_grad(set_to_none=to_none)
+        assert self.kept(tmp_path) == [False] * 3
+
+    def test_accumulation_over_micro_batches(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            for _ in range(3):
+                backward(net)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert self.kept(tmp_path) == [False] * 3
+
+    def test_two_optimizers_that_clear_before_their_own_backward(self, tmp_path: Path) -> None:
+        """A GAN: the generator's loss adds to the discriminator's gradients, which are cleared
+        before the discriminator's own loss."""
+        one, two = nn.Linear(4, 4), nn.Linear(4, 1)
+        of_one = torch.optim.SGD(one.parameters(), lr=0.1)
+        of_two = torch.optim.SGD(two.parameters(), lr=0.1)
+        for _ in range(4):
+            of_two.zero_grad()
+            two(one(torch.randn(2, 4)).detach()).sum().backward()
+            of_two.step()
+            of_one.zero_grad()
+            two(one(torch.randn(2, 4))).sum().backward()
+            of_one.step()
+        assert self.kept(tmp_path) == [False] * 6
+
+    def test_gradients_that_autograd_does_not_add_to_are_unknown(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            loss = net(torch.randn(2, 4)).sum()
+            own = list(net.parameters())
+            for parameter, gradient in zip(own, torch.autograd.grad(loss, own), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+        assert not laws(tmp_path).cleared
+
+    def test_nothing_stays_behind(self, tmp_path: Path, recorder: Recorder) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        backward(net)
+        optimizer.step()
+        recorder.uninstall()
+        backward(net)
+        optimizer.step()
+        assert not laws(tmp_path).cleared
+
+
+class TestModes:
+    def modes(self, folder: Path) -> list[tuple[int, int, bool]]:
+        return [(one.step, one.model, one.training) for one in laws(folder).modes]
+
+    def test_each_mode_of_a_trained_model_is_told_once_a_step(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            backward(net)
+            backward(net)
+            optimizer.step()
+            if step == 1:
+                net.eval()
+        assert self.modes(tmp_path) == [(1, 0, True), (2, 0, True), (3, 0, False)]
+        assert laws(tmp_path).modes[0].kinds == ("Dropout",)
+
+    def test_a_teacher_is_not_trained(self, tmp_path: Path) -> None:
+        net, teacher = model(), model().eval()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            batch = torch.randn(2, 4)
+            (net(batch) - teacher(batch).detach()).pow(2).sum().backward()
+            optimizer.step()
+        assert {(model, training) for _, model, training in self.modes(tmp_path)} == {(0, True)}
+
+    def test_an_evaluation_with_gradients_between_two_steps(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net.eval()(torch.randn(2, 4))
+            net.train()
+            backward(net)
+            optimizer.step()
+        # The first call of a model is not recorded.
+        assert [one.training for one in laws(tmp_path).modes] == [True, False, True]
+
+
+class TestScaledNorms:
+    @pytest.mark.parametrize("unscales", [False, True])
+    def test_the_scale_that_is_still_in_the_gradients(self, tmp_path: Path, unscales: bool) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.randn(2, 4)).sum()).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        # In the first step no scaler has made a step.
+        assert [n.scale for n in laws(tmp_path).norms] == [0.0, *([0.0 if unscales else 64.0] * 2)]
+
+    def test_a_scaler_that_is_off_scales_nothing(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        for _ in range(2):
+            scaler.scale(net(torch.randn(2, 4)).sum()).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+        assert [norm.scale for norm in laws(tmp_path).norms] == [0.0, 0.0]
+
+
+def test_an_optimizer_of_other_parameters_is_idle(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
+    net = model()
+    for _ in range(3):
+        backward(net)
+        optimizer.step()
+    states = laws(tmp_path).models
+    assert [state.idle for state in states] == [True] * 3
+    assert set(states[0].left_out) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    own = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        backward(net)
+        own.step()
+    assert not laws(tmp_path).models[-1].idle

@@ -7,6 +7,7 @@ imported.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,16 +90,13 @@ def _grouped(imports: Iterable[str]) -> Iterator[str]:
     yield from (f"{m} import {', '.join(of)}" for m, of in names.items() if of[0])
 
 
+@functools.cache
 def _read(name: str) -> _Module:
     text = _path(name).read_text(encoding="utf-8")
     module = _Module(name, text)
     for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            module.made[node.name] = node
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            module.made.update({t.id: node for t in targets if isinstance(t, ast.Name)})
-        elif isinstance(node, ast.Import):
+        module.made.update(dict.fromkeys(_names(node), node))
+        if isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.asname or alias.name.partition(".")[0]
                 module.foreign[bound] = ast.unparse(ast.Import([alias]))
@@ -132,13 +130,19 @@ def _defined(package: str, name: str) -> _Place:
     raise UsageError(f"no module of {package} defines {name}")
 
 
-def _tops(path: Path) -> Iterator[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (t.id for t in targets if isinstance(t, ast.Name))
+@functools.cache
+def _tops(path: Path) -> frozenset[str]:
+    """Returns the names that the module defines."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    return frozenset(name for node in body for name in _names(node))
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from (t.id for t in targets if isinstance(t, ast.Name))
 
 
 def _source(module: _Module, node: ast.stmt) -> str:

@@ -29,14 +29,18 @@ class _Followed:
         self.accumulated = False
         self.cleared = False
         # The node that adds to ``.grad``. A hook of the tensor itself would make torch.compile
-        # trace the program again.
+        # trace the program again. The node keeps the stream and the shape of its making, so it is
+        # made where the forward would make it: one from before may break the capture of a CUDA
+        # graph, and a parameter that the program gave another shape.
         with torch.enable_grad():
             self.node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
         look = functools.partial(context.guarded, WATCHER, self._look)
         self.handle = self.node.register_prehook(lambda _gradients: look())
 
     def _look(self) -> None:
-        """A gradient is about to be added."""
+        """A gradient is about to be added. What is captured as a CUDA graph is not known."""
+        if capturing():
+            return
         self.accumulated = True
         if not self.cleared:
             gradient = self.parameter.grad
@@ -50,13 +54,24 @@ class _Followed:
 
 
 class _Between:
-    """An optimizer after a checked step."""
+    """An optimizer after a checked step, until its next one."""
 
-    __slots__ = ("followed", "step")
+    __slots__ = ("ended", "followed", "parameters", "step")
 
-    def __init__(self, step: int, followed: List[_Followed]) -> None:
+    def __init__(self, step: int, parameters: List[Any]) -> None:
         self.step = step
-        self.followed = followed
+        self.parameters = parameters
+        self.followed: List[_Followed] = []
+        self.ended = False
+
+    def follow(self, context: LawContext) -> None:
+        if not self.ended and all(p.is_leaf and p.requires_grad for p in self.parameters):
+            self.followed = [_Followed(parameter, context) for parameter in self.parameters]
+
+    def end(self) -> List[Optional[bool]]:
+        """Of each parameter, whether its gradient was never cleared."""
+        self.ended = True
+        return [one.end() for one in self.followed]
 
 
 class ClearedGradients:
@@ -93,27 +108,30 @@ class ClearedGradients:
             key=lambda p: p.numel(),
         )[:_SAMPLE]
         if chosen:
-            followed = [_Followed(parameter, self._context) for parameter in chosen]
-            self._open.set(optimizer, _Between(self._context.recorder.current_step, followed))
+            between = _Between(self._context.recorder.current_step, chosen)
+            self._open.set(optimizer, between)
+            self._context.at_next_forward.append(
+                functools.partial(self._context.guarded, WATCHER, between.follow, self._context)
+            )
 
     def _end(self, optimizer: Any, frame: Any) -> None:
         between = self._open.get(optimizer)
         if between is None:
             return
         self._open.set(optimizer, None)
-        kept = [one.end() for one in between.followed]
-        if None not in kept:
+        kept = between.end()
+        if kept and None not in kept:
             self._context.log.event(
                 "cleared", optimizer=type(optimizer).__name__, step=between.step, kept=all(kept),
-                names=self._context.names.of([one.parameter for one in between.followed]),
+                names=self._context.names.of(between.parameters),
                 line=self._context.recorder.user_lines.innermost(frame),
             )  # fmt: skip
 
     def _forget(self) -> None:
         for optimizer in self._open.owners():
             between = self._open.get(optimizer)
-            for one in between.followed if between is not None else ():
-                one.handle.remove()
+            if between is not None:
+                between.end()
 
 
 def _plain(parameter: Any) -> bool:

@@ -36,6 +36,8 @@ class LawContext:
         self.steps = 0  # calls of step() of all optimizers
         # Called with a model and a checked step when it runs with gradients.
         self.on_forward: List[Callable[[Any, int], None]] = []
+        # Called once, before the next forward of a whole model with gradients, checked or not.
+        self.at_next_forward: List[Callable[[], None]] = []
         # Called with a checked step when an optimizer is about to step.
         self.on_check: List[Callable[[int], None]] = []
 

@@ -16,7 +16,6 @@ class PipelineParallel(Axis):
     name = "pp"
     about = "pipeline parallelism: each rank holds some of the layers and passes activations on"
     alone = "every rank holds all layers"
-    supported = False
     __slots__ = ()
 
     def shares_batch(self, batches: str) -> bool:
@@ -70,7 +69,6 @@ class ContextParallel(Axis):
     name = "cp"
     about = "context parallelism: each rank computes its part of every sequence"
     alone = "every rank computes whole sequences"
-    supported = False
     __slots__ = ()
 
     def shares_batch(self, batches: str) -> bool:

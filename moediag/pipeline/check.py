@@ -200,7 +200,7 @@ def number_of_ranks(layout: Layout, world: int | None) -> int:
 
 
 def _wrapper(layout: Layout) -> str:
-    divided = any(axis.by_loading or not axis.supported for axis in layout.active)
+    divided = any(not axis.data_parallel for axis in layout.active)
     return "transformers" if divided else "fsdp2"
 
 

@@ -78,6 +78,32 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         # none; the same with the number of ranks that have it.
         "names": ("own-order", "sorted", "zero-for-missing", "counted"),
     },
+    # A model with a vision tower, which ranks without an image do not need.
+    "vision-tower": {
+        "text_only": ("odd", "all", "none"),  # ranks without an image
+        # What they run instead: nothing; the tower on a blank image, whose output is not used; the
+        # tower on an image of 0 patches, whose sum is added; the tower on a blank image, times 0.
+        "instead": ("skip", "unused", "empty", "weight-0"),
+        "unused_params": False,  # FSDP2 reduces parameters without a gradient as zeros
+    },
+    # The mean over tokens of which ranks and micro-batches have unequal numbers.
+    "token-loss": {
+        "tokens": ("unequal", "equal"),
+        # What a rank's sum is divided by; gradients are then averaged over ranks: its own tokens;
+        # those of each micro-batch; those of all ranks; the same, times the number of ranks.
+        "divide": ("own-tokens", "micro-batch", "all-tokens", "all-tokens-times-ranks"),
+        # An auxiliary loss that is a mean already: none; added before the factor; added after it.
+        "aux": ("none", "with-the-loss", "apart"),
+    },
+    # Attention over a sequence that ranks divide. keys: those that backward attends to, the part
+    # that is due or the one saved in forward; owners: each rank's share of the gradients of keys
+    # and values is sent to the ranks that have them, or only its own is kept; autograd: no ring, a
+    # differentiable all-gather.
+    "ring-attention": {
+        "ring": ("by-hand", "autograd"),
+        "keys": ("saved", "due"),
+        "owners": ("sent", "kept"),
+    },
     "tied-embeddings-meta": {
         # When the meta model gets memory; before sharding torch's to_empty gives each name its own.
         "empty": ("after-sharding", "before-sharding", "before-sharding-but-rank-0"),

@@ -70,6 +70,8 @@ class WrapperSpec:
     reduce_dtype: Optional[str] = None  # float32 | bfloat16 | null: same as the parameters
     param_dtype: Optional[str] = None  # fsdp2: dtype of the computation; null: the parameters'
     find_unused_parameters: bool = True  # ddp
+    schedule: str = "1f1b"  # of a pp axis: gpipe | 1f1b | interleaved
+    rotate: str = "allgather"  # of a cp axis, how keys and values travel: allgather | alltoall
     # Arguments of transformers' DistributedConfig; null: how this release is asked for the layout.
     distributed_config: Optional[Dict[str, Any]] = None
     native_fsdp: bool = False  # kind transformers: DistributedConfig asks for FSDP2 too

@@ -145,6 +145,13 @@ class WrapperSection(Section):
         "theirs. Experts outside FSDP2 are cast in each forward. null: that of the parameters.",
     )
     find_unused_parameters: bool = Field(default=True, description="DDP's find_unused_parameters.")
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = Field(
+        default="1f1b", description="Schedule of a pp axis; interleaved has two stages per rank."
+    )
+    rotate: Literal["allgather", "alltoall"] = Field(
+        default="allgather",
+        description="How keys and values reach the other ranks of a cp axis.",
+    )
     distributed_config: dict[str, Any] | None = Field(
         default=None,
         description="Arguments of transformers' DistributedConfig; the name of a mesh axis or "

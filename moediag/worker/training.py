@@ -93,15 +93,9 @@ def record_optimizer(collector: Collector, wrapped: Wrapped) -> None:
 
 def forward_backward(wrapped: Wrapped, rank: int, number: int, device: torch.device) -> float:
     """Runs all micro-batches of one step; returns this rank's mean loss."""
-    trial = wrapped.trial
-    total = 0.0
-    for micro in range(trial.step.accumulate):
-        tokens = data.batch(trial, rank, number, micro).to(device)
-        with wrapped.accumulating(last=micro == trial.step.accumulate - 1):
-            loss = wrapped.loss(tokens) / trial.step.accumulate
-            wrapped.backward(loss)
-        total += float(loss.detach())
-    return total
+    micros = range(wrapped.trial.step.accumulate)
+    batches = [data.batch(wrapped.trial, rank, number, micro).to(device) for micro in micros]
+    return wrapped.forward_backward(batches)
 
 
 def finish(wrapped: Wrapped) -> Optional[float]:

@@ -1,22 +1,26 @@
-"""The model of programs that test the training loop: three matrices, each an FSDP2 group of its
-own, and the same in one process."""
+"""The models of programs that test the training loop: matrices, each an FSDP2 group of its own, and
+the same in one process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from moediag.axes import DP_SHARD
 from moediag.protocol import GradientError, Trial
+from moediag.worker.collector import Collector
 from moediag.worker.measure import gradients as compare
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import fsdp2_internals, placement
 from moediag.worker.shard.declared_slices import PlainShards
+from moediag.worker.shard.wrapped import clean_fqn
 
 FEATURES, WIDTH, SAMPLES = 12, 16, 6
+LR = 1e-2
 # Largest |difference| of weights, as a share of the largest movement in training, and of gradients,
 # as a share of the parameter's largest. Muon orthogonalises in bfloat16, whose products are summed
 # in another order on shards: healthy runs differ by up to 7e-2 and 1e-3, a step on zeros by 5e-1
@@ -57,19 +61,25 @@ def _overflowed(gradient: torch.Tensor, column: int) -> torch.Tensor:
 
 
 def sharded(trial: Trial, device: torch.device, **options: Any) -> Matrices:
-    """Shards over all ranks, one FSDP2 group per matrix. ``options``: of ``fully_shard``. Raises
-    NotApplicable."""
+    """Shards :class:`Matrices`, see :func:`shard`."""
+    model = Matrices(trial.step.seed)
+    shard(model, trial, device, **options)
+    return model
+
+
+def shard(model: nn.Module, trial: Trial, device: torch.device, **options: Any) -> None:
+    """Shards over all ranks, one FSDP2 group per child module. ``options``: of ``fully_shard``.
+    Raises NotApplicable."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     if fsdp2_internals.sums_for_means(trial.backend):
         raise NotApplicable("FSDP2 on gloo needs torch >= 2.9: before, it adds where it averages")
     mesh = init_device_mesh(device.type, (trial.world_size,), mesh_dim_names=(str(DP_SHARD),))
-    model = Matrices(trial.step.seed).to(device)
-    for module in (model.first, model.middle, model.last):
+    model.to(device)
+    for module in model.children():
         fully_shard(module, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
-    return model
 
 
 def batch(trial: Trial, rank: int, number: int, micro: int = 0) -> Batch:
@@ -79,6 +89,43 @@ def batch(trial: Trial, rank: int, number: int, micro: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
     return inputs, torch.randn(SAMPLES, FEATURES, generator=generator) + 0.5 * rank
+
+
+def train(
+    collector: Collector,
+    model: nn.Module,
+    backward: Callable[[nn.Module, int, int], torch.Tensor],
+    alone: nn.Module,
+    right: Callable[[nn.Module, int, int], torch.Tensor],
+) -> None:
+    """Trains ``model`` on all ranks, and ``alone``, the same model, in one process on the CPU.
+    Compares their gradients in each step. Collective.
+
+    ``backward(model, rank, number)`` and ``right`` run forward and backward of one rank's batch in
+    step ``number`` from 1, and return that rank's loss. The gradient of ``right`` summed over ranks
+    defines the correct one.
+    """
+    trial, measured = collector.trial, collector.measured
+    ranks = range(trial.world_size)
+    ours, theirs = (torch.optim.AdamW(_trained(m), lr=LR) for m in (model, alone))
+
+    def optimize(number: int) -> None:
+        ours.step()
+        ours.zero_grad()
+
+    for number in collector.steps(Held(model, ours, trial, PlainShards()), optimize):
+        truth = sum(float(right(alone, rank, number)) for rank in ranks) / len(ranks)
+        expected = gradients(alone)
+        theirs.step()
+        theirs.zero_grad()
+        measured.losses.append(float(backward(model, collector.rank, number)))
+        measured.reference_losses.append(truth)
+        measured.gradients[str(number)] = compare_gradients(model, expected)
+    dist.barrier()
+
+
+def _trained(model: nn.Module) -> List[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def gradients(model: nn.Module) -> Dict[str, torch.Tensor]:
@@ -99,7 +146,10 @@ def compare_gradients(
     rtol = GRADIENT.get(optimizer, tolerance.rtol)
     tolerance = compare.Tolerance(rtol, tolerance.atol)
     found = {}
-    for fqn, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():
+        fqn = clean_fqn(name)
+        if fqn not in expected:
+            continue
         local = None if parameter.grad is None else placement.local(parameter.grad)
         part = _part(parameter, expected[fqn])
         found[fqn] = tolerance.judge(local, part, float(expected[fqn].abs().max()))

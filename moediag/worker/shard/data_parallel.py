@@ -7,13 +7,13 @@ beside the reference's.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Dict, Iterator, Optional
+from typing import Any, ContextManager, Dict, Iterator, Optional, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moediag.axes import DP_REPLICATE, Layout
+from moediag.axes import DP_REPLICATE, DP_SHARD, Layout
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import fsdp2_internals
 from moediag.worker.shard.wrapped import GradientView, Select, Wrapped, clean_fqn, mesh_of, whole
@@ -21,6 +21,12 @@ from moediag.worker.shard.wrapped import GradientView, Select, Wrapped, clean_fq
 
 class FSDP2(Wrapped):
     def wrap(self, model: nn.Module) -> nn.Module:
+        self.shard(model, [layer for _, layer in self.anatomy.layers])
+        return model
+
+    def shard(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
+        """Calls fully_shard on ``layers`` and on ``model``, which has them. Raises
+        NotApplicable."""
         try:
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         except ImportError as error:  # torch < 2.6
@@ -47,10 +53,9 @@ class FSDP2(Wrapped):
                 for _, expert in block.experts:
                     fully_shard(expert, **options)
         if spec.granularity in ("layer", "expert"):
-            for _, layer in self.anatomy.layers:
+            for layer in layers:
                 fully_shard(layer, **options)
         fully_shard(model, **options)
-        return model
 
     def mesh(self) -> DeviceMesh:
         return mesh_of(self.trial)
@@ -86,7 +91,11 @@ class FSDP1(Wrapped):
     def wrap(self, model: nn.Module) -> nn.Module:
         import functools
 
-        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+        from torch.distributed.fsdp import (
+            FullyShardedDataParallel,
+            MixedPrecision,
+            ShardingStrategy,
+        )
         from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 
         spec = self.trial.wrapper
@@ -101,10 +110,17 @@ class FSDP1(Wrapped):
         precision = None
         if spec.reduce_dtype:
             precision = MixedPrecision(reduce_dtype=getattr(torch, spec.reduce_dtype))
+        mesh, strategy = None, ShardingStrategy.FULL_SHARD
+        if DP_REPLICATE in self.trial.layout:
+            strategy = ShardingStrategy.NO_SHARD
+            if DP_SHARD in self.trial.layout:
+                mesh, strategy = mesh_of(self.trial), ShardingStrategy.HYBRID_SHARD
         return FullyShardedDataParallel(
             model,
             auto_wrap_policy=policy,
             mixed_precision=precision,
+            device_mesh=mesh,
+            sharding_strategy=strategy,
             use_orig_params=True,
             device_id=self.device if self.device.type == "cuda" else torch.device("cpu"),
         )

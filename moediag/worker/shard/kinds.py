@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Dict, Type
 
-from moediag.axes import Layout, supported
+from moediag.axes import CP, PP, Axis, Layout, supported
 from moediag.protocol import Trial
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import expert_parallel
+from moediag.worker.shard.context_parallel import ContextParallel
 from moediag.worker.shard.data_parallel import DDP, FSDP1, FSDP2, DeepSpeedZero
+from moediag.worker.shard.pipeline_parallel import Pipelined
 from moediag.worker.shard.wrapped import Wrapped
 
 _DATA_PARALLEL: Dict[str, Type[Wrapped]] = {
@@ -19,6 +21,8 @@ _DATA_PARALLEL: Dict[str, Type[Wrapped]] = {
     "zero3": DeepSpeedZero,
     "none": Wrapped,
 }
+# Axes that torch's own code divides the step over; FSDP2 shards over the data-parallel ones.
+_BESIDE_FSDP2: Dict[Axis, Type[Wrapped]] = {PP: Pipelined, CP: ContextParallel}
 
 
 def kind_of(trial: Trial) -> Type[Wrapped]:
@@ -29,6 +33,11 @@ def kind_of(trial: Trial) -> Type[Wrapped]:
         raise NotApplicable(
             f"the step under test cannot run mesh axis {', '.join(refused)}; it runs {supported()}"
         )
+    beside = [axis for axis in active if axis in _BESIDE_FSDP2]
+    if beside and trial.wrapper.distributed_config is None:
+        if kind != "fsdp2" or len(beside) > 1:
+            raise NotApplicable(f"wrapper {kind} has no mesh axis {' beside '.join(beside)}")
+        return _BESIDE_FSDP2[beside[0]]
     if any(axis.by_loading for axis in active) or kind not in _DATA_PARALLEL:
         return expert_parallel.kind(trial)
     return _DATA_PARALLEL[kind]

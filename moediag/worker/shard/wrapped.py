@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from moediag.axes import DP_SHARD, EP, Layout
+from moediag.axes import AXES, DP_REPLICATE, DP_SHARD, EP, Axis, Layout
 from moediag.protocol import Trial
 from moediag.worker.models.tiny import Anatomy
 from moediag.worker.not_applicable import NotApplicable
@@ -49,14 +49,18 @@ def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
     return found
 
 
-def mesh_of(trial: Trial) -> DeviceMesh:
-    """Returns the trial's device mesh. Raises NotApplicable for an unsupported axis."""
+def mesh_of(trial: Trial, *beside: Axis) -> DeviceMesh:
+    """Returns the device mesh of the trial's data-parallel axes and those ``beside`` them. Raises
+    NotApplicable for any other axis."""
     layout = Layout(trial.layout)
-    foreign = [axis for axis in layout.active if not axis.data_parallel]
+    foreign = [a for a in layout.active if not a.data_parallel and a not in beside]
     if foreign:
         raise NotApplicable(f"wrapper {trial.wrapper.kind} has no mesh axis {', '.join(foreign)}")
-    # An axis of size 1 would only add empty collectives.
-    sizes = {axis: layout.size(axis) for axis in layout.active} or {DP_SHARD: trial.world_size}
+    # Replicas are a mesh dim beside the shards', whatever their sizes. Any other axis of size 1
+    # would only add empty collectives.
+    replicated = (DP_REPLICATE, DP_SHARD) if DP_REPLICATE in layout.axes else ()
+    used = [axis for axis in AXES if axis in (*layout.active, *replicated)]
+    sizes = {axis: layout.size(axis) for axis in used} or {DP_SHARD: trial.world_size}
     device = "cuda" if trial.on_gpu else "cpu"
     names = tuple(str(axis) for axis in sizes)
     return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=names)
@@ -110,6 +114,16 @@ class Wrapped:
             raise NotApplicable(f"{self.trial.model.family} returns no auxiliary loss")
         loss: torch.Tensor = found.loss
         return loss
+
+    def forward_backward(self, batches: List[torch.Tensor]) -> float:
+        """Runs one step's micro-batches of token ids; returns this rank's mean loss."""
+        total = 0.0
+        for number, tokens in enumerate(batches):
+            with self.accumulating(last=number == len(batches) - 1):
+                loss = self.loss(tokens) / len(batches)
+                self.backward(loss)
+            total += float(loss.detach())
+        return total
 
     def accumulating(self, last: bool) -> ContextManager[Any]:
         """Disables gradient reduction during forward and backward of one micro-batch."""

@@ -282,12 +282,23 @@ def test_an_axis_that_a_wrapper_cannot_shard_is_not_applicable(
     assert kind_of(spelt) is expert_parallel.Transformers
 
 
-@pytest.mark.parametrize("axis", ["pp", "cp", "etp"])
 @pytest.mark.parametrize("kind", ["fsdp2", "ddp", "transformers", "zero3"])
-def test_an_axis_that_the_step_cannot_run_is_refused_before_loading(axis: str, kind: str) -> None:
-    why = f"cannot run mesh axis {axis}; it runs dp_replicate, dp_shard, ep and tp"
+def test_an_axis_that_the_step_cannot_run_is_refused_before_loading(kind: str) -> None:
+    why = "cannot run mesh axis etp; it runs pp, dp_replicate, dp_shard, cp, ep and tp"
     with pytest.raises(NotApplicable, match=why):
-        preparation.prepare(trial({axis: 2}, kind), torch.device("cpu"))
+        preparation.prepare(trial({"etp": 2}, kind), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("axis", ["pp", "cp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1", "transformers", "zero3"])
+def test_only_fsdp2_runs_beside_a_pipeline_or_a_ring(axis: str, kind: str) -> None:
+    with pytest.raises(NotApplicable, match=f"wrapper {kind} has no mesh axis {axis}"):
+        kind_of(trial({axis: 2}, kind))
+
+
+def test_a_pipeline_and_a_ring_are_not_combined() -> None:
+    with pytest.raises(NotApplicable, match="has no mesh axis pp beside cp"):
+        kind_of(trial({"pp": 2, "cp": 2}, "fsdp2"))
 
 
 def test_gloo_that_sums_instead_of_averaging_is_not_applicable(

@@ -1,0 +1,70 @@
+"""The step under test on every axis, alone and combined, each against one process, and the failures
+that belong to an axis or to ranks with unequal work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.pipeline import Command, need
+from tests.e2e.test_scenarios import MISMATCH, WRONG, holds
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
+
+NEW = {"transformers": "5.23.0", "accelerate": "1.15.0"}
+# Variant: what differs from FSDP2 over four ranks.
+HEALTHY = {
+    "hsdp": "layout: {dp_replicate: 2, dp_shard: world}",
+    "hsdp-fsdp1": "layout: {dp_replicate: 2, dp_shard: world}, wrapper: {kind: fsdp1}",
+    "pp": "layout: {pp: world}",
+    "pp-and-shards": "layout: {pp: 2, dp_shard: world}, wrapper: {schedule: gpipe}",
+    "pp-and-hsdp": "layout: {pp: 2, dp_replicate: 2, dp_shard: world}, "
+    "wrapper: {schedule: interleaved}",
+    "cp": "layout: {cp: world}",
+    "cp-and-shards": "layout: {cp: 2, dp_shard: world}, wrapper: {rotate: alltoall}",
+    "cp-and-hsdp": "layout: {cp: 2, dp_replicate: world}",
+}
+SCENARIO = """\
+schema_version: 1
+name: axes
+title: every axis
+stack: {transformers: "5.23.0", accelerate: "1.15.0"}
+world: {default: 4}
+model: {layers: 4}
+step: {accumulate: 4}
+variants:
+  unfixed: {role: unfixed, expect: {verdict: clean}}
+"""
+
+
+def test_every_axis_trains_as_one_process(command: Command, tmp_path: Path) -> None:
+    need(NEW)
+    rows = [
+        f"  {v}: {{role: control, expect: {{verdict: clean}}, {t}}}" for v, t in HEALTHY.items()
+    ]
+    path = tmp_path / "axes.yaml"
+    path.write_text(SCENARIO + "\n".join(rows) + "\n")
+    ran = command.run(str(path), "--cpu", "4")
+    holds(ran)
+    # Stages hold different parameters; all of them are compared, each on its own rank.
+    assert {t["parameters_compared"] for t in ran.result["trials"]} == {47}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "unfixed"),
+    [
+        ("axis-of-size-one", WRONG),
+        ("context-parallel-gradients", WRONG),
+        ("loss-normalisation", WRONG),
+        ("vision-tower-on-some-ranks", MISMATCH),
+    ],
+)
+def test_every_expectation_of_the_scenario_is_met(
+    command: Command, scenario: str, unfixed: str
+) -> None:
+    need(NEW)
+    ran = command.run(scenario, "--cpu", "2")
+    holds(ran)
+    assert ran.reproduced is True
+    assert ran.verdicts["unfixed"] == unfixed

@@ -41,9 +41,10 @@ class LeftInEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Untrained:
-    """Parameters with gradients, while those of every optimizer had none."""
+    """No parameter of any optimizer had a gradient."""
 
     names: tuple[str, ...]
+    """Parameters that no optimizer has, had gradients and never changed; empty if none had any."""
     steps: int
     """How many steps were checked."""
 
@@ -111,11 +112,10 @@ def _untrained(laws: Sequence[RankLaws]) -> Untrained | None:
     found: Untrained | None = None
     for own in laws:
         states = own.models
-        if len(states) < _STEPS or not all(state.idle and state.left_out for state in states):
+        if len(states) < _STEPS or not all(state.idle for state in states):
             return None
-        names = tuple(states[0].left_out)
-        values = [tuple(state.left_out.get(name) for name in names) for state in states]
-        if len(set(values)) > 1 or None in values[0]:
+        first = states[0].left_out
+        if None in first.values() or any(state.left_out != first for state in states):
             return None
-        found = found or Untrained(names, len(states))
+        found = found or Untrained(tuple(first), len(states))
     return found

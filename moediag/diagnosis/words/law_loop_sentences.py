@@ -44,6 +44,13 @@ def of_untrained(u: Untrained) -> str:
     )
 
 
+def of_absent(u: Untrained) -> str:
+    return (
+        f"In all {u.steps} checked steps no parameter of any optimizer had a gradient when the "
+        "optimizer stepped: the updates train nothing."
+    )
+
+
 def notes(loops: LoopFacts) -> Iterator[str]:
     """Facts that may be deliberate."""
     left = loops.left

@@ -34,6 +34,7 @@ class LawContext:
         self.names = ParameterNames(recorder, self.sets.wrapped)
         self.models = ByObject()  # model that was seen running, with its wrapper -> True
         self.steps = 0  # calls of step() of all optimizers
+        self.closure = False  # the running one was given a closure
         # Called with a model and a checked step when it runs with gradients.
         self.on_forward: List[Callable[[Any, int], None]] = []
         # Called with a checked step when an optimizer is about to step.

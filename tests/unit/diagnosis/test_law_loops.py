@@ -121,6 +121,19 @@ class TestUntrained:
         assert of.verdict == "wrong-weights"
         assert "1 parameter of the model (head.weight) had some and never changed" in of.cause
 
+    def test_no_gradient_anywhere(self) -> None:
+        of = found(RankLaws(models=tuple(ModelState(step, idle=True) for step in STEPS)))
+        assert of.verdict == "wrong-gradients"
+        assert "In all 4 checked steps no parameter of any optimizer had a gradient" in of.cause
+
+    def test_another_rank_has_gradients(self) -> None:
+        """FSDP1 leaves ranks without a piece of a small parameter."""
+        idle, busy = (
+            RankLaws(models=tuple(ModelState(step, idle=one) for step in STEPS))
+            for one in (True, False)
+        )
+        assert found(idle, busy).verdict == "clean"
+
     def test_another_optimizer_trains(self) -> None:
         """A loss through a network that nobody trains adds to its gradients."""
         of = found(self.laws(idle=False))

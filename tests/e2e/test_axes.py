@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.pipeline import Command, need
-from tests.e2e.test_scenarios import CLEAN, CRASH, HANG, MISMATCH, WRONG, holds
+from tests.e2e.test_scenarios import CRASH, HANG, MISMATCH, WRONG, holds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
 
@@ -72,6 +72,4 @@ def test_every_expectation_of_the_scenario_is_met(
     need(NEW)
     ran = command.run(scenario, "--cpu", "2")
     holds(ran)
-    claims = [t for t in ran.result["trials"] if t["role"] == "unfixed"]
-    assert ran.reproduced is all(trial["verdict"] != CLEAN for trial in claims)
     assert ran.verdicts["unfixed"] == unfixed

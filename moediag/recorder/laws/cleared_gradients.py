@@ -16,62 +16,65 @@ from moediag.recorder.laws.fingerprints import capturing
 
 WATCHER = "laws of cleared gradients"
 _SAMPLE = 3  # parameters of an optimizer that are followed
-_MOST_ELEMENTS = 1 << 20  # of one of them
+_MOST_ELEMENTS = 1 << 16  # of one of them
 
 
 class _Followed:
     """A parameter between two steps."""
 
-    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter")
+    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter", "used")
 
-    def __init__(self, parameter: Any, context: LawContext) -> None:
+    def __init__(self, parameter: Any) -> None:
         self.parameter = parameter
         self.accumulated = False
         self.cleared = False
-        # The node that adds to ``.grad``. A hook of the tensor itself would make torch.compile
-        # trace the program again. The node keeps the stream and the shape of its making, so it is
-        # made where the forward would make it: one from before may break the capture of a CUDA
-        # graph, and a parameter that the program gave another shape.
+        self.used = parameter.grad.detach().clone()  # by the update
+        self.handle: Any = None
+
+    def begin(self, context: LawContext) -> None:
+        """Hooks the node that adds to ``.grad``. A hook of the tensor itself would make
+        torch.compile trace the program again. A node keeps the stream and the shape of its making,
+        so it is made where the forward would make it: one from before may break the capture of a
+        CUDA graph, and a parameter that the program gave another shape."""
+        parameter = self.parameter
+        if not (parameter.is_leaf and parameter.requires_grad):
+            return
         with torch.enable_grad():
             self.node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
         look = functools.partial(context.guarded, WATCHER, self._look)
         self.handle = self.node.register_prehook(lambda _gradients: look())
 
     def _look(self) -> None:
-        """A gradient is about to be added. What is captured as a CUDA graph is not known."""
+        """A gradient is about to be added. What the program changed in between, as a momentum
+        that it keeps by hand, is as good as cleared. What is captured is not looked at."""
         if capturing():
             return
-        self.accumulated = True
-        if not self.cleared:
-            gradient = self.parameter.grad
-            with torch.no_grad():
-                self.cleared = gradient is None or not bool(gradient.any())
+        first, self.accumulated = not self.accumulated, True
+        if self.cleared:
+            return
+        gradient = self.parameter.grad
+        with torch.no_grad():
+            if gradient is None or not bool(gradient.any()):
+                self.cleared = True
+            elif first:
+                self.cleared = not torch.equal(gradient, self.used)
 
     def end(self) -> Optional[bool]:
         """Whether it was never cleared; None if nothing was added by autograd."""
-        self.handle.remove()
+        if self.handle is not None:
+            self.handle.remove()
         return None if not self.accumulated else not self.cleared
 
 
-class _Between:
-    """An optimizer after a checked step, until its next one."""
+class _Steps:
+    """The calls of ``step()`` of an optimizer."""
 
-    __slots__ = ("ended", "followed", "parameters", "step")
+    __slots__ = ("count", "followed", "last")
 
-    def __init__(self, step: int, parameters: List[Any]) -> None:
-        self.step = step
-        self.parameters = parameters
-        self.followed: List[_Followed] = []
-        self.ended = False
-
-    def follow(self, context: LawContext) -> None:
-        if not self.ended and all(p.is_leaf and p.requires_grad for p in self.parameters):
-            self.followed = [_Followed(parameter, context) for parameter in self.parameters]
-
-    def end(self) -> List[Optional[bool]]:
-        """Of each parameter, whether its gradient was never cleared."""
-        self.ended = True
-        return [one.end() for one in self.followed]
+    def __init__(self) -> None:
+        self.count = 0
+        self.last = 0  # the training step of the last checked one
+        self.followed: List[_Followed] = []  # since the last checked one
 
 
 class ClearedGradients:
@@ -79,11 +82,12 @@ class ClearedGradients:
 
     def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._open = ByObject()  # optimizer -> _Between or None
-        self._calls = ByObject()  # optimizer -> calls of step() so far
+        self._optimizers = ByObject()  # optimizer -> _Steps
+        self._waiting: List[_Followed] = []  # for the next forward
 
     def install(self) -> None:
         guarded = self._context.guarded
+        self._context.on_forward.append(self._forward)
 
         def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             guarded(WATCHER, self._end, optimizer, sys._getframe(1))
@@ -99,39 +103,41 @@ class ClearedGradients:
         self._context.recorder.on_uninstall.append(self._forget)
 
     def _begin(self, optimizer: Any) -> None:
-        calls = self._calls.get(optimizer) or 0
-        self._calls.set(optimizer, calls + 1)
-        if not self._context.is_checked(calls + 1) or capturing():
+        steps = self._optimizers.get(optimizer) or self._optimizers.set(optimizer, _Steps())
+        steps.count += 1
+        if not self._context.is_checked(steps.count) or capturing():
             return
         chosen = sorted(
             (p for group in optimizer.param_groups for p in group["params"] if _plain(p)),
             key=lambda p: p.numel(),
         )[:_SAMPLE]
-        if chosen:
-            between = _Between(self._context.recorder.current_step, chosen)
-            self._open.set(optimizer, between)
-            self._context.at_next_forward.append(
-                functools.partial(self._context.guarded, WATCHER, between.follow, self._context)
-            )
+        steps.followed = [_Followed(parameter) for parameter in chosen]
+        self._waiting += steps.followed
+        steps.last = self._context.recorder.current_step
+
+    def _forward(self, _root: Any, _step: int) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.begin(self._context)
 
     def _end(self, optimizer: Any, frame: Any) -> None:
-        between = self._open.get(optimizer)
-        if between is None:
+        steps = self._optimizers.get(optimizer)
+        if steps is None or not steps.followed:
             return
-        self._open.set(optimizer, None)
-        kept = between.end()
-        if kept and None not in kept:
+        followed, steps.followed = steps.followed, []
+        self._waiting = [one for one in self._waiting if one not in followed]
+        kept = [one.end() for one in followed]
+        if None not in kept:
             self._context.log.event(
-                "cleared", optimizer=type(optimizer).__name__, step=between.step, kept=all(kept),
-                names=self._context.names.of(between.parameters),
+                "cleared", optimizer=type(optimizer).__name__, step=steps.last, kept=all(kept),
+                names=self._context.names.of([one.parameter for one in followed]),
                 line=self._context.recorder.user_lines.innermost(frame),
             )  # fmt: skip
 
     def _forget(self) -> None:
-        for optimizer in self._open.owners():
-            between = self._open.get(optimizer)
-            if between is not None:
-                between.end()
+        for optimizer in self._optimizers.owners():
+            for one in self._optimizers.get(optimizer).followed:
+                one.end()
 
 
 def _plain(parameter: Any) -> bool:

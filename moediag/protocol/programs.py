@@ -35,6 +35,14 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "experts": ("own-mesh", "two-axes", "per-parameter"),
         "divide": ("nothing", "world", "world-premul", "ep", "gradients", "loss"),
         "norm": ("mesh", "mesh-and-ep"),
+        # What a rank without tokens computes: the released experts on no rows; zeros that depend on
+        # the tokens it sends and on its experts; the same of the tokens it received.
+        "empty": ("released", "from-input", "from-dispatched"),
+        # With step.checkpointing: as in checkpoint-recompute.
+        "change": ("none", "metadata"),
+        "router": ("inside", "outside"),
+        "save": ("nothing", "top-k"),
+        "mutate": False,
     },
     "checkpoint-recompute": {
         # How routing differs in the recomputation, see moediag.worker.models.rerouted.

@@ -16,18 +16,19 @@ from moediag.recorder.laws.fingerprints import capturing
 
 WATCHER = "laws of cleared gradients"
 _SAMPLE = 3  # parameters of an optimizer that are followed
-_MOST_ELEMENTS = 1 << 20  # of one of them
+_MOST_ELEMENTS = 1 << 16  # of one of them
 
 
 class _Followed:
     """A parameter between two steps."""
 
-    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter")
+    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter", "used")
 
     def __init__(self, parameter: Any, context: LawContext) -> None:
         self.parameter = parameter
         self.accumulated = False
         self.cleared = False
+        self.used = parameter.grad.detach().clone()  # by the update
         # The node that adds to ``.grad``. A hook of the tensor itself would make torch.compile
         # trace the program again.
         with torch.enable_grad():
@@ -36,12 +37,17 @@ class _Followed:
         self.handle = self.node.register_prehook(lambda _gradients: look())
 
     def _look(self) -> None:
-        """A gradient is about to be added."""
-        self.accumulated = True
-        if not self.cleared:
-            gradient = self.parameter.grad
-            with torch.no_grad():
-                self.cleared = gradient is None or not bool(gradient.any())
+        """A gradient is about to be added. What the program changed in between, as a momentum
+        that it keeps by hand, is as good as cleared."""
+        first, self.accumulated = not self.accumulated, True
+        if self.cleared:
+            return
+        gradient = self.parameter.grad
+        with torch.no_grad():
+            if gradient is None or not bool(gradient.any()):
+                self.cleared = True
+            elif first:
+                self.cleared = not torch.equal(gradient, self.used)
 
     def end(self) -> Optional[bool]:
         """Whether it was never cleared; None if nothing was added by autograd."""

@@ -99,6 +99,17 @@ class TestClearedGradients:
             of_one.step()
         assert self.kept(tmp_path) == [False] * 6
 
+    def test_a_momentum_that_is_kept_in_the_gradients(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            backward(net)
+            optimizer.step()
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= 0.9
+        assert self.kept(tmp_path) == [False] * 3
+
     def test_gradients_that_autograd_does_not_add_to_are_unknown(self, tmp_path: Path) -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -127,7 +127,7 @@ HARMLESS = {
         "attn_output = attn_weights @ value_states",
     ),
     "the longer name of a module": (
-        ("solar_open", "lfm2_moe", "gpt_oss", "qwen2_moe"), " nn.functional.softmax(",
+        ("solar_open", "lfm2_moe", "mellum", "qwen2_moe"), " nn.functional.softmax(",
         " torch.nn.functional.softmax(",
     ),
     "another name of a dtype": (

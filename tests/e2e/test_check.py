@@ -92,6 +92,21 @@ def test_a_release_without_the_failure_is_clean(
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_part_of_a_head_is_named(heads: int, command: Command, tmp_path: Path) -> None:
+    """One key-value head for two ranks: ``from_pretrained`` succeeds, the forward raises."""
+    need(STACK)
+    folder = written(tmp_path / "model", num_key_value_heads=heads, num_attention_heads=2)
+    words = ["check", folder, "--layout", "tp=2", "--plan-only", "--json"]
+    words += ["--stack", "transformers=5.23.0", "--out", str(tmp_path / "out")]
+    code, stdout, _ = command.call(*words)
+    found = [one["text"] for one in json.loads(stdout)["findings"] if one["level"] == "fails"]
+    assert code == (ExitCode.FAILURE_FOUND if heads == 1 else ExitCode.OK), stdout
+    assert len(found) == (2 if heads == 1 else 0)
+    assert all("0.5 heads; the first forward raises" in text for text in found)
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_of_the_plan_is_named(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,19 +13,19 @@ from moediag.worker.check import placed
 
 
 class Pieces(Sequence):  # type: ignore[type-arg] # Python 3.9
-    """The pieces of a tensor for ``count`` ranks, each made when it is asked for: the same as
+    """The pieces of a tensor for ``ranks`` ranks, each made when it is asked for: the same as
     those of ``torch.chunk``, and empty ones for ranks beyond them."""
 
-    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
-        self.tensor, self.count, self.dim = tensor, count, dim
+    def __init__(self, tensor: torch.Tensor, ranks: int, dim: int) -> None:
+        self.tensor, self.ranks, self.dim = tensor, ranks, dim
 
     def __len__(self) -> int:
-        return self.count
+        return self.ranks
 
     def __getitem__(self, at: Any) -> Any:
-        if not 0 <= at < self.count:
+        if not 0 <= at < self.ranks:
             raise IndexError(at)
-        rows = placed.part(self.tensor.size(self.dim), [self.count], [(0, self.dim, False)], [at])
+        rows = placed.part(self.tensor.size(self.dim), [self.ranks], [(0, self.dim, False)], [at])
         if not rows:
             return self.tensor.new_empty(0)
         return self.tensor.narrow(self.dim, rows.start, len(rows))

@@ -181,7 +181,7 @@ class _Plan:
         """Whether the attention that has this parameter views its projections as whole heads."""
         parent = name.rpartition(".")[0].rpartition(".")[0]
         found = (m for n, m in self.model.named_modules() if generic(clean_fqn(n)) == parent)
-        attention = next(found, None)
+        attention: Any = next(found, None)
         try:
             return _VIEW.search(inspect.getsource(type(attention).forward)) is not None
         except (OSError, TypeError, AttributeError):

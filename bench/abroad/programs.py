@@ -300,6 +300,11 @@ PROGRAMS = (
         "mingpt-adder", "minGPT", "projects/adder/adder.py", ("--trainer.max_iters=20",
         "--trainer.num_workers=0", "--data.ndigit=1"), env=(("PYTHONPATH", "."),),
     ),
+    Program(
+        "mingpt-alone", "minGPT", "projects/adder/adder.py", ("--trainer.max_iters=20",
+        "--trainer.num_workers=0", "--data.ndigit=1"), ranks=1, launcher="python",
+        env=(("PYTHONPATH", "."),),
+    ),
     Program("trainer", "", "hf_trainer.py", ("out",), needs=("transformers", "accelerate"),
             prints=r"'loss': '?[0-9.]+|done, loss .*"),
     Program("trl", "", "trl_sft.py", ("out",), needs=("trl", "datasets"),

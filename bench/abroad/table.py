@@ -8,6 +8,7 @@ from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, 
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.held_out import HELD_OUT
 from bench.abroad.second_round import SECOND_ROUND
+from bench.abroad.silent import SILENT
 from bench.abroad.third_round import THIRD_ROUND
 
 NANOGPT = (
@@ -326,6 +327,7 @@ CASES = (
     *ACCELERATE,
     *TRAINERS,
     *LAUNCHED,
+    *SILENT,
     *FIRST_ROUND,
     *SECOND_ROUND,
     *THIRD_ROUND,

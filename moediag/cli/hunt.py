@@ -55,6 +55,14 @@ def hunt(
         float | None,
         typer.Option("--minutes", min=0.0, help="Start no cell after this many minutes."),
     ] = None,
+    pursue: Annotated[
+        bool,
+        typer.Option(
+            "--pursue",
+            help="For each new finding: shrink the model, bisect the releases, write one file and "
+            "a draft issue.",
+        ),
+    ] = False,
     out: o.Out = None,
     resume: Annotated[
         bool,
@@ -79,7 +87,7 @@ def hunt(
     wanted = Wanted(
         release=release, families=tuple(family) or Wanted().families, relations=tuple(relation),
         stack=o.pairs(stack, "--stack"), timeout=timeout, at_once=cpu, minutes=minutes,
-        against=against,
+        against=against, pursue=pursue,
     )  # fmt: skip
     with shown(no_color) as display:
         found, folder = session.run(wanted, out, resume, o.command(context), display)

@@ -181,6 +181,16 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True)
+class ModeChange:
+    """The mode of a model that runs with gradients changed; the first one is that of its first
+    forward."""
+
+    step: int
+    model: int
+    training: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A call of ``Module.load_state_dict``."""
 
@@ -226,3 +236,5 @@ class RankLaws:
     shards: Mapping[str, Shard] = field(default_factory=dict)
     cleared: tuple[Cleared, ...] = ()
     modes: tuple[Mode, ...] = ()
+    #: At most 100 of a model.
+    mode_changes: tuple[ModeChange, ...] = ()

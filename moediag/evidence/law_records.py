@@ -15,6 +15,7 @@ from moediag.evidence.law_model import (
     LawPiece,
     Load,
     Mode,
+    ModeChange,
     ModelInputs,
     ModelState,
     RankLaws,
@@ -55,6 +56,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
         reader.shards,
         tuple(reader.cleared),
         tuple(reader.modes),
+        tuple(dict.fromkeys(reader.mode_changes)),
     )
     return found, not_seen
 
@@ -73,6 +75,7 @@ class _Reader:
         self.shards: dict[str, Shard] = {}
         self.cleared: list[Cleared] = []
         self.modes: list[Mode] = []
+        self.mode_changes: list[ModeChange] = []
         self.layouts: dict[int, tuple[str, str, tuple[LawPiece, ...]]] = {}
 
     def read(self, event: Mapping[str, Any]) -> None:
@@ -81,7 +84,7 @@ class _Reader:
             "same_order": self.same_order, "norm": self.norm, "declared": self.declare,
             "model": self.model, "load": self.load, "sharded": self.sharded,
             "optimizer_file": self.optimizer_file, "optimizer_load": self.optimizer_load,
-            "cleared": self.clear, "mode": self.mode,
+            "cleared": self.clear, "mode": self.mode, "mode_change": self.change_mode,
         }.get(event["e"])  # fmt: skip
         if handler is not None:  # else an event of a later version
             handler(event)
@@ -187,6 +190,10 @@ class _Reader:
                 kinds=tuple(map(plain_name, event["kinds"])),
             )
         )
+
+    def change_mode(self, event: Mapping[str, Any]) -> None:
+        step, model = int(event["step"]), int(event["model"])
+        self.mode_changes.append(ModeChange(step, model, bool(event["training"])))
 
     def declare(self, event: Mapping[str, Any]) -> None:
         for one in event["tensors"]:

@@ -35,6 +35,14 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "experts": ("own-mesh", "two-axes", "per-parameter"),
         "divide": ("nothing", "world", "world-premul", "ep", "gradients", "loss"),
         "norm": ("mesh", "mesh-and-ep"),
+        # What a rank without tokens computes: the released experts on no rows; zeros that depend on
+        # the tokens it sends and on its experts; the same of the tokens it received.
+        "empty": ("released", "from-input", "from-dispatched"),
+        # With step.checkpointing: as in checkpoint-recompute.
+        "change": ("none", "metadata"),
+        "router": ("inside", "outside"),
+        "save": ("nothing", "top-k"),
+        "mutate": False,
     },
     "checkpoint-recompute": {
         # How routing differs in the recomputation, see moediag.worker.models.rerouted.
@@ -94,6 +102,24 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "divide": ("own-tokens", "micro-batch", "all-tokens", "all-tokens-times-ranks"),
         # An auxiliary loss that is a mean already: none; added before the factor; added after it.
         "aux": ("none", "with-the-loss", "apart"),
+    },
+    # Odd ranks have fewer batches, in the loop of a validation or as micro-batches of a pipeline.
+    "uneven-batches": {
+        "loop": ("validation", "pipeline"),
+        "batches": 4,
+        "fewer": 1,  # on odd ranks
+        # When a rank ends its loop: after its own batches; when any rank has no more; when no rank
+        # has any, and a rank without one runs an old one that does not count.
+        "until": ("own", "any-ends", "all-end"),
+    },
+    # A bias per expert that moves towards an equal number of tokens after each step.
+    "expert-bias": {
+        "reduced": ("counts", "nothing", "bias"),  # counts are summed, or biases are averaged
+        "rule": ("sign", "proportional"),  # of the difference to the mean count, or the difference
+        # Activation checkpointing: no; the recomputation counts its tokens too; it does not.
+        "recomputed": ("no", "counted", "not-counted"),
+        "update": ("in-place", "new-tensor"),  # of what the checkpointer holds a reference to
+        "saved_after": 0,  # the step after which the model is saved and loaded; 0: never
     },
     # Attention over a sequence that ranks divide. keys: those that backward attends to, the part
     # that is due or the one saved in forward; owners: each rank's share of the gradients of keys

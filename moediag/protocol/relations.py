@@ -7,7 +7,7 @@ import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Union
 
 from moediag.protocol.files import FAMILIES_FILE, RELATION_FILE
 from moediag.protocol.stored import build, write_json
@@ -65,6 +65,9 @@ class RelationOutcome:
     applicable: Optional[str] = None
     built: bool = True  # false: no tiny model was built, for the reason in `problem`
     problem: str = ""  # why nothing was checked
+    # Of a single way: the model class, and its configuration as the library saves it.
+    model: str = ""
+    config: Dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / RELATION_FILE, dataclasses.asdict(self))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Union
+from typing import Any, Dict, List, Mapping, Optional, Union
 
-from moediag.protocol.specs import ModelSpec
+from moediag.protocol.specs import ModelSpec, Size
 
 # Values of wrapper.kind where a training library runs the steps, see TrainerTask.
 TRAINER_KINDS = ("trainer", "trl")
@@ -88,6 +88,9 @@ class RelationTask:
 
     kind: str = field(default="relation", init=False)
     relation: str = ""  # name of one of moediag.worker.relations
+    # Only this way, at this size (null: the first of SIZES), and without the conditions.
+    way: str = ""
+    size: Optional[Size] = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ class ParameterNames:
                 root = reference()
                 for name, parameter in root.named_parameters() if root is not None else ():
                     self._names.setdefault(parameter, clean(prefix + name))
+                    # Megatron's optimizer has a float32 copy instead.
+                    copy = getattr(parameter, "main_param", None)
+                    if copy is not None and not getattr(parameter, "main_param_sharded", False):
+                        self._names.setdefault(copy, clean(prefix + name))
             for model in self._wrapped():
                 for name, parameter in model.named_parameters():
                     self._names.setdefault(parameter, clean(name))

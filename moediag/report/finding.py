@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moediag.report import again
 from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
 from moediag.result import (
@@ -76,6 +77,8 @@ class Finding:
     families: tuple[Family, ...]
     """The stacks by similarity."""
     attached: tuple[tuple[str, str], ...] = ()  # title, text
+    again: str = ""
+    """The command that shows it again, of a trial of a scenario."""
 
 
 def unfixed_clean(trials: Sequence[TrialResult]) -> bool:
@@ -127,6 +130,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         states=t.diagnosis.states,
         families=families(t.diagnosis.stacks),
         attached=tuple(t.diagnosis.attached.items()),
+        again=again.command(result, t) if t.expected else "",
     )
 
 

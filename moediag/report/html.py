@@ -17,6 +17,7 @@ from moediag.result import RankState, RunResult, wording
 
 CELL = 26  # pixels of one rank's square, gap included
 PER_ROW = 16
+PER_NODE = 8  # ranks in a row, as far as a page has room for so many rows
 MOST_LABELLED = 256  # beyond this many ranks, squares have no numbers
 LETTERS = {"waiting": "W", "elsewhere": "E", "failed": "X", "finished": "F", "unseen": "?"}
 
@@ -52,7 +53,8 @@ def rank_grid(
 ) -> Markup:
     """Returns the ranks as an inline SVG, row by row, filled by blame, else by final state. Letters
     and colours show both."""
-    columns = min(world_size, PER_ROW if world_size <= MOST_LABELLED else 64)
+    per_row = PER_NODE if world_size <= 8 * PER_NODE else PER_ROW
+    columns = min(world_size, per_row if world_size <= MOST_LABELLED else 64)
     cell = CELL if world_size <= MOST_LABELLED else 10
     rows = -(-world_size // max(columns, 1))
     label = (

@@ -90,20 +90,23 @@ def _text(
     project: str, result: RunResult, trial: TrialResult, material: Material, page: Sequence[str],
     inline: bool,
 ) -> str:  # fmt: skip
-    template = TEMPLATES[project]
     said = {
         Part.SYSTEM: "\n".join(material.system),
         Part.WHAT: _what(trial, result, material, page),
-        Part.REPRODUCTION: _reproduction(material.program, inline),
+        Part.REPRODUCTION: reproduction(material.program, inline),
         Part.EXPECTED: _expected(result, with_label=project in ("pytorch", "torchtitan")),
     }
-    if project == "accelerate":
-        said[Part.SYSTEM] = fenced(said[Part.SYSTEM], "Shell").rstrip()
     versions = ", ".join(wording.stack(trial.stack))
-    title = (
-        f"# {_title(trial, material)} ({versions})" if versions else f"# {_title(trial, material)}"
-    )
-    pieces = [f"{title}\n", NOTICE, f"For https://github.com/{template.repository}/issues\n"]
+    title = _title(trial, material)
+    return document(project, f"{title} ({versions})" if versions else title, said)
+
+
+def document(project: str, title: str, said: Mapping[Part, str]) -> str:
+    """Returns ``said`` in the order of the project's template."""
+    template = TEMPLATES[project]
+    if project == "accelerate":
+        said = {**said, Part.SYSTEM: fenced(said[Part.SYSTEM], "Shell").rstrip()}
+    pieces = [f"# {title}\n", NOTICE, f"For https://github.com/{template.repository}/issues\n"]
     pieces += [_section(section, said) for section in template.sections]
     return "\n".join(pieces).rstrip() + "\n"
 
@@ -149,7 +152,8 @@ def _page(trial: TrialResult, result: RunResult) -> list[str]:
     return [plain(line) for line in finding_lines(found, WIDTH, None)]
 
 
-def _reproduction(program: Program, inline: bool) -> str:
+def reproduction(program: Program, inline: bool) -> str:
+    """Returns how to see it: the file, or the command and why there is no file."""
     if not program.text:
         why = f"\n\nThere is no file without moediag: {program.problem}." if program.problem else ""
         return f"{fenced(program.command, 'console').rstrip()}{why}"

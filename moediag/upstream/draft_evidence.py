@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moediag import hardware
 from moediag.errors import MoediagError, UsageError
+from moediag.report import again
 from moediag.result import RunResult, TrialResult
 from moediag.result.run_result import SCENARIO_FILE
-from moediag.scenario import devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
 from moediag.scenario.schema import Scenario
@@ -151,33 +150,18 @@ def _words(value: object) -> str:
 
 def program(result: RunResult, trial: TrialResult, scenario: Scenario | None) -> Program:
     """The trial as a file that torchrun runs, or only the command of moediag."""
-    command = _command(result, trial)
+    command = again.command(result, trial)
     if scenario is None:
         return Program(command=command)
     name = f"{scenario.name}-{trial.variant}.py"
     versions = {n: v.split("+")[0] for n in NAMED if (v := trial.stack.get(n))}
     try:
-        plan = planning.plan(scenario, trial.world_size, _device(trial), variants=[trial.variant])
+        plan = planning.plan(
+            scenario, trial.world_size, again.device(trial), variants=[trial.variant]
+        )
         text = export(plan, trial.variant, versions, name)
     except MoediagError as error:
         problem = error.message.partition(": ")[2] or error.message
         return Program(command=command, problem=problem)
     run = f"torchrun --nproc-per-node {trial.world_size} {name}"
     return Program(name, text, command, run=run)
-
-
-def _command(result: RunResult, trial: TrialResult) -> str:
-    if not trial.expected:  # a user's job
-        watched = next((t for t in result.overrides if t.startswith("watch -- ")), "")
-        return f"moediag {watched}" if watched else "moediag diagnose DIR"
-    words = ["moediag", "run", result.scenario, "--variant", trial.variant]
-    words += devices.options(_device(trial), trial.world_size)
-    for text in result.overrides:
-        words += text.split(" ", 1) if text != "--share-gpu" else []
-    return shlex.join(words)
-
-
-def _device(trial: TrialResult) -> str:
-    if trial.shared_gpu:
-        return devices.SHARED_NCCL if trial.backend == "nccl" else devices.SHARED
-    return "gpu" if trial.backend == "nccl" else "cpu"

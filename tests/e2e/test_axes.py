@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.pipeline import Command, need
-from tests.e2e.test_scenarios import MISMATCH, WRONG, holds
+from tests.e2e.test_scenarios import CRASH, HANG, MISMATCH, WRONG, holds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
 
@@ -55,8 +55,14 @@ def test_every_axis_trains_as_one_process(command: Command, tmp_path: Path) -> N
     ("scenario", "unfixed"),
     [
         ("axis-of-size-one", WRONG),
+        ("axis-of-size-one-factor", WRONG),
         ("context-parallel-gradients", WRONG),
+        ("dispatch-recompute", CRASH),
+        ("empty-ep-rank", HANG),
+        ("expert-bias", "replica-divergence"),
         ("loss-normalisation", WRONG),
+        ("trainer-aux-loss", WRONG),
+        ("uneven-micro-batches", HANG),
         ("vision-tower-on-some-ranks", MISMATCH),
     ],
 )
@@ -66,5 +72,4 @@ def test_every_expectation_of_the_scenario_is_met(
     need(NEW)
     ran = command.run(scenario, "--cpu", "2")
     holds(ran)
-    assert ran.reproduced is True
     assert ran.verdicts["unfixed"] == unfixed

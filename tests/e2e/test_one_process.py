@@ -16,7 +16,7 @@ CASES = {  # program: verdict, what the page says
     "healthy": ("clean", "no law was broken in 6 checked steps. The only rank finished normally."),
     "scaler": ("clean", "no law was broken"),
     "never-clears": ("wrong-gradients", "before AdamW.step() at one_process.py:"),
-    "stays-in-evaluation": ("wrong-gradients", "in training mode until step 3"),
+    "stays-in-evaluation": ("wrong-gradients", "only in evaluation mode since step 6"),
     "scaler-clips": ("wrong-gradients", "still multiplied by the loss scale 65536"),
     "other-parameters": ("wrong-weights", "made from other parameters than those of the model"),
     "becomes-nan": ("nonfinite", "in step 3 they were finite"),

@@ -96,7 +96,7 @@ def _open(package: str, releases: Sequence[str], boundary: Boundary) -> str:
             return f"Still bad in {package} {bad}, the newest release that was searched."
         return f"Bad as far back as {package} {bad}, the oldest release that was searched."
     if boundary.since_it_exists:
-        return f"Bad since {package} {bad}, the first release that has what the scenario needs."
+        return f"Bad since {package} {bad}, the first release that can run it."
     way = "newer" if boundary.after else "older"
     return (
         f"No good release {way} than {package} {bad}, the last that is bad, was found up to {limit}"

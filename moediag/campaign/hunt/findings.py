@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from moediag.campaign.hunt.pursued import Pursued
 from moediag.campaign.hunt.register import Entry
 from moediag.protocol import ListedFamily, RelationOutcome, WayOutcome, build
 from moediag.result.verdicts import StrEnum
@@ -100,6 +101,8 @@ class Hunt:
     incomplete: str = ""
     before: Hunt | None = None
     """The same on the release of ``--against``."""
+    traces: Mapping[str, Pursued] = field(default_factory=dict)
+    """What pursuing found out, by signature."""
     findings: tuple[Finding, ...] = field(init=False)
 
     def __post_init__(self) -> None:

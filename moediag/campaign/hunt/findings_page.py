@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moediag.campaign.hunt.findings import Finding, Hunt, HuntCell, State
+from moediag.campaign.hunt.pursued import Pursued
 from moediag.campaign.hunt.release_changes import Changes, changes, version
 from moediag.protocol import CONDITIONS
 from moediag.report.text_layout import Line, labelled
@@ -35,7 +36,7 @@ def to_json(hunt: Hunt) -> dict[str, Any]:
             {"family": family, "relation": relation, "reason": reason}
             for (family, relation), reason in sorted(hunt.undecided.items())
         ],
-        "findings": [_finding(finding) for finding in hunt.findings],
+        "findings": [_finding(f, hunt.traces.get(f.signature)) for f in hunt.findings],
         "cells": [cell.to_json() for _, cell in sorted(hunt.cells.items())],
         "against": None if hunt.before is None else _against(hunt.before, changes(hunt)),
     }
@@ -57,7 +58,7 @@ def _against(before: Hunt, found: Changes) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding, trace: Pursued | None = None) -> dict[str, Any]:
     return {
         "signature": finding.signature,
         "state": str(finding.state),
@@ -65,6 +66,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "kind": finding.kind,
         "what": finding.what,
         "entry": dataclasses.asdict(finding.entry) if finding.entry else None,
+        "trace": None if trace is None else trace.to_json(),
         "shown": [
             {"family": s.family, "evidence": s.evidence, **dataclasses.asdict(s.way)}
             for s in finding.shown
@@ -101,7 +103,7 @@ def lines(hunt: Hunt, width: int) -> Iterator[Line]:
         style = "bad" if finding.state == State.NEW and title != _GONE else "doubt"
         yield ()
         yield from labelled(title, _headline(hunt, finding), width, style)
-        for label, text in _details(finding):
+        for label, text in _details(finding, hunt.traces.get(finding.signature)):
             yield from labelled(label, text, width)
     yield ()
     for label, text in _rest(hunt):
@@ -143,7 +145,7 @@ def _headline(hunt: Hunt, finding: Finding) -> str:
     return f"{failed}, {families(len(finding.families))}. It should hold that {says}."
 
 
-def _details(finding: Finding) -> Iterator[tuple[str, str]]:
+def _details(finding: Finding, trace: Pursued | None) -> Iterator[tuple[str, str]]:
     yield "families", _named(finding.families)
     worst = max(finding.shown, key=lambda shown: shown.way.error or 0.0)
     yield worst.family, worst.way.text
@@ -154,6 +156,12 @@ def _details(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "see", f"{finding.entry.summary} ({finding.entry.where})"
     if worst.evidence:
         yield "evidence", worst.evidence
+    if trace is not None:
+        size = ", ".join(f"{name} {n}" for name, n in dataclasses.asdict(trace.size).items())
+        yield "smallest", f"{trace.family} with {size}"
+        yield "since", trace.since or "the time was up before it was found"
+        yield "file", trace.program if not trace.problem else f"none: {trace.problem}"
+        yield "draft", trace.draft
 
 
 def _rest(hunt: Hunt) -> Iterator[tuple[str, str]]:
@@ -192,7 +200,10 @@ def markdown(hunt: Hunt) -> str:
     for title, finding in _shown(hunt):
         head = finding.state if hunt.before is None else title.lower()
         parts += [f"## {head}: {finding.signature}", "", _headline(hunt, finding), ""]
-        parts += [f"- {label}: {text}" for label, text in _details(finding)]
+        parts += [
+            f"- {label}: {text}"
+            for label, text in _details(finding, hunt.traces.get(finding.signature))
+        ]
         parts += ["", "| family | way | difference | conditions |", "|---|---|---|---|"]
         for shown in finding.shown:
             way = shown.way

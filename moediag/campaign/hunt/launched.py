@@ -15,9 +15,11 @@ from moediag.launch.record import LaunchRecord
 from moediag.pipeline.trials import last_line
 from moediag.protocol import (
     CONDITIONS,
+    SIZES,
     Outcome,
     ReferenceTask,
     RelationOutcome,
+    Size,
     Trial,
     WayOutcome,
     outcome_file,
@@ -49,24 +51,44 @@ def check(
     return RelationOutcome(family, relation.name, ways, applicable=applicable)
 
 
+def check_way(
+    relation: LaunchedRelation, name: str, size: Size, family: str, launcher: Launcher,
+    folder: Path, timeout: float,
+) -> RelationOutcome:  # fmt: skip
+    """Returns the outcome of one way at one size, without the conditions."""
+    shutil.rmtree(folder, ignore_errors=True)
+    way = next(way for way in relation.ways if way.name == name)
+    outcome = _outcome(way, _Trials(relation, family, launcher, folder, timeout).run(way, 0, size))
+    shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(outcome, str):
+        return RelationOutcome(family, relation.name, applicable=outcome)
+    return RelationOutcome(family, relation.name, [outcome])
+
+
 def _judge(trials: _Trials, way: LaunchedWay) -> WayOutcome | str:
     """Returns the outcome, or why the way does not apply."""
     first = trials.run(way)
+    outcome = _outcome(way, first)
+    if isinstance(outcome, str) or outcome.holds is not False:
+        return outcome
+    met: dict[str, bool | None] = {}
+    for name in CONDITIONS:
+        met[name] = _CHECKS[name](trials, way, first)
+        if met[name] is False:
+            break
+    return dataclasses.replace(outcome, conditions=met)
+
+
+def _outcome(way: LaunchedWay, first: Diagnosis) -> WayOutcome | str:
+    """Returns the outcome without conditions, or why the way does not apply."""
     if first.verdict == Verdict.NOT_APPLICABLE:
         return f"{way.name}: {first.cause}"
     if first.verdict == Verdict.INCONCLUSIVE:
         return WayOutcome(way.name, None, text=first.cause)
     if first.verdict == Verdict.CLEAN:
         return WayOutcome(way.name, True, error=first.gradient_error)
-    met: dict[str, bool | None] = {}
-    for name in CONDITIONS:
-        met[name] = _CHECKS[name](trials, way, first)
-        if met[name] is False:
-            break
-    return WayOutcome(
-        way.name, False, _KINDS.get(first.verdict, "wrong"), first.signature, first.cause,
-        first.gradient_error, conditions=met,
-    )  # fmt: skip
+    kind = _KINDS.get(first.verdict, "wrong")
+    return WayOutcome(way.name, False, kind, first.signature, first.cause, first.gradient_error)
 
 
 class _Trials:
@@ -84,7 +106,9 @@ class _Trials:
         self._references: dict[str, tuple[Path, Diagnosis | None]] = {}
         self._known: dict[str, Diagnosis] = {}
 
-    def run(self, way: LaunchedWay, seed: int = 0, size: int = 0, again: bool = False) -> Diagnosis:
+    def run(
+        self, way: LaunchedWay, seed: int = 0, size: Size = SIZES[0], again: bool = False
+    ) -> Diagnosis:
         """``again``: the trial is run although its result is known."""
         trial = way.trial(self._family, seed, size, self._timeout)
         if trial.name in self._known and not again:
@@ -138,13 +162,13 @@ def _undiagnosed(verdict: Verdict, cause: str) -> Diagnosis:
 _Check = Callable[[_Trials, LaunchedWay, Diagnosis], "bool | None"]
 
 
-def _control(trials: _Trials, _way: LaunchedWay, _first: Diagnosis) -> bool:
-    return trials.run(trials.relation.alone).verdict == Verdict.CLEAN
+def _control(trials: _Trials, way: LaunchedWay, _first: Diagnosis) -> bool:
+    return trials.run(_for(way, trials.relation.alone)).verdict == Verdict.CLEAN
 
 
-def _again(seed: int = 0, size: int = 0) -> _Check:
+def _again(seed: int = 0, size: Size = SIZES[0]) -> _Check:
     def check(trials: _Trials, way: LaunchedWay, first: Diagnosis) -> bool:
-        again = not (seed or size)
+        again = seed == 0 and size == SIZES[0]
         return trials.run(way, seed, size, again=again).signature == first.signature
 
     return check
@@ -155,14 +179,19 @@ def _second(trials: _Trials, way: LaunchedWay, first: Diagnosis) -> bool | None:
         return None  # bytes decide; one rank ran
     batches = way.batches if way.batches in ("distinct", "repeated") else "identical"
     route = dataclasses.replace(trials.relation.route, batches=batches, clip=way.clip)
-    return trials.run(route).verdict == Verdict.CLEAN
+    return trials.run(_for(way, route)).verdict == Verdict.CLEAN
+
+
+def _for(way: LaunchedWay, other: LaunchedWay) -> LaunchedWay:
+    """Returns ``other`` with the loss of ``way``."""
+    return dataclasses.replace(other, name=f"{other.name}-{way.name}", config=way.config)
 
 
 _CHECKS: dict[str, _Check] = {
     "control": _control,
     "twice": _again(),
     "other-seed": _again(seed=1),
-    "other-size": _again(size=1),
+    "other-size": _again(size=SIZES[1]),
     # Gradients have a tolerance of a thousandth, which the control and the second route meet.
     "float64": lambda *_: None,
     "second-route": _second,

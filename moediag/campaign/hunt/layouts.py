@@ -8,7 +8,7 @@ how the ranks ended.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from moediag.axes import DP_REPLICATE, DP_SHARD, EP, TP
@@ -16,6 +16,7 @@ from moediag.protocol import (
     SIZES,
     VOCAB,
     ModelSpec,
+    Size,
     SkewSpec,
     StepSpec,
     StepTask,
@@ -48,15 +49,16 @@ class LaunchedWay:
     """See ModelSpec."""
     clip: bool = True
     world: int = RANKS
+    experts: str | None = None
+    """Implementation of the experts; None: the release's default."""
 
-    def trial(self, family: str, seed: int, size: int, timeout: float) -> Trial:
-        """Returns the trial; its name says all but the family. ``size``: place in SIZES."""
-        chosen = SIZES[size]
+    def trial(self, family: str, seed: int, size: Size, timeout: float) -> Trial:
+        """Returns the trial; its name says all but the family."""
         model = ModelSpec(
-            family=family, by_rules=True, hidden=chosen.hidden, heads=chosen.heads,
-            kv_heads=chosen.kv_heads, head_dim=chosen.head_dim, experts=chosen.experts,
-            top_k=chosen.top_k, intermediate=chosen.width, vocab=VOCAB,
-            source=self.source, config=dict(self.config),
+            family=family, by_rules=True, hidden=size.hidden, heads=size.heads,
+            kv_heads=size.kv_heads, head_dim=size.head_dim, experts=size.experts,
+            top_k=size.top_k, intermediate=size.width, vocab=VOCAB,
+            source=self.source, config=dict(self.config), experts_implementation=self.experts,
         )  # fmt: skip
         # SGD: AdamW turns the rounding of a gradient near zero into a full step.
         step = StepSpec(
@@ -64,10 +66,15 @@ class LaunchedWay:
             clip=1.0 if self.clip else None, seed=seed,
         )  # fmt: skip
         return Trial(
-            name=f"{self.name}-{seed}{size}", scenario=SCENARIO, variant=self.name, task=self.task,
-            world_size=self.world, layout=dict(self.layout), model=model, wrapper=self.wrapper,
-            step=step, skew=SkewSpec(batches=self.batches), timeout=timeout,
+            name=f"{self.name}-{seed}{_word(size)}", scenario=SCENARIO, variant=self.name,
+            task=self.task, world_size=self.world, layout=dict(self.layout), model=model,
+            wrapper=self.wrapper, step=step, skew=SkewSpec(batches=self.batches), timeout=timeout,
         )  # fmt: skip
+
+
+def _word(size: Size) -> str:
+    """Returns its place in SIZES, or its numbers."""
+    return str(SIZES.index(size)) if size in SIZES else "-".join(map(str, astuple(size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,8 @@ LAYOUTS = LaunchedRelation(
         # torch's clip_grad_norm_ takes no plain tensors beside DTensors.
         LaunchedWay("tp-size", _FROM_PRETRAINED, {TP: RANKS}, "per-replica", clip=False),
         LaunchedWay("ep-size", _FROM_PRETRAINED, {EP: RANKS}, "per-replica", clip=False),
+        LaunchedWay("ep-size-batched-mm", _FROM_PRETRAINED, {EP: RANKS}, "per-replica", clip=False,
+                    experts="batched_mm"),
         # As the release's own warning advises.
         LaunchedWay("ep-size-empty-tp-plan", _NO_PLAN, {EP: RANKS}, "per-replica", clip=False),
         LaunchedWay("fsdp-size-ep-size", _SHARDED, {EP: RANKS}, clip=False),
@@ -120,21 +129,24 @@ LAYOUTS = LaunchedRelation(
 )  # fmt: skip
 
 
-def _trained(name: str, kind: str = "trainer", **more: Any) -> LaunchedWay:
+def _trained(name: str, kind: str = "trainer", auxiliary: bool = True, **more: Any) -> LaunchedWay:
     values: dict[str, Any] = {"layout": {DP_REPLICATE: RANKS}, "batches": "repeated"}
     task = TrainerTask() if kind == "trainer" else StepTask()
     wrapper = WrapperSpec(kind=kind, fsdp_plugin=False)
-    values.update(task=task, source="config", config=_AUXILIARY, **more)
+    config = _AUXILIARY if auxiliary else {}
+    values.update(task=task, source="config", config=config, **more)
     return LaunchedWay(name, wrapper, **values)
 
 
 TRAINER = LaunchedRelation(
     "trainer",
-    "transformers' Trainer gives the gradients of one batch, auxiliary loss included, if ranks or "
-    "micro-batches repeat that batch",
+    "transformers' Trainer gives the gradients of one batch, with and without the auxiliary loss, "
+    "if ranks or micro-batches repeat that batch",
     (
         _trained("data-parallel"),
         _trained("accumulation", layout={}, world=1, accumulate=2),
+        _trained("data-parallel-cross-entropy", auxiliary=False),
+        _trained("accumulation-cross-entropy", auxiliary=False, layout={}, world=1, accumulate=2),
     ),
     _trained("one-rank", layout={}, world=1),
     _trained("ddp", "ddp"),

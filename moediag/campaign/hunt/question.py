@@ -40,6 +40,8 @@ class Wanted:
     """No cell begins after this; None: no limit."""
     against: str = ""
     """The release to compare with, or ``previous``; "": none."""
+    pursue: bool = False
+    """Whether each new finding is pursued."""
 
     def request(self, release: str) -> dict[str, str]:
         """Returns what the environment of this release must have. Raises UsageError."""

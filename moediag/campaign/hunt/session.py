@@ -11,6 +11,7 @@ from pathlib import Path
 from moediag.campaign.engine import Clock, Display, Journal, Line, Records, Strategy, drive, opened
 from moediag.campaign.hunt import findings_page, layouts, register
 from moediag.campaign.hunt.findings import Hunt, HuntCell, Key, remaining
+from moediag.campaign.hunt.pursuit import pursue
 from moediag.campaign.hunt.question import (
     PACKAGE,
     PREVIOUS,
@@ -68,7 +69,15 @@ def run(
                 contextlib.closing(Workers(wanted, stack, journal.folder, release))
             )
             sides.append(Side(stack, maker, release))
-        return hunt(wanted, sides, journal, display), journal.folder
+        clock = None
+        if wanted.minutes is not None:
+            clock = stop.enter_context(Clock(wanted.minutes * 60))
+            display.bound = lambda: clock.left
+        found = hunt(wanted, sides, journal, display, clock)
+        if wanted.pursue:
+            found = pursue(wanted, found, stacks[0], sides[0].maker, journal, display, clock)
+            put(found, journal.folder)
+        return found, journal.folder
 
 
 def _against(wanted: Wanted, stack: Stack) -> str:
@@ -77,7 +86,15 @@ def _against(wanted: Wanted, stack: Stack) -> str:
     return previous(str(stack.versions[PACKAGE]), str(stack.versions["python"]))
 
 
-def hunt(wanted: Wanted, sides: Sequence[Side], journal: Journal, display: Display) -> Hunt:
+def put(found: Hunt, folder: Path) -> None:
+    """Writes the pages."""
+    write_json(folder / HUNT_FILE, findings_page.to_json(found))
+    (folder / PAGE_FILE).write_text(findings_page.markdown(found), encoding="utf-8")
+
+
+def hunt(
+    wanted: Wanted, sides: Sequence[Side], journal: Journal, display: Display, clock: Clock | None
+) -> Hunt:
     """Lists the releases unless the journal has the lists, then runs the cells that are missing."""
     records = Records(journal, "listing", _listing, dataclasses.asdict)
     listings = []
@@ -87,13 +104,8 @@ def hunt(wanted: Wanted, sides: Sequence[Side], journal: Journal, display: Displ
             display.say(f"listing the families of transformers {side.stack.versions[PACKAGE]}")
             records.add(name, side.maker.listing())
         listings.append(records[name])
-    with contextlib.ExitStack() as stop:
-        clock = None
-        if wanted.minutes is not None:
-            clock = stop.enter_context(Clock(wanted.minutes * 60))
-            display.bound = lambda: clock.left
-        strategy = _Cells(wanted, sides, listings, journal, display, clock)
-        drive(strategy, journal, display, wanted.at_once)
+    strategy = _Cells(wanted, sides, listings, journal, display, clock)
+    drive(strategy, journal, display, wanted.at_once)
     return strategy.hunt("")
 
 
@@ -160,9 +172,7 @@ class _Cells(Strategy[Item, HuntCell]):
         return wording.plural(sum(len(side.cells) for side in self.sides), "finished cell")
 
     def write(self, incomplete: str) -> None:
-        found = self.hunt(incomplete)
-        write_json(self.folder / HUNT_FILE, findings_page.to_json(found))
-        (self.folder / PAGE_FILE).write_text(findings_page.markdown(found), encoding="utf-8")
+        put(self.hunt(incomplete), self.folder)
 
     def hunt(self, incomplete: str) -> Hunt:
         """Returns what is known of the requested cells."""

@@ -31,6 +31,7 @@ from moediag.protocol import (
     RelationOutcome,
     RelationTask,
     ReleaseListing,
+    Size,
     Task,
     Trial,
     output_file,
@@ -47,6 +48,8 @@ class Maker(Protocol):
     def listing(self) -> ReleaseListing: ...
 
     def make(self, key: Key) -> HuntCell: ...
+
+    def probe(self, key: Key, way: str, size: Size) -> RelationOutcome: ...
 
     def stop(self) -> None: ...
 
@@ -97,20 +100,32 @@ class Workers:
                     layouts.RELATIONS[relation], family, one, folder, self.timeout
                 )
         else:
-            outcome = self._alone(family, relation, folder)
+            outcome = self._answer(RelationTask(relation), family, folder)
         spent = round(time.monotonic() - begun, 3)
         if all(way.holds for way in outcome.ways) and not outcome.problem:
             shutil.rmtree(folder, ignore_errors=True)
             return HuntCell(outcome, spent, release=self.release)
         return HuntCell(outcome, spent, str(folder.relative_to(self.root)), self.release)
 
-    def _alone(self, family: str, relation: str, folder: Path) -> RelationOutcome:
+    def _answer(self, task: RelationTask, family: str, folder: Path) -> RelationOutcome:
         """Checks a relation in one process."""
-        record = self._run(_trial(relation, RelationTask(relation), family, self.timeout), folder)
+        record = self._run(_trial(task.relation, task, family, self.timeout), folder)
         try:
             return RelationOutcome.read(folder)
         except (OSError, ValueError):
-            return RelationOutcome(family, relation, problem=why_no_answer(record, folder))
+            return RelationOutcome(family, task.relation, problem=why_no_answer(record, folder))
+
+    def probe(self, key: Key, way: str, size: Size) -> RelationOutcome:
+        """Returns whether this way holds at this size, without the conditions."""
+        family, relation = key
+        folder = self.folder / "probes" / f"{family}-{relation}"
+        if relation in layouts.RELATIONS:
+            with self._launcher() as one:
+                return launched.check_way(
+                    layouts.RELATIONS[relation], way, size, family, one, folder, self.timeout
+                )
+        shutil.rmtree(folder, ignore_errors=True)  # of the size before
+        return self._answer(RelationTask(relation, way, size), family, folder)
 
     def stop(self) -> None:
         self.stopping.set()

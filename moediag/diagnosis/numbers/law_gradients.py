@@ -65,6 +65,8 @@ class TrainingFacts:
     starved: tuple[Starved, ...] = ()
     still: tuple[str, ...] = ()
     """Parameters that never changed although they had gradients and a learning rate."""
+    at_rest: tuple[str, ...] = ()
+    """Optimizers whose learning rates were 0 in all checked steps on all ranks."""
     not_finite: NotFinite | None = None
     unset: tuple[str, ...] = ()
     """Parameters that were not finite before the first update."""
@@ -83,18 +85,21 @@ def training_facts(evidence: Evidence) -> TrainingFacts:
             of_optimizer[check.key][rank].append(check)
     starved: list[Starved] = []
     still: list[str] = []
+    at_rest: list[str] = []
     broken: list[NotFinite] = []
     unset: dict[str, None] = {}
     for by_rank in of_optimizer.values():
         if all(len(checks) >= _ENOUGH for checks in by_rank.values()):
             starved += _starved(by_rank)
             still += _still(by_rank)
+            at_rest += _at_rest(by_rank)
         broken += [found for found in [_not_finite(by_rank)] if found is not None]
         firsts = [checks[0] for checks in by_rank.values() if checks[0].count == 0]
         unset |= dict.fromkeys(name for first in firsts for name in first.nonfinite)
     return TrainingFacts(
         tuple(starved),
         tuple(dict.fromkeys(still)),
+        tuple(dict.fromkeys(at_rest)),
         min(broken, key=lambda one: one.step, default=None),
         tuple(unset),
         _local_norms(evidence),
@@ -153,6 +158,12 @@ def _still(by_rank: Checks) -> list[str]:
             if not trained or len({param for param, _, _ in rows}) != 1 or rows[0][0] is None:
                 moved.add(piece.name)
     return [name for name in held if name not in moved]
+
+
+def _at_rest(by_rank: Checks) -> list[str]:
+    groups = [group for checks in by_rank.values() for check in checks for group in check.hyper]
+    still = bool(groups) and all(group.get("lr") in ("0", "0.0") for group in groups)
+    return [next(iter(by_rank.values()))[0].optimizer] if still else []
 
 
 def _rate(check: LawCheck, at: int) -> float:

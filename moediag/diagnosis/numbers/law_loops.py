@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from moediag.evidence.law_model import Cleared, ClipNorm, Mode, RankLaws
+from moediag.evidence.law_model import Cleared, ClipNorm, Mode, ModeChange, RankLaws
 from moediag.evidence.model import Evidence
 
 _ENOUGH = 2  # records on each rank
-_STEPS = 3  # checked steps with the same model
+_STEPS = 3  # checked steps, or steps in evaluation mode
+_MOST_CHANGES = 100  # that are recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +29,20 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class LeftInEvaluation:
-    """A model that was trained in training mode and then in evaluation mode only; with ``before``
-    0, only in evaluation mode."""
+    """A model that was trained in training mode and then in evaluation mode only."""
 
     name: str
     kinds: tuple[str, ...]
-    before: int
-    """The last checked step in training mode."""
     since: int
-    """The first checked step after it."""
+    """The first step in evaluation mode; 0 if it never was trained in training mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Untrained:
-    """Parameters with gradients, while those of every optimizer had none."""
+    """No parameter of any optimizer had a gradient."""
 
     names: tuple[str, ...]
+    """Parameters that no optimizer has, had gradients and never changed; empty if none had any."""
     steps: int
     """How many steps were checked."""
 
@@ -76,27 +75,30 @@ def _kept(laws: Sequence[RankLaws]) -> Kept | None:
 
 
 def _left(laws: Sequence[RankLaws]) -> LeftInEvaluation | None:
-    """The same on all ranks that ran the model with gradients, until the last checked step."""
+    """The same on all ranks that train the model, until the last checked step."""
     of: dict[int, list[LeftInEvaluation | None]] = defaultdict(list)
     for own in laws:
         for model in sorted({mode.model for mode in own.modes}):
-            of[model].append(_of_model([mode for mode in own.modes if mode.model == model]))
+            modes = [mode for mode in own.modes if mode.model == model]
+            changes = [change for change in own.mode_changes if change.model == model]
+            of[model].append(_of_model(modes, changes))
     for found in of.values():
         if found[0] is not None and len(set(found)) == 1:
             return found[0]
     return None
 
 
-def _of_model(modes: list[Mode]) -> LeftInEvaluation | None:
-    training = {mode.step for mode in modes if mode.training}
-    evaluation = {mode.step for mode in modes if not mode.training}
-    before = max(training, default=0)
-    after = sorted(step for step in evaluation if step > before)
-    kinds = modes[-1].kinds if modes else ()
-    enough = _STEPS if not training else _ENOUGH
-    if not kinds or len(after) < enough:
+def _of_model(modes: Sequence[Mode], changes: Sequence[ModeChange]) -> LeftInEvaluation | None:
+    last = modes[-1]
+    trained = any(mode.training for mode in modes)
+    if last.training or not last.kinds or not changes or len(changes) >= _MOST_CHANGES:
         return None
-    return LeftInEvaluation(modes[-1].name, kinds, before, after[0])
+    since = changes[-1]
+    if since.training or last.step - since.step < _STEPS:
+        return None
+    if not trained and len(changes) > 1:
+        return None
+    return LeftInEvaluation(last.name, last.kinds, since.step if trained else 0)
 
 
 def _scaled(laws: Sequence[RankLaws]) -> ClipNorm | None:
@@ -111,11 +113,10 @@ def _untrained(laws: Sequence[RankLaws]) -> Untrained | None:
     found: Untrained | None = None
     for own in laws:
         states = own.models
-        if len(states) < _STEPS or not all(state.idle and state.left_out for state in states):
+        if len(states) < _STEPS or not all(state.idle for state in states):
             return None
-        names = tuple(states[0].left_out)
-        values = [tuple(state.left_out.get(name) for name in names) for state in states]
-        if len(set(values)) > 1 or None in values[0]:
+        first = states[0].left_out
+        if None in first.values() or any(state.left_out != first for state in states):
             return None
-        found = found or Untrained(names, len(states))
+        found = found or Untrained(tuple(first), len(states))
     return found

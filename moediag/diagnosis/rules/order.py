@@ -41,6 +41,7 @@ from moediag.diagnosis.rules.judgement import Judgement
 from moediag.diagnosis.rules.laws import (
     adapters_untrained,
     declared_inputs_apart,
+    gradients_absent,
     gradients_kept,
     left_in_evaluation,
     local_norms,
@@ -132,6 +133,7 @@ RULES: tuple[Detector, ...] = (
     same_part,
     adapters_untrained,
     model_without_optimizer,
+    gradients_absent,
     left_in_evaluation,
     # Nothing was measured: a watched job, or evidence of other tools.
     trained_alone,

@@ -76,6 +76,10 @@ def notes(samples: SampleFacts, training: TrainingFacts) -> tuple[str, ...]:
             "nothing called set_epoch in between."
         )
     found += [f"{of_starved(one)}." for one in training.starved if not one.adapters]
+    found += [
+        f"The learning rate of {name} was 0 in all checked steps: its updates change nothing."
+        for name in training.at_rest
+    ]
     if training.unset:
         found.append(
             f"Before the first update, {listed(training.unset)} had elements that are not finite: "

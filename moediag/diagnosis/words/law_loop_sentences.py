@@ -21,9 +21,8 @@ def of_kept(k: Kept) -> str:
 
 def of_left(e: LeftInEvaluation) -> str:
     return (
-        f"{e.name} was trained in training mode until step {e.before} and in evaluation mode in "
-        f"every checked step since step {e.since}, so its {_modules(e)} did not do what they do in "
-        "training."
+        f"{e.name} was trained in training mode at first and only in evaluation mode since step "
+        f"{e.since}, so its {_modules(e)} did not do what they do in training."
     )
 
 
@@ -44,10 +43,17 @@ def of_untrained(u: Untrained) -> str:
     )
 
 
+def of_absent(u: Untrained) -> str:
+    return (
+        f"In all {u.steps} checked steps no parameter of any optimizer had a gradient when the "
+        "optimizer stepped: the updates train nothing."
+    )
+
+
 def notes(loops: LoopFacts) -> Iterator[str]:
     """Facts that may be deliberate."""
     left = loops.left
-    if left is not None and not left.before:
+    if left is not None and not left.since:
         yield (
             f"{left.name} was trained in evaluation mode in all checked steps: its "
             f"{_modules(left)} did not do what they do in training."

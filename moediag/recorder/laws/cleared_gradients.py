@@ -16,18 +16,19 @@ from moediag.recorder.laws.fingerprints import capturing
 
 WATCHER = "laws of cleared gradients"
 _SAMPLE = 3  # parameters of an optimizer that are followed
-_MOST_ELEMENTS = 1 << 20  # of one of them
+_MOST_ELEMENTS = 1 << 16  # of one of them
 
 
 class _Followed:
     """A parameter between two steps."""
 
-    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter")
+    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter", "used")
 
     def __init__(self, parameter: Any, context: LawContext) -> None:
         self.parameter = parameter
         self.accumulated = False
         self.cleared = False
+        self.used = parameter.grad.detach().clone()  # by the update
         # The node that adds to ``.grad``. A hook of the tensor itself would make torch.compile
         # trace the program again.
         with torch.enable_grad():
@@ -36,12 +37,17 @@ class _Followed:
         self.handle = self.node.register_prehook(lambda _gradients: look())
 
     def _look(self) -> None:
-        """A gradient is about to be added."""
-        self.accumulated = True
-        if not self.cleared:
-            gradient = self.parameter.grad
-            with torch.no_grad():
-                self.cleared = gradient is None or not bool(gradient.any())
+        """A gradient is about to be added. What the program changed in between, as a momentum
+        that it keeps by hand, is as good as cleared."""
+        first, self.accumulated = not self.accumulated, True
+        if self.cleared:
+            return
+        gradient = self.parameter.grad
+        with torch.no_grad():
+            if gradient is None or not bool(gradient.any()):
+                self.cleared = True
+            elif first:
+                self.cleared = not torch.equal(gradient, self.used)
 
     def end(self) -> Optional[bool]:
         """Whether it was never cleared; None if nothing was added by autograd."""
@@ -49,14 +55,15 @@ class _Followed:
         return None if not self.accumulated else not self.cleared
 
 
-class _Between:
-    """An optimizer after a checked step."""
+class _Steps:
+    """The calls of ``step()`` of an optimizer."""
 
-    __slots__ = ("followed", "step")
+    __slots__ = ("count", "followed", "last")
 
-    def __init__(self, step: int, followed: List[_Followed]) -> None:
-        self.step = step
-        self.followed = followed
+    def __init__(self) -> None:
+        self.count = 0
+        self.last = 0  # the training step of the last checked one
+        self.followed: List[_Followed] = []  # since the last checked one
 
 
 class ClearedGradients:
@@ -64,8 +71,7 @@ class ClearedGradients:
 
     def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._open = ByObject()  # optimizer -> _Between or None
-        self._calls = ByObject()  # optimizer -> calls of step() so far
+        self._optimizers = ByObject()  # optimizer -> _Steps
 
     def install(self) -> None:
         guarded = self._context.guarded
@@ -84,35 +90,33 @@ class ClearedGradients:
         self._context.recorder.on_uninstall.append(self._forget)
 
     def _begin(self, optimizer: Any) -> None:
-        calls = self._calls.get(optimizer) or 0
-        self._calls.set(optimizer, calls + 1)
-        if not self._context.is_checked(calls + 1) or capturing():
+        steps = self._optimizers.get(optimizer) or self._optimizers.set(optimizer, _Steps())
+        steps.count += 1
+        if not self._context.is_checked(steps.count) or capturing():
             return
         chosen = sorted(
             (p for group in optimizer.param_groups for p in group["params"] if _plain(p)),
             key=lambda p: p.numel(),
         )[:_SAMPLE]
-        if chosen:
-            followed = [_Followed(parameter, self._context) for parameter in chosen]
-            self._open.set(optimizer, _Between(self._context.recorder.current_step, followed))
+        steps.followed = [_Followed(parameter, self._context) for parameter in chosen]
+        steps.last = self._context.recorder.current_step
 
     def _end(self, optimizer: Any, frame: Any) -> None:
-        between = self._open.get(optimizer)
-        if between is None:
+        steps = self._optimizers.get(optimizer)
+        if steps is None or not steps.followed:
             return
-        self._open.set(optimizer, None)
-        kept = [one.end() for one in between.followed]
+        followed, steps.followed = steps.followed, []
+        kept = [one.end() for one in followed]
         if None not in kept:
             self._context.log.event(
-                "cleared", optimizer=type(optimizer).__name__, step=between.step, kept=all(kept),
-                names=self._context.names.of([one.parameter for one in between.followed]),
+                "cleared", optimizer=type(optimizer).__name__, step=steps.last, kept=all(kept),
+                names=self._context.names.of([one.parameter for one in followed]),
                 line=self._context.recorder.user_lines.innermost(frame),
             )  # fmt: skip
 
     def _forget(self) -> None:
-        for optimizer in self._open.owners():
-            between = self._open.get(optimizer)
-            for one in between.followed if between is not None else ():
+        for optimizer in self._optimizers.owners():
+            for one in self._optimizers.get(optimizer).followed:
                 one.handle.remove()
 
 

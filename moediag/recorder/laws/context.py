@@ -34,7 +34,8 @@ class LawContext:
         self.names = ParameterNames(recorder, self.sets.wrapped)
         self.models = ByObject()  # model that was seen running, with its wrapper -> True
         self.steps = 0  # calls of step() of all optimizers
-        # Called with a model and a checked step when it runs with gradients.
+        self.closure = False  # the running one was given a closure
+        # Called with a model and the step when it runs with gradients.
         self.on_forward: List[Callable[[Any, int], None]] = []
         # Called with a checked step when an optimizer is about to step.
         self.on_check: List[Callable[[int], None]] = []

@@ -72,14 +72,14 @@ class ModelInputs:
     def _called(self, recorder: Recorder, root: Any, args: Any, kwargs: Any) -> None:
         """The hook of an observed model; the step is known by now."""
         step = recorder.current_step
-        if not self._context.is_checked(step) or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
         recomputed = torch._C._current_graph_task_id() != -1
         if recomputed or len(recorder.thread.blocks) > 1 or not self._context.models.get(root):
             return  # or a part of a model that is running, or a copy of the model
         for tell in self._context.on_forward:
             tell(root, step)
-        if not root.training:
+        if not self._context.is_checked(step) or not root.training:
             return
         before = self._forwards[1] if self._forwards[0] == step else 0
         self._forwards = step, before + 1

@@ -1,8 +1,9 @@
-"""Records, at checked steps, whether a model that is being trained runs in training mode."""
+"""Records each change between training and evaluation mode of a model that runs with gradients, and
+at checked steps whether a model that is being trained runs in training mode."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Set
+from typing import Any, Callable, List, Optional, Set
 
 import torch
 from torch.nn.modules import batchnorm, dropout
@@ -10,14 +11,18 @@ from torch.nn.modules import batchnorm, dropout
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 
+MOST_CHANGES = 100  # of one model that are recorded
+
 
 class _Ran:
     """One model in one step."""
 
-    __slots__ = ("modes", "number", "step", "told")
+    __slots__ = ("changes", "modes", "now", "number", "step", "told")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.now: Optional[bool] = None  # the mode of its last forward
+        self.changes = 0
         self.step = 0
         self.modes: Set[bool] = set()  # of its forwards with gradients; True: training
         self.told: Set[bool] = set()
@@ -38,9 +43,17 @@ class ModelModes:
 
     def _called(self, root: Any, step: int) -> None:
         ran = self._models.get(root) or self._models.set(root, _Ran(len(self._models.owners())))
+        training = bool(root.training)
         if ran.step != step:
             ran.step, ran.modes, ran.told = step, set(), set()
-        ran.modes.add(bool(root.training))
+        ran.modes.add(training)
+        if training != ran.now:
+            ran.now = training
+            ran.changes += 1
+            if ran.changes <= MOST_CHANGES:
+                self._context.log.event(
+                    "mode_change", keep=True, step=step, model=ran.number, training=training
+                )
 
     def _write(self, step: int) -> None:
         owned = {

@@ -63,7 +63,7 @@ class ModelValues:
             "model", step=step, models=models,
             left_out={name: read[at] for name, at in left_out.items()},
             averages=[int(average.n_averaged) for average in alive],
-            idle=bool(owned) and all(parameter.grad is None for parameter in owned),
+            idle=bool(owned) and not self._context.closure and all(p.grad is None for p in owned),
         )  # fmt: skip
 
     def _model(self, model: Any, prints: Fingerprints) -> Dict[str, Any]:

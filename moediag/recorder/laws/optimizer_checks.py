@@ -63,7 +63,9 @@ class OptimizerChecks:
         running, the optimizer's own calls count."""
         return self._recorder.current_step if self._recorder.current_step > 1 else count + 1
 
-    def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        # A closure computes the gradients inside the step: a gradient may be missing until then.
+        self._context.closure = len(args) > 1 or kwargs.get("closure") is not None
         self._context.guarded(WATCHER, self._step, optimizer, sys._getframe(1))
 
     def _step(self, optimizer: Any, frame: Any) -> None:
@@ -129,7 +131,7 @@ class OptimizerChecks:
             "check", pieces=number, step=step, count=known.count,
             clocks=[self._clock(group) for group in groups],
             params=shown(values),
-            grads=[_shown_gradient(p, g, one) for p, g, one
+            grads=[_shown_gradient(p, g, one, self._context.closure) for p, g, one
                    in zip(parameters, gradients, shown(of_gradients))],  # noqa: B905
             sketches=prints.sketches(),
             state={**{name: shown(places) for name, places in state.items()}, **plain},
@@ -191,12 +193,14 @@ def _gradient(parameter: Any) -> Any:
     return local(gradient)
 
 
-def _shown_gradient(parameter: Any, gradient: Any, read: Optional[str]) -> Optional[str]:
+def _shown_gradient(
+    parameter: Any, gradient: Any, read: Optional[str], closure: bool
+) -> Optional[str]:
     """Tells no gradient, and one of zeros, from others."""
     if not local(parameter).numel() or not parameter.requires_grad:
         return None  # in FSDP1 a shard may be on other ranks
     if parameter.grad is None:
-        return ""
+        return None if closure else ""
     return "zero" if read is not None and read == f"{gradient.numel():x}" else read
 
 

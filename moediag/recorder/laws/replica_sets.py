@@ -2,7 +2,8 @@
 
 Only what a wrapper guarantees counts: DistributedDataParallel keeps parameters equal over its
 process group, a Replicate placement means equal local tensors, and FSDP with a replicate dimension
-reduces gradients over it. A plain tensor belongs to nobody else, as far as is known.
+reduces gradients over it, and Megatron marks what it shards. Any other plain tensor belongs to
+nobody else, as far as is known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from moediag.axes import AXES
 from moediag.recorder.core import Recorder
+from moediag.recorder.laws import megatron
 
 # How equality is kept. REDUCED: by a reduction of the gradients. PLACED: each rank computes the
 # same. LOCAL: the program steps without a reduction, or a hook replaces it. PART: there are other
@@ -81,6 +83,7 @@ class ReplicaSets:
         declared: Dict[int, Piece] = {}
         self._of_fsdp1(declared)
         self._of_ddp(declared)
+        self._of_megatron(declared)
         reduced = self._over_which_fsdp2_reduces()
         return [declared.get(id(p)) or _of_tensor(p, reduced.get(id(p))) for p in parameters]
 
@@ -88,7 +91,7 @@ class ReplicaSets:
         """The ranks over which the wrapper of a whole model averages gradients; () if unknown. Of
         FSDP2 only if no other dimension of a mesh may be folded into its own."""
         root = getattr(root, "_orig_mod", root)  # torch.compile
-        if type(root).__name__ == "DistributedDataParallel":
+        if any(one() is root for one in self._ddp):
             return _ranks(root.process_group)
         for state, handle in self._recorder.fsdp1_handles():
             if state is root and getattr(state, "_inter_node_pg", None) is None:
@@ -107,6 +110,15 @@ class ReplicaSets:
             for name, parameter in ddp.module.named_parameters():
                 if name not in ddp.parameters_to_ignore and not hasattr(parameter, "placements"):
                     declared.setdefault(id(parameter), piece)
+
+    def _of_megatron(self, declared: Dict[int, Piece]) -> None:
+        """Each rank computes the update of a duplicate itself."""
+        models = [root for _, one in self._recorder.roots for root in [one()] if root is not None]
+        found, group = megatron.of_models(models)
+        for parameter, sharded in found:
+            part = f"tensor part {group.rank()} of {group.size()}" if sharded else ""
+            piece = Piece(part, PART if sharded else PLACED, _ranks(group), None)
+            declared.setdefault(id(parameter), piece)
 
     def _of_fsdp1(self, declared: Dict[int, Piece]) -> None:
         for state, handle in self._recorder.fsdp1_handles():

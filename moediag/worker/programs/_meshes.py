@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -21,10 +22,10 @@ from moediag.worker.shard.wrapped import Wrapped, clean_fqn
 Wrap = Callable[[nn.Module, Anatomy, Trial], Wrapped]
 
 
-def run(collector: Collector, wrap: Wrap) -> None:
+def run(collector: Collector, wrap: Wrap, around: Optional[ContextManager[Any]] = None) -> None:
     """Runs all steps of the trial's model, sharded by ``wrap``, and compares them with the same
     steps in one process. ``wrapped.plain_shards`` names the experts' parameters, and ``held`` the
-    expert of each local row."""
+    expert of each local row. ``around``: a context of all steps on the ranks."""
     trial = collector.trial
     with collector.recorder.paused():
         expected = reference.compute(trial, moved=True)
@@ -35,7 +36,8 @@ def run(collector: Collector, wrap: Wrap) -> None:
     wrapped.make_optimizer()
     collector.note(dispatch.NOTE.format(experts), *wrapped.notes)
     held: Dict[str, List[int]] = getattr(wrapped, "held", {})
-    training.train(collector, wrapped, expected, held)
+    with around or contextlib.nullcontext():
+        training.train(collector, wrapped, expected, held)
 
 
 def mesh(trial: Trial) -> DeviceMesh:

@@ -2,6 +2,8 @@
 
 ``experts`` is how they are put on their mesh. ``divide`` is what divides their gradients by the
 size of the ep axis, which FSDP2 does not know. ``norm`` is whether clipping knows that axis.
+``empty`` is what a rank without tokens does. ``change`` is how routing differs in the recomputation
+of activation checkpointing, on the last rank; ``router`` and ``save`` are what is not recomputed.
 """
 
 from __future__ import annotations
@@ -15,17 +17,27 @@ from torch.distributed.device_mesh import init_device_mesh
 from moediag.axes import DP_SHARD, EP
 from moediag.protocol import ProgramTask
 from moediag.worker.collector import Collector
+from moediag.worker.models.rerouted import NOTES, Rerouted
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import _meshes
+from moediag.worker.shard import (
+    activation_checkpointing,
+    dispatch,
+    fsdp2_internals,
+    placement,
+)
 from moediag.worker.shard import clipping as clip
-from moediag.worker.shard import dispatch, fsdp2_internals, placement
 from moediag.worker.shard.declared_slices import PlainShards
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn
 
 
 def run(collector: Collector) -> None:
     """Runs the program. Collective. Raises what FSDP2 and clipping raise."""
-    _meshes.run(collector, TwoMeshes)
+    change = collector.options["change"]
+    collector.note(*filter(None, [NOTES[change]]))
+    rerouted = Rerouted(change, collector.trial.model.experts)
+    here = collector.rank == collector.trial.world_size - 1
+    _meshes.run(collector, TwoMeshes, rerouted.installed(here))
 
 
 class TwoMeshes(Wrapped):
@@ -40,7 +52,12 @@ class TwoMeshes(Wrapped):
         both = _meshes.mesh(self.trial)
         world = init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=("dp",))
         self.ep = both.size(1)
-        rows = dispatch.divide(self.anatomy, both.get_group(str(EP)))
+        rows = dispatch.divide(self.anatomy, both.get_group(str(EP)), self.options["empty"])
+        if self.options["router"] == "outside":
+            activation_checkpointing.router_outside(self.anatomy)
+        else:
+            asked = {**self.options, "preserve_rng": True}
+            activation_checkpointing.enable(model, self.trial.step.checkpointing, asked)
         ways = {
             "own-mesh": self._own_mesh,
             "two-axes": self._two_axes,

@@ -4,14 +4,14 @@ the same in one process."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from moediag.axes import DP_SHARD
-from moediag.protocol import GradientError, Trial
+from moediag.protocol import Applied, GradientError, Trial
 from moediag.worker.collector import Collector
 from moediag.worker.measure import gradients as compare
 from moediag.worker.not_applicable import NotApplicable
@@ -99,7 +99,7 @@ def train(
     right: Callable[[nn.Module, int, int], torch.Tensor],
 ) -> None:
     """Trains ``model`` on all ranks, and ``alone``, the same model, in one process on the CPU.
-    Compares their gradients in each step. Collective.
+    Compares their gradients in each step, and parameters without gradient after it. Collective.
 
     ``backward(model, rank, number)`` and ``right`` run forward and backward of one rank's batch in
     step ``number`` from 1, and return that rank's loss. The gradient of ``right`` summed over ranks
@@ -107,11 +107,19 @@ def train(
     """
     trial, measured = collector.trial, collector.measured
     ranks = range(trial.world_size)
-    ours, theirs = (torch.optim.AdamW(_trained(m), lr=LR) for m in (model, alone))
+    ours, theirs = (
+        torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=LR)
+        for m in (model, alone)
+    )
+    start = weights(alone)
+    by_hand = [name for name, p in alone.named_parameters() if not p.requires_grad]
 
     def optimize(number: int) -> None:
         ours.step()
         ours.zero_grad()
+        if by_hand:
+            found = compare_weights(model, weights(alone), start, "adamw")
+            measured.applied[str(number)] = Applied(weights={n: found[n] for n in by_hand})
 
     for number in collector.steps(Held(model, ours, trial, PlainShards()), optimize):
         truth = sum(float(right(alone, rank, number)) for rank in ranks) / len(ranks)
@@ -122,10 +130,6 @@ def train(
         measured.reference_losses.append(truth)
         measured.gradients[str(number)] = compare_gradients(model, expected)
     dist.barrier()
-
-
-def _trained(model: nn.Module) -> List[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
 
 
 def gradients(model: nn.Module) -> Dict[str, torch.Tensor]:
@@ -167,7 +171,8 @@ def compare_weights(
     moved = {fqn: float((expected[fqn] - start[fqn]).abs().max()) for fqn in expected}
     allowed = MOVED.get(optimizer, MOVED_FP32) * max(moved.values()) + 1e-7
     found = {}
-    for fqn, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():
+        fqn = clean_fqn(name)
         tolerance = compare.Tolerance(0.0, allowed)
         part = _part(parameter, expected[fqn])
         found[fqn] = tolerance.judge(placement.local(parameter), part, moved[fqn])

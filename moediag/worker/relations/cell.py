@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from pathlib import Path
 
 import torch
 
-from moediag.protocol import RelationOutcome, RelationTask, ReleaseListing, Trial
+from moediag.protocol import SIZES, RelationOutcome, RelationTask, ReleaseListing, Trial
 from moediag.worker.models import release_families
 from moediag.worker.models.tiny_family import NotBuilt
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.relations import conditions
 from moediag.worker.relations.known_relations import RELATIONS
-from moediag.worker.relations.relation import Case
+from moediag.worker.relations.relation import Case, Relation
 
 MEMORY = 6 << 30  # bytes that a cell may use beyond what its imports use
 
@@ -32,14 +33,28 @@ def run(trial: Trial) -> RelationOutcome:
     try:
         found = release_families.find(family)
         if found is None:
-            return RelationOutcome(family, name, problem="the release has no such family")
-        return RelationOutcome(family, name, conditions.outcomes(relation, Case(found)))
+            return RelationOutcome(family, name, applicable="the release has no such family")
+        case = Case(found, trial.task.size or SIZES[0])
+        if trial.task.way:
+            return _one_way(relation, case, trial.task.way)
+        return RelationOutcome(family, name, conditions.outcomes(relation, case))
     except NotApplicable as reason:
         return RelationOutcome(family, name, applicable=str(reason))
     except NotBuilt as reason:
         return RelationOutcome(family, name, built=False, problem=str(reason))
     except Exception as error:
         return RelationOutcome(family, name, problem=f"{type(error).__name__}: {error}")
+
+
+def _one_way(relation: Relation, case: Case, way: str) -> RelationOutcome:
+    """Returns whether the way holds, without the conditions, and what the model is built from.
+    Raises as :func:`conditions.gap`."""
+    if way not in relation.ways(case):
+        raise NotApplicable(f"the release has no {way} here")
+    first = conditions.outcome(conditions.gap(relation, case, way), way, {})
+    config = json.loads(case.config().to_json_string())
+    model = case.family.model
+    return RelationOutcome(case.family.name, relation.name, [first], model=model, config=config)
 
 
 def listing() -> ReleaseListing:

@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from moediag.protocol import CONDITIONS, WayOutcome
+from moediag.protocol import CONDITIONS, SIZES, WayOutcome
 from moediag.worker.models.tiny_family import NotBuilt
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.relations.relation import Case, Relation, Tensors
@@ -57,13 +57,18 @@ class Gap:
 def judge(relation: Relation, case: Case, way: str) -> WayOutcome:
     """Returns the outcome of one way. Raises NotApplicable, and what the plain way raises."""
     first = gap(relation, case, way)
-    if not first.shows:
-        return WayOutcome(way, True, error=first.error, tolerance=first.tolerance)
     met: Dict[str, Optional[bool]] = {}
-    for name in CONDITIONS:
+    for name in CONDITIONS if first.shows else ():
         met[name] = _CHECKS[name](relation, case, way, first)
         if met[name] is False:
             break
+    return outcome(first, way, met)
+
+
+def outcome(first: Gap, way: str, met: Dict[str, Optional[bool]]) -> WayOutcome:
+    """``met``: the conditions that were checked."""
+    if not first.shows:
+        return WayOutcome(way, True, error=first.error, tolerance=first.tolerance)
     return WayOutcome(
         way, False, first.kind, first.what, first.text, _finite(first.error), first.tolerance, met
     )
@@ -163,7 +168,7 @@ _CHECKS: Dict[str, Callable[[Relation, Case, str, Gap], Optional[bool]]] = {
     "control": _control,
     "twice": _again(lambda case: case),
     "other-seed": _again(lambda case: dataclasses.replace(case, seed=1)),
-    "other-size": _again(lambda case: dataclasses.replace(case, size=1)),
+    "other-size": _again(lambda case: dataclasses.replace(case, size=SIZES[1])),
     "float64": _float64,
     "second-route": _second,
 }

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 from torch import nn
 
-from moediag.protocol import SIZES, VOCAB
+from moediag.protocol import SIZES, VOCAB, Size
 from moediag.worker.models import release_families, tiny_family
 from moediag.worker.models.release_families import ReleaseFamily
 
@@ -23,23 +23,22 @@ class Case:
     """One family at one size, seed and dtype. Everything built from it is the same each time."""
 
     family: ReleaseFamily
-    size: int = 0  # place in SIZES
+    size: Size = SIZES[0]
     seed: int = 0
     dtype: torch.dtype = torch.float32
     nudged: bool = False  # every weight is changed by one rounding
 
     def model(self, train: bool = False, **settings: Any) -> nn.Module:
         """Returns a new model. ``settings``: for ``_from_config``."""
-        size = SIZES[self.size]
         if self.dtype is torch.float64 and many_experts(self.family):
             settings.setdefault("experts_implementation", EAGER)  # the default may refuse float64
-        model = tiny_family.build(self.family, size, self.seed, **settings).to(self.dtype)
+        model = tiny_family.build(self.family, self.size, self.seed, **settings).to(self.dtype)
         if self.nudged:
             nudge(model, self.seed)
         return model.train(train)
 
     def config(self) -> Any:
-        return tiny_family.configuration(self.family, SIZES[self.size])
+        return tiny_family.configuration(self.family, self.size)
 
     def tokens(self, rows: int = 2, length: int = 12, name: int = 0) -> torch.Tensor:
         """Returns random tokens; ``name`` distinguishes different ones."""

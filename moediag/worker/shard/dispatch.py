@@ -26,9 +26,10 @@ NOTE = (
 )
 
 
-def divide(anatomy: Anatomy, group: Any) -> Dict[str, Tuple[int, int]]:
+def divide(anatomy: Anatomy, group: Any, empty: str = "released") -> Dict[str, Tuple[int, int]]:
     """Keeps on each rank of ``group`` its share of every block's experts, in rank order. Returns
-    FQN of each expert parameter -> [first, last) of this rank's experts. Local.
+    FQN of each expert parameter -> [first, last) of this rank's experts. Local. ``empty``: what a
+    rank without tokens returns, see ``PROGRAMS``.
 
     Raises NotApplicable if experts are not 3-D parameters, or cannot be divided evenly.
     """
@@ -48,7 +49,8 @@ def divide(anatomy: Anatomy, group: Any) -> Dict[str, Tuple[int, int]]:
             kept[f"{block.fqn}.experts.{name}"] = (mine.start, mine.stop)
         experts.num_experts = count
         released = functools.partial(type(experts).forward, _Local(experts))
-        experts.forward = functools.partial(_forward, released, count, group)
+        computed = functools.partial(_computed, released, experts, empty)
+        experts.forward = functools.partial(_forward, computed, count, group)
     return kept
 
 
@@ -64,8 +66,26 @@ class _Local:
         return value.to_local() if placement.distributed(value) else value
 
 
-def _forward(
+def _computed(
     released: Any,
+    experts: nn.Module,
+    empty: str,
+    hidden: torch.Tensor,
+    rows: torch.Tensor,
+    own: torch.Tensor,
+) -> torch.Tensor:
+    """Returns the experts' output for the received ``rows``. ``hidden``: what this rank sends."""
+    if rows.shape[0] or empty == "released":
+        found: torch.Tensor = released(rows, own, torch.ones_like(own, dtype=rows.dtype))
+        return found
+    reached = hidden if empty == "from-input" else rows
+    local = _Local(experts)
+    zero = sum(0.0 * getattr(local, name).sum() for name, _ in experts.named_parameters())
+    return reached[:0] + (0.0 * reached.sum() + zero)
+
+
+def _forward(
+    computed: Any,
     count: int,
     group: Any,
     hidden: torch.Tensor,
@@ -83,8 +103,7 @@ def _forward(
     there, here = sent.tolist(), received.tolist()
     rows = _exchange(hidden[order // top_k], there, here, group)
     own = _exchange((experts[order] % count).unsqueeze(1), there, here, group)
-    computed = released(rows, own, torch.ones_like(own, dtype=rows.dtype))
-    back = _exchange(computed, here, there, group)
+    back = _exchange(computed(hidden, rows, own), here, there, group)
     in_place = torch.empty_like(order)
     in_place[order] = torch.arange(order.numel(), device=order.device)
     each = back[in_place].view(tokens, top_k, -1)

@@ -20,7 +20,7 @@ from torch.utils.data import SequentialSampler
 
 from moediag import protocol
 from moediag.protocol import Trial
-from moediag.worker import data, preparation
+from moediag.worker import data, fixes, preparation
 from moediag.worker.collector import Collector
 from moediag.worker.measure import gradients, reference
 from moediag.worker.measure.block_inputs import InputGradients
@@ -90,6 +90,13 @@ class Watched:
         if trial.wrapper.hide_tp_size and getattr(self.model, "tp_size", None) is not None:
             self.model._tp_size = None
             self.collector.note(HIDDEN)
+        fix = fixes.load(trial.fix) if trial.fix else None
+        if fix is not None:
+            if not hasattr(fix, "before_wrap"):
+                raise NotApplicable(
+                    f"a Trainer shards by itself, before {trial.fix} could change it"
+                )
+            fix.before_wrap(self.model, self.anatomy, trial.wrapper)
         self.skew = RouterSkew(trial.skew, self.anatomy.experts)
         self.skew.set_rank(self.collector.rank)
         self.kept = InputGradients(self.anatomy)

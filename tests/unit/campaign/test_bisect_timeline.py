@@ -104,7 +104,7 @@ def told(letters: str, options: Options) -> list[str]:
             "NNNNNBBBG",
             Options(6, window=True),
             [
-                "Bad since transformers 4.5.0, the first release that has what the scenario needs.",
+                "Bad since transformers 4.5.0, the first release that can run it.",
                 "transformers 4.8.0 is the first good release after it; 4.7.0 is the last bad one.",
             ],
         ),

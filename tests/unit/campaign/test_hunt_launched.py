@@ -11,7 +11,7 @@ import pytest
 from moediag.campaign.hunt import launched, layouts
 from moediag.campaign.hunt.layouts import LAYOUTS, TRAINER
 from moediag.launch.record import LaunchRecord
-from moediag.protocol import Outcome, ReferenceTask, Trial
+from moediag.protocol import SIZES, Outcome, ReferenceTask, Trial
 from moediag.result import Confidence, Diagnosis, Verdict
 
 WAY = LAYOUTS.ways[0]
@@ -76,7 +76,7 @@ def test_a_difference_that_meets_every_condition_is_confirmed(
     world, ways = check(monkeypatch, tmp_path, {"tp-size": GRADIENTS})
     assert ways["tp-size"].confirmed
     assert ways["tp-size"].what == GRADIENTS.signature
-    assert {"tp-size-10", "tp-size-01", "one-rank-00", "ddp-00"} <= set(world.names)
+    assert {"tp-size-10", "tp-size-01", "one-rank-tp-size-00", "ddp-tp-size-00"} <= set(world.names)
     assert world.names.count("tp-size-00") == 2
     assert (tmp_path / "tp-size-00").is_dir(), "its evidence is kept"
 
@@ -132,16 +132,19 @@ def test_ways_that_share_batches_share_a_reference(
 ) -> None:
     world, _ = check(monkeypatch, tmp_path, {})
     references = [t for t in world.trials if isinstance(t.task, ReferenceTask)]
-    assert len(references) == 3, "shared batches, or distinct ones with and without clipping"
+    assert len(references) == 4, (
+        "shared batches, with batched_mm too, or distinct ones with and without clipping"
+    )
 
 
 def test_the_two_sizes_differ_and_the_trainer_repeats_its_batch() -> None:
-    small, large = (WAY.trial("alpha", 0, size, 60.0).model for size in (0, 1))
+    small, large = (WAY.trial("alpha", 0, size, 60.0).model for size in SIZES)
     assert small.by_rules and (small.hidden, large.hidden) == (32, 64)
     for way in TRAINER.ways:
-        trial = way.trial("alpha", 0, 0, 60.0)
+        trial = way.trial("alpha", 0, SIZES[0], 60.0)
         assert trial.skew.batches == "repeated"
-        assert trial.model.config["output_router_logits"]
+        cross_entropy = way.name.endswith("cross-entropy")
+        assert trial.model.config.get("output_router_logits", False) is not cross_entropy
 
 
 def test_names_of_ways_are_unique() -> None:

@@ -133,6 +133,15 @@ class TestGradients:
         def change(_: int, check: LawCheck) -> LawCheck:
             return replace(check, params=("same", "same"), hyper=({"lr": "0.0"},))
 
+        (note,) = diagnose(job(2, change)).notes
+        assert note == (
+            "The learning rate of AdamW was 0 in all checked steps: its updates change nothing."
+        )
+
+    def test_a_warm_up_from_zero_is_no_note(self) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, hyper=({"lr": "0.0" if check.step < 3 else "0.1"},))
+
         assert not diagnose(job(2, change)).notes
 
 

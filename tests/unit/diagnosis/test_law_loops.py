@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import Cleared, ClipNorm, Mode, ModelState, RankLaws
+from moediag.evidence.law_model import Cleared, ClipNorm, Mode, ModeChange, ModelState, RankLaws
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job
 
@@ -47,36 +47,59 @@ class TestClearedGradients:
 
 
 class TestModes:
-    def laws(self, modes: str, kinds: tuple[str, ...] = ("Dropout",), model: int = 0) -> RankLaws:
-        """One letter a checked step: t(raining), e(valuation), b(oth)."""
-        records = [
-            Mode(step, model, "Net", training, kinds)
-            for step, letter in zip(STEPS, modes, strict=False)
+    def laws(self, modes: str, kinds: tuple[str, ...] = ("Dropout",)) -> RankLaws:
+        """One letter a step: t(raining), e(valuation), b(oth, evaluation first)."""
+        ran = [
+            (step, training)
+            for step, letter in enumerate(modes, 1)
             for training in {"t": (True,), "e": (False,), "b": (False, True)}[letter]
         ]
-        return RankLaws(modes=tuple(records))
+        changes = [
+            ModeChange(step, 0, training)
+            for at, (step, training) in enumerate(ran)
+            if at == 0 or ran[at - 1][1] != training
+        ]
+        told = [Mode(step, 0, "Net", training, kinds) for step, training in ran if step in STEPS]
+        return RankLaws(modes=tuple(told), mode_changes=tuple(changes))
 
     def test_a_model_that_stays_in_evaluation_mode(self) -> None:
-        of = found(self.laws("ttee"))
+        of = found(self.laws("tteeee"))
         assert of.verdict == "wrong-gradients"
-        assert "Net was trained in training mode until step 2" in of.cause
+        assert "Net was trained in training mode at first and only in evaluation mode" in of.cause
         assert "since step 3, so its modules of class Dropout" in of.cause
 
-    @pytest.mark.parametrize("modes", ["tttt", "bbbb", "tete", "ttte", "eett", "tbbb", ""])
+    @pytest.mark.parametrize(
+        "modes",
+        [
+            "tttttt",
+            "bbbbbb",
+            "tetete",
+            "ttttte",
+            "ttteee",
+            "tteete",
+            "eettee",
+            "eetttt",
+            "tbbbbb",
+            "",
+        ],
+    )
     def test_no_finding(self, modes: str) -> None:
         of = found(self.laws(modes))
         assert (of.verdict, of.notes) == ("clean", ())
 
     def test_from_the_first_step_on_it_may_be_meant(self) -> None:
-        of = found(self.laws("eeee"))
+        of = found(self.laws("eeeeee"))
         assert of.verdict == "clean"
         assert "Net was trained in evaluation mode in all checked steps" in of.notes[0]
 
     def test_a_model_that_computes_the_same_in_both_modes(self) -> None:
-        assert found(self.laws("ttee", kinds=())).verdict == "clean"
+        assert found(self.laws("tteeee", kinds=())).verdict == "clean"
+
+    def test_changes_that_were_not_recorded(self) -> None:
+        assert found(replace(self.laws("tteeee"), mode_changes=())).verdict == "clean"
 
     def test_ranks_that_differ_are_not_judged(self) -> None:
-        assert found(self.laws("ttee"), self.laws("tttt")).verdict == "clean"
+        assert found(self.laws("tteeee"), self.laws("tttttt")).verdict == "clean"
 
 
 class TestScaledNorms:
@@ -120,6 +143,19 @@ class TestUntrained:
         of = found(self.laws())
         assert of.verdict == "wrong-weights"
         assert "1 parameter of the model (head.weight) had some and never changed" in of.cause
+
+    def test_no_gradient_anywhere(self) -> None:
+        of = found(RankLaws(models=tuple(ModelState(step, idle=True) for step in STEPS)))
+        assert of.verdict == "wrong-gradients"
+        assert "In all 4 checked steps no parameter of any optimizer had a gradient" in of.cause
+
+    def test_another_rank_has_gradients(self) -> None:
+        """FSDP1 leaves ranks without a piece of a small parameter."""
+        idle, busy = (
+            RankLaws(models=tuple(ModelState(step, idle=one) for step in STEPS))
+            for one in (True, False)
+        )
+        assert found(idle, busy).verdict == "clean"
 
     def test_another_optimizer_trains(self) -> None:
         """A loss through a network that nobody trains adds to its gradients."""

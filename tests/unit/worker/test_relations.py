@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from moediag.protocol import CONDITIONS  # noqa: E402
+from moediag.protocol import CONDITIONS, SIZES  # noqa: E402
 from moediag.worker.models.plan_names import matches, mentioned  # noqa: E402
 from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.relations import conditions  # noqa: E402
@@ -78,7 +78,7 @@ def test_a_right_way_holds_and_costs_two_computations() -> None:
     ("error", "failed"),
     [
         (lambda case: 0.1 * (case.seed == 0), "other-seed"),
-        (lambda case: 0.1 * (case.size == 0), "other-size"),
+        (lambda case: 0.1 * (case.size == SIZES[0]), "other-size"),
         (lambda case: 0.1 * (case.dtype is torch.float32), "float64"),
     ],
 )

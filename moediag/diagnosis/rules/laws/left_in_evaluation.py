@@ -13,7 +13,7 @@ VERDICT = Verdict.WRONG_GRADIENTS
 
 def find(facts: Facts) -> LeftInEvaluation | None:
     left = facts.loops.left
-    return left if left is not None and left.before else None
+    return left if left is not None and left.since else None
 
 
 def judge(facts: Facts, found: LeftInEvaluation) -> Judgement:

@@ -12,7 +12,8 @@ VERDICT = Verdict.WRONG_WEIGHTS
 
 
 def find(facts: Facts) -> Untrained | None:
-    return facts.loops.untrained
+    found = facts.loops.untrained
+    return found if found is not None and found.names else None
 
 
 def judge(facts: Facts, found: Untrained) -> Judgement:

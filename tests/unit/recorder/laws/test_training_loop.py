@@ -99,6 +99,17 @@ class TestClearedGradients:
             of_one.step()
         assert self.kept(tmp_path) == [False] * 6
 
+    def test_a_momentum_that_is_kept_in_the_gradients(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            backward(net)
+            optimizer.step()
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= 0.9
+        assert self.kept(tmp_path) == [False] * 3
+
     def test_gradients_that_autograd_does_not_add_to_are_unknown(self, tmp_path: Path) -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -200,3 +211,23 @@ def test_an_optimizer_of_other_parameters_is_idle(tmp_path: Path) -> None:
         backward(net)
         own.step()
     assert not laws(tmp_path).models[-1].idle
+
+
+@pytest.mark.parametrize("clears", ["before the step", "in the closure"])
+def test_gradients_that_a_closure_computes_are_not_missing(tmp_path: Path, clears: str) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def closure() -> float:
+        if clears == "in the closure":
+            optimizer.zero_grad()
+        backward(net)
+        return 0.0
+
+    for _ in range(3):
+        if clears == "before the step":
+            optimizer.zero_grad()
+        optimizer.step(closure)
+    found = laws(tmp_path)
+    assert not any(state.idle for state in found.models)
+    assert not any("" in check.grads for check in found.checks)

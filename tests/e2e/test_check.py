@@ -15,8 +15,9 @@ from moediag.launch.launcher import launcher
 from moediag.pipeline import check as checker
 from moediag.pipeline import check_cost
 from moediag.protocol import Checked, ModelSpec
+from tests.e2e.overlay import overlay
 from tests.e2e.pipeline import Command, need
-from tests.e2e.test_hunt import CONFIGURATION, STACK, overlay
+from tests.e2e.test_hunt import CONFIGURATION, STACK
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
@@ -114,7 +115,9 @@ def test_a_planted_fault_of_the_plan_is_named(
     need(STACK)
     old, new, layout, named = FAULTS[fault]
     axes = {name: int(size) for name, size in (part.split("=") for part in layout.split(","))}
-    with overlay(tmp_path / "overlay", CONFIGURATION, old, new) as stack:
+    installed = checker.environment.ensure(STACK)
+    place = tmp_path / "overlay"
+    with overlay(installed, place, "transformers", CONFIGURATION, (old, new)) as stack:
         monkeypatch.setattr(checker.environment, "ensure", lambda *_: stack)
         monkeypatch.setattr(checker, "launcher", launcher)  # a host of the edited release
         options = checker.CheckOptions(

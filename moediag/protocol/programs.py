@@ -112,6 +112,13 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         # has any, and a rank without one runs an old one that does not count.
         "until": ("own", "any-ends", "all-end"),
     },
+    # The gradient norm of a model whose dense matrices are cut over the tp ranks.
+    "expert-norm": {
+        "experts": ("whole", "cut"),  # each on one of those ranks; or a piece of each on every rank
+        # Gradients that a rank counts before the sum over ranks: those that are cut, and all on the
+        # first rank; all on every rank; each element on one of the ranks that have it.
+        "counted": ("cut-or-first", "every-rank", "by-placement"),
+    },
     # A bias per expert that moves towards an equal number of tokens after each step.
     "expert-bias": {
         "reduced": ("counts", "nothing", "bias"),  # counts are summed, or biases are averaged

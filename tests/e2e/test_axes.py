@@ -61,6 +61,7 @@ def test_every_axis_trains_as_one_process(command: Command, tmp_path: Path) -> N
         ("empty-ep-rank", HANG),
         ("expert-bias", "replica-divergence"),
         ("loss-normalisation", WRONG),
+        ("norm-over-expert-axes", WRONG),
         ("trainer-aux-loss", WRONG),
         ("uneven-micro-batches", HANG),
         ("vision-tower-on-some-ranks", MISMATCH),

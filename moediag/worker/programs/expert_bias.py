@@ -1,6 +1,6 @@
 """Balance without an auxiliary loss: a bias per expert takes part in the choice of experts alone.
 After each step it moves towards the experts that had fewer tokens than the mean. The correct bias
-is one process's, which counts the tokens of all ranks once and continues after a save and a load."""
+is one process's, which counts the tokens of all ranks once and goes on after a save and a load."""
 
 from __future__ import annotations
 

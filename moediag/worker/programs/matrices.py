@@ -97,13 +97,15 @@ def train(
     backward: Callable[[nn.Module, int, int], torch.Tensor],
     alone: nn.Module,
     right: Callable[[nn.Module, int, int], torch.Tensor],
+    clip: Optional[Callable[[nn.Module, float], float]] = None,
 ) -> None:
     """Trains ``model`` on all ranks, and ``alone``, the same model, in one process on the CPU.
     Compares their gradients in each step, and parameters without gradient after it. Collective.
 
     ``backward(model, rank, number)`` and ``right`` run forward and backward of one rank's batch in
     step ``number`` from 1, and return that rank's loss. The gradient of ``right`` summed over ranks
-    defines the correct one.
+    defines the correct one. ``clip(model, limit)`` clips on the ranks to the trial's limit, and
+    returns the norm before.
     """
     trial, measured = collector.trial, collector.measured
     ranks = range(trial.world_size)
@@ -111,10 +113,13 @@ def train(
         torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=LR)
         for m in (model, alone)
     )
+    limit = float("inf") if trial.step.clip is None else trial.step.clip
     start = weights(alone)
     by_hand = [name for name, p in alone.named_parameters() if not p.requires_grad]
 
     def optimize(number: int) -> None:
+        if clip is not None:
+            measured.gradient_norms.append(clip(model, limit))
         ours.step()
         ours.zero_grad()
         if by_hand:
@@ -124,6 +129,9 @@ def train(
     for number in collector.steps(Held(model, ours, trial, PlainShards()), optimize):
         truth = sum(float(right(alone, rank, number)) for rank in ranks) / len(ranks)
         expected = gradients(alone)
+        if clip is not None:
+            norm = nn.utils.clip_grad_norm_(alone.parameters(), limit)
+            measured.reference_norms.append(float(norm))
         theirs.step()
         theirs.zero_grad()
         measured.losses.append(float(backward(model, collector.rank, number)))

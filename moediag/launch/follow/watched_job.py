@@ -201,19 +201,9 @@ class JobSupervisor(Supervisor):
         return self.again or self._ends or super()._is_over()
 
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:
-        if self.seen.stall is not None and _progress(samples) != _progress(self._look()):
-            self._went_on()  # while its stacks were read: the machine is slow
-            return False
         self._note_ends(samples)
-        self._told_at = _progress(samples)
+        self._told_at = tuple((s.rank, s.progress) for s in samples)
         return self._tell_trouble()
-
-    def _went_on(self) -> None:
-        """Withdraws the stall."""
-        self._told_at = None
-        self.nodes.went_on()
-        self.seen.notes.append(_pause(self.seen.stall))
-        self.seen.stall = None
 
     def _tell_interruption(self) -> None:
         """Reports what is known before the job is ended: a scheduler may soon kill moediag. A stall
@@ -229,9 +219,12 @@ class JobSupervisor(Supervisor):
         if self._leaves:
             return True
         if self._told_at is not None:
-            if self._told_at == _progress(samples):
+            if self._told_at == tuple((s.rank, s.progress) for s in samples):
                 return True  # still the reported stall
-            self._went_on()
+            self._told_at = None
+            self.nodes.went_on()
+            self.seen.notes.append(_pause(self.seen.stall))
+            self.seen.stall = None
         if not super()._died(now, samples):
             return False
         late = self._first_death is not None and now - self._first_death > AFTER_DEATH
@@ -304,10 +297,6 @@ class JobSupervisor(Supervisor):
             while left and time.monotonic() < deadline:
                 time.sleep(0.02)
                 left = [process for process in left if process.alive]
-
-
-def _progress(samples: Sequence[RankSample]) -> tuple[tuple[int, int], ...]:
-    return tuple((s.rank, s.progress) for s in samples)
 
 
 def _pause(stall: Stall | None) -> str:

@@ -210,21 +210,6 @@ def test_the_last_stacks_show_the_signal(ended: Ended, text: str, status: ExitSt
     assert ended.status() == status
 
 
-@pytest.mark.parametrize(("now", "hangs"), [(6, False), (5, True), (-1, True)])
-def test_a_job_that_goes_on_while_its_stacks_are_read_does_not_hang(
-    ended: Ended, monkeypatch: pytest.MonkeyPatch, now: int, hangs: bool
-) -> None:
-    """A rank that saved for long was just computing. Without a heartbeat nothing shows that."""
-    before = max(now, -1) if now < 5 else 5
-    stall = Stall(at=4.0, window=3.0, waiting=(0,), elsewhere=())
-    ended.job.seen.stall = stall
-    monkeypatch.setattr(ended.job, "_look", lambda: [RankSample(0, progress=now)])
-    assert not ended.job._ends_after_stall([RankSample(0, progress=before)])
-    assert ended.job.seen.stall == (stall if hangs else None)
-    assert ended.job._leaves is hangs  # what follows a report
-    assert [("went on by itself" in note) for note in ended.job.seen.notes] == [True] * (not hangs)
-
-
 BY_LAUNCHER = ExitStatus(signal="SIGTERM", by_us=True)
 
 

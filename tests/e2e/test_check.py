@@ -15,8 +15,9 @@ from moediag.launch.launcher import launcher
 from moediag.pipeline import check as checker
 from moediag.pipeline import check_cost
 from moediag.protocol import Checked, ModelSpec
+from tests.e2e.overlay import overlay
 from tests.e2e.pipeline import Command, need
-from tests.e2e.test_hunt import CONFIGURATION, STACK, overlay
+from tests.e2e.test_hunt import CONFIGURATION, STACK
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
@@ -92,6 +93,21 @@ def test_a_release_without_the_failure_is_clean(
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_part_of_a_head_is_named(heads: int, command: Command, tmp_path: Path) -> None:
+    """One key-value head for two ranks: ``from_pretrained`` succeeds, the forward raises."""
+    need(STACK)
+    folder = written(tmp_path / "model", num_key_value_heads=heads, num_attention_heads=2)
+    words = ["check", folder, "--layout", "tp=2", "--plan-only", "--json"]
+    words += ["--stack", "transformers=5.23.0", "--out", str(tmp_path / "out")]
+    code, stdout, _ = command.call(*words)
+    found = [one["text"] for one in json.loads(stdout)["findings"] if one["level"] == "fails"]
+    assert code == (ExitCode.FAILURE_FOUND if heads == 1 else ExitCode.OK), stdout
+    assert len(found) == (2 if heads == 1 else 0)
+    assert all("0.5 heads; the first forward raises" in text for text in found)
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_of_the_plan_is_named(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,7 +115,9 @@ def test_a_planted_fault_of_the_plan_is_named(
     need(STACK)
     old, new, layout, named = FAULTS[fault]
     axes = {name: int(size) for name, size in (part.split("=") for part in layout.split(","))}
-    with overlay(tmp_path / "overlay", CONFIGURATION, old, new) as stack:
+    installed = checker.environment.ensure(STACK)
+    place = tmp_path / "overlay"
+    with overlay(installed, place, "transformers", CONFIGURATION, (old, new)) as stack:
         monkeypatch.setattr(checker.environment, "ensure", lambda *_: stack)
         monkeypatch.setattr(checker, "launcher", launcher)  # a host of the edited release
         options = checker.CheckOptions(

@@ -10,7 +10,13 @@ from typing import Dict, List
 from moediag.axes import PP, Layout
 from moediag.protocol import FAILS, Checked, CheckFinding, CheckTask, Trial
 from moediag.worker.check import configured as reading
-from moediag.worker.check import planned, sharding, simulated_group, simulated_step
+from moediag.worker.check import (
+    indexed_pieces,
+    planned,
+    sharding,
+    simulated_group,
+    simulated_step,
+)
 from moediag.worker.check.configured import Configured
 from moediag.worker.check.plan_rules import PLAN
 from moediag.worker.check.simulated_group import ChildRaised, Raised, in_child
@@ -56,7 +62,7 @@ def run(trial: Trial, folder: Path) -> Checked:
 
 
 def _plan(configured: Configured, trial: Trial) -> Checked:
-    with simulated_group.joined(0, trial.world_size):
+    with simulated_group.joined(0, trial.world_size), indexed_pieces.installed():
         return planned.of_model(configured, trial)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 from collections import Counter
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from moediag.axes import DP_SHARD, EP, TP, Layout
 from moediag.protocol import (
@@ -27,6 +28,7 @@ from moediag.worker.shard import placement
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn
 
 _HEADS = re.compile(r"(^|\.)(q|k|v)_proj\.weight$")
+_VIEW = re.compile(r"-1,\s*(self\.)?head_dim\b")  # of a view: the number of heads is what is left
 
 
 def of_model(configured: Configured, trial: Trial) -> Checked:
@@ -109,11 +111,11 @@ class _Plan:
 
     def findings(self, rows: Sequence[PlannedParameter]) -> Iterator[CheckFinding]:
         yield from self._undivided(rows)
-        yield from self._heads(rows)
+        yield from partial_heads(rows, self.configured.text, self._views_heads)
         yield from self._uneven(rows)
         yield from self.rules.findings()
         yield from self._mixed()
-        yield from self._parted()
+        yield from parted(self.model, self.tied)
 
     def _undivided(self, rows: Sequence[PlannedParameter]) -> Iterator[CheckFinding]:
         """Axes that divide nothing, and large parameters that stay whole along one."""
@@ -147,27 +149,6 @@ class _Plan:
                     f"{share:.1%} of all elements",
                 )  # fmt: skip
 
-    def _heads(self, rows: Sequence[PlannedParameter]) -> Iterator[CheckFinding]:
-        """A rank of tensor parallelism needs whole heads: attention views its part as heads."""
-        text = self.configured.text
-        size = getattr(text, "head_dim", None)
-        counts = {"q": getattr(text, "num_attention_heads", 0)}
-        counts["k"] = counts["v"] = getattr(text, "num_key_value_heads", 0)
-        for row in rows:
-            cut = next((s for s in row.slices if s.axis == TP and s.dim == 0), None)
-            match = _HEADS.search(row.name)
-            if cut is None or match is None or not isinstance(size, int):
-                continue
-            # Other attention, such as a latent one, has rows of another meaning.
-            if counts[match[2]] * size == row.shape[0] and row.shape[0] % (size * cut.size):
-                yield CheckFinding(
-                    PLAN, FAILS,
-                    f"{row.name} has {row.shape[0]} rows, {_heads(row.shape[0], size)} of {size}: "
-                    f"tp={cut.size} gives a rank {row.shape[0] / cut.size / size:.3g} heads, and "
-                    "attention cannot view its part as heads",
-                    row.where,
-                )  # fmt: skip
-
     def _uneven(self, rows: Sequence[PlannedParameter]) -> Iterator[CheckFinding]:
         empty = [row for row in rows if row.slices and row.least == 0]
         if empty:
@@ -196,16 +177,53 @@ class _Plan:
                 "by functions that accept several",
             )  # fmt: skip
 
-    def _parted(self) -> Iterator[CheckFinding]:
-        """Tied parameters that have different placements now."""
-        now = dict(self.model.named_parameters(remove_duplicate=False))
-        for names in self.tied:
-            present = [name for name in names if name in now]
-            if len({kind(now[name]) for name in present}) > 1:
-                yield CheckFinding(
-                    PLAN, FAILS, f"tied parameters part: {listed(present)} have different "
-                    "placements",
-                )  # fmt: skip
+    def _views_heads(self, name: str) -> bool:
+        """Whether the attention that has this parameter views its projections as whole heads."""
+        parent = name.rpartition(".")[0].rpartition(".")[0]
+        found = (m for n, m in self.model.named_modules() if generic(clean_fqn(n)) == parent)
+        attention: Any = next(found, None)
+        try:
+            return _VIEW.search(inspect.getsource(type(attention).forward)) is not None
+        except (OSError, TypeError, AttributeError):
+            return False
+
+
+def partial_heads(
+    rows: Sequence[PlannedParameter], text: Any, views_heads: Callable[[str], bool]
+) -> Iterator[CheckFinding]:
+    """A rank of tensor parallelism needs whole heads if attention views its part as heads."""
+    size = getattr(text, "head_dim", None)
+    counts = {"q": getattr(text, "num_attention_heads", 0)}
+    counts["k"] = counts["v"] = getattr(text, "num_key_value_heads", 0)
+    for row in rows:
+        cut = next((s for s in row.slices if s.axis == TP and s.dim == 0), None)
+        match = _HEADS.search(row.name)
+        if cut is None or match is None or not isinstance(size, int):
+            continue
+        # Other attention, such as a latent one, has rows of another meaning.
+        if counts[match[2]] * size == row.shape[0] and row.shape[0] % (size * cut.size):
+            raises = views_heads(row.name)
+            effect = "the first forward raises: attention views its part as whole heads"
+            doubt = "attention must not take its part for whole heads"
+            yield CheckFinding(
+                PLAN, FAILS if raises else MAY_FAIL,
+                f"{row.name} has {row.shape[0]} rows, {_heads(row.shape[0], size)} of {size}: "
+                f"tp={cut.size} gives a rank {row.shape[0] / cut.size / size:.3g} heads; "
+                f"{effect if raises else doubt}",
+                row.where,
+            )  # fmt: skip
+
+
+def parted(model: Any, tied: Sequence[Sequence[str]]) -> Iterator[CheckFinding]:
+    """Tied parameters that have different placements now, so that they cannot be one tensor."""
+    now = dict(model.named_parameters(remove_duplicate=False))
+    for names in tied:
+        present = [name for name in names if name in now]
+        if len({kind(now[name]) for name in present}) > 1:
+            yield CheckFinding(
+                PLAN, FAILS, f"tied parameters part: {listed(present)} have different placements, "
+                "so that each is a tensor of its own and trains apart",
+            )  # fmt: skip
 
 
 def _tied(model: Any) -> List[List[str]]:

@@ -13,9 +13,25 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from moediag.protocol import Checked, CheckTask, Trial, WrapperSpec  # noqa: E402
+from moediag.protocol import (  # noqa: E402
+    FAILS,
+    MAY_FAIL,
+    Checked,
+    CheckTask,
+    MeshSlice,
+    PlannedParameter,
+    Trial,
+    WrapperSpec,
+)
 from moediag.worker import check  # noqa: E402
-from moediag.worker.check import checkpoint_names, placed, sharding, simulated_group  # noqa: E402
+from moediag.worker.check import (  # noqa: E402
+    checkpoint_names,
+    indexed_pieces,
+    placed,
+    planned,
+    sharding,
+    simulated_group,
+)
 from moediag.worker.check.plan_rules import Rules  # noqa: E402
 from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 
@@ -105,6 +121,73 @@ def test_rows_that_do_not_divide_are_padded(tmp_path: Path) -> None:
     assert (gate.most, gate.least) == (32, 0)  # 8 rows for 16 ranks
     assert found.units[1].gathered > found.units[1].elements
     assert any("mlp.gate.weight" in f.text and "hold none" in f.text for f in found.findings)
+
+
+def test_pieces_made_one_by_one_are_those_of_fully_shard() -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    released = _fsdp_param._chunk_with_empty
+    for rows, ranks, dim in itertools.product((0, 1, 7, 8), (1, 2, 3, 8, 20), (0, 1)):
+        tensor = torch.arange(rows * rows).reshape(rows, rows)
+        with indexed_pieces.installed():
+            found = list(_fsdp_param._chunk_with_empty(tensor, ranks, dim))
+        expected = released(tensor, ranks, dim)
+        assert len(found) == len(expected) == ranks
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.shape == theirs.shape and torch.equal(ours, theirs)
+            assert ours.stride() == theirs.stride() or not ours.numel()
+    assert _fsdp_param._chunk_with_empty is released
+
+
+def projection(name: str, rows: int, tp: int) -> PlannedParameter:
+    slices = [MeshSlice("tp", tp, 0)]
+    return PlannedParameter(
+        f"model.layers.*.self_attn.{name}_proj.weight", 2, [rows, 32], "float32", 4, slices,
+        most=rows * 32 // tp, least=rows * 32 // tp, routed=False, rule="tp_plan: colwise",
+    )  # fmt: skip
+
+
+def test_a_part_of_a_head_fails_only_where_attention_views_whole_heads() -> None:
+    text = transformers.Qwen3MoeConfig(**{**SMALL, "num_key_value_heads": 1})
+    query, key = projection("q", 32, 2), projection("k", 8, 2)
+    (found,) = planned.partial_heads([query, key], text, lambda _: True)
+    assert found.level == FAILS and "gives a rank 0.5 heads; the first forward raises" in found.text
+    assert found.text.startswith(key.name)
+    (found,) = planned.partial_heads([query, key], text, lambda _: False)
+    assert found.level == MAY_FAIL and "raises" not in found.text
+    whole = transformers.Qwen3MoeConfig(**SMALL)
+    healthy = [query, projection("k", 16, 2), projection("v", 16, 2)]
+    assert list(planned.partial_heads(healthy, whole, lambda _: True)) == []
+    assert list(planned.partial_heads([projection("k", 24, 2)], text, lambda _: True)) == []
+
+
+def test_whether_attention_views_whole_heads_is_read_from_its_source() -> None:
+    with torch.device("meta"):
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SMALL))
+    plan = planned._Plan.__new__(planned._Plan)
+    plan.model = model
+    assert plan._views_heads("model.layers.*.self_attn.k_proj.weight")
+    assert not plan._views_heads("model.layers.*.mlp.k_proj.weight")
+    assert not plan._views_heads("model.absent.k_proj.weight")
+
+
+def test_tied_parameters_with_other_placements_part(tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    def found(one_tensor: bool) -> list[str]:
+        with simulated_group.joined(0, 2):
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+            model = torch.nn.Module()
+            weight = torch.nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh))
+            model.embed = weight
+            model.head = weight if one_tensor else torch.nn.Parameter(torch.ones(4, 2))
+            findings = planned.parted(model, [["embed", "head"], ["gone", "head"]])
+            return [f"{one.level}: {one.text}" for one in findings]
+
+    assert simulated_group.in_child(lambda: found(True), tmp_path) == []
+    (told,) = simulated_group.in_child(lambda: found(False), tmp_path)
+    assert told.startswith("fails: tied parameters part: embed, head have different placements")
 
 
 def test_replicas_without_shards_are_not_planned(tmp_path: Path) -> None:

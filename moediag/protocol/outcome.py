@@ -204,6 +204,11 @@ class Outcome:
     # Of a VerifyTask: parameters that this rank does not train as one process does, by how: FROZEN,
     # THAWED or LEFT_OUT.
     trained_otherwise: Dict[str, List[str]] = field(default_factory=dict)
+    # Of a GenerateTask: what this rank generated, and what one process does.
+    tokens: List[int] = field(default_factory=list)
+    reference_tokens: List[int] = field(default_factory=list)
+    # The largest difference of their logits, as a share of the largest logit.
+    logit_error: Optional[float] = None
     micro_batches: int = 1  # backward calls in the first step
     next_step: str = ""
     not_seen: List[str] = field(default_factory=list)

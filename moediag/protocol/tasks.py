@@ -76,6 +76,15 @@ class SusceptibilityTask:
 
 
 @dataclass(frozen=True)
+class GenerateTask:
+    """``generate`` with prompts that end after different numbers of tokens, compared with one
+    process."""
+
+    kind: str = field(default="generate", init=False)
+    synced: bool = False  # whether synced_gpus=True is passed
+
+
+@dataclass(frozen=True)
 class FamiliesTask:
     """Lists the families of the release and the relations that can be checked, in one process."""
 
@@ -119,7 +128,7 @@ class VerifyTask:
 
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    FamiliesTask, RelationTask, CheckTask, WatchTask, VerifyTask,
+    GenerateTask, FamiliesTask, RelationTask, CheckTask, WatchTask, VerifyTask,
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from moediag.protocol import (
     CheckTask,
     CostTask,
     FamiliesTask,
+    GenerateTask,
     Outcome,
     ProgramTask,
     ReferenceTask,
@@ -136,7 +137,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     from moediag.worker import gpu, programs
     from moediag.worker.collector import Collector
     from moediag.worker.not_applicable import NotApplicable
-    from moediag.worker.tasks import cost, resume, step, trainer
+    from moediag.worker.tasks import cost, generation, resume, step, trainer
 
     tasks: Dict[type, Callable[[Collector], None]] = {
         StepTask: step.run,
@@ -144,6 +145,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
         ResumeTask: resume.run,
         ProgramTask: programs.run,
         CostTask: cost.run,
+        GenerateTask: generation.run,
     }
     device = gpu.device(trial)
     if device.type == "cuda":

@@ -13,6 +13,7 @@ from moediag.campaign.hunt.findings import HuntCell
 from moediag.campaign.hunt.question import Wanted
 from moediag.cli import app
 from moediag.errors import ExitCode
+from moediag.scenario import catalogue
 from moediag.stacks import environment
 from tests.e2e.overlay import overlay
 from tests.e2e.pipeline import need
@@ -181,7 +182,11 @@ def test_a_harmless_edit_confirms_nothing(edit: str, tmp_path: Path) -> None:
 def test_two_ranks_show_what_is_wrong_in_accelerate_trainer_and_an_advice(tmp_path: Path) -> None:
     need(STACK)
     stack = environment.ensure(STACK)
-    of_layouts, of_trainer = cells(stack, tmp_path / "hunt", "layouts", "trainer")
+    of_layouts, of_trainer, of_generate = cells(
+        stack, tmp_path / "hunt", "layouts", "trainer", "generate"
+    )
+    assert len(of_generate.outcome.ways) == 5
+    assert all(way.holds for way in of_generate.outcome.ways), of_generate
     confirmed = {way.way: way.what for way in of_layouts.outcome.ways if way.confirmed}
     assert confirmed == {
         "accelerate-ram-efficient-ignored-experts": "wrong-weights:not-left-out:no-rank",
@@ -189,8 +194,9 @@ def test_two_ranks_show_what_is_wrong_in_accelerate_trainer_and_an_advice(tmp_pa
     }
     holding = [way.way for way in of_layouts.outcome.ways if way.holds]
     assert {"fully-shard", "accelerate", "fsdp-size", "tp-size", "fsdp-size-ep-size"} <= {*holding}
-    assert all(way.confirmed for way in of_trainer.outcome.ways), of_trainer
-    assert len(of_trainer.outcome.ways) == 2
+    shown = {way.way for way in of_trainer.outcome.ways if way.confirmed}
+    assert shown == {"data-parallel", "accumulation"}
+    assert len(of_trainer.outcome.ways) == 4
 
 
 def test_a_release_is_listed_and_a_family_checked(
@@ -204,3 +210,26 @@ def test_a_release_is_listed_and_a_family_checked(
     assert raw["families"] == {"qwen3_moe": "moe"}
     assert len(raw["cells"]) == 2
     assert not list((tmp_path / "out" / "cells").iterdir()), "cells that hold leave no files"
+
+
+# Release, its accelerate, the way that is wrong there, and the scenario that has the bug.
+OLDER = [
+    ("5.17.0", "1.15.0", "ep-size-batched-mm", "ep-router-gradient"),
+    ("5.12.1", "1.15.0", "accelerate-ram-efficient-ignored-experts", "ep-ignored-modules"),
+    ("4.53.2", "1.8.1", "tp-size", "tp-head-norm"),
+]
+
+
+@pytest.mark.parametrize(("release", "accelerate", "way", "scenario"), OLDER)
+def test_bugs_of_older_releases_are_found_without_being_told(
+    release: str, accelerate: str, way: str, scenario: str, tmp_path: Path
+) -> None:
+    assert scenario in catalogue.names()
+    request = {"transformers": release, "accelerate": accelerate}
+    need(request)
+    wanted = Wanted(release, timeout=300.0)
+    with contextlib.closing(
+        session.Workers(wanted, environment.ensure(request), tmp_path)
+    ) as workers:
+        found = workers.make(("qwen3_moe", "layouts"))
+    assert way in {one.way for one in found.outcome.ways if one.confirmed}, found

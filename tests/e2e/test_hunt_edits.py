@@ -91,6 +91,18 @@ FAULTS = {
         ("deepseek_v2", "minimax_m2"), TRAINER, "if not loss_is_scaled_for_ga:",
         "if loss_is_scaled_for_ga:", "trainer", "accumulation-cross-entropy",
     ),
+    "ranks do not wait for those that still generate": (
+        ("laguna", "flex_olmo"), FSDP, 'if getattr(module, "_is_fsdp_managed_module", False):',
+        "if False:", "generate", "fsdp-size",
+    ),
+    "the outputs of a row-wise layer are not summed without gradients": (
+        ("kolibri1", "mellum"), TENSOR, "dist.all_reduce(output, group=process_group)", "pass",
+        "generate", "tp-size",
+    ),
+    "each rank runs the experts that it lacks": (
+        ("minimax", "axk1"), EXPERT, "!= self.ep_mesh.get_local_rank()",
+        "== self.ep_mesh.get_local_rank()", "generate", "ep-size",
+    ),
 }  # fmt: skip
 DRAWN = [(fault, family) for fault, (families, *_) in FAULTS.items() for family in families]
 # Families, (text, its replacement) in their modeling files.
@@ -115,7 +127,7 @@ HARMLESS = {
         "attn_output = attn_weights @ value_states",
     ),
     "the longer name of a module": (
-        ("solar_open", "lfm2_moe", "gpt_oss", "qwen2_moe"), " nn.functional.softmax(",
+        ("solar_open", "lfm2_moe", "mellum", "qwen2_moe"), " nn.functional.softmax(",
         " torch.nn.functional.softmax(",
     ),
     "another name of a dtype": (

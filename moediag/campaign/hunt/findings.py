@@ -19,6 +19,7 @@ class State(StrEnum):
     """In the order of the page."""
 
     NEW = "new"
+    UNREPORTED = "unreported"
     KNOWN = "known"
     BY_DESIGN = "by design"
     NOT_CONFIRMED = "not confirmed"
@@ -170,6 +171,4 @@ def group(cells: Iterable[HuntCell], register: Sequence[Entry]) -> list[Finding]
 def _state(way: WayOutcome, entry: Entry | None) -> State:
     if not way.confirmed:
         return State.NOT_CONFIRMED
-    if entry is None:
-        return State.NEW
-    return State.BY_DESIGN if entry.by_design else State.KNOWN
+    return State.NEW if entry is None else State(entry.status.replace("-", " "))

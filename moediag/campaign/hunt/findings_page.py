@@ -16,6 +16,7 @@ from moediag.result import wording
 SCHEMA_VERSION = 1
 _TITLES = {
     State.NEW: "NEW",
+    State.UNREPORTED: "FOUND",
     State.KNOWN: "KNOWN",
     State.BY_DESIGN: "BY DESIGN",
     State.NOT_CONFIRMED: "UNSURE",

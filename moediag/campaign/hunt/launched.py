@@ -16,6 +16,7 @@ from moediag.pipeline.trials import last_line
 from moediag.protocol import (
     CONDITIONS,
     SIZES,
+    GenerateTask,
     Outcome,
     ReferenceTask,
     RelationOutcome,
@@ -29,6 +30,7 @@ from moediag.result import Confidence, Diagnosis, Verdict
 
 _KINDS = {Verdict.CRASH: "crash", Verdict.HANG: "hang", Verdict.COLLECTIVE_MISMATCH: "hang"}
 _REFERENCES = "references"
+LOGITS = 1e-3  # allowed difference of generated tokens' logits, as a share of the largest
 
 
 def check(
@@ -119,6 +121,8 @@ class _Trials:
         folder = self._folder / (f"{trial.name}-again" if again else trial.name)
         self._launcher.run(dataclasses.replace(trial, reference_path=str(path)), folder)
         found = diagnose(read_trial(folder))
+        if isinstance(trial.task, GenerateTask) and found.verdict == Verdict.INCONCLUSIVE:
+            found = _generated(folder, trial.world_size, found)
         if found.verdict in (Verdict.CLEAN, Verdict.NOT_APPLICABLE):
             shutil.rmtree(folder, ignore_errors=True)
         self._known[trial.name] = found
@@ -151,6 +155,28 @@ def _refused(record: LaunchRecord, folder: Path) -> Diagnosis | None:
         said = record.launch_error or last_line(folder / output_file(0)) or "it left no output"
         return _undiagnosed(Verdict.INCONCLUSIVE, f"the single-process reference failed: {said}")
     return None if reason is None else _undiagnosed(Verdict.NOT_APPLICABLE, reason)
+
+
+def _generated(folder: Path, ranks: int, found: Diagnosis) -> Diagnosis:
+    """Returns what the tokens of all ranks show; ``found`` if one wrote none."""
+    try:
+        outcomes = [Outcome.read(folder / outcome_file(rank)) for rank in range(ranks)]
+    except (OSError, ValueError):
+        return found
+    if not all(one.tokens and one.reference_tokens for one in outcomes):
+        return found
+    apart = [one for one in outcomes if one.tokens != one.reference_tokens]
+    # Rounding is about a hundredth of this; nan is no less.
+    wrong = apart or [one for one in outcomes if not (one.logit_error or 0.0) <= LOGITS]
+    if not wrong:
+        return Diagnosis(Verdict.CLEAN, str(Verdict.CLEAN), Confidence.HIGH)
+    cause = "; ".join(
+        f"rank {one.rank} generated {' '.join(map(str, one.tokens))}, one process "
+        f"{' '.join(map(str, one.reference_tokens))}, with logits that differ by "
+        f"{one.logit_error or 0.0:.2g} of the largest"
+        for one in wrong
+    )
+    return Diagnosis(Verdict.WRONG_METRICS, "wrong-tokens", Confidence.HIGH, cause=cause)
 
 
 def _undiagnosed(verdict: Verdict, cause: str) -> Diagnosis:

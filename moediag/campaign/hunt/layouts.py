@@ -15,6 +15,7 @@ from moediag.axes import DP_REPLICATE, DP_SHARD, EP, TP
 from moediag.protocol import (
     SIZES,
     VOCAB,
+    GenerateTask,
     ModelSpec,
     Size,
     SkewSpec,
@@ -152,4 +153,25 @@ TRAINER = LaunchedRelation(
     _trained("ddp", "ddp"),
 )
 
-RELATIONS = {relation.name: relation for relation in (LAYOUTS, TRAINER)}
+
+def _generates(name: str, wrapper: WrapperSpec, synced: bool = False, **more: Any) -> LaunchedWay:
+    return LaunchedWay(name, wrapper, task=GenerateTask(synced), **more)
+
+
+GENERATE = LaunchedRelation(
+    "generate",
+    "generate ends on ranks whose prompts end after different numbers of tokens, with the tokens "
+    "and logits of one process",
+    (
+        # transformers passes synced_gpus by itself only to models that it sharded.
+        _generates("fully-shard", WrapperSpec(kind="fsdp2"), synced=True, layout=_ON_SHARDS),
+        _generates("fsdp-size", _SHARDED, layout=_ON_SHARDS),
+        _generates("tp-size", _FROM_PRETRAINED, layout={TP: RANKS}, batches="per-replica"),
+        _generates("ep-size", _FROM_PRETRAINED, layout={EP: RANKS}, batches="per-replica"),
+        _generates("fsdp-size-ep-size", _SHARDED, layout={EP: RANKS}),
+    ),
+    _generates("one-rank", WrapperSpec(kind="none"), layout={}, world=1),
+    _generates("ddp", WrapperSpec(kind="ddp"), layout={DP_REPLICATE: RANKS}),
+)
+
+RELATIONS = {relation.name: relation for relation in (LAYOUTS, TRAINER, GENERATE)}

@@ -1,4 +1,5 @@
-"""The register of findings that upstream knows, or documents as a choice: ``known.yaml``."""
+"""The register of findings that upstream knows or documents as a choice, or that a hunt found and
+nobody reported: ``known.yaml``."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from moediag.errors import UsageError
 from moediag.protocol import WayOutcome
 
 REGISTER = Path(__file__).with_name("known.yaml")
-_STATES = ("known", "by-design")
+_STATES = ("known", "by-design", "unreported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +20,14 @@ class Entry:
     """One finding. Empty ``families``, ``ways`` and ``what`` match any."""
 
     relation: str
-    status: str  # known | by-design
-    where: str  # link, or the place in the library's documentation
+    status: str  # known | by-design | unreported
+    where: str  # link, the place in the library's documentation, or the page in reports/found
     summary: str
     families: tuple[str, ...] = ()
     ways: tuple[str, ...] = ()
     what: str = ""
     since: str = ""
     fixed: str = ""
-
-    @property
-    def by_design(self) -> bool:
-        return self.status == "by-design"
 
     def matches(self, relation: str, family: str, way: WayOutcome) -> bool:
         return (

@@ -129,6 +129,9 @@ def test_what_upstream_knows_comes_after_what_is_new() -> None:
 def test_the_register_that_moediag_has_is_readable() -> None:
     for entry in register.read():
         assert entry.where
+        assert State(entry.status.replace("-", " ")) not in (State.NEW, State.NOT_CONFIRMED)
+        if entry.status == "unreported":
+            assert (Path(__file__).parents[3] / entry.where).is_file()
         assert entry.summary
 
 

@@ -137,6 +137,58 @@ def test_ways_that_share_batches_share_a_reference(
     )
 
 
+RIGHT = {0: [5, 2], 1: [7, 3, 2]}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "holds"),
+    [
+        (RIGHT, 1e-6, True),
+        ({0: [5, 2], 1: [7, 7, 2]}, 0.1, False),
+        (RIGHT, 0.1, False),
+        (RIGHT, float("nan"), False),
+        ({0: [5, 2]}, 1e-6, None),
+    ],
+)
+def test_generated_tokens_and_logits_are_compared_with_those_of_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tokens: dict[int, list[int]],
+    error: float,
+    holds: bool | None,
+) -> None:
+    class Generating(World):
+        def run(self, trial: Trial, folder: Path, *_: Any) -> LaunchRecord:
+            found = super().run(trial, folder)
+            if trial.variant == "fsdp-size":
+                for rank, given in tokens.items():
+                    Outcome(
+                        rank, tokens=given, reference_tokens=RIGHT[rank], logit_error=error
+                    ).write(folder)
+            return found
+
+    world = Generating({"fsdp-size": diagnosis(Verdict.INCONCLUSIVE)})
+    monkeypatch.setattr(launched, "read_trial", lambda folder: folder)
+    monkeypatch.setattr(launched, "diagnose", world.diagnose)
+    launcher: Any = world
+    outcome = launched.check(layouts.GENERATE, "alpha", launcher, tmp_path, 60.0)
+    (way,) = [one for one in outcome.ways if one.way == "fsdp-size"]
+    assert way.holds is holds
+    assert way.confirmed is (holds is False)
+
+
+def test_a_hang_of_generate_is_a_finding_whatever_was_generated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World({"fsdp-size": diagnosis(Verdict.HANG, "one-rank")})
+    monkeypatch.setattr(launched, "read_trial", lambda folder: folder)
+    monkeypatch.setattr(launched, "diagnose", world.diagnose)
+    launcher: Any = world
+    outcome = launched.check(layouts.GENERATE, "alpha", launcher, tmp_path, 60.0)
+    (way,) = [one for one in outcome.ways if one.way == "fsdp-size"]
+    assert (way.kind, way.confirmed) == ("hang", True)
+
+
 def test_the_two_sizes_differ_and_the_trainer_repeats_its_batch() -> None:
     small, large = (WAY.trial("alpha", 0, size, 60.0).model for size in SIZES)
     assert small.by_rules and (small.hidden, large.hidden) == (32, 64)

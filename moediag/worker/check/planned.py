@@ -192,8 +192,10 @@ def partial_heads(
     rows: Sequence[PlannedParameter], text: Any, views_heads: Callable[[str], bool]
 ) -> Iterator[CheckFinding]:
     """A rank of tensor parallelism needs whole heads if attention views its part as heads."""
-    size = getattr(text, "head_dim", None)
     counts = {"q": getattr(text, "num_attention_heads", 0)}
+    size = getattr(text, "head_dim", None)
+    if size is None and counts["q"]:  # as the classes take it; the rows below must agree
+        size = getattr(text, "hidden_size", 0) // counts["q"]
     counts["k"] = counts["v"] = getattr(text, "num_key_value_heads", 0)
     for row in rows:
         cut = next((s for s in row.slices if s.axis == TP and s.dim == 0), None)

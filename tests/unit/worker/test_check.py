@@ -155,6 +155,8 @@ def test_a_part_of_a_head_fails_only_where_attention_views_whole_heads() -> None
     assert found.text.startswith(key.name)
     (found,) = planned.partial_heads([query, key], text, lambda _: False)
     assert found.level == MAY_FAIL and "raises" not in found.text
+    text.head_dim = None  # hidden size / heads
+    assert len(list(planned.partial_heads([query, key], text, lambda _: True))) == 1
     whole = transformers.Qwen3MoeConfig(**SMALL)
     healthy = [query, projection("k", 16, 2), projection("v", 16, 2)]
     assert list(planned.partial_heads(healthy, whole, lambda _: True)) == []

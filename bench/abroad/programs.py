@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.abroad.edits import Edit, Line
+from tests.victims.table import HEALTHY_JOBS, healthy_programs
 
 SCRIPTS = Path(__file__).with_name("scripts")
 EXAMPLES = "examples/distributed"
@@ -43,6 +44,7 @@ class Program:
     prints: str = ""  # a pattern of what it prints that must not change when it is watched
     env: tuple[tuple[str, str], ...] = ()
     bound: float = 240.0  # seconds for one run, its start included
+    scripts: Path = SCRIPTS  # where the script is, if it is in no tree
 
     def command(self, python: str, extra: tuple[str, ...]) -> list[str]:
         launcher = LAUNCHERS[self.launcher]
@@ -57,7 +59,7 @@ class Program:
             shutil.copytree(checkouts / self.tree, folder, ignore=skip)
         else:
             folder.mkdir()
-            shutil.copy(SCRIPTS / self.script, folder)
+            shutil.copy(self.scripts / self.script, folder)
         for edit in self.adapt:
             edit.apply(folder)
         if self.prepare is not None:
@@ -306,9 +308,9 @@ PROGRAMS = (
         env=(("PYTHONPATH", "."),),
     ),
     Program("trainer", "", "hf_trainer.py", ("out",), needs=("transformers", "accelerate"),
-            prints=r"'loss': '?[0-9.]+|done, loss .*"),
+            prints=r"'loss': '?[0-9.]+|done, loss [0-9.]+"),
     Program("trl", "", "trl_sft.py", ("out",), needs=("trl", "datasets"),
-            prints=r"'loss': '?[0-9.]+|done, loss .*"),
+            prints=r"'loss': '?[0-9.]+|done, loss [0-9.]+"),
     Program("lightning", "", "lightning_fit.py", ("out",), launcher="python",
             needs=("lightning",), prints=r"epoch \d+: loss [0-9.]+"),
     Program("fabric", "", "fabric_loop.py", ("out",), ranks=3, launcher="python",
@@ -318,14 +320,18 @@ PROGRAMS = (
             prints=r"epoch \d+: loss [0-9.]+", bound=300.0,
             env=(("RAY_USAGE_STATS_ENABLED", "0"),)),
     Program("deepspeed-2", "", "deepspeed_zero.py", ("2",), needs=("deepspeed",),
-            prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
+            prints=r"done, loss [0-9.]+", env=(("DS_ACCELERATOR", "cpu"),)),
     Program("deepspeed-3", "", "deepspeed_zero.py", ("3",), needs=("deepspeed",),
-            prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
-    Program("plain-torchrun", "", "ddp_plain.py", prints=r"done, loss .*"),
+            prints=r"done, loss [0-9.]+", env=(("DS_ACCELERATOR", "cpu"),)),
+    Program("plain-torchrun", "", "ddp_plain.py", prints=r"done, loss [0-9.]+"),
     Program("plain-accelerate", "", "ddp_plain.py", launcher="accelerate", needs=("accelerate",),
-            prints=r"done, loss .*"),
+            prints=r"done, loss [0-9.]+"),
     Program("plain-deepspeed", "", "ddp_plain.py", launcher="deepspeed", needs=("deepspeed",),
-            prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
+            prints=r"done, loss [0-9.]+", env=(("DS_ACCELERATOR", "cpu"),)),
     Program("megatron", "", "megatron_tp.py", ranks=4, needs=("megatron.core",),
             prints=r"step \d+: loss .*"),
+    *(
+        Program(f"ours-{name}", "", HEALTHY_JOBS.name, (name,), scripts=HEALTHY_JOBS.parent)
+        for name in healthy_programs()
+    ),
 )  # fmt: skip

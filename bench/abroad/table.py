@@ -10,6 +10,7 @@ from bench.abroad.held_out import HELD_OUT
 from bench.abroad.second_round import SECOND_ROUND
 from bench.abroad.silent import SILENT
 from bench.abroad.third_round import THIRD_ROUND
+from tests.victims.table import healthy_programs
 
 NANOGPT = (
     Case("nanogpt", "healthy", CLEAN),
@@ -332,4 +333,5 @@ CASES = (
     *SECOND_ROUND,
     *THIRD_ROUND,
     *HELD_OUT,
+    *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from moediag.pipeline.examine import examine
 from tests.e2e.test_watch import under_torchrun
-from tests.victims.table import LAW_RUNS, LAW_VICTIMS, LawVictim
+from tests.victims.table import LAW_RUNS, LAW_VICTIMS, LawVictim, healthy_programs
 
 pytestmark = pytest.mark.e2e
 
@@ -51,18 +50,3 @@ def test_programs_that_record_themselves(tmp_path: Path) -> None:
         assert trial.verdict in victim.verdicts, (name, trial.diagnosis.cause)
         assert victim.says in trial.diagnosis.cause
         assert victim.note in " ".join(trial.diagnosis.notes), name
-
-
-def healthy_programs() -> tuple[str, ...]:
-    """The names in ``healthy_jobs.py``, read without importing torch."""
-    tree = ast.parse((LAW_RUNS.parent / "healthy_jobs.py").read_text(encoding="utf-8"))
-    table = next(node for node in tree.body if isinstance(node, ast.AnnAssign))
-    return tuple(
-        node.id
-        for node in ast.walk(table)
-        if isinstance(node, ast.Name) and node.id in {f.name for f in functions(tree)}
-    )
-
-
-def functions(tree: ast.Module) -> list[ast.FunctionDef]:
-    return [node for node in tree.body if isinstance(node, ast.FunctionDef)]

@@ -1,8 +1,12 @@
-"""Healthy programs of many kinds, on which no law may report a failure. Two ranks or more."""
+"""Healthy programs of many kinds, on which no law may report a failure. Two ranks or more.
+
+Run as ``torchrun healthy_jobs.py NAME``.
+"""
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -493,3 +497,8 @@ PROGRAMS: dict[str, Callable[[int], None]] = {
         whole_model_average, skips_together, pretrained,
     )
 }  # fmt: skip
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    PROGRAMS[sys.argv[1]](dist.get_rank())
+    dist.destroy_process_group()

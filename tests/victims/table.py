@@ -116,6 +116,18 @@ MODEL_JOBS = Path(__file__).with_name("model_jobs.py")
 LAW_RUNS = Path(__file__).with_name("law_runs.py")
 
 
+HEALTHY_JOBS = Path(__file__).with_name("healthy_jobs.py")
+
+
+def healthy_programs() -> tuple[str, ...]:
+    """The names in ``healthy_jobs.py``, read without importing torch."""
+    tree = ast.parse(HEALTHY_JOBS.read_text(encoding="utf-8"))
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    table = next(node for node in tree.body if isinstance(node, ast.AnnAssign))
+    names = (node.id for node in ast.walk(table) if isinstance(node, ast.Name))
+    return tuple(name for name in names if name in functions)
+
+
 @dataclass(frozen=True)
 class LawVictim(Victim):
     """A silent error, or a healthy job; ``note``: in one of the notes."""

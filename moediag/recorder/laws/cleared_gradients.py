@@ -24,13 +24,21 @@ class _Followed:
 
     __slots__ = ("accumulated", "cleared", "handle", "node", "parameter", "used")
 
-    def __init__(self, parameter: Any, context: LawContext) -> None:
+    def __init__(self, parameter: Any) -> None:
         self.parameter = parameter
         self.accumulated = False
         self.cleared = False
         self.used = parameter.grad.detach().clone()  # by the update
-        # The node that adds to ``.grad``. A hook of the tensor itself would make torch.compile
-        # trace the program again.
+        self.handle: Any = None
+
+    def begin(self, context: LawContext) -> None:
+        """Hooks the node that adds to ``.grad``. A hook of the tensor itself would make
+        torch.compile trace the program again. A node keeps the stream and the shape of its making,
+        so it is made where the forward would make it: one from before may break the capture of a
+        CUDA graph, and a parameter that the program gave another shape."""
+        parameter = self.parameter
+        if not (parameter.is_leaf and parameter.requires_grad):
+            return
         with torch.enable_grad():
             self.node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
         look = functools.partial(context.guarded, WATCHER, self._look)
@@ -38,7 +46,9 @@ class _Followed:
 
     def _look(self) -> None:
         """A gradient is about to be added. What the program changed in between, as a momentum
-        that it keeps by hand, is as good as cleared."""
+        that it keeps by hand, is as good as cleared. What is captured is not looked at."""
+        if capturing():
+            return
         first, self.accumulated = not self.accumulated, True
         if self.cleared:
             return
@@ -51,7 +61,8 @@ class _Followed:
 
     def end(self) -> Optional[bool]:
         """Whether it was never cleared; None if nothing was added by autograd."""
-        self.handle.remove()
+        if self.handle is not None:
+            self.handle.remove()
         return None if not self.accumulated else not self.cleared
 
 
@@ -72,9 +83,11 @@ class ClearedGradients:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._optimizers = ByObject()  # optimizer -> _Steps
+        self._waiting: List[_Followed] = []  # for the next forward
 
     def install(self) -> None:
         guarded = self._context.guarded
+        self._context.on_forward.append(self._forward)
 
         def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             guarded(WATCHER, self._end, optimizer, sys._getframe(1))
@@ -98,14 +111,21 @@ class ClearedGradients:
             (p for group in optimizer.param_groups for p in group["params"] if _plain(p)),
             key=lambda p: p.numel(),
         )[:_SAMPLE]
-        steps.followed = [_Followed(parameter, self._context) for parameter in chosen]
+        steps.followed = [_Followed(parameter) for parameter in chosen]
+        self._waiting += steps.followed
         steps.last = self._context.recorder.current_step
+
+    def _forward(self, _root: Any, _step: int) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.begin(self._context)
 
     def _end(self, optimizer: Any, frame: Any) -> None:
         steps = self._optimizers.get(optimizer)
         if steps is None or not steps.followed:
             return
         followed, steps.followed = steps.followed, []
+        self._waiting = [one for one in self._waiting if one not in followed]
         kept = [one.end() for one in followed]
         if None not in kept:
             self._context.log.event(
@@ -117,7 +137,7 @@ class ClearedGradients:
     def _forget(self) -> None:
         for optimizer in self._optimizers.owners():
             for one in self._optimizers.get(optimizer).followed:
-                one.handle.remove()
+                one.end()
 
 
 def _plain(parameter: Any) -> bool:

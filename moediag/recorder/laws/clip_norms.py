@@ -8,6 +8,7 @@ import sys
 from typing import Any, List
 
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.fingerprints import capturing
 from moediag.recorder.laws.loss_scale import LossScale
 
 WATCHER = "laws of norms"
@@ -35,7 +36,7 @@ def install(context: LawContext, scale: LossScale) -> None:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def clip(parameters: Any, max_norm: Any, norm: Any, *more: Any, **options: Any) -> Any:
-            if context.checking:
+            if context.checking and not capturing():
                 context.guarded(WATCHER, record, parameters, max_norm, norm, sys._getframe(1))
             return original(parameters, max_norm, norm, *more, **options)
 

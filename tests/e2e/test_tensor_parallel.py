@@ -53,10 +53,9 @@ def test_shards_of_matrices_are_compared(ran: Ran) -> None:
     assert wrong == {"Replicate": 4, "Shard(0)": 0, "Shard(1)": 0}
 
 
-@pytest.mark.parametrize("axis", ["cp", "pp", "etp"])
-def test_an_axis_that_the_step_cannot_run_is_not_applicable(command: Command, axis: str) -> None:
+def test_an_axis_that_the_step_cannot_run_is_not_applicable(command: Command) -> None:
     need(OLD)
-    ran = command.run("tp-head-norm", "--variant", "mixtral", "--set", f"layout={{{axis}: world}}")
+    ran = command.run("tp-head-norm", "--variant", "mixtral", "--set", "layout={etp: world}")
     trial = ran.trial("mixtral")
     assert trial["verdict"] == "not-applicable"
-    assert f"cannot run mesh axis {axis}; it runs dp_replicate, dp_shard, ep and tp" in str(trial)
+    assert "cannot run mesh axis etp; it runs " in str(trial)

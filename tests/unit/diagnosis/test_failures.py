@@ -397,6 +397,31 @@ def test_a_receive_without_a_send_is_a_hang() -> None:
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (), ())
 
 
+@pytest.mark.parametrize("receives", [2, 3])
+def test_stages_that_count_micro_batches_differently(receives: int) -> None:
+    """Rank 0 sends a third one, rank 1 the gradient of the second one; neither ends."""
+    send, receive = Op("pp", "send", 8, peer=1), Op("pp", "recv", 8, peer=0)
+    gradient, back = Op("pp", "send", 8, peer=0), Op("pp", "recv", 8, peer=1)
+    job = pipeline([send, send, back, send], [receive] * receives + [gradient])
+    evidence = job.whole()
+    ranks = {
+        rank: replace(
+            seen,
+            collectives=(
+                *seen.collectives[:-1], replace(seen.collectives[-1], completed=False)
+            ),
+            finished=False,
+            exit=ExitStatus(signal="SIGKILL", by_us=True),
+        )
+        for rank, seen in evidence.ranks.items()
+    }  # fmt: skip
+    found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1))))
+    assert (found.verdict, found.culprits) == (Verdict.HANG, ())
+    counts = "Rank 0 issued 3 sends to rank 1, which issued 2 receives from it"
+    assert (counts in found.cause) == (receives == 2)
+    assert ("recorded schedules agree" in found.cause) == (receives == 3)
+
+
 # ------------------------------------------------------------------------ errors and exits only
 
 

@@ -36,13 +36,17 @@ class ModelModes:
         self._context = context
         self._optimizers = optimizers  # those that stepped
         self._models = ByObject()  # model -> _Ran
+        self._seen = 0  # models so far; a freed one's number is not used again
 
     def install(self) -> None:
         self._context.on_forward.append(self._called)
         self._context.on_check.append(self._write)
 
     def _called(self, root: Any, step: int) -> None:
-        ran = self._models.get(root) or self._models.set(root, _Ran(len(self._models.owners())))
+        ran = self._models.get(root)
+        if ran is None:
+            ran = self._models.set(root, _Ran(self._seen))
+            self._seen += 1
         training = bool(root.training)
         if ran.step != step:
             ran.step, ran.modes, ran.told = step, set(), set()

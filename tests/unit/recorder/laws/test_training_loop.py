@@ -3,6 +3,7 @@ that no optimizer has."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,6 +157,15 @@ class TestModes:
             (net(batch) - teacher(batch).detach()).pow(2).sum().backward()
             optimizer.step()
         assert {(model, training) for _, model, training in self.modes(tmp_path)} == {(0, True)}
+
+    def test_a_freed_model_s_number_is_not_used_again(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            net = model()
+            for _ in range(2):
+                backward(net)
+            del net
+            gc.collect()
+        assert [one.model for one in laws(tmp_path).mode_changes] == [0, 1]
 
     def test_an_evaluation_with_gradients_between_two_steps(self, tmp_path: Path) -> None:
         net = model()

@@ -61,6 +61,7 @@ class RelayedFolder(SharedFolder):
     def _read_turns(self) -> int:
         with suppress(OSError, ValueError, KeyError, TypeError):
             raw: Any = json.loads((self.folder / protocol.LINK_FILE).read_text(encoding="utf-8"))
+            self.refused.update(raw.get("refused", {}))
             return int(raw["turns"])
         return 0
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from moediag.report import bars, tables
@@ -24,6 +25,12 @@ LETTERS = {"waiting": "W", "elsewhere": "E", "failed": "X", "finished": "F", "un
 
 def render(results: Sequence[RunResult]) -> str:
     """Returns the page; the template engine escapes everything that came from a run."""
+    runs = [(page_of(result), result) for result in results]
+    return printable(_template().render(runs=runs))
+
+
+@functools.cache
+def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -41,8 +48,7 @@ def render(results: Sequence[RunResult]) -> str:
         letters=LETTERS,
     )
     source = files("moediag.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    runs = [(page_of(result), result) for result in results]
-    return printable(environment.from_string(source).render(runs=runs))
+    return environment.from_string(source)
 
 
 def rank_grid(

@@ -172,7 +172,8 @@ def test_a_page_of_1024_ranks_is_small() -> None:
 def test_long_lists_of_ranks_are_folded() -> None:
     assert html.rank_list((0, 2, 3, 4)) == "ranks 0, 2..4"
     folded = ElementTree.fromstring(html.rank_list(range(0, 1024, 6)))
-    assert folded[0].text == "ranks 0, 6, 12, 18, 24, 30, 36, 42, 48, 54, 60, 66, 72, 78 … (171 ranks)"
+    assert str(folded[0].text).startswith("ranks 0, 6, 12, 18, 24, 30")
+    assert str(folded[0].text).endswith("78 … (171 ranks)")
     assert folded[0].tail == wording.ranks(range(0, 1024, 6))
 
 

@@ -167,13 +167,9 @@ def _others(outcome: ResumeOutcome) -> str:
 
 def _clean(outcome: ResumeOutcome) -> str:
     where = f" at {outcome.layout}" if outcome.layout else ""
-    text = (
-        f"After saving and loading{where}, {plural(outcome.at_load.compared, 'tensor')} of model "
-    )
-    text += (
-        f"and optimizer are as at the save on every rank, and {_span(outcome)} exactly those of "
-    )
-    text += f"{_other(outcome)} (loss, gradient norm, weights, optimizer: difference 0)."
+    text = f"After saving and loading{where}, {plural(outcome.at_load.compared, 'tensor')} of "
+    text += f"model and optimizer are as at the save on every rank, and {_span(outcome)} exactly "
+    text += f"those of {_other(outcome)} (loss, gradient norm, weights, optimizer: difference 0)."
     return text
 
 

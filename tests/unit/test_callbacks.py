@@ -1,4 +1,4 @@
-"""Callbacks and sinks: what they tell of a healthy training, of a broken one, and without records."""
+"""Callbacks and sinks: what they tell of a healthy training and of a broken one."""
 
 from __future__ import annotations
 

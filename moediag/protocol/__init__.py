@@ -33,6 +33,7 @@ from moediag.protocol.files import (
     ENV_PARENT,
     ENV_RANK_PID,
     ENV_SEGMENT,
+    ENV_SIMULATE,
     ENV_TRIAL,
     ENV_WATCH,
     FAMILIES_FILE,
@@ -66,6 +67,7 @@ from moediag.protocol.files import (
     outcome_file,
     output_file,
     pid_file,
+    simulated_file,
     stacks_file,
     watchdog_dump,
 )
@@ -105,6 +107,7 @@ if TYPE_CHECKING:
         PlannedParameter,
         PlannedUnit,
         SimulatedCase,
+        SimulatedRank,
     )
     from moediag.protocol.measured import (
         ENV_MEASURE,
@@ -193,6 +196,7 @@ __all__ = [
     "ENV_PARENT",
     "ENV_RANK_PID",
     "ENV_SEGMENT",
+    "ENV_SIMULATE",
     "ENV_TRIAL",
     "ENV_WATCH",
     "EVENT_KINDS",
@@ -254,6 +258,7 @@ __all__ = [
     "ResumeOutcome",
     "ResumeTask",
     "SimulatedCase",
+    "SimulatedRank",
     "Size",
     "Sketch",
     "SkewSpec",
@@ -294,6 +299,7 @@ __all__ = [
     "pid_file",
     "program_options",
     "read_measured",
+    "simulated_file",
     "stacks_file",
     "start_time",
     "stat_fields",

@@ -31,12 +31,15 @@ class ResumeTask:
     and a new optimizer."""
 
     kind: str = field(default="resume", init=False)
-    # dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict. accelerate: its
-    # save_state and load_state. save-pretrained: the model by the library's own save_pretrained
-    # and from_pretrained, the optimizer by torch.save on each rank.
+    # dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict; dcp-model: the same
+    # without the optimizer. accelerate: its save_state and load_state. save-pretrained: the model
+    # by the library's own save_pretrained and from_pretrained, the optimizer by torch.save on each
+    # rank.
     through: str = "dcp"
     after: int = 2  # steps before the save
     state_dict: str = "sharded"  # accelerate's state dict type: sharded | full
+    # The layout after loading, where it is another one; empty: the trial's.
+    layout: Dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

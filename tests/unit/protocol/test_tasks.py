@@ -44,7 +44,7 @@ TASKS = [
     CheckTask("folder", simulate=False),
     RelationTask("padding", "left", Size(experts=2)),
     GenerateTask(synced=True),
-    SequenceTask(["one", "other"], single=True),
+    SequenceTask(["one", "other"]),
     WatchTask(),
     VerifyTask(),
 ]

@@ -38,6 +38,7 @@ from moediag.worker.check.simulated_group import ChildRaised, Raised, in_child
 from moediag.worker.models import tiny_family
 from moediag.worker.models.skew import RouterSkew
 from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.simulation import Answers
 
 STEPS = 2  # the second one shows what depends on the first, such as optimizer state
 ROWS, LENGTH = 2, 32  # tokens of a batch: a multiple of what an even routing needs
@@ -178,7 +179,7 @@ def _rank(sketch: Configured, trial: Trial, rank: int, folder: Path) -> Ran:
         routed = RouterSkew(trial.skew, sketch.experts)
         routed.set_rank(rank)
         clip = Raised("", "", "")
-        with routed.installed(wrapped.anatomy), simulated_group.Answers():
+        with routed.installed(wrapped.anatomy), Answers():
             for number in range(1, STEPS + 1):
                 recorder.set_step(number)
                 wrapped.backward(wrapped.loss(_batch(number)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import textwrap
 import time
 from pathlib import Path
 from typing import Any, List, Sequence, Tuple
@@ -202,6 +203,6 @@ def _clipping(error: Raised) -> CheckFinding:
     return CheckFinding(
         SCHEDULE, MAY_FAIL,
         "if the step clips all parameters with one torch.nn.utils.clip_grad_norm_: it raises "
-        f"{error.kind}: {error.text[:160]}",
+        f"{error.kind}: {textwrap.shorten(error.text, 160, placeholder=' …')}",
         error.where,
     )  # fmt: skip

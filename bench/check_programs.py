@@ -78,7 +78,8 @@ CASES = (
         "ddp-tutorial", "rank 1 has one batch less, run to its end",
         (edit("multigpu_torchrun.py", "for source, targets in self.train_data",
               "for number, (source, targets) in enumerate(self.train_data):\n"
-              "    if number == 1 and int(os.environ['RANK']) == 1:\n        continue"),),
+              "    if number == 1 and int(os.environ['RANK']) == 1:\n        continue"),
+         edit("multigpu_torchrun.py", "torch.save(snapshot", "pass")),
         "multigpu_torchrun.py:", ("--steps", "1000"),
     ),
     Case(
@@ -89,7 +90,7 @@ CASES = (
     ),
     Case(
         "mingpt-ddp", "a metric of another size on rank 1",
-        (edit("trainer.py", "torch.nn.utils.clip_grad_norm_",
+        (edit("trainer.py", "self.optimizer.step()",
               "import torch.distributed as dist\n"
               "dist.all_reduce(torch.zeros(2 if dist.get_rank() == 1 else 1))\n{line}"),),
         "trainer.py:",
@@ -110,11 +111,15 @@ class Row:
     seconds: float
 
     @property
+    def _said(self) -> str:
+        return f"{self.found['cause']} {self.found['next_step']}"
+
+    @property
     def right(self) -> bool:
         """A healthy program is not accused, a fault is found, and its line is named."""
         if not self.case.fault:
             return self.code != ExitCode.FAILURE_FOUND
-        return self.code == ExitCode.FAILURE_FOUND and self.case.line in self.found["cause"]
+        return self.code == ExitCode.FAILURE_FOUND and self.case.line in self._said
 
 
 def run(case: Case, program: Program, folder: Path, checkouts: Path, python: str) -> Row:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moediag.cli import options as o
 from moediag.errors import UsageError
 from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.pipeline.check_cost import Bandwidth
 
 
 class Wrapper(str, Enum):
@@ -55,6 +58,20 @@ def check(
         ),
     ] = Wrapper.auto,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Do not simulate a step.")] = False,
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            metavar="IN[/BETWEEN]",
+            help="GB/s that one rank can send inside its node and between nodes: tells how long "
+            "FSDP2's calls occupy the wires.",
+        ),
+    ] = "",
+    step_time: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-9, metavar="S", help="With --bandwidth: seconds of a step, for the share."
+        ),
+    ] = None,
     steps: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="With --script: stop after N optimizer steps."),
@@ -65,7 +82,7 @@ def check(
             "--nproc-per-node",
             min=1,
             metavar="N",
-            help="With --script: ranks of a node.  [default: 8]",
+            help="Ranks of a node, for --script and --bandwidth.  [default: 8]",
         ),
     ] = None,
     timeout: Annotated[
@@ -106,7 +123,7 @@ def check(
             options = checker.CheckOptions(
                 config=config, layout=_axes(layout), world=world, stack=pins,
                 wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
-                timeout=timeout, out=out,
+                bandwidth=_bandwidth(bandwidth, per_node, step_time), timeout=timeout, out=out,
             )  # fmt: skip
             found = planned = checker.check(options, tell)
             text, page = partial(checker.as_text, planned), partial(check_page.lines, planned)
@@ -118,6 +135,27 @@ def check(
             terminal.show(line, console)
         stdout.line(f" Report: {views.short(found.folder) / checker.RESULT}")
     raise typer.Exit(found.exit_code)
+
+
+def _bandwidth(text: str, per_node: int | None, step: float | None) -> Bandwidth | None:
+    """Parses ``450/50``. Raises UsageError."""
+    if not text:
+        if step is not None:
+            raise UsageError("--step-time needs --bandwidth", "For example: --bandwidth 450/50")
+        return None
+    from moediag.pipeline.check_cost import Bandwidth
+
+    inside, _, between = text.partition("/")
+    try:
+        near, far = float(inside), float(between or inside)
+    except ValueError:
+        near = far = 0.0
+    if min(near, far) <= 0:
+        raise UsageError(
+            f"--bandwidth {text!r} is not of the form IN or IN/BETWEEN, in GB/s",
+            "For example: --bandwidth 450/50",
+        )
+    return Bandwidth(near, far, per_node or 8, step)
 
 
 def _of_script(config: str, layout: str, world: int | None) -> None:

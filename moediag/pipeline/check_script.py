@@ -25,7 +25,15 @@ from moediag.launch import simulated_program
 from moediag.launch.simulated_program import RankRun
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.run_folder import run_folder
-from moediag.protocol import SimulatedRank, Trial, WatchTask, attempt_folder, write_json
+from moediag.protocol import (
+    ROOT_FILES,
+    TRIAL_FILE,
+    SimulatedRank,
+    Trial,
+    WatchTask,
+    attempt_folder,
+    write_json,
+)
 from moediag.result import FAILURES, Diagnosis
 from moediag.stacks import environment
 
@@ -94,12 +102,12 @@ class RankRead:
             return f"it ended with {self.raised}"
         if self.code is None:
             return "the time limit ended it"
-        return "" if answer.ended else f"it ended with exit code {self.code}"
+        return f"it ended with exit code {self.code}" if self.code else ""
 
     @property
     def whole(self) -> bool:
         """Whether the program ended by itself, so that it makes no further call."""
-        known = self.answer is not None and self.answer.ended == "returned" and self.code == 0
+        known = self.answer is not None and self.answer.ended != "steps" and self.code == 0
         return known and not self.unseen
 
 
@@ -143,36 +151,63 @@ def check_script(options: ScriptOptions, tell: Callable[[str, float | None], Non
     stack = environment.ensure(options.stack, tell) if options.stack else None
     words = program(options.script, str(stack.python) if stack else sys.executable)
     folder = run_folder(options.out, f"check-{watcher.title(words)}")
-    place = folder / attempt_folder(0)
-    per_node = min(options.per_node or PER_NODE, options.world)
-    waiting, runs = [0], []
-    left = options.timeout
-    while waiting:
-        rank = waiting.pop(0)
-        tell(f"running as rank {rank} of {options.world}", None)
-        variables = of_torchrun(rank, options.world, per_node)
-        path = [*map(str, stack.pythonpath if stack else ()), os.environ.get("PYTHONPATH", "")]
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        done = simulated_program.run(words, folder, variables, options.steps, left)
-        left = max(1.0, left - done.seconds)
-        runs.append(done)
-        if rank == 0:
-            waiting = others(options.world, per_node, _groups(place))
-    Trial(
-        name=place.name, scenario=watcher.title(words), variant="simulated", task=WatchTask(),
-        world_size=options.world, backend="", launcher="",
-    ).write(place)  # fmt: skip
-    evidence = read_trial(place)
-    ranks = tuple(_read(run, evidence.ranks[run.rank], place) for run in runs)
-    comparable_ = comparable(evidence, ranks)
-    recorded = any(seen.collectives for seen in comparable_.ranks.values())
+    path = [*map(str, stack.pythonpath if stack else ()), os.environ.get("PYTHONPATH", "")]
+    ranks, evidence, compared = simulate(Simulation(
+        words, options.world, min(options.per_node or PER_NODE, options.world), options.steps,
+        options.timeout, os.pathsep.join(filter(None, path)),
+    ), folder, tell)  # fmt: skip
+    recorded = any(seen.collectives for seen in compared.ranks.values())
     found = evidence.ranks[0].versions
     result = ScriptResult(
-        options.script, options.world, ranks, diagnose(comparable_) if recorded else None,
+        options.script, options.world, ranks, diagnose(compared) if recorded else None,
         {name: found[name] for name in found if found[name]}, folder,
     )  # fmt: skip
     write_json(folder / RESULT, to_json(result))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A program and the job that it believes to be in."""
+
+    words: Sequence[str]
+    world: int
+    per_node: int
+    steps: int
+    timeout: float
+    """Seconds for all ranks together."""
+    pythonpath: str
+    ranks: tuple[int, ...] = ()
+    """Which to simulate beside rank 0; (): one of each class."""
+
+
+def simulate(
+    asked: Simulation, folder: Path, tell: Callable[[str, float | None], None]
+) -> tuple[tuple[RankRead, ...], Evidence, Evidence]:
+    """Returns the simulated ranks, everything that they left in ``folder``, and what of it can be
+    compared. Raises UsageError."""
+    place = folder / attempt_folder(0)
+    waiting, runs, left = [0], [], asked.timeout
+    while waiting:
+        rank = waiting.pop(0)
+        tell(f"running as rank {rank} of {asked.world}", None)
+        variables = of_torchrun(rank, asked.world, asked.per_node)
+        variables["PYTHONPATH"] = asked.pythonpath
+        done = simulated_program.run(asked.words, folder, variables, asked.steps, left)
+        left = max(1.0, left - done.seconds)
+        runs.append(done)
+        if rank == 0:
+            waiting = list(asked.ranks) or others(asked.world, asked.per_node, _groups(place))
+    for path in place.glob(ROOT_FILES):
+        path.unlink()  # what roots broadcast, for the ranks after them
+    if not (place / TRIAL_FILE).exists():
+        Trial(
+            name=place.name, scenario=watcher.title(asked.words), variant="simulated",
+            task=WatchTask(), world_size=asked.world, backend="", launcher="",
+        ).write(place)  # fmt: skip
+    evidence = read_trial(place)
+    ranks = tuple(_read(run, evidence.ranks[run.rank], place) for run in runs)
+    return ranks, evidence, comparable(evidence, ranks)
 
 
 def program(script: str, python: str) -> list[str]:
@@ -272,6 +307,7 @@ def to_json(result: ScriptResult) -> dict[str, Any]:
         "exit_code": result.exit_code,
         "undecided": result.undecided,
         "cause": found.cause if found is not None and result.failing else "",
+        "next_step": found.next_step if found is not None and result.failing else "",
         "culprits": list(found.culprits) if found is not None and result.failing else [],
         "first_divergence": dataclasses.asdict(first) if first is not None else None,
         "ranks": [

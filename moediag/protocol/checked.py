@@ -103,7 +103,7 @@ class SimulatedRank:
     read: str = ""
     known: Optional[int] = None  # recorded calls before that read
     read_after: int = 0  # optimizer steps before it
-    ended: str = ""  # steps: as requested; returned: the program ended; "": otherwise
+    ended: str = ""  # steps: as requested; "": otherwise
     problem: str = ""  # why the program cannot be simulated
 
     def with_(self, folder: Union[str, Path], **known: Any) -> "SimulatedRank":

@@ -41,6 +41,8 @@ NOT_RECORDED_FILE = "not-recorded.txt"
 
 # Under `check --script`: the optimizer steps after which a simulated rank ends.
 ENV_SIMULATE = "MOEDIAG_SIMULATE"
+# Then, what roots broadcast; * is the call.
+ROOT_FILES = "broadcast-*.pt"
 
 
 def attempt_folder(attempt: int) -> str:

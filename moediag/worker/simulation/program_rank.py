@@ -21,7 +21,9 @@ from moediag.recorder.core import Recorder
 from moediag.recorder.library_folders import library_folders
 from moediag.worker.simulation.root_payloads import RootPayloads
 from moediag.worker.simulation.unreal_data import UnrealData
+from moediag.worker.simulation.written_files import WrittenFiles
 
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
 _RECORDER = str(Path(__file__).parents[2] / "recorder") + os.sep
 _OF_BACKENDS = ("backend", "pg_options", "device_id")
@@ -38,12 +40,16 @@ class ProgramRank:
         self._pid = os.getpid()
         self._recorder: Optional[Recorder] = None
         self._answer = SimulatedRank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        self._files = WrittenFiles(folder, self._answer.rank, self._issued, self._read)
         self._made: Dict[int, int] = {}  # id of an optimizer -> its steps
         self._keep: List[Any] = []  # those optimizers: ids stay theirs
 
     def install(self, recorder: Callable[[], Any]) -> None:
         """Replaces what creates process groups. ``recorder``: that of this rank, once it runs."""
         module = self._module
+        for owner, name, new in self._files.replacements():
+            setattr(owner, name, new)
+        atexit.register(self._files.keep)
         module.init_process_group = self._joining(module.init_process_group, recorder)
         module.new_group = _faked(module.new_group)
 
@@ -83,35 +89,38 @@ class ProgramRank:
         self._data.__enter__()
         optimizer.register_optimizer_step_post_hook(self._stepped)
         self._tell()
-        atexit.register(self._returned)
+
+    def _issued(self) -> int:
+        return self._recorder.issued if self._recorder is not None else 0
 
     def _real(self, tensors: List[torch.Tensor]) -> bool:
         return not self._answer.read and not any(map(self._data.marked, tensors))
 
     def _read(self, what: str) -> None:
         """Records the first read of data that other ranks would have sent."""
-        if self._answer.read or self._recorder is None:
+        if self._answer.read:
             return
         frames = _frames()
         if frames and frames[0][0].startswith(_RECORDER):
             return  # not the program
         own = innermost_user([file for file, _ in frames], library_folders())
-        at = frames[own] if own is not None else frames[0]
+        first = next((one for one in frames if not one[0].startswith(_TORCH)), frames[0])
+        places = [_place(frames[own])] if own is not None else []
+        if first != frames[own or 0]:
+            places.append(_place(first))
         steps = max(self._made.values(), default=0)
-        place = f"{Path(at[0]).name}:{at[1]}"
-        self._tell(read=f"{what} at {place}", known=self._recorder.issued, read_after=steps)
+        text = f"{what} at {', in '.join(places)}"
+        self._tell(read=text, known=self._issued(), read_after=steps)
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if id(optimizer) not in self._made:
             self._keep.append(optimizer)
         made = self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
-        if os.getpid() == self._pid and made >= self._steps:
-            self._tell(steps=made, ended="steps")
+        if os.getpid() != self._pid:
+            return
+        self._tell(steps=max(self._made.values()), ended="steps" if made >= self._steps else "")
+        if made >= self._steps:
             self._leave()
-
-    def _returned(self) -> None:
-        if os.getpid() == self._pid:
-            self._tell(steps=max(self._made.values(), default=0), ended="returned")
 
     def _tell(self, **known: Any) -> None:
         self._answer = self._answer.with_(self._folder, **known)
@@ -120,9 +129,19 @@ class ProgramRank:
         """Ends the process, without the program's own ways to catch that."""
         if self._recorder is not None:
             self._recorder.flush()
+        self._files.keep()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)
+
+
+def _place(frame: Tuple[str, int]) -> str:
+    path = Path(frame[0])
+    return (
+        f"{path.parent.name}/{path.name}:{frame[1]}"
+        if "-packages" in frame[0]
+        else (f"{path.name}:{frame[1]}")
+    )
 
 
 def _faked(original: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Callable, List
 
 import torch
 
+from moediag.protocol import ROOT_FILES
 from moediag.recorder.core import Recorder
 from moediag.worker.simulation.answers import group_of
 
@@ -50,7 +51,9 @@ class RootPayloads:
         """The recorder has counted this call already, so all ranks of the group agree on it."""
         info = self._recorder.groups.info(group)
         call = f"{info.name} {info.ranks} {info.issued}"
-        return self._folder / f"broadcast-{hashlib.sha256(call.encode()).hexdigest()[:24]}.pt"
+        return self._folder / ROOT_FILES.replace(
+            "*", hashlib.sha256(call.encode()).hexdigest()[:24]
+        )
 
 
 def _filled(tensors: List[torch.Tensor], sent: List[torch.Tensor]) -> bool:

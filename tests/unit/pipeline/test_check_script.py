@@ -78,7 +78,7 @@ def test_fewer_calls_fail_only_if_the_program_ended() -> None:
     assert not found(evidence).failing  # rank 1 was stopped, it may still make them
     ended = read(1, evidence)
     assert ended.answer is not None
-    ended = dataclasses.replace(ended, answer=dataclasses.replace(ended.answer, ended="returned"))
+    ended = dataclasses.replace(ended, answer=dataclasses.replace(ended.answer, ended=""))
     result = found(evidence, read(0, evidence), ended)
     assert result.failing and result.diagnosis is not None
     assert "reached the end without that call" in result.diagnosis.cause

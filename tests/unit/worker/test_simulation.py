@@ -17,6 +17,7 @@ from moediag.worker.check import simulated_group
 from moediag.worker.simulation.root_payloads import RootPayloads
 from moediag.worker.simulation.unreal_data import UnrealData
 from moediag.worker.simulation.unreal_number import UnrealNumber
+from moediag.worker.simulation.written_files import WrittenFiles
 
 
 @contextmanager
@@ -168,6 +169,37 @@ def test_ranks_get_what_their_root_sends(tmp_path: Path) -> None:
     for rank in (0, 2):
         values, reads, unreal = simulated_group.in_child(lambda rank=rank: work(rank), tmp_path)
         assert values == ["from 0", 0] and reads == [] and unreal
+
+
+def test_a_file_of_another_rank_is_unreal_until_both_made_a_call(tmp_path: Path) -> None:
+    ours, run = tmp_path / "snapshot.pt", tmp_path / "run"
+    run.mkdir()
+
+    def files(rank: int, calls: list[int], reads: list[str]) -> WrittenFiles:
+        found = WrittenFiles(run, rank, lambda: calls[0], reads.append)
+        for owner, name, new in found.replacements():
+            setattr(owner, name, new)
+        return found
+
+    def writer() -> None:
+        found = files(0, [3], [])
+        torch.save(1, ours)
+        (tmp_path / "own.txt").write_text("x")
+        found.keep()
+
+    def reader(calls: int) -> list[str]:
+        reads: list[str] = []
+        files(1, [calls], reads)
+        if ours.exists():
+            torch.load(ours)
+        (tmp_path / "mine.txt").write_text("x")
+        return [*reads, *(str(one) for one in (tmp_path / "mine.txt",) if not one.exists())]
+
+    before = simulated_group.in_child(lambda: reader(0), tmp_path)
+    simulated_group.in_child(writer, tmp_path)
+    early = simulated_group.in_child(lambda: reader(3), tmp_path)
+    later = simulated_group.in_child(lambda: reader(4), tmp_path)
+    assert before == later == [] and "snapshot.pt" in early[0]
 
 
 class _Recorder:

@@ -52,11 +52,12 @@ FIXES = {
     "fsdp_size_concatenated": ("transformers", "core_model_loading.py", [
         ("                sharding_op = DtensorShardOperation(empty_param)\n",
          "                sharding_op = DtensorShardOperation(empty_param)\n"
-         "                shape = tensor.shape if hasattr(tensor, 'shape') else tensor.get_shape()\n"
-         "                joined = [op.dim for op in getattr(mapping, 'operations', [])\n"
-         "                          if isinstance(op, Concatenate)]\n"
-         "                cut = [getattr(p, 'dim', None) for p in empty_param.placements]\n"
-         "                if len(shape) == empty_param.ndim and any(dim in cut for dim in joined):\n"
+         "                read = hasattr(tensor, 'shape')\n"
+         "                shape = tensor.shape if read else tensor.get_shape()\n"
+         "                joined = {op.dim for op in getattr(mapping, 'operations', [])\n"
+         "                          if isinstance(op, Concatenate)}\n"
+         "                cut = {getattr(p, 'dim', None) for p in empty_param.placements}\n"
+         "                if len(shape) == empty_param.ndim and joined & cut:\n"
          "                    sharding_op = None\n"),
         ("                        set_param_for_module(\n",
          "                        whole = meta_model_state_dict.get(target_name)\n"

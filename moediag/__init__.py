@@ -1,9 +1,20 @@
 """moediag: reproduce, watch, diagnose and bisect failures of distributed MoE training.
 
-This package's root imports nothing: the control side (typer, rich, pydantic) and the rank
-side (torch) both start from here, in different environments.
+This package's root imports nothing before it is used: the control side (typer, rich, pydantic) and
+the rank side (torch) both start from here, in different environments.
 """
 
-__all__ = ["__version__"]
+# What mypy and editors know is in __init__.pyi.
+__all__ = ["__version__", "check", "diagnose", "laws", "run", "verify"]
 
 __version__ = "0.1.0.dev0"
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name in ("laws", "verify"):
+        return importlib.import_module(f"moediag.{name}")
+    if name in ("check", "diagnose", "run"):
+        return getattr(importlib.import_module("moediag.api"), name)
+    raise AttributeError(f"module 'moediag' has no attribute {name!r}")

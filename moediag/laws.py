@@ -22,24 +22,25 @@ from typing import Any
 
 from moediag import protocol
 
-__all__ = ["finish", "record", "recording"]
+__all__ = ["finish", "place", "record", "recording"]
 
 _recorder: Any = None
 
 
-def record(folder: str, every: int = 0) -> None:
+def record(folder: str, every: int = 0) -> bool:
     """Records this rank into ``folder`` from now on, which all ranks must reach or which is copied
     together afterwards. Steps 1, 2, 3 are checked, then 6, 12, 24 and so on, or every ``every``
-    steps. Does nothing in a job under ``moediag watch``, and while it records already.
+    steps. Does nothing in a job under ``moediag watch``, and while it records already; returns
+    whether it began.
 
     Raises OSError if ``folder`` cannot be written.
     """
     global _recorder
     if _recorder is not None or protocol.ENV_WATCH in os.environ:
-        return
+        return False
     from moediag.recorder import install
 
-    rank, world_size = _place()
+    rank, world_size = place()
     Path(folder).mkdir(parents=True, exist_ok=True)
     protocol.Trial(
         name="laws", scenario=Path(sys.argv[0]).name or "python", variant="laws", launcher="",
@@ -55,26 +56,12 @@ def record(folder: str, every: int = 0) -> None:
         else:
             os.environ[protocol.ENV_LAWS] = before
     atexit.register(_at_exit)
+    return True
 
 
-def finish() -> None:
-    """Ends the record of this rank as that of a rank that finished normally."""
-    _end(None)
-
-
-@contextlib.contextmanager
-def recording(folder: str, every: int = 0) -> Iterator[None]:
-    """:func:`record` inside the block; an exception is recorded as the rank's end."""
-    record(folder, every)
-    try:
-        yield
-    except BaseException as error:
-        _end(error)
-        raise
-    finish()
-
-
-def _end(error: BaseException | None) -> None:
+def finish(error: BaseException | None = None) -> None:
+    """Ends the record of this rank as that of a rank that finished normally, or that ``error``
+    ended."""
     global _recorder
     recorder, _recorder = _recorder, None
     if recorder is None:
@@ -86,12 +73,24 @@ def _end(error: BaseException | None) -> None:
     recorder.uninstall()
 
 
+@contextlib.contextmanager
+def recording(folder: str, every: int = 0) -> Iterator[None]:
+    """:func:`record` inside the block; an exception is recorded as the rank's end."""
+    record(folder, every)
+    try:
+        yield
+    except BaseException as error:
+        finish(error)
+        raise
+    finish()
+
+
 def _at_exit() -> None:
     """The interpreter ends, perhaps by an exception that nobody caught."""
-    _end(getattr(sys, "last_value", None))
+    finish(getattr(sys, "last_value", None))
 
 
-def _place() -> tuple[int, int]:
+def place() -> tuple[int, int]:
     """The rank and the number of ranks: of the process group, else of the launcher."""
     import torch.distributed as dist
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,9 @@ from moediag.errors import UsageError
 
 if TYPE_CHECKING:
     from moediag.pipeline.verify import Verified
+    from moediag.result import RunResult
 
-__all__ = ["Checked", "step"]
+__all__ = ["Checked", "jobs", "step"]
 
 _EVERY = 0.1  # seconds between two looks for rank 0's result
 
@@ -47,6 +48,22 @@ class Checked:
     def ok(self) -> bool:
         """Whether everything that was compared agrees."""
         return self.verdict == "clean"
+
+
+def jobs(
+    command: Sequence[str],
+    reference: Sequence[str],
+    *,
+    steps: int = 2,
+    out: str | Path | None = None,
+) -> RunResult:
+    """Compares the first ``steps`` steps of a distributed ``command`` with those of ``reference``
+    in one process, as ``moediag verify``. The last trial has the verdict. The jobs' output goes
+    where this program's goes."""
+    from moediag.pipeline.verify import VerifyOptions, verify
+
+    folder = Path(out) if out is not None else None
+    return verify(command, reference, VerifyOptions(steps=steps, out=folder)).result
 
 
 @contextmanager

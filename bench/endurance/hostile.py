@@ -28,12 +28,12 @@ from bench.endurance import originals
 from bench.endurance.damage import CANARY, EVIL, damaged
 from bench.endurance.originals import Files
 from moediag.campaign.engine import journal
-from moediag.campaign.hunt import register
 from moediag.errors import MoediagError
 from moediag.evidence import file_loading
 from moediag.launch.nodes import status
 from moediag.launch.nodes.peers import Peers
 from moediag.launch.nodes.rendezvous import Meeting
+from moediag.pipeline import register
 from moediag.pipeline.examine import examine
 from moediag.protocol import parse_json
 from moediag.ranks import relay

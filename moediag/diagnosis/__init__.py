@@ -8,6 +8,7 @@ from moediag.diagnosis.rules.explanations import (
     Explained,
     explained,
 )
+from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.diagnosis.trial_diagnosis import broken_law, diagnose
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "broken_law",
     "diagnose",
     "explained",
+    "tokens_of",
 ]

@@ -14,6 +14,7 @@ from moediag.diagnosis.rules.order import RULES, Detector, judge
 from moediag.diagnosis.rules.signature import signature
 from moediag.diagnosis.schedules.step_offset import ahead
 from moediag.diagnosis.words import (
+    charts,
     detector_table,
     device_sentences,
     divergence_view,
@@ -44,6 +45,12 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
     by_schedule = facts.divergence if judged.divergence else None
     why, told = _why(facts, verdict, judged)
     standing = facts.standings
+    schedules = (
+        schedule_view.side_by_side(by_schedule, facts.aligned, judged.culprits, evidence)
+        if by_schedule is not None
+        else None
+    )
+    failed = verdict in FAILURES
     if judged.failure is not None:
         standing = standings(evidence, None, facts.own)
     return Diagnosis(
@@ -84,17 +91,24 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *log_sentences.notes(evidence),
         ),
         tables=_tables(facts),
-        schedules=(
-            schedule_view.side_by_side(by_schedule, facts.aligned, judged.culprits, evidence)
-            if by_schedule is not None
-            else None
-        ),
+        schedules=schedules,
         states=schedule_view.states(evidence, facts.failed),
         places=places(standing, judged.culprits),
         next_step=judged.next_step
         or next_step(evidence, verdict, by_schedule, judged.failure, judged.culprits, standing),
         attached=evidence.attached,
+        tokens=(
+            charts.tokens(evidence, facts.blame, _step(facts), judged.culprits) if failed else None
+        ),
+        layer_errors=charts.layer_errors(evidence, facts.compared_step) if failed else (),
+        timeline=charts.timeline(by_schedule, schedules, evidence),
     )
+
+
+def _step(facts: Facts) -> int | None:
+    """The step of the failure, from 1, as far as calls or gradients show it."""
+    here = facts.divergence.calls.values() if facts.divergence is not None else ()
+    return min((c.step for c in here if c is not None), default=facts.compared_step)
 
 
 def broken_law(evidence: Evidence) -> str:

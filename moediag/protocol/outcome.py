@@ -143,6 +143,9 @@ class ResumeOutcome:
     loaded: List[ExpertRows] = field(default_factory=list)
     # Parameters of which every rank has a copy, but the copies differed at the save.
     apart: List[str] = field(default_factory=list)
+    # The layout after loading, where it is another one. `straight` and `again` then got the state
+    # at the save in memory, at that layout.
+    layout: str = ""
 
 
 # How a rank trains a parameter otherwise than one process: it does not require a gradient, it does

@@ -31,12 +31,15 @@ class ResumeTask:
     and a new optimizer."""
 
     kind: str = field(default="resume", init=False)
-    # dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict. accelerate: its
-    # save_state and load_state. save-pretrained: the model by the library's own save_pretrained
-    # and from_pretrained, the optimizer by torch.save on each rank.
+    # dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict; dcp-model: the same
+    # without the optimizer. accelerate: its save_state and load_state. save-pretrained: the model
+    # by the library's own save_pretrained and from_pretrained, the optimizer by torch.save on each
+    # rank.
     through: str = "dcp"
     after: int = 2  # steps before the save
     state_dict: str = "sharded"  # accelerate's state dict type: sharded | full
+    # The layout after loading, where it is another one; empty: the trial's.
+    layout: Dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,16 @@ class RelationTask:
 
 
 @dataclass(frozen=True)
+class SequenceTask:
+    """Runs several trials one after the other in the same processes. What one of them leaves in a
+    process may change the next: only a trial that shows nothing is decided by it."""
+
+    kind: str = field(default="sequence", init=False)
+    trials: List[str] = field(default_factory=list)  # folders below this trial's, see TRIAL_FILE
+    single: bool = False  # in one process, as references
+
+
+@dataclass(frozen=True)
 class CheckTask:
     """Plans the trial's layout for a model without weights, and simulates its ranks, one by one.
     The trial's ``wrapper.kind`` says who shards: ``fsdp2`` or ``transformers``."""
@@ -128,7 +141,7 @@ class VerifyTask:
 
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    GenerateTask, FamiliesTask, RelationTask, CheckTask, WatchTask, VerifyTask,
+    GenerateTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask, VerifyTask,
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 from moediag import protocol
 
@@ -77,11 +77,11 @@ class Observer:
                 continue
             code = peek(pid)
             if code is not None:
-                self._ended[rank] = code
                 self._report_exit(rank, code)
         return any(code != 0 for code in self._ended.values())
 
     def _report_exit(self, rank: int, code: int) -> None:
+        self._ended[rank] = code
         name = signal_name(-code) if code < 0 else None
         by_us = code < 0 and self._sent.get(rank) == -code
         at = self._died.get(rank, time.time())
@@ -106,12 +106,12 @@ class Observer:
                 time.sleep(0.01)
                 self.look(pids)
 
-    def succeeded(self, pids: Dict[int, int]) -> None:
-        """Reports success of every rank: the agent may reap them before `look` sees them."""
-        for rank in pids:
+    def reaped(self, codes: Mapping[int, int]) -> None:
+        """Reports ranks that the agent reaped before `look` saw them. ``codes``: by rank, as
+        :func:`peek` returns them."""
+        for rank, code in codes.items():
             if rank not in self._ended:
-                self._ended[rank] = 0
-                self._report_exit(rank, 0)
+                self._report_exit(rank, code)
 
     def _all_ended(self, pids: Dict[int, int]) -> bool:
         return len(self._ended) == len(pids)
@@ -201,7 +201,8 @@ def observe(
         result = look(self, worker_group)
         with seat.harmless():
             if getattr(result.state, "name", "") == "SUCCEEDED":
-                seat.observer.succeeded(pids)
+                seat.observer.reaped(dict.fromkeys(pids, 0))
+            seat.observer.reaped({rank: f.exitcode for rank, f in result.failures.items()})
         return result
 
     # By setattr: mypy refuses to assign methods.

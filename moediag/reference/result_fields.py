@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-from moediag.result import diagnosis, run_result, table
+from moediag.result import chart_data, diagnosis, run_result, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Record:
 
 def records() -> list[Record]:
     """All kinds of objects, the whole run first."""
-    found = [r for module in (run_result, diagnosis, table) for r in _records(module)]
+    found = [r for module in (run_result, diagnosis, chart_data, table) for r in _records(module)]
     return sorted(found, key=lambda record: record.name != "RunResult")
 
 

@@ -13,13 +13,16 @@ from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
 from moediag.result import (
     FAILURES,
+    ExpertTokens,
     FirstDivergence,
+    LayerError,
     Place,
     RankState,
     Role,
     RunResult,
     SideBySide,
     Table,
+    TimedRank,
     TrialResult,
     Verdict,
     wording,
@@ -77,6 +80,9 @@ class Finding:
     families: tuple[Family, ...]
     """The stacks by similarity."""
     attached: tuple[tuple[str, str], ...] = ()  # title, text
+    tokens: ExpertTokens | None = None
+    layer_errors: tuple[LayerError, ...] = ()
+    timeline: tuple[TimedRank, ...] = ()
     again: str = ""
     """The command that shows it again, of a trial of a scenario."""
 
@@ -130,6 +136,9 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         states=t.diagnosis.states,
         families=families(t.diagnosis.stacks),
         attached=tuple(t.diagnosis.attached.items()),
+        tokens=t.diagnosis.tokens,
+        layer_errors=t.diagnosis.layer_errors,
+        timeline=t.diagnosis.timeline,
         again=again.command(result, t) if t.expected else "",
     )
 

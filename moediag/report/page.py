@@ -42,6 +42,8 @@ class FixRow:
     """What the fix does."""
     source: str = ""
     """Who proposed it."""
+    spread: tuple[float, float] | None = None
+    """Quartiles of the ratio."""
 
     @property
     def described(self) -> str:
@@ -250,6 +252,7 @@ def _fix_row(
         ratio=measured,
         what=first.what,
         source=first.source,
+        spread=spread,
     )
 
 

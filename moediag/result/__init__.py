@@ -1,5 +1,6 @@
 """The result object that every view renders, and the words of a result."""
 
+from moediag.result.chart_data import ExpertTokens, LayerError, TimedCall, TimedRank
 from moediag.result.diagnosis import (
     Diagnosis,
     FirstDivergence,
@@ -32,10 +33,12 @@ __all__ = [
     "Confidence",
     "Diagnosis",
     "Effect",
+    "ExpertTokens",
     "FirstDivergence",
     "FixJudgement",
     "Lane",
     "LaneCell",
+    "LayerError",
     "Place",
     "RankSide",
     "RankState",
@@ -44,6 +47,8 @@ __all__ = [
     "Seconds",
     "SideBySide",
     "Table",
+    "TimedCall",
+    "TimedRank",
     "TrialResult",
     "Verdict",
     "read_result",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moediag.result.chart_data import ExpertTokens, LayerError, TimedRank
 from moediag.result.table import Table
 from moediag.result.verdicts import Confidence, Verdict
 
@@ -130,3 +131,9 @@ class Diagnosis:
     """What to change, or where to look next."""
     attached: Mapping[str, str] = field(default_factory=dict)
     """What other programs reported about the machine, by title."""
+    tokens: ExpertTokens | None = None
+    """Of a failure: the block where ranks starve an expert, else the first block."""
+    layer_errors: tuple[LayerError, ...] = ()
+    """The gradients of the first step with a wrong one, by layer and part of the model."""
+    timeline: tuple[TimedRank, ...] = ()
+    """When ranks made the calls around the first divergence, if any of them waits there."""

@@ -104,9 +104,10 @@ def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Itera
         message = f"needs torch's fully_shard: set wrapper.kind to fsdp2, not {kind}"
         involved = (("wrapper", "kind"), (*at, "wrapper", "kind"))
         yield Problem((*at, "wrapper", "param_dtype"), message, involved=involved)
-    by_loading = [axis for axis in AXES if axis.by_loading and merged.layout.get(axis, 1) != 1]
+    layouts = [merged.layout, merged.resume.layout if merged.resume else {}]
+    by_loading = [a for a in AXES if a.by_loading and any(one.get(a, 1) != 1 for one in layouts)]
     if by_loading and kind in _LOADED_SHARDED and merged.model.source == "config":
-        sections = ("layout", "model", "wrapper")
+        sections = ("layout", "model", "wrapper", "resume")
         own = [s for s in sections if s in owner.model_fields_set] if at else ["layout"]
         if own:
             what = "the experts" if by_loading[0].experts_only else "the model"

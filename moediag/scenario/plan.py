@@ -154,7 +154,7 @@ class _Build:
         self._check_ranks(name, merged)
         # No variant's name contains a dot, so no other trial can have this name.
         trial = self._trial(merged, name if repeat == 0 else f"{name}.{repeat + 1}", name)
-        task = _task(merged)
+        task = _task(merged, self.world_size)
         trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, task=task)
         stack = dict(merged.stack)
         # A program computes its own reference.
@@ -229,13 +229,15 @@ class _Build:
                 )
 
 
-def _task(merged: Scenario) -> Task:
+def _task(merged: Scenario, world_size: int) -> Task:
     """What a variant's trial does; every option of a program is written out."""
     program, resume = merged.program, merged.resume
     if program is not None:
         return ProgramTask(program.name, program_options(program.name, program.options))
     if resume is not None:
-        return ResumeTask(**resume.model_dump())
+        after = Layout.resolve(resume.layout, world_size) if resume.layout else Layout({})
+        layout = {str(axis): size for axis, size in after.axes.items()}
+        return ResumeTask(**{**resume.model_dump(), "layout": layout})
     return TrainerTask() if merged.wrapper.kind in TRAINER_KINDS else StepTask()
 
 

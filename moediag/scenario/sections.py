@@ -289,15 +289,22 @@ class ResumeSection(Section):
     """Compares an uninterrupted run with some steps, a save, a load into a new model and optimizer,
     and the rest. Only the steps after the save are judged, not the gradients."""
 
-    through: Literal["dcp", "accelerate", "save-pretrained"] = Field(
+    through: Literal["dcp", "dcp-model", "accelerate", "save-pretrained"] = Field(
         default="dcp",
         description="dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict; "
+        "dcp-model: the same without the optimizer; "
         "accelerate: save_state and load_state; save-pretrained: save_pretrained and "
         "from_pretrained for the model, torch.save on each rank for the optimizer.",
     )
     after: int = Field(default=2, ge=1, description="Steps before the save.")
     state_dict: Literal["sharded", "full"] = Field(
         default="sharded", description="Through accelerate: its state dict type."
+    )
+    layout: LayoutRequest = Field(
+        default_factory=dict,
+        description="The layout after loading, if it is another one. The steps after it are "
+        "compared with those of a training that got the state at the save in memory, at this "
+        "layout.",
     )
 
 

@@ -27,6 +27,7 @@ OPTIMIZER = "optimizer"
 _FEW = 3
 _BY = {
     "dcp": "torch.distributed.checkpoint",
+    "dcp-model": "torch.distributed.checkpoint",
     "accelerate": "accelerate's save_state",
     "save-pretrained": "save_pretrained",
 }

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 OUTSIDE = "outside-the-state"
 _STATE = ("weights", "optimizer")
+# Where the layout changed: one, and several.
+_IN_MEMORY = ("run that got the same state in memory", "runs from the same state in memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +50,18 @@ def resume_facts(evidence: Evidence) -> ResumeFacts:
     }
     if not found or len(found) < evidence.world_size:
         return ResumeFacts()
+    some = next(iter(found.values()))
     noise = max(map(_noise, found.values()))
     drift = {rank: _Drift.of(outcome) for rank, outcome in found.items()}
     pattern, cause = what_is_lost(found)
     drifted = any(d.some for d in drift.values())
     tables = (_steps(found), _ends(found), *_experts(found))
-    some = next(iter(found.values()))
     if pattern:
-        steps = _told(drift, some) if not noise else _no_control(noise)
+        steps = _told(drift, some) if not noise else _no_control(noise, some)
         sure = Confidence.MEDIUM if noise else Confidence.HIGH
         return ResumeFacts(Verdict.RESUME_DRIFT, sure, f"{cause} {steps}", pattern, tables)
     if noise:
-        text = f"Loading restored every tensor bit by bit. {_no_control(noise)}"
+        text = f"Loading restored every tensor bit by bit. {_no_control(noise, some)}"
         return ResumeFacts(Verdict.INCONCLUSIVE, Confidence.LOW, text, tables=tables)
     if drifted:
         text = "Every tensor of model and optimizer was restored bit by bit, and the steps still "
@@ -137,27 +139,37 @@ def _told(drift: Mapping[int, _Drift], outcome: ResumeOutcome) -> str:
     text = span[:1].upper() + span[1:]
     one = span.startswith("step ")
     if not any(d.some for d in drift.values()):
-        return f"{text} still {'matches' if one else 'match'} the uninterrupted run."
+        return f"{text} still {'matches' if one else 'match'} {_other(outcome)}."
     loss, norm, weights = (
         error_size(max(getattr(d, name) for d in drift.values()))
         for name in ("loss", "norm", "weights")
     )
     return (
-        f"{text} then {'differs' if one else 'differ'} from the uninterrupted run: the loss by up "
+        f"{text} then {'differs' if one else 'differ'} from {_other(outcome)}: the loss by up "
         f"to {loss}, the gradient norm by {norm}, the weights at the end by {weights}; two "
-        "uninterrupted runs differ by 0."
+        f"{_others(outcome)} differ by 0."
     )
 
 
-def _no_control(noise: float) -> str:
-    text = f"Two uninterrupted runs already differ {by(noise)}, so the steps after the save prove "
+def _no_control(noise: float, outcome: ResumeOutcome) -> str:
+    text = f"Two {_others(outcome)} already differ {by(noise)}, so the steps after the save prove "
     return f"{text}nothing."
 
 
+def _other(outcome: ResumeOutcome) -> str:
+    """What the steps after the save are compared with."""
+    return f"the {_IN_MEMORY[0] if outcome.layout else 'uninterrupted run'}"
+
+
+def _others(outcome: ResumeOutcome) -> str:
+    return _IN_MEMORY[1] if outcome.layout else "uninterrupted runs"
+
+
 def _clean(outcome: ResumeOutcome) -> str:
-    text = f"After saving and loading, {plural(outcome.at_load.compared, 'tensor')} of model and "
-    text += f"optimizer are as at the save on every rank, and {_span(outcome)} exactly those of "
-    text += "the uninterrupted run (loss, gradient norm, weights, optimizer: difference 0)."
+    where = f" at {outcome.layout}" if outcome.layout else ""
+    text = f"After saving and loading{where}, {plural(outcome.at_load.compared, 'tensor')} of "
+    text += f"model and optimizer are as at the save on every rank, and {_span(outcome)} exactly "
+    text += f"those of {_other(outcome)} (loss, gradient norm, weights, optimizer: difference 0)."
     return text
 
 
@@ -189,20 +201,21 @@ def _steps(found: Mapping[int, ResumeOutcome]) -> Table:
 
 
 def _ends(found: Mapping[int, ResumeOutcome]) -> Table:
-    """The state at the end of the resumed run, and how far two uninterrupted runs differ."""
-    rows = []
+    """The state at the end of the resumed run, and how far two runs without a save differ."""
+    rows, some = [], next(iter(found.values()))
+    others = _others(some)
     for rank, one in found.items():
         ends = (one.at_load, one.at_end)
         states = [most(getattr(end, name).values()) for end in ends for name in _STATE]
         rows.append((rank, *states, _noise(one)))
     return Table(
-        title="Largest differences of the state, and of two uninterrupted runs",
+        title=f"Largest differences of the state, and of two {others}",
         columns=(
             "rank", "weights loaded", "optimizer loaded", "weights at the end",
-            "optimizer at the end", "two uninterrupted runs",
+            "optimizer at the end", f"two {others}",
         ),
         rows=tuple(rows),
-        note="Loaded: from the state at the save; at the end: from the uninterrupted run.",
+        note=f"Loaded: from the state at the save; at the end: from {_other(some)}.",
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules.align import Aligned, Schedule, was_recorded
@@ -10,6 +11,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.calls import describe
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 from moediag.result import Lane, LaneCell, RankState, SideBySide
+from moediag.result.wording import listed
 
 BEFORE, AFTER = 3, 2  # calls shown on either side of the divergence
 MOST_LANES = 6
@@ -40,9 +42,24 @@ def side_by_side(
             if rank in evidence.ranks
         }
         title, at = "each rank's own calls", BEFORE
+    for rank, carried in _carried(divergence).items():
+        if rank in columns:  # nothing else tells these calls apart
+            cells = list(columns[rank])
+            cells[at] = replace(cells[at], text=f"{cells[at].text}, {carried}")
+            columns[rank] = tuple(cells)
     lanes, left_out = _lanes(columns, set(culprits))
     calls = {str(r): None if c is None else c.index for r, c in sorted(divergence.calls.items())}
     return SideBySide(title, tuple(rows), at, lanes, left_out, calls)
+
+
+def _carried(divergence: Divergence) -> dict[int, str]:
+    """For calls of equal size: what each rank's carries that another rank's does not."""
+    if not divergence.silent:
+        return {}
+    carried = {rank: call.parameters or () for rank, call in divergence.calls.items() if call}
+    common = set.intersection(*map(set, carried.values()))
+    own = {rank: [p for p in of if p not in common] for rank, of in carried.items()}
+    return {rank: f"with {listed(of)}" if of else "with nothing more" for rank, of in own.items()}
 
 
 def _on_group(

@@ -26,8 +26,7 @@ class State:
 def of(wrapped: Wrapped) -> State:
     """Returns a copy of the current state. No communication."""
     names = {id(p): clean_fqn(name) for name, p in wrapped.model.named_parameters()}
-    # accelerate's optimizer wraps the real one.
-    optimizer: Any = getattr(wrapped.optimizer, "optimizer", wrapped.optimizer)
+    optimizer = wrapped.own_optimizer
     kept: Tensors = {}
     for parameter, values in optimizer.state.items():
         for name, value in values.items():

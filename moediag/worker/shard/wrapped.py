@@ -93,6 +93,11 @@ class Wrapped:
         """Call it after fixes have been applied: they may still add hooks, not parameters."""
         self.optimizer = optimizers.build(self.model.parameters(), self.trial.step)
 
+    @property
+    def own_optimizer(self) -> Any:
+        """Returns torch's own optimizer, without accelerate's wrapper."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns mean next-token cross-entropy, fp32 scalar. tokens (batch, seq_len) int64."""
         # The mask is all ones. Without one, some releases mistake 3-D position ids of multimodal

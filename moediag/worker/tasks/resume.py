@@ -3,10 +3,15 @@
 It runs N steps without interruption; the same again, to show what this machine cannot repeat; then
 some steps, a save, a load into a new model and a new optimizer, and the rest. The state is compared
 bit by bit right after loading, and the steps after the save with those of the uninterrupted run.
+
+If the new model has another layout, no run is uninterrupted: a step at another layout adds up in
+another order. The state is then compared with one that was copied in memory into that layout, and
+the steps after the save with those that start from it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -17,10 +22,11 @@ import torch
 import torch.distributed as dist
 
 from moediag import protocol
+from moediag.axes import Layout
 from moediag.protocol import ExpertRows, ResumeOutcome, ResumeTask, StepNumbers, Trial
 from moediag.worker import preparation, training
 from moediag.worker.collector import Collector
-from moediag.worker.measure import ownership, reference, training_state
+from moediag.worker.measure import ownership, reference, training_state, whole_state
 from moediag.worker.models.skew import RouterSkew
 from moediag.worker.shard import placement
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn, expert_parameters
@@ -62,45 +68,44 @@ class _Training:
     def numbers(self) -> StepNumbers:
         return StepNumbers(self.losses, self.norms)
 
+    def start_from(self, other: _Training, whole: Dict[str, whole_state.Values]) -> None:
+        """Copies the state ``whole`` of ``other`` into this new training, and its numbers."""
+        whole_state.place(whole, self.wrapped)
+        self.losses += other.losses
+        self.norms += other.norms
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compared:
+    """What the resumed training is compared with."""
+
+    first: _Training  # stopped at the save
+    straight: _Training  # at its end
+    again: _Training  # the same once more
+    at_save: training_state.State  # at the layout after loading
+    known: Known
+
 
 def run(collector: Collector) -> None:
     """Runs the task. Collective. The saved state is in the trial's folder until it is loaded; if a
     rank fails it stays there. Raises NotApplicable, and what saving and loading raise: the trial
     tests exactly that."""
-    trial, recorder = collector.trial, collector.recorder
-    task = trial.task
+    trial, task = collector.trial, collector.trial.task
     assert isinstance(task, ResumeTask)
     way = way_of(task)
     if trial.step.fill_uninitialized:
         preparation.fill_uninitialized()
     expected = reference.load(trial.reference_path) if trial.reference_path else None
-    weights = preparation.Weights(trial, recorder, expected)
-    steps, after = trial.step.steps, task.after
-
-    recorder.phase(f"all {steps} steps in one go")
-    straight = _Training(collector, trial, weights.examine)
-    way.check(straight.wrapped)
-    collector.note(*straight.wrapped.notes)
-    experts = _experts(straight.wrapped, expected)
-    straight.run(1, steps)
-    straight_end = training_state.of(straight.wrapped)
-
-    recorder.phase("the same once more")
-    again = _Training(collector, trial)
-    again.run(1, steps)
-
-    recorder.phase(f"{after} steps before the save")
-    first = _Training(collector, trial)
-    first.run(1, after)
-    at_save = training_state.of(first.wrapped)
+    compared = (_moved if task.layout else _uninterrupted)(collector, way, expected)
+    first, straight, again = compared.first, compared.straight, compared.again
     apart = _apart(first.wrapped)
-    known = _known(first.wrapped, experts)
+    straight_end = training_state.of(straight.wrapped)
     folder = Path(os.environ[protocol.ENV_EVIDENCE]) / FOLDER
-    resumed = _resume(way, trial, first, folder)
+    resumed = _resume(way, straight.wrapped.trial, first, folder)
 
     at_load = training_state.of(resumed.wrapped)
-    loaded = _loaded(resumed.wrapped, known, collector.rank)
-    resumed.run(after + 1, steps)
+    loaded = _loaded(resumed.wrapped, compared.known, collector.rank)
+    resumed.run(task.after + 1, trial.step.steps)
     if collector.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
     dist.barrier()
@@ -109,17 +114,64 @@ def run(collector: Collector) -> None:
         gradient_norms=straight.norms,
         resume=ResumeOutcome(
             through=task.through,
-            after=after,
+            after=task.after,
             straight=straight.numbers,
             again=again.numbers,
             resumed=resumed.numbers,
             control=training_state.difference(straight_end, training_state.of(again.wrapped)),
-            at_load=training_state.difference(at_save, at_load),
+            at_load=training_state.difference(compared.at_save, at_load),
             at_end=training_state.difference(straight_end, training_state.of(resumed.wrapped)),
             loaded=loaded,
             apart=apart,
+            layout=str(Layout(task.layout)) if task.layout else "",
         ),
     )
+
+
+def _uninterrupted(collector: Collector, way: Way, expected: Optional[Dict[str, Any]]) -> _Compared:
+    trial, steps, after = collector.trial, collector.trial.step.steps, way.task.after
+    weights = preparation.Weights(trial, collector.recorder, expected)
+    collector.recorder.phase(f"all {steps} steps in one go")
+    straight = _Training(collector, trial, weights.examine)
+    way.check(straight.wrapped)
+    collector.note(*straight.wrapped.notes)
+    experts = _experts(straight.wrapped, expected)
+    straight.run(1, steps)
+
+    collector.recorder.phase("the same once more")
+    again = _Training(collector, trial)
+    again.run(1, steps)
+
+    collector.recorder.phase(f"{after} steps before the save")
+    first = _Training(collector, trial)
+    first.run(1, after)
+    at_save = training_state.of(first.wrapped)
+    return _Compared(first, straight, again, at_save, _known(first.wrapped, experts))
+
+
+def _moved(collector: Collector, way: Way, expected: Optional[Dict[str, Any]]) -> _Compared:
+    trial, steps, after = collector.trial, collector.trial.step.steps, way.task.after
+    weights = preparation.Weights(trial, collector.recorder, expected)
+    collector.recorder.phase(f"{after} steps before the save")
+    first = _Training(collector, trial, weights.examine)
+    way.check(first.wrapped)
+    first.run(1, after)
+    whole = whole_state.gathered(first.wrapped)
+
+    elsewhere = dataclasses.replace(trial, layout=way.task.layout)
+    collector.recorder.phase(f"the same state in memory at {Layout(way.task.layout)}")
+    straight = _Training(collector, elsewhere)
+    collector.note(*first.wrapped.notes, *straight.wrapped.notes)
+    experts = _experts(straight.wrapped, expected)
+    straight.start_from(first, whole)
+    at_save, known = training_state.of(straight.wrapped), _known(straight.wrapped, experts)
+    straight.run(after + 1, steps)
+
+    collector.recorder.phase("the same once more")
+    again = _Training(collector, elsewhere)
+    again.start_from(first, whole)
+    again.run(after + 1, steps)
+    return _Compared(first, straight, again, at_save, known)
 
 
 def _resume(way: Way, trial: Trial, first: _Training, folder: Path) -> _Training:

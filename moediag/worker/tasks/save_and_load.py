@@ -66,6 +66,27 @@ class Dcp(Way):
         return {"model": model, "optimizer": optimizer}
 
 
+class DcpModel(Way):
+    """Saves the model alone; the optimizer begins anew."""
+
+    def save(self, wrapped: Wrapped, folder: Path) -> None:
+        from torch.distributed.checkpoint import save
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+        save(get_model_state_dict(wrapped.model), checkpoint_id=str(folder))
+
+    def load(self, wrapped: Wrapped, folder: Path) -> None:
+        from torch.distributed.checkpoint import load
+        from torch.distributed.checkpoint.state_dict import (
+            get_model_state_dict,
+            set_model_state_dict,
+        )
+
+        state = get_model_state_dict(wrapped.model)
+        load(state, checkpoint_id=str(folder))
+        set_model_state_dict(wrapped.model, state)
+
+
 class Accelerate(Way):
     """Uses ``Accelerator.save_state`` and ``load_state``."""
 
@@ -97,24 +118,20 @@ class SavePretrained(Way):
         model = getattr(model, "module", model)  # DDP's wrapper
         path = self.source(wrapped.trial, folder).checkpoint_path
         model.save_pretrained(str(path), is_main_process=dist.get_rank() == 0)
-        torch.save(_optimizer(wrapped).state_dict(), self._file(folder))
+        torch.save(wrapped.own_optimizer.state_dict(), self._file(folder))
 
     def load(self, wrapped: Wrapped, folder: Path) -> None:
         # This run wrote the pickle itself.
         state = torch.load(self._file(folder), map_location=wrapped.device, weights_only=False)
-        _optimizer(wrapped).load_state_dict(state)
+        wrapped.own_optimizer.load_state_dict(state)
 
     def _file(self, folder: Path) -> Path:
         return folder / f"optimizer-{dist.get_rank()}.pt"
 
 
-def _optimizer(wrapped: Wrapped) -> Any:
-    """Returns torch's own optimizer, without accelerate's wrapper."""
-    return getattr(wrapped.optimizer, "optimizer", wrapped.optimizer)
-
-
 WAYS: Dict[str, Type[Way]] = {
     "dcp": Dcp,
+    "dcp-model": DcpModel,
     "accelerate": Accelerate,
     "save-pretrained": SavePretrained,
 }

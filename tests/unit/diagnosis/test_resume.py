@@ -99,6 +99,20 @@ class TestHealthy:
         )  # fmt: skip
         assert table.note == "Norm: of the rank's own part of the gradient."
 
+    def test_at_another_layout_it_is_compared_with_the_state_in_memory(self) -> None:
+        moved = [replace(healthy(rank), layout="dp_shard=1 x ep=2 = 2 ranks") for rank in (0, 1)]
+        clean = of(*moved)
+        assert clean.verdict == Verdict.CLEAN
+        assert clean.cause.startswith("After saving and loading at dp_shard=1 x ep=2 = 2 ranks, ")
+        assert "those of the run that got the same state in memory" in clean.cause
+        assert "uninterrupted" not in clean.cause + str(clean.tables)
+        drift = of(*map(drifted, moved)).cause
+        assert "differ from the run that got the same state in memory" in drift
+        assert "two runs from the same state in memory differ by 0" in drift
+        assert (
+            "Two runs from the same state in memory already differ" in of(*map(noisy, moved)).cause
+        )
+
     def test_other_tables_have_titles_and_columns(self) -> None:
         _, ends, experts = of(healthy(0), healthy(1)).tables
         assert ends.title == "Largest differences of the state, and of two uninterrupted runs"

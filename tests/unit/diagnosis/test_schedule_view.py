@@ -8,6 +8,8 @@ import pytest
 
 from bench import jobs
 from moediag.diagnosis import diagnose
+from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.words.schedule_view import side_by_side
 from moediag.pipeline import examine
 from moediag.result import Diagnosis, SideBySide
 from tests.unit.evidence_builder import Job, Op, aborted_on_gloo, expert_job, fsdp2_job
@@ -102,3 +104,12 @@ def test_a_rank_without_a_dump_has_state_unseen(tmp_path: Path) -> None:
     job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 3), "killed", 1)
     trial = examine.examine([jobs.write(job, tmp_path / "d")]).result.trials[0]
     assert {s.kind: s.ranks for s in trial.diagnosis.states}["unseen"] == job.culprits
+
+
+def test_calls_of_equal_size_differ_by_what_they_carry() -> None:
+    facts = Facts(fsdp2_job({(1, 3)}, {(1, 5)}).run())
+    assert facts.divergence is not None
+    shown = side_by_side(facts.divergence, facts.aligned, (), facts.evidence)
+    here = {lane.ranks: lane.cells[shown.at].text for lane in shown.lanes}
+    assert here[0,].endswith("with model.layers.1.mlp.experts.5.{gate,up,down}_proj.weight")
+    assert here[1,].endswith("with model.layers.1.mlp.experts.3.{gate,up,down}_proj.weight")

@@ -20,6 +20,7 @@ from moediag.protocol import (
     ReferenceTask,
     RelationTask,
     ResumeTask,
+    SequenceTask,
     Size,
     StepTask,
     SusceptibilityTask,
@@ -34,7 +35,7 @@ from moediag.protocol import (
 TASKS = [
     StepTask(),
     TrainerTask(),
-    ResumeTask("accelerate", 3, "full"),
+    ResumeTask("accelerate", 3, "full", {"dp_shard": 2}),
     ProgramTask("metrics", {"fewer": 1}),
     CostTask(["touch"], model=ModelSpec(layers=7)),
     ReferenceTask(),
@@ -43,6 +44,7 @@ TASKS = [
     CheckTask("folder", simulate=False),
     RelationTask("padding", "left", Size(experts=2)),
     GenerateTask(synced=True),
+    SequenceTask(["one", "other"]),
     WatchTask(),
     VerifyTask(),
 ]
@@ -51,7 +53,10 @@ OLD: list[tuple[dict[str, Any], Task]] = [
     ({"purpose": "step"}, StepTask()),
     ({}, StepTask()),
     ({"wrapper": {"kind": "trl"}}, TrainerTask()),
-    ({"resume": {"through": "accelerate", "after": 3, "state_dict": "full"}}, TASKS[2]),
+    (
+        {"resume": {"through": "accelerate", "after": 3, "state_dict": "full"}},
+        ResumeTask("accelerate", 3, "full"),
+    ),
     ({"program": {"name": "metrics", "options": {"fewer": 1}}}, TASKS[3]),
     # The reference of a variant kept the variant's other sections.
     ({"purpose": "reference", "resume": {"through": "dcp"}}, ReferenceTask()),

@@ -68,8 +68,18 @@ def test_a_successful_end_does_not_hold_the_agent(
     ended(pid)
     observer = agent.Observer(tmp_path)
     assert not observer.look({0: pid})
-    observer.succeeded({0: pid})
+    observer.reaped({0: 0})
     assert len(events(tmp_path)) == 1
+
+
+def test_a_rank_that_the_agent_reaped_first_is_reported(tmp_path: Path) -> None:
+    """It ended between the observer's look and the agent's own."""
+    observer = agent.Observer(tmp_path)
+    observer.reaped({1: -signal.SIGKILL})
+    assert observer.look({})
+    assert events(tmp_path) == [
+        {"e": "exit", "rank": 1, "code": None, "signal": "SIGKILL", "by_us": False}
+    ]
 
 
 def test_other_ranks_are_stopped_only_after_the_release(

@@ -185,6 +185,13 @@ def test_a_variant_overrides_resume_field_by_field() -> None:
     assert len({p.reference_key for p in same}) == 1
 
 
+def test_the_layout_after_loading_is_resolved() -> None:
+    planned = {p.trial.variant: p for p in plan(load(find("checkpoint-reshard")), 8, "cpu").trials}
+    native = planned["native"].trial
+    assert native.layout == {"dp_shard": 8}
+    assert native.task == ResumeTask("dcp", 2, layout={"dp_shard": 4, "ep": 2})
+
+
 def test_nothing_is_saved_without_a_resume_section(starvation: Scenario) -> None:
     assert {p.trial.task.kind for p in plan(starvation, 2, "cpu").trials} == {"step", "cost"}
 

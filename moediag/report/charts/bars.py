@@ -1,4 +1,4 @@
-"""Inline SVG bars beside numbers, to compare variants at a glance."""
+"""Bars beside numbers, to compare variants at a glance."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from markupsafe import Markup
 from moediag.report.page import FixRow
 from moediag.result import TrialResult, Verdict
 
-WIDTH, HEIGHT = 84, 10  # pixels
+WIDTH, HEIGHT = 120, 12  # pixels
 SMALLEST = 1e-9  # gradient errors from here to 1 fill the bar; the scale is logarithmic
 
 
-def time_bar(ratio: float | None, rows: Sequence[FixRow]) -> Markup:
-    """Returns a bar of the step time relative to the unfixed step, drawn as a line; nothing if not
-    measured. ``rows``: the whole table, so that bars are comparable."""
-    if ratio is None or not math.isfinite(ratio) or ratio <= 0:
+def time_bar(row: FixRow, rows: Sequence[FixRow]) -> Markup:
+    """Returns a bar of the step time relative to the unfixed step, drawn as a line, and its
+    quartiles; nothing if not measured. ``rows``: the whole table, so that bars are comparable."""
+    times = _times(row)
+    if not times:
         return Markup("")
-    measured = [r.ratio for r in rows if r.ratio is not None and math.isfinite(r.ratio)]
-    most = max(1.25, *measured)
+    most = max(1.25, *(time for other in rows for time in _times(other)))
     one = WIDTH / most
-    return _svg(
-        f"{ratio:.2f} of the unfixed step time",
-        ratio / most,
-        "time",
-        f'<line class="one" x1="{one:.1f}" y1="0" x2="{one:.1f}" y2="{HEIGHT}"/>',
-    )
+    more = f'<line class="one" x1="{one:.1f}" y1="0" x2="{one:.1f}" y2="{HEIGHT}"/>'
+    if len(times) == 3:
+        low, high = (WIDTH * time / most for time in times[1:])
+        more += f'<path class="spread" d="M{low:.1f} 3v6m0-3H{high:.1f}m0-3v6"/>'
+    return _svg(f"{times[0]:.2f} of the unfixed step time", times[0] / most, "time", more)
+
+
+def _times(row: FixRow) -> list[float]:
+    """Returns the ratio and its quartiles, as far as they are measured."""
+    times = [] if row.ratio is None else [row.ratio, *(row.spread or ())]
+    return times if all(math.isfinite(time) and time > 0 for time in times) else []
 
 
 def error_bar(trial: TrialResult) -> Markup:

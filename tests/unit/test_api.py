@@ -1,0 +1,54 @@
+"""`import moediag` is cheap, and the examples of docs/reference/python.md run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import moediag
+from moediag.errors import EvidenceError, ScenarioError, UsageError
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+EXAMPLES = dict(re.findall(r"## (\w+)\n.*?```python\n(.*?)```", PAGE, flags=re.DOTALL))
+HUNG = ROOT / "tests" / "samples" / "flight-recorder" / "gloo-stuck"
+
+
+def test_importing_moediag_imports_nothing_else() -> None:
+    code = "import sys; before = {*sys.modules}; import moediag; print({*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{'moediag'}"
+
+
+def test_every_name_of_the_root_exists() -> None:
+    assert all(getattr(moediag, name) for name in moediag.__all__ if name != "laws")
+    with pytest.raises(AttributeError, match="no attribute 'frob'"):
+        moediag.frob  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_the_page_has_an_example_of_each_function() -> None:
+    assert {*EXAMPLES} == {"Diagnose", "Laws", "Run", "Check", "Verify"}
+
+
+def test_the_example_of_diagnose_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(HUNG, "dumps")
+    exec(EXAMPLES["Diagnose"], {})
+    assert capsys.readouterr().out.startswith("hang ")
+
+
+def test_mistakes_are_errors_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        moediag.run("expert-starvation", cpu=2, gpus=2)
+    with pytest.raises(ScenarioError, match="no scenario is called"):
+        moediag.run("expert-starvaton")
+    with pytest.raises(EvidenceError) as caught:
+        moediag.diagnose(tmp_path / "none")
+    assert caught.value.help_text

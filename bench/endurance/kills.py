@@ -7,6 +7,7 @@ Scheduling is as on a cluster: if moediag still runs a second after the signals,
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,11 +59,13 @@ COMMANDS = {
         ("trials", "variant", "verdict", "signature"),
     ),
     "hunt": Command(
-        ("hunt", "--family", "qwen3_moe", "--relation", "causality", "--relation", "batch"), 12.0, 2,
+        ("hunt", "--family", "qwen3_moe", "--relation", "causality", "--relation", "batch"),
+        12.0, 2,
         ("cells", "family", "relation", "state"),
     ),
     "bisect": Command(
-        ("bisect", "expert-starvation", "--good", "4.52.4", "--bad", "4.53.2", "--cpu", "2"), 60.0, 1,
+        ("bisect", "expert-starvation", "--good", "4.52.4", "--bad", "4.53.2", "--cpu", "2"),
+        60.0, 1,
         ("began", "good", "bad"),
     ),
 }  # fmt: skip
@@ -78,21 +82,40 @@ class Report:
     slowest: float = 0.0
     failures: list[str] = field(default_factory=list)
 
+    def add(self, other: Report) -> None:
+        self.cases += other.cases
+        self.signals += other.signals
+        self.roles += other.roles
+        self.resumed += other.resumed
+        self.slowest = max(self.slowest, other.slowest)
+        self.failures += other.failures
 
-def run(count: int, seed: int, only: str = "") -> Iterator[tuple[str, Report]]:
+
+def run(
+    count: int, seed: int = 0, only: str = "", at_once: int = 1
+) -> Iterator[tuple[str, Report]]:
+    """Yields each command's report; ``count`` kills in all, ``at_once`` at the same time."""
     for name, command in COMMANDS.items():
-        if only in name:
-            report = Report()
-            answer: dict[str, Any] = {}
-            for number in range(max(1, round(count * command.share / 100))):
-                with _stranger() as signalled, cases.folder() as place:
-                    _case(name, f"{seed} {name} {number}", place, report, answer)
-                    if said := signalled():
-                        report.failures.append(f"seed {seed} {number}: a stranger got {said}")
-            yield name, report
+        if only not in name:
+            continue
+        report = Report()
+        numbers = range(max(1, round(count * command.share / 100)))
+        with ThreadPoolExecutor(at_once) as pool:
+            for one in pool.map(functools.partial(_with_stranger, name, seed), numbers):
+                report.add(one)
+        yield name, report
 
 
-def _case(name: str, seed: str, place: Path, report: Report, answer: dict[str, Any]) -> None:
+def _with_stranger(name: str, seed: int, number: int) -> Report:
+    report = Report()
+    with _stranger() as signalled, cases.folder() as place:
+        _case(name, f"{seed} {name} {number}", place, report)
+        if said := signalled():
+            report.failures.append(f"seed {seed} {number}: a stranger got {said}")
+    return report
+
+
+def _case(name: str, seed: str, place: Path, report: Report) -> None:
     chance = random.Random(seed)  # noqa: S311 - repeatable
     command, mark, out = COMMANDS[name], cases.new_mark(), place / "out"
     first, *rest = command.words
@@ -129,10 +152,17 @@ def _case(name: str, seed: str, place: Path, report: Report, answer: dict[str, A
         report.failures.append(f"{what}: unreadable: {why}")
     if command.answer and (out / "journal.jsonl").is_file():
         report.resumed += 1
-        answer = answer or _answer([*MOEDIAG, first, "--out", "whole", *rest], place, command.answer)
+        answer = _undisturbed(name)
         again = _answer([*words, "--resume"], place, command.answer)
         if again != answer:
             report.failures.append(f"{what}: resumed to {again}, not {answer}")
+
+
+@functools.cache
+def _undisturbed(name: str) -> Any:
+    first, *rest = COMMANDS[name].words
+    with cases.folder() as place:
+        return _answer([*MOEDIAG, first, "--out", "out", *rest], place, COMMANDS[name].answer)
 
 
 def _answer(words: list[str], place: Path, names: tuple[str, ...]) -> Any:
@@ -166,7 +196,8 @@ def _stranger() -> Iterator[Any]:
     signals it got."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "signals"
-        words = [sys.executable, "-c", _LOOKS_ALIKE, str(log), "-m", "torch.distributed.run", "gloo.py"]
+        alike = ("-m", "torch.distributed.run", "gloo.py")
+        words = [sys.executable, "-c", _LOOKS_ALIKE, str(log), *alike]
         variables = {"RANK": "0", "WORLD_SIZE": "2", "MOEDIAG_LAUNCH": "of-another-launch"}
         process = subprocess.Popen(words, env={**os.environ, **variables})
         try:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from moediag.campaign.bisect.probe_lines import probe_line, target_lines
-from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict
 from moediag.campaign.bisect.prober import Prober
 from moediag.campaign.bisect.question import Question
 from moediag.campaign.bisect.search.rates import Rate
@@ -72,18 +72,24 @@ class _Learning(Strategy[Probe, ProbeRecord]):
             told = self.state.probe(version)
             if told is None:
                 return [Probe(self.state.releases.index(version))]
-            clean = told.kind == Kind.GOOD and self.question.scenario.overrides
-            if told.kind != Kind.SKIP and not clean:
+            if not self._elsewhere(told):
                 break
         return []
+
+    def _elsewhere(self, told: ProbeVerdict) -> bool:
+        """Whether the failure may be in other releases than one with this verdict."""
+        changed = bool(self.question.scenario.overrides)
+        return told.kind == Kind.SKIP or (told.kind == Kind.GOOD and changed)
 
     def name(self, item: Probe) -> str:
         return probe_name(self.state.releases[item.index], item.attempt)
 
     def make(self, item: Probe) -> ProbeRecord:
-        found = self.prober.learn(self.state.releases[item.index])
+        version = self.state.releases[item.index]
+        found = self.prober.learn(version)
         if found.target is None:
-            self.display.say(found.problem)
+            if version == self.question.ends[-1] or not self._elsewhere(found.record.verdict):
+                self.display.say(found.problem)
         else:  # record it before its probe: without a target a probed bad end is not bad
             self.state.learned(found.target)
             for text in target_lines(found.target):

@@ -93,7 +93,7 @@ def check(
     from moediag.pipeline.check import check as checked
 
     options = CheckOptions(
-        str(config), layout, world, dict(stack or {}), wrapper, simulate, timeout,
-        Path(out) if out is not None else None,
+        str(config), layout, world, dict(stack or {}), wrapper, simulate, timeout=timeout,
+        out=Path(out) if out is not None else None,
     )  # fmt: skip
     return checked(options, lambda *_: None)

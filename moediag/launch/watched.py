@@ -61,7 +61,7 @@ def environment(
     of_another = (
         protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD,
         protocol.ENV_MEASURE,
-        protocol.ENV_LAWS,
+        protocol.ENV_LAWS, protocol.ENV_SIMULATE,
     )  # fmt: skip
     for name in of_another:
         env.pop(name, None)  # moediag itself may run in a watched job

@@ -22,9 +22,10 @@ from moediag.evidence.model import Evidence, RankEvidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch.launcher import launcher
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import check_cost, known_scenarios
-from moediag.pipeline.check_cost import AxisCost, Memory
+from moediag.pipeline import check_cost, known_scenarios, register
+from moediag.pipeline.check_cost import AxisCost, Bandwidth, Memory, Wire
 from moediag.pipeline.known_scenarios import Known
+from moediag.pipeline.register import Entry
 from moediag.pipeline.run_folder import run_folder
 from moediag.pipeline.single_process import OFFLINE, why_no_answer
 from moediag.protocol import (
@@ -59,6 +60,8 @@ class CheckOptions:
     """``transformers`` or ``fsdp2``: who shards. "": transformers for a layout that from_pretrained
     divides the model along, else fsdp2."""
     simulate: bool = True
+    bandwidth: Bandwidth | None = None
+    """None: the wires' time is not told."""
     timeout: float = 600.0
     out: Path | None = None
 
@@ -88,7 +91,10 @@ class CheckResult:
     cases: tuple[JudgedCase, ...]
     costs: tuple[AxisCost, ...]
     memory: Memory | None
+    wires: tuple[Wire, ...]
     known: tuple[Known, ...]
+    found: tuple[Entry, ...]
+    """Findings of the hunt."""
     not_seen: tuple[str, ...]
     folder: Path
 
@@ -143,6 +149,8 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
         cases.append(JudgedCase(case, diagnose(read)))
     held = check_cost.as_recorded(checked.simulated_units, evidence) if evidence else ""
     active = [str(axis) for axis in layout.active]
+    costs = check_cost.by_axis(checked.units) if not held else ()
+    sizes = {str(axis): size for axis, size in layout.axes.items()}
     result = CheckResult(
         config=str(config),
         layout=layout,
@@ -150,9 +158,11 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
         versions=stack.versions,
         checked=checked,
         cases=tuple(cases),
-        costs=check_cost.by_axis(checked.units) if not held else (),
+        costs=costs,
         memory=check_cost.memory(checked.plan, checked.units) if checked.plan else None,
+        wires=check_cost.wires(costs, sizes, ranks, options.bandwidth) if options.bandwidth else (),
         known=known_scenarios.concerning(checked.model_type, active, wrapper, stack.versions),
+        found=tuple(e for e in register.read() if e.concerns(checked.model_type, active)),
         not_seen=(*checked.not_seen, *([f"the cost: {held}"] if held else [])),
         folder=folder,
     )
@@ -243,8 +253,10 @@ def to_json(result: CheckResult) -> dict[str, Any]:
             for one in result.cases
         ],
         "costs": [{**dataclasses.asdict(cost), "sent": cost.sent} for cost in result.costs],
+        "wires": [dataclasses.asdict(wire) for wire in result.wires],
         "memory": dataclasses.asdict(result.memory) if result.memory else None,
         "known": [dataclasses.asdict(one) for one in result.known],
+        "found": [dataclasses.asdict(one) for one in result.found],
         "not_seen": list(result.not_seen),
     }  # fmt: skip
 

@@ -5,8 +5,9 @@ The formulas are in docs/howto/check.md; :func:`as_recorded` holds them against 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moediag.evidence.model import Evidence
@@ -31,11 +32,51 @@ class AxisCost:
     """Of the replicas' gradients."""
     padding: int
     """Bytes of ``gathered`` that are padding."""
+    replicas: int = 1
+    """Ranks that hold the same shard."""
+    all_reduced: int = 0
+    """Bytes of the shards whose gradients the replicas reduce."""
 
     @property
     def sent(self) -> int:
         """Bytes that a rank sends in a step: by a ring, (n - 1) / n of each tensor."""
         return (self.gathered + self.reduced) * (self.ranks - 1) // self.ranks
+
+    @property
+    def sent_to_replicas(self) -> int:
+        """Bytes that a rank sends in a step to reduce over the replicas: by a ring, 2 (r - 1) / r
+        of each shard."""
+        return 2 * self.all_reduced * (self.replicas - 1) // self.replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """What one rank can send, in GB/s."""
+
+    inside: float
+    """To ranks of its node."""
+    between: float
+    """To ranks of other nodes."""
+    per_node: int = 8
+    """Ranks of a node."""
+    step: float | None = None
+    """Seconds of a step, if the user knows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How long the calls of one axis occupy the wires in a step."""
+
+    axis: str
+    bytes: int
+    """Sent by a rank."""
+    gbps: float
+    """GB/s of the slowest link of its ring."""
+    between: bool
+    """The ring crosses nodes."""
+    seconds: float
+    share: float | None
+    """Of the step; None: its time was not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +113,45 @@ def _axis(axis: str, ranks: int, units: Sequence[PlannedUnit]) -> AxisCost:
         reduced=sum(u.count * u.gathered * u.element for u in some),
         all_reduces=sum(u.count for u in some if u.replicas > 1),
         padding=sum(u.count * u.gathers * (u.gathered - u.elements) * u.element for u in some),
+        replicas=max((u.replicas for u in some), default=1),
+        all_reduced=sum(
+            u.count * u.gathered * u.element // u.shards for u in some if u.replicas > 1
+        ),
     )
+
+
+def wires(
+    costs: Iterable[AxisCost], layout: Mapping[str, int], ranks: int, bandwidth: Bandwidth
+) -> tuple[Wire, ...]:
+    """Returns the time of each axis: bytes that a rank sends / bandwidth. A ring is as slow as its
+    slowest link. ``layout``: outermost axis first."""
+    found = []
+    for cost in costs:
+        inner = _inner(cost.axis, layout)
+        near = ranks <= bandwidth.per_node or (
+            inner is not None and cost.ranks * inner <= bandwidth.per_node
+        )
+        found.append(_wire(cost.axis, cost.sent, near, bandwidth))
+        if cost.sent_to_replicas:
+            near = ranks <= bandwidth.per_node
+            found.append(_wire(f"{cost.axis} replicas", cost.sent_to_replicas, near, bandwidth))
+    return tuple(wire for wire in found if wire.bytes)
+
+
+def _inner(axis: str, layout: Mapping[str, int]) -> int | None:
+    """Returns the distance of neighbours on ``axis``; None for an axis that only the library
+    knows."""
+    names = list(layout)
+    if axis not in names:
+        return None
+    return math.prod(layout[name] for name in names[names.index(axis) + 1 :])
+
+
+def _wire(axis: str, sent: int, near: bool, bandwidth: Bandwidth) -> Wire:
+    gbps = bandwidth.inside if near else bandwidth.between
+    seconds = sent / gbps / 1e9
+    share = seconds / bandwidth.step if bandwidth.step else None
+    return Wire(axis, sent, gbps, not near, seconds, share)
 
 
 def memory(plan: Iterable[PlannedParameter], units: Iterable[PlannedUnit]) -> Memory:

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from moediag.axes import EP
 from moediag.pipeline.check import CheckResult, JudgedCase, share
-from moediag.pipeline.check_cost import AxisCost
+from moediag.pipeline.check_cost import AxisCost, Wire
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
 from moediag.report.text_layout import Line, columns, labelled
 from moediag.result import wording
 
 _TITLES = {FAILS: ("FAILS", "bad"), MAY_FAIL: ("MAY FAIL", "doubt"), NOTE: ("note", "plain")}
+_STATUS = {
+    "known": "known upstream", "by-design": "documented as a choice", "unreported": "not reported",
+}  # fmt: skip
 _NAMES = 4  # parameters named in a sentence
 _OTHERS = 3  # scenarios of other releases that are named
 ALWAYS = (
@@ -168,6 +171,8 @@ def _cost(result: CheckResult, width: int) -> Iterator[Line]:
     for cost in result.costs:
         if cost.ranks > 1:
             yield from labelled("cost", _axis_cost(cost), width)
+    for wire in result.wires:
+        yield from labelled("wires", _wire(wire), width)
     memory = result.memory
     if memory is not None:
         gather = ""
@@ -196,6 +201,13 @@ def _axis_cost(cost: AxisCost) -> str:
     return f"{text}; a rank sends {_bytes(cost.sent)}"
 
 
+def _wire(wire: Wire) -> str:
+    where = "between nodes" if wire.between else "in the node"
+    text = f"{wire.axis}: {wire.seconds:.3g} s a step ({_bytes(wire.bytes)} at {wire.gbps:g} GB/s"
+    share = "" if wire.share is None else f", {wire.share:.0%} of the step unless it overlaps"
+    return f"{text} {where}){share}"
+
+
 def _known(result: CheckResult, width: int) -> Iterator[Line]:
     measured = [one for one in result.known if one.measured]
     for one in measured:
@@ -203,6 +215,12 @@ def _known(result: CheckResult, width: int) -> Iterator[Line]:
         yield from labelled(
             "known", f"{one.title} (moediag run {one.name}). Fixes: {fixes}.", width, "doubt"
         )
+    for entry in result.found:
+        since = f", since {entry.since}" if entry.since else ""
+        fixed = f", fixed in {entry.fixed}" if entry.fixed else ""
+        words = f"{entry.summary} ({_STATUS[entry.status]}{since}{fixed}: {entry.where})."
+        style = "faint" if entry.status == "by-design" else "doubt"
+        yield from labelled("found", words, width, style)
     others = [one for one in result.known if not one.measured and one.releases]
     if others:
         told = ", ".join(f"{one.name} ({', '.join(one.releases)})" for one in others[:_OTHERS])

@@ -8,9 +8,9 @@ import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Union
 
-from moediag.protocol.files import CHECKED_FILE
+from moediag.protocol.files import CHECKED_FILE, simulated_file
 from moediag.protocol.stored import build, write_json
 
 # Levels of a finding. FAILS: the step cannot run, or a part of the request has no effect. MAY_FAIL:
@@ -89,6 +89,37 @@ class SimulatedCase:
     skewed: List[int]
     folder: str  # beside the outcome
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class SimulatedRank:
+    """How far a simulated rank of a user's program came. It is written at the first process group,
+    when a field changes, and at the end."""
+
+    rank: int
+    world_size: int
+    steps: int = 0  # optimizer steps that it made
+    # The first read of data that other ranks would have sent: what, and the user's line; "": none.
+    read: str = ""
+    known: Optional[int] = None  # recorded calls before that read
+    read_after: int = 0  # optimizer steps before it
+    ended: str = ""  # steps: as requested; "": otherwise
+    problem: str = ""  # why the program cannot be simulated
+
+    def with_(self, folder: Union[str, Path], **known: Any) -> "SimulatedRank":
+        """Returns it with these fields, and writes it."""
+        found = dataclasses.replace(self, **known)
+        write_json(Path(folder) / simulated_file(self.rank), dataclasses.asdict(found))
+        return found
+
+    @classmethod
+    def of(cls, folder: Union[str, Path], rank: int) -> Optional["SimulatedRank"]:
+        """Returns what ``rank`` wrote; None if it created no process group."""
+        try:
+            raw = json.loads((Path(folder) / simulated_file(rank)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return typing.cast("SimulatedRank", build(cls, raw))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,12 @@ RELEASE_FILE = "launcher.release"
 NOT_RECORDED_FILE = "not-recorded.txt"
 
 
+# Under `check --script`: the optimizer steps after which a simulated rank ends.
+ENV_SIMULATE = "MOEDIAG_SIMULATE"
+# Then, what roots broadcast; * is the call.
+ROOT_FILES = "broadcast-*.pt"
+
+
 def attempt_folder(attempt: int) -> str:
     """The evidence of a watched job's ranks; an elastic agent may start them several times."""
     return f"attempt-{attempt}"
@@ -118,6 +124,11 @@ def alone_file(rank: int) -> str:
     """Written at the end of a watched rank that had peers (WORLD_SIZE) but never created a process
     group: ``optimizers``, the classes of torch.optim that it constructed."""
     return f"rank-{rank}.alone.json"
+
+
+def simulated_file(rank: int) -> str:
+    """How far a simulated rank of a user's program came, see :class:`SimulatedRank`."""
+    return f"rank-{rank}.simulated.json"
 
 
 def outcome_file(rank: int) -> str:

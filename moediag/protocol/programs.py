@@ -128,6 +128,20 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "update": ("in-place", "new-tensor"),  # of what the checkpointer holds a reference to
         "saved_after": 0,  # the step after which the model is saved and loaded; 0: never
     },
+    # PEFT's adapters of all experts of a layer, in one parameter.
+    "expert-adapters": {
+        "parameters": ("gate-up", "both", "none"),  # those of experts that have adapters
+        # What reads them: PEFT; a forward that takes both by expert, as lora_A's rows are; one that
+        # takes both by rank, as lora_B's columns are; the experts without their adapters; the same
+        # with 0 times the adapters added.
+        "forward": ("peft", "by-expert", "by-rank", "base-layer", "base-layer-touched"),
+        # Whether training begins with adapters that were saved: no; yes, by from_pretrained; and
+        # then a new one in the same place, or beside it.
+        "resumed": ("no", "loaded", "wrapped-again", "second-adapter"),
+        # The saved file: of this release; of PEFT up to 0.19.0, which takes the other axis of an
+        # expert's matrix as input; that, with lora_A and lora_B exchanged; that, converted.
+        "file": ("own", "old", "old-exchanged", "old-converted"),
+    },
     # Attention over a sequence that ranks divide. keys: those that backward attends to, the part
     # that is due or the one saved in forward; owners: each rank's share of the gradients of keys
     # and values is sent to the ranks that have them, or only its own is kept; autograd: no ring, a

@@ -106,6 +106,16 @@ class RelationTask:
 
 
 @dataclass(frozen=True)
+class SequenceTask:
+    """Runs several trials one after the other in the same processes. What one of them leaves in a
+    process may change the next: only a trial that shows nothing is decided by it."""
+
+    kind: str = field(default="sequence", init=False)
+    trials: List[str] = field(default_factory=list)  # folders below this trial's, see TRIAL_FILE
+    single: bool = False  # in one process, as references
+
+
+@dataclass(frozen=True)
 class CheckTask:
     """Plans the trial's layout for a model without weights, and simulates its ranks, one by one.
     The trial's ``wrapper.kind`` says who shards: ``fsdp2`` or ``transformers``."""
@@ -131,7 +141,7 @@ class VerifyTask:
 
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    GenerateTask, FamiliesTask, RelationTask, CheckTask, WatchTask, VerifyTask,
+    GenerateTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask, VerifyTask,
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from moediag.protocol.tasks import (
     FamiliesTask,
     ReferenceTask,
     RelationTask,
+    SequenceTask,
     StepTask,
     SusceptibilityTask,
     Task,
@@ -54,6 +55,8 @@ class Trial:
     @property
     def alone(self) -> bool:
         """Whether it runs in one process, whatever its world size."""
+        if isinstance(self.task, SequenceTask):
+            return self.task.single
         alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask, CheckTask)
         return isinstance(self.task, alone)
 

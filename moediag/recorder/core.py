@@ -231,6 +231,11 @@ class Recorder:
     def set_step(self, number: int) -> None:
         self.current_step = self.heartbeat.step = number
 
+    @property
+    def issued(self) -> int:
+        """The number of recorded calls so far."""
+        return self._next
+
     def event(self, kind: str, keep: bool = False, **fields: Any) -> None:
         if self.active:
             self.log.event(kind, keep, **fields)

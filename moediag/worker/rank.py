@@ -4,6 +4,7 @@ outcome."""
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional
@@ -20,6 +21,7 @@ from moediag.protocol import (
     ReferenceTask,
     RelationTask,
     ResumeTask,
+    SequenceTask,
     StepTask,
     SusceptibilityTask,
     TrainerTask,
@@ -42,6 +44,7 @@ def main(trial_path: str) -> None:
         FamiliesTask: _families,
         RelationTask: _relation,
         CheckTask: _check,
+        SequenceTask: _sequence,
     }
     alone.get(type(trial.task), _distributed)(trial, folder)
 
@@ -86,7 +89,21 @@ def _check(trial: Trial, folder: Path) -> None:
     check.run(trial, folder).write(folder)
 
 
-def _distributed(trial: Trial, folder: Path) -> None:
+def _sequence(trial: Trial, folder: Path) -> None:
+    from moediag.worker import sequence
+
+    assert isinstance(trial.task, SequenceTask)
+    if trial.task.single:
+        sequence.run(trial.task, folder, 0, _reference)
+        return
+    _join(trial)
+    one = functools.partial(_distributed, joined=True)
+    sequence.run(trial.task, folder, int(os.environ["RANK"]), one)
+    _leave()
+
+
+def _distributed(trial: Trial, folder: Path, joined: bool = False) -> None:
+    """``joined``: the process group exists and stays."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     from moediag.worker import gpu, kernels
 
@@ -104,9 +121,17 @@ def _distributed(trial: Trial, folder: Path) -> None:
         recorder = install(str(folder), rank, world_size)
         for note in notes:  # at once: a rank that stops never writes its outcome
             recorder.event("note", keep=True, text=note)
+    try:
+        _recorded(trial, folder, recorder, joined)
+    finally:
+        if joined and recorder is not None:
+            recorder.uninstall()  # the next trial has its own
+
+
+def _recorded(trial: Trial, folder: Path, recorder: Any, joined: bool) -> None:
     ended = _noted(folder, recorder) if trial.record and trial.executed else None
     try:
-        outcome = _steps(trial, rank, recorder)
+        outcome = _steps(trial, int(os.environ["RANK"]), recorder, joined)
     except BaseException as error:
         if recorder is not None:
             recorder.error(error)
@@ -130,9 +155,24 @@ def _noted(folder: Path, recorder: Any) -> Optional[Callable[[], None]]:
         return None
 
 
-def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
-    import torch
+def _join(trial: Trial) -> None:
     import torch.distributed as dist
+
+    # Longer than the launch's own limit: the watchdog judges a stall, not the library's timeout.
+    timeout = datetime.timedelta(seconds=2 * trial.timeout)
+    dist.init_process_group(trial.backend, timeout=timeout)
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    # A rank that aborts does not reach this; one that raises must not wait for its peers.
+    if not _raising():
+        dist.destroy_process_group()
+
+
+def _steps(trial: Trial, rank: int, recorder: Any, joined: bool) -> Outcome:
+    import torch
 
     from moediag.worker import gpu, programs
     from moediag.worker.collector import Collector
@@ -150,18 +190,16 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     device = gpu.device(trial)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Longer than the launch's own limit: the watchdog judges a stall, not the library's timeout.
-    timeout = datetime.timedelta(seconds=2 * trial.timeout)
-    dist.init_process_group(trial.backend, timeout=timeout)
+    if not joined:
+        _join(trial)
     collector = Collector(trial, rank, device, recorder)
     try:
         tasks[type(trial.task)](collector)
     except NotApplicable as reason:
         return collector.outcome(reason)
     finally:
-        # A rank that aborts does not reach this; one that raises must not wait for its peers.
-        if not _raising():
-            dist.destroy_process_group()
+        if not joined:
+            _leave()
     return collector.outcome()
 
 

@@ -26,7 +26,21 @@ _LAZY = (
     "torch.utils.checkpoint",
     "torch.utils.serialization.config",
     "moediag.recorder.start",
+    "moediag.recorder.background",
+    "moediag.recorder.batches",
+    "moediag.recorder.collectives",
+    "moediag.recorder.data_loaders",
+    "moediag.recorder.fsdp1",
     "moediag.recorder.fsdp2",
+    "moediag.recorder.handled_errors",
+    "moediag.recorder.missing_gradients",
+    "moediag.worker.programs",
+    "moediag.worker.sequence",
+    "moediag.worker.tasks.cost",
+    "moediag.worker.tasks.generation",
+    "moediag.worker.tasks.resume",
+    "moediag.worker.tasks.step",
+    "moediag.worker.tasks.trainer",
 )
 _TRAINERS = ("trl.trainer.sft_trainer", "datasets", "tokenizers")
 
@@ -69,6 +83,11 @@ def warm(families: Sequence[str]) -> None:
                 release_families.load(family)
         except NotApplicable:
             continue
+    # It compiles a thousand patterns, which every process that loads or saves a model needs.
+    with contextlib.suppress(ImportError, AttributeError):  # before 5.0 there was none
+        from transformers import conversion_mapping
+
+        conversion_mapping.get_checkpoint_conversion_mapping("")
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.zeros(2)
     torch.nn.utils.clip_grad_norm_([weight], 1.0)

@@ -41,7 +41,7 @@ WRONG = {
         "upstream/templates.py", "import moediag.judgement.conclusion"
     ),
     "the rank side: the launcher's part, then the step under test, then the recorder": Wrong(
-        "recorder/log.py", "import moediag.worker.data", cycle=True
+        "recorder/log.py", "import moediag.laws", cycle=True
     ),
     "the step under test: tasks, then the training they share, then sharding, then models": Wrong(
         "worker/data.py", "import moediag.worker.versions"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moediag.campaign.hunt.pursued import Pursued
-from moediag.campaign.hunt.register import Entry
+from moediag.pipeline.register import Entry
 from moediag.protocol import ListedFamily, RelationOutcome, WayOutcome, build
 from moediag.result.verdicts import StrEnum
 

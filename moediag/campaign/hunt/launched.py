@@ -7,30 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from moediag.campaign.hunt.family_trials import FamilyTrials
 from moediag.campaign.hunt.layouts import LaunchedRelation, LaunchedWay
-from moediag.diagnosis import diagnose
-from moediag.evidence.trial_folder import read_trial
 from moediag.launch.base import Launcher
-from moediag.launch.record import LaunchRecord
-from moediag.pipeline.trials import last_line
-from moediag.protocol import (
-    CONDITIONS,
-    SIZES,
-    GenerateTask,
-    Outcome,
-    ReferenceTask,
-    RelationOutcome,
-    Size,
-    Trial,
-    WayOutcome,
-    outcome_file,
-    output_file,
-)
-from moediag.result import Confidence, Diagnosis, Verdict
+from moediag.protocol import CONDITIONS, SIZES, RelationOutcome, Size, WayOutcome
+from moediag.result import Diagnosis, Verdict
 
 _KINDS = {Verdict.CRASH: "crash", Verdict.HANG: "hang", Verdict.COLLECTIVE_MISMATCH: "hang"}
-_REFERENCES = "references"
-LOGITS = 1e-3  # allowed difference of generated tokens' logits, as a share of the largest
 
 
 def check(
@@ -39,7 +22,8 @@ def check(
     """Returns the outcome of each way that applies. Evidence is left in ``folder``; what a way that
     holds left there is deleted."""
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted hunt
-    trials = _Trials(relation, family, launcher, folder, timeout)
+    trials = FamilyTrials(relation, family, launcher, folder, timeout)
+    trials.try_all()
     ways: list[WayOutcome] = []
     reasons: list[str] = []
     for way in relation.ways:
@@ -48,7 +32,7 @@ def check(
             reasons.append(outcome)
         else:
             ways.append(outcome)
-    shutil.rmtree(folder / _REFERENCES, ignore_errors=True)
+    trials.clear()
     applicable = None if ways else "; ".join(dict.fromkeys(reasons))
     return RelationOutcome(family, relation.name, ways, applicable=applicable)
 
@@ -60,14 +44,16 @@ def check_way(
     """Returns the outcome of one way at one size, without the conditions."""
     shutil.rmtree(folder, ignore_errors=True)
     way = next(way for way in relation.ways if way.name == name)
-    outcome = _outcome(way, _Trials(relation, family, launcher, folder, timeout).run(way, 0, size))
+    outcome = _outcome(
+        way, FamilyTrials(relation, family, launcher, folder, timeout).run(way, 0, size)
+    )
     shutil.rmtree(folder, ignore_errors=True)
     if isinstance(outcome, str):
         return RelationOutcome(family, relation.name, applicable=outcome)
     return RelationOutcome(family, relation.name, [outcome])
 
 
-def _judge(trials: _Trials, way: LaunchedWay) -> WayOutcome | str:
+def _judge(trials: FamilyTrials, way: LaunchedWay) -> WayOutcome | str:
     """Returns the outcome, or why the way does not apply."""
     first = trials.run(way)
     outcome = _outcome(way, first)
@@ -93,114 +79,37 @@ def _outcome(way: LaunchedWay, first: Diagnosis) -> WayOutcome | str:
     return WayOutcome(way.name, False, kind, first.signature, first.cause, first.gradient_error)
 
 
-class _Trials:
-    """Runs each trial of one family once, beside the references that they share."""
-
-    def __init__(
-        self, relation: LaunchedRelation, family: str, launcher: Launcher, folder: Path,
-        timeout: float,
-    ) -> None:  # fmt: skip
-        self.relation = relation
-        self._family = family
-        self._launcher = launcher
-        self._folder = folder
-        self._timeout = timeout
-        self._references: dict[str, tuple[Path, Diagnosis | None]] = {}
-        self._known: dict[str, Diagnosis] = {}
-
-    def run(
-        self, way: LaunchedWay, seed: int = 0, size: Size = SIZES[0], again: bool = False
-    ) -> Diagnosis:
-        """``again``: the trial is run although its result is known."""
-        trial = way.trial(self._family, seed, size, self._timeout)
-        if trial.name in self._known and not again:
-            return self._known[trial.name]
-        path, refused = self._reference(trial)
-        if refused is not None:
-            return refused
-        folder = self._folder / (f"{trial.name}-again" if again else trial.name)
-        self._launcher.run(dataclasses.replace(trial, reference_path=str(path)), folder)
-        found = diagnose(read_trial(folder))
-        if isinstance(trial.task, GenerateTask) and found.verdict == Verdict.INCONCLUSIVE:
-            found = _generated(folder, trial.world_size, found)
-        if found.verdict in (Verdict.CLEAN, Verdict.NOT_APPLICABLE):
-            shutil.rmtree(folder, ignore_errors=True)
-        self._known[trial.name] = found
-        return found
-
-    def _reference(self, trial: Trial) -> tuple[Path, Diagnosis | None]:
-        """Returns the file of the single process, and the result of every trial that needs it if
-        there is none. Ranks that share a batch, for whatever reason, share a reference."""
-        shared = trial.skew.batches
-        shared = "identical" if shared == "per-replica" else shared
-        key = repr((trial.world_size, shared, trial.step, trial.model))  # they hold dicts
-        if key not in self._references:
-            name = f"reference-{len(self._references)}"
-            folder = self._folder / _REFERENCES / name
-            path = folder.with_suffix(".pt")
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            alone = dataclasses.replace(
-                trial, name=name, task=ReferenceTask(), record=False, reference_path=str(path)
-            )
-            record = self._launcher.run(alone, folder)
-            self._references[key] = path, _refused(record, folder)
-        return self._references[key]
-
-
-def _refused(record: LaunchRecord, folder: Path) -> Diagnosis | None:
-    """Returns what a reference that was not computed says of every trial."""
-    try:
-        reason = Outcome.read(folder / outcome_file(0)).applicable
-    except (OSError, ValueError):
-        said = record.launch_error or last_line(folder / output_file(0)) or "it left no output"
-        return _undiagnosed(Verdict.INCONCLUSIVE, f"the single-process reference failed: {said}")
-    return None if reason is None else _undiagnosed(Verdict.NOT_APPLICABLE, reason)
-
-
-def _generated(folder: Path, ranks: int, found: Diagnosis) -> Diagnosis:
-    """Returns what the tokens of all ranks show; ``found`` if one wrote none."""
-    try:
-        outcomes = [Outcome.read(folder / outcome_file(rank)) for rank in range(ranks)]
-    except (OSError, ValueError):
-        return found
-    if not all(one.tokens and one.reference_tokens for one in outcomes):
-        return found
-    apart = [one for one in outcomes if one.tokens != one.reference_tokens]
-    # Rounding is about a hundredth of this; nan is no less.
-    wrong = apart or [one for one in outcomes if not (one.logit_error or 0.0) <= LOGITS]
-    if not wrong:
-        return Diagnosis(Verdict.CLEAN, str(Verdict.CLEAN), Confidence.HIGH)
-    cause = "; ".join(
-        f"rank {one.rank} generated {' '.join(map(str, one.tokens))}, one process "
-        f"{' '.join(map(str, one.reference_tokens))}, with logits that differ by "
-        f"{one.logit_error or 0.0:.2g} of the largest"
-        for one in wrong
-    )
-    return Diagnosis(Verdict.WRONG_METRICS, "wrong-tokens", Confidence.HIGH, cause=cause)
-
-
-def _undiagnosed(verdict: Verdict, cause: str) -> Diagnosis:
-    return Diagnosis(verdict, str(verdict), Confidence.HIGH, cause=cause)
-
-
 # ------------------------------------------------------------------------ conditions
 
-_Check = Callable[[_Trials, LaunchedWay, Diagnosis], "bool | None"]
+_Check = Callable[[FamilyTrials, LaunchedWay, Diagnosis], "bool | None"]
 
 
-def _control(trials: _Trials, way: LaunchedWay, _first: Diagnosis) -> bool:
+def _control(trials: FamilyTrials, way: LaunchedWay, _first: Diagnosis) -> bool:
     return trials.run(_for(way, trials.relation.alone)).verdict == Verdict.CLEAN
 
 
-def _again(seed: int = 0, size: Size = SIZES[0]) -> _Check:
-    def check(trials: _Trials, way: LaunchedWay, first: Diagnosis) -> bool:
-        again = seed == 0 and size == SIZES[0]
-        return trials.run(way, seed, size, again=again).signature == first.signature
+def _again(trials: FamilyTrials, way: LaunchedWay, first: Diagnosis) -> bool:
+    """The way showed the same beside others, or shows it in a second launch of its own."""
+    name = way.trial(trials.family, 0, SIZES[0], 0.0).name
+    together = trials.together.get(name)
+    if together is not None and together.signature == first.signature:
+        return True
+    return trials.run(way, again=True).signature == first.signature
+
+
+def _elsewhere(seed: int = 0, size: Size = SIZES[0]) -> _Check:
+    """With another seed and another size at once, else with this change alone."""
+
+    def check(trials: FamilyTrials, way: LaunchedWay, first: Diagnosis) -> bool:
+        both = trials.run(way, 1, SIZES[1])
+        if both.signature == first.signature:
+            return True
+        return trials.run(way, seed, size).signature == first.signature
 
     return check
 
 
-def _second(trials: _Trials, way: LaunchedWay, first: Diagnosis) -> bool | None:
+def _second(trials: FamilyTrials, way: LaunchedWay, first: Diagnosis) -> bool | None:
     if first.verdict in (Verdict.WRONG_WEIGHTS, Verdict.CRASH):
         return None  # bytes decide; one rank ran
     batches = way.batches if way.batches in ("distinct", "repeated") else "identical"
@@ -215,9 +124,9 @@ def _for(way: LaunchedWay, other: LaunchedWay) -> LaunchedWay:
 
 _CHECKS: dict[str, _Check] = {
     "control": _control,
-    "twice": _again(),
-    "other-seed": _again(seed=1),
-    "other-size": _again(size=SIZES[1]),
+    "twice": _again,
+    "other-seed": _elsewhere(seed=1),
+    "other-size": _elsewhere(size=SIZES[1]),
     # Gradients have a tolerance of a thousandth, which the control and the second route meet.
     "float64": lambda *_: None,
     "second-route": _second,

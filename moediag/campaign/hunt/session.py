@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moediag.campaign.engine import Clock, Display, Journal, Line, Records, Strategy, drive, opened
-from moediag.campaign.hunt import findings_page, layouts, register
+from moediag.campaign.hunt import findings_page, layouts
 from moediag.campaign.hunt.findings import Hunt, HuntCell, Key, remaining
 from moediag.campaign.hunt.pursuit import pursue
 from moediag.campaign.hunt.question import (
@@ -22,6 +22,7 @@ from moediag.campaign.hunt.question import (
     previous,
 )
 from moediag.campaign.hunt.workers import Maker, Workers
+from moediag.pipeline import register
 from moediag.protocol import ListedFamily, ReleaseListing, build, write_json
 from moediag.result import wording
 from moediag.stacks import environment

@@ -197,6 +197,8 @@ def distributed(module: Any) -> None:
     rank = _number("RANK")
     if rank is not None and _own_pid() in (None, os.getpid()):
         _guarded(_become, rank, _number("WORLD_SIZE"))
+    if protocol.ENV_SIMULATE in os.environ:
+        _guarded(_simulate, module)
     original = module.init_process_group
 
     @functools.wraps(original)
@@ -205,11 +207,19 @@ def distributed(module: Any) -> None:
         result = original(*args, **kwargs)
         if not started:
             _guarded(_after, module)
-        if _this is not None:
+        if _this is not None and protocol.ENV_SIMULATE not in os.environ:
             _guarded(_this.meet, module)
         return result
 
     module.init_process_group = init_process_group
+
+
+def _simulate(module: Any) -> None:
+    """Makes the program's process groups those of a simulated rank."""
+    from moediag.worker.simulation.program_rank import ProgramRank
+
+    steps = int(os.environ[protocol.ENV_SIMULATE])
+    ProgramRank(module, _folder(), steps).install(lambda: _this.recorder if _this else None)
 
 
 def optimizers(module: Any) -> None:

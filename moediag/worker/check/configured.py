@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Tuple
@@ -135,4 +136,4 @@ def _listed(fqn: str, held: nn.Module, experts: int) -> Tuple[Tuple[str, nn.Modu
 
 
 def _first(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160]
+    return textwrap.shorten(str(error), 160, placeholder=" …")

@@ -1,7 +1,7 @@
 """A process group of any size in which only this process exists.
 
-torch's ``fake`` backend moves no data. A rank that reads what another rank sends gets what it would
-send itself (:class:`Answers`): sizes are then those of a job whose ranks have equal batches.
+torch's ``fake`` backend moves no data; :class:`moediag.worker.simulation.Answers` fills what other
+ranks would send.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Tuple
+from typing import Any, Callable, Iterator
 
-import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from moediag.recorder import lifeline
 
-_COMMUNICATION = ("c10d", "_c10d_functional")
 _LIBRARIES = ("transformers", "torch", "accelerate")
 _TEXT = 400  # characters of an exception's message
 
@@ -108,79 +105,3 @@ def place(path: str, line: int) -> str:
         if name in sys.modules and root in Path(path).parents:
             return f"{name}/{Path(path).relative_to(root).as_posix()}:{line}"
     return ""
-
-
-class Answers(TorchDispatchMode):
-    """Answers collectives as if every other rank sent what this rank sends."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        try:
-            result = func(*args, **(kwargs or {}))
-        except RuntimeError as error:
-            if "inputBuffer is empty" not in str(error):
-                raise
-            # The fake backend of torch 2.13 cannot answer a rank that sends nothing; the call
-            # itself is legitimate, and recorded.
-            result = args[0].new_zeros((sum(args[1]), *args[0].shape[1:]))
-        if func.namespace in _COMMUNICATION:
-            name = func._schema.name.rpartition("::")[2]
-            if "all_gather" in name or "allgather" in name:
-                _each(result, args, name, _gathered)
-            elif "reduce_scatter" in name:
-                _each(result, args, name, _scattered)
-            elif "alltoall" in name or "all_to_all" in name:
-                _each(result, args, name, lambda o, i: _exchanged(o, i, _group(args)))
-        return result
-
-
-def _each(
-    result: Any, args: Tuple[Any, ...], name: str, fill: Callable[[torch.Tensor, Any], None]
-) -> None:
-    """Calls ``fill`` with each output and its input. Operators that end in ``_`` write into their
-    first argument; functional ones return the output."""
-    outputs, inputs = (args[0], args[1]) if name.endswith("_") else (result, args[0])
-    for output, given in zip(_tensors(outputs), _tensors(inputs)):  # noqa: B905 - Python 3.9
-        fill(output, given)
-
-
-def _tensors(value: Any) -> Any:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _gathered(output: Any, given: torch.Tensor) -> None:
-    if isinstance(output, (list, tuple)):
-        for part in output:
-            _gathered(part, given)
-    elif given.numel():
-        output.copy_(given.reshape(-1).repeat(-(-output.numel() // given.numel()))[
-            : output.numel()
-        ].reshape(output.shape))  # fmt: skip
-    else:
-        output.zero_()
-
-
-def _scattered(output: torch.Tensor, given: Any) -> None:
-    first = given[0] if isinstance(given, (list, tuple)) else given
-    output.copy_(first.reshape(-1)[: output.numel()].reshape(output.shape))
-
-
-def _exchanged(output: torch.Tensor, given: torch.Tensor, group: Any) -> None:
-    """Counts of tokens (integers) are exact: the part for this rank, from each rank. Other values
-    do not decide what is called, and their parts may have another size."""
-    if output.is_floating_point() or output.shape != given.shape or not output.numel():
-        output.zero_()
-        return
-    parts = given.reshape(group.size(), -1)
-    output.copy_(parts[group.rank()].expand_as(parts).reshape(output.shape))
-
-
-def _group(args: Tuple[Any, ...]) -> Any:
-    """Returns the process group of a call, which is an object or the name of one."""
-    for argument in reversed(args):
-        if isinstance(argument, str):
-            return dist.distributed_c10d._resolve_process_group(argument)
-        if isinstance(argument, torch.ScriptObject):
-            return dist.ProcessGroup.unbox(argument)
-    return dist.group.WORLD

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import textwrap
 import time
 from pathlib import Path
 from typing import Any, List, Sequence, Tuple
@@ -38,6 +39,7 @@ from moediag.worker.check.simulated_group import ChildRaised, Raised, in_child
 from moediag.worker.models import tiny_family
 from moediag.worker.models.skew import RouterSkew
 from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.simulation import Answers
 
 STEPS = 2  # the second one shows what depends on the first, such as optimizer state
 ROWS, LENGTH = 2, 32  # tokens of a batch: a multiple of what an even routing needs
@@ -178,7 +180,7 @@ def _rank(sketch: Configured, trial: Trial, rank: int, folder: Path) -> Ran:
         routed = RouterSkew(trial.skew, sketch.experts)
         routed.set_rank(rank)
         clip = Raised("", "", "")
-        with routed.installed(wrapped.anatomy), simulated_group.Answers():
+        with routed.installed(wrapped.anatomy), Answers():
             for number in range(1, STEPS + 1):
                 recorder.set_step(number)
                 wrapped.backward(wrapped.loss(_batch(number)))
@@ -201,6 +203,6 @@ def _clipping(error: Raised) -> CheckFinding:
     return CheckFinding(
         SCHEDULE, MAY_FAIL,
         "if the step clips all parameters with one torch.nn.utils.clip_grad_norm_: it raises "
-        f"{error.kind}: {error.text[:160]}",
+        f"{error.kind}: {textwrap.shorten(error.text, 160, placeholder=' …')}",
         error.where,
     )  # fmt: skip

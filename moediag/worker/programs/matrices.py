@@ -124,7 +124,8 @@ def train(
         ours.zero_grad()
         if by_hand:
             found = compare_weights(model, weights(alone), start, "adamw")
-            measured.applied[str(number)] = Applied(weights={n: found[n] for n in by_hand})
+            these = {name: found[name] for name in by_hand if name in found}
+            measured.applied[str(number)] = Applied(weights=these)
 
     for number in collector.steps(Held(model, ours, trial, PlainShards()), optimize):
         truth = sum(float(right(alone, rank, number)) for rank in ranks) / len(ranks)
@@ -181,6 +182,8 @@ def compare_weights(
     found = {}
     for name, parameter in model.named_parameters():
         fqn = clean_fqn(name)
+        if fqn not in expected:
+            continue
         tolerance = compare.Tolerance(0.0, allowed)
         part = _part(parameter, expected[fqn])
         found[fqn] = tolerance.judge(placement.local(parameter), part, moved[fqn])

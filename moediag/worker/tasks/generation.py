@@ -56,7 +56,17 @@ def run(collector: Collector) -> None:
     dist.barrier()
 
 
+_known: Dict[str, List[Continued]] = {}  # for the other ways in this process
+
+
 def _expected(trial: Trial) -> List[Continued]:
+    key = repr((trial.model, trial.step, trial.skew, trial.world_size))
+    if key not in _known:
+        _known[key] = _chosen(trial)
+    return _known[key]
+
+
+def _chosen(trial: Trial) -> List[Continued]:
     """Returns what one process generates for each rank's prompt: the first prompts that end after
     different numbers of tokens, and of which rounding changes no token. Every rank computes all of
     them, so that all refuse alike. Raises NotApplicable."""

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from moediag.campaign.engine import Display
-from moediag.campaign.hunt import findings_page, question, register, session
+from moediag.campaign.hunt import findings_page, question, session
 from moediag.campaign.hunt.findings import Finding, Hunt, HuntCell, Key, State, group, remaining
 from moediag.campaign.hunt.question import Wanted
-from moediag.campaign.hunt.register import Entry
 from moediag.campaign.hunt.release_changes import Changes, changes
 from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
+from moediag.pipeline import register
+from moediag.pipeline.register import Entry
 from moediag.protocol import (
     CONDITIONS,
     ListedFamily,

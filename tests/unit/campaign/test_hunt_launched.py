@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.hunt import launched, layouts
+from moediag.campaign.hunt import family_trials, launched, layouts
 from moediag.campaign.hunt.layouts import LAYOUTS, TRAINER
 from moediag.launch.record import LaunchRecord
-from moediag.protocol import SIZES, Outcome, ReferenceTask, Trial
+from moediag.protocol import (
+    SIZES,
+    TRIAL_FILE,
+    Outcome,
+    ReferenceTask,
+    SequenceTask,
+    Trial,
+    output_file,
+)
 from moediag.result import Confidence, Diagnosis, Verdict
 
 WAY = LAYOUTS.ways[0]
@@ -24,26 +32,53 @@ def diagnosis(verdict: Verdict, what: str = "") -> Diagnosis:
 
 CLEAN = diagnosis(Verdict.CLEAN)
 GRADIENTS = diagnosis(Verdict.WRONG_GRADIENTS, "all-ranks")
+OTHER = diagnosis(Verdict.WRONG_GRADIENTS, "one-rank")
 
 
 @dataclass
 class World:
-    """Replaces the launches: each trial has the diagnosis of its name's first matching start."""
+    """Replaces the launches: each trial has the diagnosis of its name's first matching start; with
+    ``together-`` before it, only beside others in one launch."""
 
     shows: dict[str, Diagnosis]
     refused: str | None = None
+    ends: str = ""
+    """The trial that ends a launch of several."""
+    raises: str = ""
+    """The trial that raises on all ranks of a launch of several."""
     trials: list[Trial] = field(default_factory=list)
+    launches: int = 0
 
     def run(self, trial: Trial, folder: Path, *_: Any) -> LaunchRecord:
-        self.trials.append(trial)
-        folder.mkdir(parents=True)
-        if isinstance(trial.task, ReferenceTask):
-            Outcome(0, applicable=self.refused).write(folder)
+        self.launches += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        if not isinstance(trial.task, SequenceTask):
+            self.one(trial, folder)
+            return LaunchRecord(0.0, 0.0)
+        for name in trial.task.trials:
+            if name == self.ends:
+                break
+            self.one(Trial.read(folder / name / TRIAL_FILE), folder / name)
         return LaunchRecord(0.0, 0.0)
 
+    def one(self, trial: Trial, folder: Path) -> None:
+        self.trials.append(trial)
+        for rank in range(trial.world_size):
+            if trial.name == self.raises:
+                (folder / output_file(rank)).write_text("ValueError: no\n")
+            else:
+                Outcome(rank, applicable=self.applicable(trial)).write(folder)
+
+    def applicable(self, trial: Trial) -> str | None:
+        return self.refused if isinstance(trial.task, ReferenceTask) else None
+
     def diagnose(self, folder: Path) -> Diagnosis:
-        starts = [start for start in self.shows if folder.name.startswith(start)]
-        return self.shows[max(starts, key=len)] if starts else CLEAN
+        together = folder.parent.parent.name == family_trials.TOGETHER
+        for name in (f"together-{folder.name}",) * together + (folder.name,):
+            starts = [start for start in self.shows if name.startswith(start)]
+            if starts:
+                return self.shows[max(starts, key=len)]
+        return CLEAN
 
     @property
     def names(self) -> list[str]:
@@ -54,8 +89,8 @@ def check(
     monkeypatch: pytest.MonkeyPatch, folder: Path, shows: dict[str, Diagnosis], **more: Any
 ) -> tuple[World, dict[str, Any]]:
     world = World(shows, **more)
-    monkeypatch.setattr(launched, "read_trial", lambda folder: folder)
-    monkeypatch.setattr(launched, "diagnose", world.diagnose)
+    monkeypatch.setattr(family_trials, "read_trial", lambda folder: folder)
+    monkeypatch.setattr(family_trials, "diagnose", world.diagnose)
     launcher: Any = world
     found = launched.check(LAYOUTS, "alpha", launcher, folder, 60.0)
     return world, {way.way: way for way in found.ways}
@@ -66,6 +101,7 @@ def test_a_family_that_is_right_is_run_once_a_way(
 ) -> None:
     world, ways = check(monkeypatch, tmp_path, {})
     assert len(world.names) == len(LAYOUTS.ways) == len(ways)
+    assert world.launches == 2, "the references, then all ways"
     assert all(way.holds for way in ways.values())
     assert not list(tmp_path.iterdir()), "ways that hold leave nothing"
 
@@ -76,8 +112,8 @@ def test_a_difference_that_meets_every_condition_is_confirmed(
     world, ways = check(monkeypatch, tmp_path, {"tp-size": GRADIENTS})
     assert ways["tp-size"].confirmed
     assert ways["tp-size"].what == GRADIENTS.signature
-    assert {"tp-size-10", "tp-size-01", "one-rank-tp-size-00", "ddp-tp-size-00"} <= set(world.names)
-    assert world.names.count("tp-size-00") == 2
+    assert {"tp-size-11", "one-rank-tp-size-00", "ddp-tp-size-00"} <= set(world.names)
+    assert world.names.count("tp-size-00") == 2, "beside others and alone"
     assert (tmp_path / "tp-size-00").is_dir(), "its evidence is kept"
 
 
@@ -85,9 +121,9 @@ def test_a_difference_that_meets_every_condition_is_confirmed(
     ("shows", "condition"),
     [
         ({"one-rank": GRADIENTS}, "control"),
-        ({"tp-size-00-again": CLEAN}, "twice"),
-        ({"tp-size-10": diagnosis(Verdict.WRONG_GRADIENTS, "one-rank")}, "other-seed"),
-        ({"tp-size-01": CLEAN}, "other-size"),
+        ({"together-tp-size": OTHER, "tp-size-00-again": CLEAN}, "twice"),
+        ({"tp-size-11": CLEAN, "tp-size-10": OTHER}, "other-seed"),
+        ({"tp-size-11": CLEAN, "tp-size-01": CLEAN}, "other-size"),
         ({"ddp": GRADIENTS}, "second-route"),
     ],
 )
@@ -97,6 +133,38 @@ def test_a_difference_that_misses_a_condition_is_not_confirmed(
     _, ways = check(monkeypatch, tmp_path, {"tp-size": GRADIENTS, **shows})
     assert ways["tp-size"].failed == condition
     assert not ways["tp-size"].confirmed
+
+
+def test_what_shows_only_beside_others_in_one_launch_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world, ways = check(monkeypatch, tmp_path, {"together-tp-size": GRADIENTS})
+    assert ways["tp-size"].holds
+    assert world.names.count("tp-size-00") == 2
+
+
+def test_a_way_that_ends_the_launch_of_all_is_run_alone_and_the_rest_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world, ways = check(monkeypatch, tmp_path, {}, ends="fsdp-size-00")
+    assert all(way.holds for way in ways.values()) and len(ways) == len(LAYOUTS.ways)
+    assert world.names.count("fsdp-size-00") == 1
+    assert world.launches == 4, "the references, the ways before it, those after it, and it alone"
+
+
+def test_a_way_that_raises_on_all_ranks_does_not_end_the_launch_of_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    crash = diagnosis(Verdict.CRASH, "ValueError")
+    world, ways = check(monkeypatch, tmp_path, {"fsdp-size": crash}, raises="fsdp-size-00")
+    assert ways["fsdp-size"].confirmed
+    assert world.names.count("fsdp-size-00") == 2, "beside others and alone"
+
+
+def test_ways_share_their_control(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world, ways = check(monkeypatch, tmp_path, {"ep-size": GRADIENTS, "tp-size": GRADIENTS})
+    assert ways["ep-size"].confirmed and ways["tp-size"].confirmed
+    assert sum(name.startswith("one-rank") for name in world.names) == 1
 
 
 def test_weights_are_decided_by_their_bytes(
@@ -158,18 +226,18 @@ def test_generated_tokens_and_logits_are_compared_with_those_of_one_process(
     holds: bool | None,
 ) -> None:
     class Generating(World):
-        def run(self, trial: Trial, folder: Path, *_: Any) -> LaunchRecord:
-            found = super().run(trial, folder)
-            if trial.variant == "fsdp-size":
-                for rank, given in tokens.items():
-                    Outcome(
-                        rank, tokens=given, reference_tokens=RIGHT[rank], logit_error=error
-                    ).write(folder)
-            return found
+        def one(self, trial: Trial, folder: Path) -> None:
+            if trial.variant != "fsdp-size" or isinstance(trial.task, ReferenceTask):
+                super().one(trial, folder)
+                return
+            for rank, given in tokens.items():
+                Outcome(rank, tokens=given, reference_tokens=RIGHT[rank], logit_error=error).write(
+                    folder
+                )
 
     world = Generating({"fsdp-size": diagnosis(Verdict.INCONCLUSIVE)})
-    monkeypatch.setattr(launched, "read_trial", lambda folder: folder)
-    monkeypatch.setattr(launched, "diagnose", world.diagnose)
+    monkeypatch.setattr(family_trials, "read_trial", lambda folder: folder)
+    monkeypatch.setattr(family_trials, "diagnose", world.diagnose)
     launcher: Any = world
     outcome = launched.check(layouts.GENERATE, "alpha", launcher, tmp_path, 60.0)
     (way,) = [one for one in outcome.ways if one.way == "fsdp-size"]
@@ -181,8 +249,8 @@ def test_a_hang_of_generate_is_a_finding_whatever_was_generated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World({"fsdp-size": diagnosis(Verdict.HANG, "one-rank")})
-    monkeypatch.setattr(launched, "read_trial", lambda folder: folder)
-    monkeypatch.setattr(launched, "diagnose", world.diagnose)
+    monkeypatch.setattr(family_trials, "read_trial", lambda folder: folder)
+    monkeypatch.setattr(family_trials, "diagnose", world.diagnose)
     launcher: Any = world
     outcome = launched.check(layouts.GENERATE, "alpha", launcher, tmp_path, 60.0)
     (way,) = [one for one in outcome.ways if one.way == "fsdp-size"]

@@ -498,6 +498,12 @@ def test_lost_experts_are_the_verdict_if_every_rank_finished() -> None:
     right = diagnose(with_weights(trained, RIGHT["a DTensor over ep"]))
     assert right.verdict == Verdict.CLEAN
     assert "All 8 experts of each layer are where they belong." in right.cause
+    held = {
+        rank: replace(one, weights=(HeldWeights("loaded", (), compared=2),))
+        for rank, one in trained.ranks.items()
+    }
+    of_adapters = diagnose(replace(trained, ranks=held))
+    assert (of_adapters.verdict, "experts of" in of_adapters.cause) == (Verdict.CLEAN, False)
 
 
 def test_lost_experts_explain_wrong_gradients() -> None:

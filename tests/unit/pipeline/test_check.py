@@ -12,6 +12,7 @@ from moediag.errors import LayoutError, UsageError
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 from moediag.pipeline import check, check_cost, check_page, known_scenarios
 from moediag.pipeline.check import CheckResult, JudgedCase
+from moediag.pipeline.register import Entry
 from moediag.protocol import (
     FAILS,
     MAY_FAIL,
@@ -53,6 +54,39 @@ PARTED = dataclasses.replace(
 )  # fmt: skip
 
 
+def test_findings_of_the_hunt_concern_a_family_or_an_axis() -> None:
+    afmoe = Entry("packing", "unreported", "page", "masks", families=("afmoe",))
+    tp = Entry("layouts", "unreported", "page", "heads", families=("doge",), ways=("tp-size",))
+    any_ep = Entry("layouts", "known", "link", "refused", ways=("ep-size-empty",))
+    any_model = Entry("trainer", "known", "link", "loss")
+    both = (afmoe, tp, any_ep, any_model)
+    assert [e for e in both if e.concerns("afmoe", ["dp_shard"])] == [afmoe]
+    assert [e for e in both if e.concerns("doge", ["tp", "dp_shard"])] == [tp]
+    assert [e for e in both if e.concerns("doge", ["ep"])] == [any_ep]
+    page = "\n".join(
+        map(plain, check_page.lines(dataclasses.replace(result(), found=(afmoe,)), 80))
+    )
+    assert "masks (not reported: page)" in page
+
+
+def test_the_time_on_the_wires() -> None:
+    """Of 64 ranks, 8 on a node: tp stays inside, dp_shard crosses nodes, and so do replicas."""
+    layout = {"dp_replicate": 2, "dp_shard": 4, "tp": 8}
+    shards = dataclasses.replace(LAYER, replicas=2)
+    tp = dataclasses.replace(LAYER, axis="tp", shards=8)
+    costs = check_cost.by_axis([shards, tp])
+    found = check_cost.wires(costs, layout, 64, check_cost.Bandwidth(400.0, 50.0, 8, step=1e-6))
+    outer, replicas, inner = found
+    assert outer.between and outer.gbps == 50.0 and not inner.between and inner.gbps == 400.0
+    # 2 units x 100 elements x 4 bytes, gathered twice and reduced once, three quarters sent.
+    assert (
+        outer.bytes == 1800 and outer.seconds == 1800 / 50e9 and outer.share == pytest.approx(0.036)
+    )
+    assert replicas.bytes == 2 * 2 * 100 // 2 and replicas.between
+    alone = check_cost.wires(costs, layout, 8, check_cost.Bandwidth(400.0, 50.0, 8))
+    assert not any(wire.between for wire in alone) and alone[0].share is None
+
+
 def judged(name: str, diagnosis: Diagnosis) -> JudgedCase:
     return JudgedCase(SimulatedCase(name, "an expert is idle", [1], name), diagnosis)
 
@@ -62,7 +96,7 @@ def result(checked: Checked = CHECKED, *cases: JudgedCase, **changes: object) ->
         config="config.json", layout=Layout({"dp_shard": 4}), ranks=4,
         versions={"transformers": "4.53.2"}, checked=checked, cases=cases,
         costs=check_cost.by_axis(checked.units),
-        memory=check_cost.memory(checked.plan, checked.units),
+        memory=check_cost.memory(checked.plan, checked.units), wires=(), found=(),
         known=(), not_seen=tuple(checked.not_seen), folder=Path("out"),
     )  # fmt: skip
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]

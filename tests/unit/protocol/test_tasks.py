@@ -20,6 +20,7 @@ from moediag.protocol import (
     ReferenceTask,
     RelationTask,
     ResumeTask,
+    SequenceTask,
     Size,
     StepTask,
     SusceptibilityTask,
@@ -43,6 +44,7 @@ TASKS = [
     CheckTask("folder", simulate=False),
     RelationTask("padding", "left", Size(experts=2)),
     GenerateTask(synced=True),
+    SequenceTask(["one", "other"]),
     WatchTask(),
     VerifyTask(),
 ]

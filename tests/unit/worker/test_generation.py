@@ -49,7 +49,7 @@ class Model:
 
 def expected(monkeypatch: pytest.MonkeyPatch, model: Model) -> list[generation.Continued]:
     monkeypatch.setattr(generation.tiny, "build", lambda *_: model)
-    return generation._expected(trial())
+    return generation._chosen(trial())
 
 
 def test_ranks_with_other_prompts_end_after_other_numbers_of_tokens(

@@ -20,7 +20,7 @@ def judge(facts: Facts, found: GradientFacts) -> Judgement:
     d = facts.divergence
     text = f"{plural(found.compared, 'gradient')} match the reference on every rank; largest "
     text += f"error {error_size(found.error)}."
-    if facts.ownership.seen:
+    if facts.ownership.experts:
         text += f" All {facts.ownership.experts} experts of each layer are where they belong."
     if d is None:
         return Judgement(Confidence.HIGH, text)

@@ -3,7 +3,7 @@ nobody reported: ``known.yaml``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from moediag.errors import UsageError
 from moediag.protocol import WayOutcome
 
 REGISTER = Path(__file__).with_name("known.yaml")
+LAYOUTS = "layouts"  # the relation that compares layouts
 _STATES = ("known", "by-design", "unreported")
 
 
@@ -36,6 +37,14 @@ class Entry:
             and way.way in (self.ways or (way.way,))
             and self.what in ("", way.what)
         )
+
+    def concerns(self, family: str, axes: Collection[str]) -> bool:
+        """Whether a job with this model and these mesh axes meets it. A layout's way begins with
+        its axis (``tp-size``); other findings concern the families that they name."""
+        ways = [way.partition("-")[0] for way in self.ways]
+        here = not ways or any(way in axes for way in ways) or self.relation != LAYOUTS
+        named = family in self.families or (not self.families and self.relation == LAYOUTS)
+        return named and here
 
 
 def read(path: Path = REGISTER) -> tuple[Entry, ...]:

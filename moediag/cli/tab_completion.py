@@ -17,6 +17,7 @@ from moediag.report import stdout
 VARIABLE = "_MOEDIAG_COMPLETE"  # set by the shell's script
 _TYPED = "COMP_WORDS"
 _INDEX = "COMP_CWORD"
+_BEGUN = "_MOEDIAG_BEGUN"  # "model.family=" if bash replaces only what comes after it
 
 
 def asked() -> bool:
@@ -33,7 +34,8 @@ def asked() -> bool:
 
 
 def _joined() -> None:
-    """bash splits words at "=": ``--set a = b`` becomes ``--set a=b`` again."""
+    """bash splits words at "=", and replaces only the last of them: ``--set a = b`` becomes
+    ``--set b``, begun with ``a=``."""
     words = shlex.split(os.environ[_TYPED])[: int(os.environ[_INDEX]) + 1]
     last = os.environ[_TYPED][-1:] == " " and len(words) <= int(os.environ[_INDEX])
     joined: list[str] = []
@@ -42,6 +44,8 @@ def _joined() -> None:
             joined[-1] += word
         else:
             joined.append(word)
+    begun, equals, joined[-1] = joined[-1].rpartition("=")
+    os.environ[_BEGUN] = begun + equals
     os.environ[_TYPED] = shlex.join(joined)
     os.environ[_INDEX] = str(len(joined) - 1)
 
@@ -128,8 +132,6 @@ def _built() -> Iterator[tuple[str, str]]:
 
 
 def _pairs(incomplete: str, known: Iterable[str]) -> list[str]:
-    """``known`` that begin so; for bash only what comes after "=", because it replaces only that."""
-    found = [text for text in dict.fromkeys(known) if text.startswith(incomplete)]
-    if os.environ.get(VARIABLE) == "complete_bash" and "=" in incomplete:
-        return [text.partition("=")[2] for text in found]
-    return found
+    begun = os.environ.get(_BEGUN, "")
+    found = (text for text in dict.fromkeys(known) if text.startswith(begun + incomplete))
+    return [text.removeprefix(begun) for text in found]

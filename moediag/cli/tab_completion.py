@@ -24,7 +24,7 @@ def asked() -> bool:
     """Whether a shell asks for words; prepares typer for that."""
     if VARIABLE not in os.environ:
         return False
-    from typer.completion import completion_init
+    from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
     if os.environ[VARIABLE] == "complete_bash" and {_TYPED, _INDEX} <= os.environ.keys():
@@ -36,10 +36,11 @@ def asked() -> bool:
 def _joined() -> None:
     """bash splits words at "=", and replaces only the last of them: ``--set a = b`` becomes
     ``--set b``, begun with ``a=``."""
-    words = shlex.split(os.environ[_TYPED])[: int(os.environ[_INDEX]) + 1]
-    last = os.environ[_TYPED][-1:] == " " and len(words) <= int(os.environ[_INDEX])
+    index = int(os.environ[_INDEX])
+    words = shlex.split(os.environ[_TYPED])[: index + 1]
+    words += [""] * (len(words) == index)  # nothing is typed of the last word
     joined: list[str] = []
-    for word in [*words, *([""] if last else [])]:
+    for word in words:
         if joined and (word == "=" or joined[-1].endswith("=")) and not joined[-1].startswith("--"):
             joined[-1] += word
         else:
@@ -64,7 +65,7 @@ def completion(
     bash: `moediag completion bash >> ~/.bashrc`. zsh: `moediag completion zsh >> ~/.zshrc`. fish:
     `moediag completion fish > ~/.config/fish/completions/moediag.fish`. Then open a new terminal.
     """
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     name, variable = "moediag", VARIABLE
     stdout.line(get_completion_script(prog_name=name, complete_var=variable, shell=shell.value))

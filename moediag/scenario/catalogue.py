@@ -17,7 +17,9 @@ _SUFFIXES = (".yaml", ".yml")
 _TITLE = re.compile(r'^title: "?(.+?)"?$', re.MULTILINE)
 _RANKS = re.compile(r"^world: \{default: (\d+)", re.MULTILINE)
 _STACK = re.compile(r"^stack: \{(.+?)\}$", re.MULTILINE)
-_SHOWN = re.compile(r"role: unfixed\n(?:    .*\n)*?    expect:\s*\{verdict: (\[.*?\]|\{.*?\}|[\w-]+)")
+_SHOWN = re.compile(
+    r"role: unfixed\n(?:    .*\n)*?    expect:\s*\{verdict: (\[.*?\]|\{.*?\}|[\w-]+)"
+)
 _VERDICT = re.compile(r"[\w-]+\b(?!:)")
 
 

@@ -19,7 +19,7 @@ def words(
     """What bash gets for ``line``, split as bash does: "=" is a word."""
     typed = line.replace("=", " = ").replace("  ", " ").split(" ")
     monkeypatch.setenv(tab_completion.VARIABLE, "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", " ".join(typed))
+    monkeypatch.setenv("COMP_WORDS", "\n".join(typed))
     monkeypatch.setenv("COMP_CWORD", str(len(typed) - 1))
     assert main([]) == 0
     return capsys.readouterr().out.split()
@@ -33,6 +33,7 @@ def words(
         ("moediag run expert-starvation --variant zero", ["zero-fill"]),
         ("moediag matrix expert-starvation --family mixt", ["mixtral"]),
         ("moediag run expert-starvation --set model.family=mixt", ["mixtral"]),
+        ("moediag run expert-starvation --launcher ", ["auto", "torchrun", "fork"]),
         ("moediag run no-such-scenario --variant z", []),
     ],
 )

@@ -65,7 +65,7 @@ class _Learning(Strategy[Probe, ProbeRecord]):
         self.records = state.records
         self.search = _search(question, state)
 
-    def wanted(self, most: int) -> Sequence[Probe]:
+    def wanted(self, most: int) -> Sequence[Probe]:  # noqa: ARG002 - one at a time
         if self.state.target is not None or self.state.passing:
             return []
         for version in self.question.ends:

@@ -49,6 +49,26 @@ FIXES = {
         "            given = getattr(distributed_config, f\"{kind}_plan\", None)\n"
         "            if size > 1 and not plan and given != {}:\n",
     )]),
+    "fsdp_size_concatenated": ("transformers", "core_model_loading.py", [
+        ("                sharding_op = DtensorShardOperation(empty_param)\n",
+         "                sharding_op = DtensorShardOperation(empty_param)\n"
+         "                read = hasattr(tensor, 'shape')\n"
+         "                shape = tensor.shape if read else tensor.get_shape()\n"
+         "                joined = {op.dim for op in getattr(mapping, 'operations', [])\n"
+         "                          if isinstance(op, Concatenate)}\n"
+         "                cut = {getattr(p, 'dim', None) for p in empty_param.placements}\n"
+         "                if len(shape) == empty_param.ndim and joined & cut:\n"
+         "                    sharding_op = None\n"),
+        ("                        set_param_for_module(\n",
+         "                        whole = meta_model_state_dict.get(target_name)\n"
+         "                        if is_dtensor(whole) and param.shape == whole.shape:\n"
+         "                            param = DtensorShardOperation(whole).shard_tensor(param)\n"
+         "                        set_param_for_module(\n"),
+    ]),
+    "doge_tensor_parallel": ("transformers", "models/doge/configuration_doge.py", [
+        (f'        "layers.*.self_attn.{name}_proj": "{style}wise",\n', "")
+        for name, style in (("q", "col"), ("k", "col"), ("v", "col"), ("dt", "row"), ("o", "row"))
+    ]),
     "accelerate_ignored_modules": ("accelerate", "utils/fsdp_utils.py", [
         ('        model = model.to(torch.device("meta"))\n',
          '        ignored = fsdp2_kwargs.get("ignored_params", ())\n'

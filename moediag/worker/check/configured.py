@@ -13,7 +13,13 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import nn
 
-from moediag.worker.models import checkpoint, moe_configs, release_families, tiny_family
+from moediag.worker.models import (
+    checkpoint,
+    field_rules,
+    moe_configs,
+    release_families,
+    tiny_family,
+)
 from moediag.worker.models.release_families import ReleaseFamily
 from moediag.worker.models.tiny import Anatomy, MoeBlock
 from moediag.worker.not_applicable import NotApplicable
@@ -106,7 +112,7 @@ def _experts(text: Any) -> Tuple[int, int]:
     names = [name for name in names if name in known] or names
     counts = [getattr(text, name, 0) for name in names]
     counts = [count for count in counts if type(count) is int and count > 1]
-    chosen = [v for n, v in vars(text).items() if tiny_family.counts_top_k(n) and type(v) is int]
+    chosen = [v for n, v in vars(text).items() if field_rules.counts_top_k(n) and type(v) is int]
     return (max(counts), (chosen or [0])[0]) if counts else (0, 0)
 
 

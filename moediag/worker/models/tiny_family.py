@@ -8,20 +8,19 @@ import math
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import torch
 from torch import nn
 
 from moediag.protocol import VOCAB, Size
-from moediag.worker.models import moe_configs, release_families
+from moediag.worker.models import field_rules, moe_configs, release_families
 from moediag.worker.models.release_families import ReleaseFamily
 
 LENGTH = 12  # tokens of the forward that decides whether a model works
 SPREAD = 0.2  # standard deviation of the weights: errors show in the logits
 OFFSET = 0.1  # what is added to every weight, so that no bias is 0 and no scale is 1
 KINDS = 6  # kinds of layers that are built at most
-LARGE = 128  # a field above it that no rule knows may be a size
 LARGEST = 3_000_000  # parameters of a model that counts as tiny
 
 
@@ -29,56 +28,9 @@ class NotBuilt(Exception):
     """The rules do not build this family; the text says what each attempt raised."""
 
 
-_TOP_K = r"experts_per_tok|(^|_)top_?k$|top_k_experts|^moe_k$|^num_selected_experts$"
-# Field -> size; the first matching pattern applies. Fields without one keep their default.
-_RULES: Tuple[Tuple[str, Callable[[Size], Any]], ...] = (
-    (r"vocab_size", lambda s: VOCAB),
-    (_TOP_K, lambda s: s.top_k),
-    (r"^(n_group|topk_group|num_expert_group|decoder_sparse_step|interleave_moe_layer_step)$",
-     lambda s: 1),
-    (r"^(hidden_size|d_model|n_embd|out_hidden_size|dim|model_dim|embedding_size)$",
-     lambda s: s.hidden),
-    (r"^(num_key_value_heads|kv_n_heads|num_kv_heads|num_query_groups|swa_num_key_value_heads)$",
-     lambda s: s.kv_heads),
-    (r"^mamba_(n|num)_heads$", lambda s: 2 * s.hidden // s.head_dim),
-    (r"^(attn|expert)_layer_period$", lambda s: 2),
-    (r"^attn_layer_offset$", lambda s: 0),
-    (r"^expert_layer_offset$", lambda s: 1),
-    (r"(^|_)(num_attention_heads|n_heads|num_heads|n_head)$", lambda s: s.heads),
-    (r"^mamba_expand$|^expand$|^mamba_expand_factor$", lambda s: 2),
-    (r"^linear_num_key_heads$", lambda s: s.kv_heads),
-    (r"^(linear_num_value_heads|num_linear_heads|linear_num_heads)$", lambda s: s.heads),
-    (r"^qk_head_dim$", lambda s: 2 * s.head_dim),
-    (r"^indexer_kv_heads$", lambda s: 1),
-    (r"_budget$", lambda s: 8),
-    (r"compress_ratio$", lambda s: 2),
-    (r"head_dim(ension)?$|^kv_channels$|^attention_head_size$|_d_head$|^head_size$",
-     lambda s: s.head_dim),
-    (r"(^|_)(ssm_state_size|d_state|state_size)$", lambda s: 8),
-    (r"(^|_)chunk_size$|^attention_chunk_size$", lambda s: 8),
-    (r"^(n_groups|mamba_n_groups|mamba_num_groups)$", lambda s: 1),
-    (r"intermediate_size|intermediate_dim|ffn_hidden|ffn_dim|_ffn_size|^shared_.*_size$",
-     lambda s: s.width),
-    (r"lora_rank$|_low_rank|^mamba_dt_rank$", lambda s: 16),
-    (r"^(index|indexer)_.*topk$|^index_topk", lambda s: 4),
-    (r"sliding_window(_size)?$|^window_size$|^local_attention_window$", lambda s: 8),
-    (r"^(max_position_embeddings|max_seq_len|n_positions|seq_length|model_max_length)$",
-     lambda s: 128),
-    (r"hidden_size_per_layer", lambda s: 8),
-    (r"hidden_size$|hidden_dim$|_(in|out|input|output)_dims?$", lambda s: s.hidden),
-    (r"^(n|num|moe_num)_shared_experts$", lambda s: 1),
-    (r"^(num_nextn_predict_layers|num_mtp_layers|num_kv_shared_layers)$", lambda s: 0),
-    (r"^(first_k_dense_replace|moe_layer_start_index|num_dense_layers|n_dense_layers)$",
-     lambda s: 1),
-)  # fmt: skip
 _LAYERS = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|num_decoder_layers)$")
 _RANDOM = re.compile(r"drop(out)?|jitter|drop_path|layerdrop|pdrop")
 _TOKEN = re.compile(r"token_(id|index)$|_token_id$")
-
-
-def counts_top_k(name: str) -> bool:
-    """Whether a field of that name is the number of experts for each token."""
-    return re.search(_TOP_K, name) is not None
 
 
 # ------------------------------------------------------------------------ models
@@ -174,7 +126,7 @@ def configurations(family: ReleaseFamily, size: Size) -> Iterator[Any]:
     """Yields tiny configurations in the order in which they are tried, and a NotBuilt for each that
     the class refuses."""
     for draft in _DRAFTS:
-        for change in _CHANGES:
+        for change in field_rules.CHANGES:
             try:
                 fields = _fields(family, family.config, size, draft)
                 change(fields, size)
@@ -214,11 +166,14 @@ def _fields(family: ReleaseFamily, config: Any, size: Size, draft: _Draft) -> Di
             fields[name] = rows[own]
         elif _TOKEN.search(name):
             fields[name] = _token(name, value)
+        elif name == "use_mamba_kernels":
+            fields[name] = False  # they need a GPU
         elif isinstance(value, dict):
             if name.startswith("rope"):
-                fields[name] = _rotary(value, size)
+                keys = getattr(default, "ignore_keys_at_rope_validation", None) or ()
+                fields[name] = field_rules.rotary(value, size, "mrope_section" in keys)
         elif name == "mrope_section" and isinstance(value, list):
-            fields[name] = _sections(size)
+            fields[name] = field_rules.sections(size)
         else:
             fields.update(_number(name, value, size, draft))
     return fields
@@ -247,10 +202,13 @@ def _number(name: str, value: Any, size: Size, draft: _Draft) -> Dict[str, Any]:
     if type(value) is int or value is None:
         if moe_configs.counts_experts(name):
             return {name: size.experts}
-        wanted = _size(name, size)
-        if type(value) is int and wanted is None and value > LARGE:
+        if value == 0 and name.endswith("head_dim"):
+            return {}  # such heads have none, for example no rotary part
+        wanted = field_rules.size_of(name, size)
+        if type(value) is int and wanted is None and value > field_rules.LARGE:
             return {name: value}  # for _all_small
-        if wanted is not None and (value is not None or draft.fill or re.search(_TOP_K, name)):
+        needed = value is not None or draft.fill or field_rules.counts_top_k(name)
+        if wanted is not None and needed:
             return {name: wanted}
     return {}
 
@@ -301,78 +259,6 @@ def _kinds(family: ReleaseFamily) -> List[str]:
     # Others are words for feed-forward layers, which have a field of their own.
     mixers = [kind for kind in allowed if kind.endswith("attention") or kind == "conv"]
     return [kind for kind in mixers if f'"{kind}"' in source]
-
-
-def _size(name: str, size: Size) -> Any:
-    return next((value(size) for pattern, value in _RULES if re.search(pattern, name)), None)
-
-
-def _sections(size: Size) -> List[int]:
-    """Returns sections (time, height, width) that fill half of the rotary dimension."""
-    half = size.head_dim // 2
-    return [half - 2 * (half // 3), half // 3, half // 3]
-
-
-def _rotary(value: Dict[str, Any], size: Size) -> Dict[str, Any]:
-    """Returns rotary settings whose sections fit the tiny head."""
-    return {
-        name: _rotary(part, size) if isinstance(part, dict)
-        else _sections(size) if name == "mrope_section" else part
-        for name, part in value.items()
-    }  # fmt: skip
-
-
-# Adjustments for families whose fields depend on each other; the first that works is used.
-
-
-def _as_is(fields: Dict[str, Any], size: Size) -> None:
-    pass
-
-
-def _equal_heads(fields: Dict[str, Any], size: Size) -> None:
-    _set(fields, r"(^|_)(num_key_value_heads|kv_n_heads|num_kv_heads)$", size.heads)
-
-
-def _no_dense_layers(fields: Dict[str, Any], size: Size) -> None:
-    _set(fields, r"^(first_k_dense_replace|moe_layer_start_index|num_dense_layers)$", 0)
-
-
-def _equal_heads_no_dense_layers(fields: Dict[str, Any], size: Size) -> None:
-    _equal_heads(fields, size)
-    _no_dense_layers(fields, size)
-
-
-def _one_expert(fields: Dict[str, Any], size: Size) -> None:
-    _set(fields, _TOP_K, 1)
-
-
-def _all_small(fields: Dict[str, Any], size: Size) -> None:
-    """Shrinks what no rule knows."""
-    for part in _parts(fields):
-        part.update({n: 16 for n, v in part.items() if type(v) is int and v > LARGE})
-
-
-def _equal_heads_all_small(fields: Dict[str, Any], size: Size) -> None:
-    _equal_heads(fields, size)
-    _all_small(fields, size)
-
-
-_CHANGES = (
-    _as_is, _equal_heads, _no_dense_layers, _equal_heads_no_dense_layers, _one_expert, _all_small,
-    _equal_heads_all_small,
-)  # fmt: skip
-
-
-def _set(fields: Dict[str, Any], pattern: str, value: int) -> None:
-    for part in _parts(fields):
-        part.update({n: value for n in part if re.search(pattern, n)})
-
-
-def _parts(fields: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
-    yield fields
-    for value in fields.values():
-        if isinstance(value, dict):
-            yield from _parts(value)
 
 
 def _short(error: BaseException) -> str:

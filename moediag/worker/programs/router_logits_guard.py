@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.protocol import GradientError, OutcomeTable
+from moediag.protocol import SIZES, GradientError, OutcomeTable
 from moediag.worker.collector import Collector
 from moediag.worker.measure import gradients as compare
-from moediag.worker.models import moe_configs
+from moediag.worker.models import moe_configs, tiny_family
 from moediag.worker.models.moe_configs import Found
+from moediag.worker.models.release_families import ReleaseFamily
 from moediag.worker.versions import versions
 
 THREE = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -88,7 +89,7 @@ class Measured:
         self.why_not = ""
         self.found = found
         try:
-            self._model: Any = moe_configs.build(found)
+            self._model: Any = build(found)
             self._with, self._without = self.gradients(True), self.gradients(False)
         except Exception as error:
             # Hundreds of classes have requirements of their own. Those that a tiny configuration
@@ -145,11 +146,31 @@ class Measured:
 
     def _guarded(self, guard: str) -> Gradients:
         # A new one, as released: the model's switch is already set.
-        config = moe_configs.tiny(self.found)
+        config = configuration(self.found)
         parts = GUARDS[guard](config)
         text = moe_configs.text_of(config)
         own = any(part is config for part in parts)
         return self.gradients(False, own, any(part is text for part in parts))
+
+
+def configuration(found: Found) -> Any:
+    """Returns a tiny configuration with full auxiliary losses. Raises NotBuilt."""
+    assert found.model is not None
+    family = ReleaseFamily(found.name, found.config, found.model.__name__)
+    config = tiny_family.configuration(family, SIZES[0])
+    for part in (config, moe_configs.text_of(config)):
+        part.use_cache = False
+        for name in [n for n in vars(part) if n.endswith("aux_loss_coef")]:
+            setattr(part, name, 1.0)
+    return config
+
+
+def build(found: Found, seed: int = 0) -> nn.Module:
+    """Returns the model in training mode. Raises what the class raises."""
+    assert found.model is not None
+    torch.manual_seed(seed)
+    model: nn.Module = found.model(configuration(found))
+    return model.train()
 
 
 def _of_router(fqn: str) -> bool:

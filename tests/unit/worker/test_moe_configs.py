@@ -87,7 +87,7 @@ def test_a_guard_fails_if_the_release_has_another_name(found: Found) -> None:
 
 def test_the_token_loss_does_not_show_the_auxiliary_loss() -> None:
     """A weaker detector: the logits, and so the loss of the tokens, are the same."""
-    model = moe_configs.build(QWEN)
+    model = guards.build(QWEN)
     ids = torch.arange(3, 19)[None]
     with torch.no_grad():
         logits = [model(input_ids=ids, output_router_logits=on).logits for on in (True, False)]

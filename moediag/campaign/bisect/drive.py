@@ -65,9 +65,11 @@ class _Learning(Strategy[Probe, ProbeRecord]):
         self.records = state.records
         self.search = _search(question, state)
 
-    def wanted(self, most: int) -> Sequence[Probe]:  # noqa: ARG002 - one at a time
+    def wanted(self, most: int) -> Sequence[Probe]:
         if self.state.target is not None or self.state.passing:
             return []
+        if not self.search.known:
+            return self.search.next(most)  # the bad end, and what probably comes next
         for version in self.question.ends:
             told = self.state.probe(version)
             if told is None:

@@ -15,11 +15,13 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from moediag.evidence import file_reader
 from moediag.evidence.file_reader import Loaded, is_pickle, load
 
 MAX_READERS = 16
+Members = tuple[int, ...]
 _MUCH = 8 * 1024 * 1024  # bytes from which a reader on each core pays for its start
 # Isolated and without site-packages: a reader needs the standard library and this package.
 _ROOT = Path(__file__).parents[2]
@@ -53,7 +55,9 @@ def _cores() -> int:
 
 def _by_readers(files: Sequence[Path], count: int) -> Generator[Loaded, None, None]:
     """In order; each of ``count`` readers takes every ``count``-th file."""
-    readers = [_Reader(part) for number in range(count) if (part := files[number::count])]
+    members: dict[Members, Members] = {}
+    parts = [files[number::count] for number in range(count)]
+    readers = [_Reader(part, members) for part in parts if part]
     try:
         for number in range(len(files)):
             yield readers[number % count].result()
@@ -62,14 +66,35 @@ def _by_readers(files: Sequence[Path], count: int) -> Generator[Loaded, None, No
             reader.close()
 
 
+class _Answer(pickle.Unpickler):
+    """``sent``: the members that this process sent before, by number; ``members``: one object for
+    equal members, whichever process sent them."""
+
+    def __init__(
+        self, file: IO[bytes], sent: dict[int, Members], members: dict[Members, Members]
+    ) -> None:
+        super().__init__(file)
+        self._sent = sent
+        self._members = members
+
+    def persistent_load(self, pid: Any) -> Members:
+        number, new = pid
+        if new is not None:
+            self._sent[number] = self._members.setdefault(tuple(new), tuple(new))
+        return self._sent[number]
+
+
 class _Reader:
     """A process that reads ``files``, started anew whenever a file ends it."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], members: dict[Members, Members]) -> None:
         self._left = list(files[::-1])
+        self._members = members
+        self._sent: dict[int, Members] = {}
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
+        self._sent.clear()
         process = subprocess.Popen(
             _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -83,7 +108,7 @@ class _Reader:
         self._left.pop()
         assert self._process.stdout is not None
         try:
-            found: Loaded = pickle.load(self._process.stdout)  # noqa: S301 - from our own process
+            found: Loaded = _Answer(self._process.stdout, self._sent, self._members).load()
             return found
         except (EOFError, pickle.UnpicklingError):
             self._process.stdout.close()

@@ -7,7 +7,8 @@ overflows the stack, a memo slot of four billion. So a pickle is read in a proce
 limits, that may be lost.
 
 That process (:func:`main`) gets paths on stdin, separated by zero bytes, and answers with one
-pickled :class:`Loaded` for each on stdout. :mod:`moediag.evidence.file_loading` starts it.
+pickled :class:`Loaded` for each on stdout (:class:`Answers`). :mod:`moediag.evidence.file_loading`
+starts it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MAX_PICKLE = 32 * 1024 * 1024  # a dump of 2,000 entries has a quarter of a mill
 MAX_JSON = 128 * 1024 * 1024
 SECONDS = 10.0  # of CPU time for one file; the largest usually takes one
 MEMORY = 4 << 30  # bytes beyond what the process starts with
+_MANY = 64  # members of a group that are sent once
 # torch's C++ pickler writes `torch.jit._pickle.build_intlist([1, 2])` for a list of integers.
 _LISTS = frozenset(f"torch.jit._pickle.build_{kind}list" for kind in ("int", "double", "bool"))
 
@@ -158,10 +160,29 @@ def plain_data(data: bytes) -> Any:
 # ------------------------------------------------------------------------ the process
 
 
+class Answers(pickle.Pickler):
+    """Sends the members of a large group once, however many dumps list them: the dumps of N ranks
+    list N members of the world group each. A persistent id is (number, members or None)."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._sent: dict[tuple[int, ...], int] = {}
+
+    def persistent_id(self, obj: Any) -> tuple[int, list[int] | None] | None:
+        if type(obj) is not tuple or len(obj) < _MANY:
+            return None
+        number = self._sent.get(obj)
+        if number is not None:
+            return number, None
+        self._sent[obj] = len(self._sent)
+        return self._sent[obj], [*obj]
+
+
 def main() -> None:
     """Reads the files named on stdin until the last one, or until a limit ends the process."""
     paths = [Path(os.fsdecode(name)) for name in sys.stdin.buffer.read().split(b"\0") if name]
     _confine()
+    answers = Answers(sys.stdout.buffer)
     for path in paths:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
@@ -169,7 +190,8 @@ def main() -> None:
         except MemoryError:
             result = Loaded(refused=f"needs more than {MEMORY >> 30} GiB of memory")
         signal.setitimer(signal.ITIMER_PROF, 0)
-        pickle.dump(result, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+        answers.dump(result)
+        answers.clear_memo()
         sys.stdout.buffer.flush()
 
 

@@ -20,7 +20,7 @@ _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "
 def user_site(frames: Any) -> str:
     """The innermost frame of the user's own code as ``file.py:12 function``, else the innermost of
     all; innermost frames come first. A dump does not say where its libraries are installed."""
-    usable = [
+    usable = tuple(
         (
             plain_text(f.get("filename"))[-400:],
             plain_text(f.get("line"))[:9],
@@ -28,9 +28,12 @@ def user_site(frames: Any) -> str:
         )
         for f in frames
         if isinstance(f, Mapping)
-    ]
-    if not usable:
-        return ""
+    )
+    return _user_site(usable) if usable else ""
+
+
+@lru_cache(maxsize=1024)  # the dumps of a job have the same stacks
+def _user_site(usable: tuple[tuple[str, str, str], ...]) -> str:
     file, line, function = usable[innermost_user([frame[0] for frame in usable]) or 0]
     return f"{file.rpartition('/')[2]}:{line or 0} {function or '?'}"
 

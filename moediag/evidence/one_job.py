@@ -92,11 +92,13 @@ class _Times:
         newest: list[tuple[float, int]] = []
         numbers: dict[tuple[str, Members], int] = {}  # hashing all members for each call is slow
         for rank, dump in dumps.items():
+            of_group = {
+                name: numbers.setdefault((own.desc, own.ranks), len(numbers))
+                for name, own in dump.groups.items()
+                if own.ranks
+            }
             of_kind = [
-                numbers.setdefault((group.desc, group.ranks), len(numbers))
-                if kind.peer is None and (group := dump.groups[kind.group]).ranks
-                else None
-                for kind in dump.kinds
+                of_group.get(kind.group) if kind.peer is None else None for kind in dump.kinds
             ]
             for row in range(max(0, len(dump.kind) - _NEWEST), len(dump.kind)):
                 number = of_kind[dump.kind[row]]
@@ -105,11 +107,17 @@ class _Times:
                     issued[call].append((dump.created[row] / 1e9, rank))
             if dump.created and dump.created[-1]:
                 newest.append((dump.created[-1] / 1e9, rank))
-        common = [_split(times, APART) for times in issued.values()]
-        for parts in common:
-            for part in parts:
+        apart = len(dumps)  # sets of ranks that are not known to have run together
+        for times in sorted(issued.values(), key=len, reverse=True):
+            for part in _split(times, APART):
+                first = self.of(part[0][1])
                 for _, rank in part:
-                    self.together[self.of(rank)] = self.of(part[0][1])
+                    if (one := self.of(rank)) != first:
+                        self.together[one] = first
+                        apart -= 1
+            if apart <= 1:
+                return
+        common = [_split(times, APART) for times in issued.values()]
         for parts in (*common, _split(newest, FAR_APART)):
             for (at, one), (time, other) in combinations([part[0] for part in parts], 2):
                 ends = min(self.of(one), self.of(other)), max(self.of(one), self.of(other))

@@ -128,6 +128,20 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "update": ("in-place", "new-tensor"),  # of what the checkpointer holds a reference to
         "saved_after": 0,  # the step after which the model is saved and loaded; 0: never
     },
+    # A trainer under FSDP2 sends its weights to an inference engine after each step.
+    "weight-sync": {
+        # Of experts: as transformers 5 packs them; as the checkpoint has them; that, with the
+        # halves of gate_up_proj taken for (up, gate).
+        "names": ("per-expert", "packed", "per-expert-up-first"),
+        "unknown": ("dropped", "refused"),  # by the engine: a name that it does not know
+        # What the engine converts after an update: experts that were loaded, or all.
+        "converted": ("loaded", "all"),
+        # When rank 0 sends a tensor and the engine's rank receives it: as soon as it is gathered,
+        # or after all are.
+        "sends": ("at-once", "after-gathering"),
+        "receives": ("at-once", "after-gathering"),
+        "barrier": False,  # of all ranks, after each tensor
+    },
     # PEFT's adapters of all experts of a layer, in one parameter.
     "expert-adapters": {
         "parameters": ("gate-up", "both", "none"),  # those of experts that have adapters

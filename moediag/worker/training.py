@@ -61,11 +61,18 @@ def train_beside(
     wrapped: Wrapped,
     right: Right,
     around: Callable[[int], ContextManager[Any]] = lambda number: contextlib.nullcontext(),
+    after: Callable[[int], None] = lambda number: None,
 ) -> None:
     """Runs all steps of a wrapped model, one batch each, and compares them with those of ``right``.
-    ``around(number)``: a context for forward and backward of a step."""
-    measured = collector.measured
-    for number in collector.steps(wrapped, optimizing(collector, wrapped)):
+    ``around(number)``: a context for forward and backward of a step; ``after`` is called behind the
+    optimizer's."""
+    measured, optimize = collector.measured, optimizing(collector, wrapped)
+
+    def optimize_and_more(number: int) -> None:
+        optimize(number)
+        after(number)
+
+    for number in collector.steps(wrapped, optimize_and_more):
         expected = right.step(number)
         with around(number):
             tokens = data.batch(wrapped.trial, collector.rank, number, 0)

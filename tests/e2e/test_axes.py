@@ -69,6 +69,7 @@ def test_every_axis_trains_as_one_process(command: Command, tmp_path: Path) -> N
         ("trainer-aux-loss", WRONG),
         ("uneven-micro-batches", HANG),
         ("vision-tower-on-some-ranks", MISMATCH),
+        ("weight-sync", "wrong-metrics"),
     ],
 )
 def test_every_expectation_of_the_scenario_is_met(

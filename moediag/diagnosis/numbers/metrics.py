@@ -115,7 +115,7 @@ def sentence(facts: MetricFacts) -> str:
     said = f"In step {facts.step} {lead}: {'; '.join(pieces)}."
     for rank, name, other, its in facts.swapped:
         said += f" What rank {rank} calls `{name}` is what rank {other} calls `{its}`."
-    return f"{said} Only the reported values are wrong."
+    return said
 
 
 def _table(step: int, held: Mapping[str, Mapping[int, float]], right: Mapping[str, float]) -> Table:

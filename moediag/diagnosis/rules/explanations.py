@@ -21,7 +21,7 @@ MEANINGS = {
     Verdict.REPLICA_DIVERGENCE: "Values that must be equal on several ranks differ, or nothing "
     "kept them equal.",
     Verdict.NONFINITE: "A loss, a gradient or a gradient norm is nan or infinite.",
-    Verdict.WRONG_METRICS: "Training is correct, and a reported metric is wrong.",
+    Verdict.WRONG_METRICS: "A metric is wrong, and no wrong gradient was found.",
     Verdict.RESUME_DRIFT: "Training that was saved and loaded differs from an uninterrupted run.",
     Verdict.CRASH: "Ranks raised an exception, died by themselves, or their communication failed.",
     Verdict.NOT_APPLICABLE: "The question does not arise on this stack.",
@@ -43,7 +43,8 @@ NEXT_STEPS = {
     "that equal on all of them, or reduce it over them.",
     Verdict.NONFINITE: "Look for the first step and the first parameter that is not finite. "
     "`moediag watch --laws-every 1 -- COMMAND` checks every step.",
-    Verdict.WRONG_METRICS: "Change how the metric is computed or reduced over ranks.",
+    Verdict.WRONG_METRICS: "Change how the metric is reduced over ranks, or what it is computed "
+    "from.",
     Verdict.RESUME_DRIFT: "Save and load the state that the page names.",
     Verdict.CRASH: "Read the exception of the culprit. The errors of the other ranks may only "
     "follow from it.",

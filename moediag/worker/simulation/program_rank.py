@@ -105,11 +105,9 @@ class ProgramRank:
             return  # not the program
         own = innermost_user([file for file, _ in frames], library_folders())
         first = next((one for one in frames if not one[0].startswith(_TORCH)), frames[0])
-        places = [_place(frames[own])] if own is not None else []
-        if first != frames[own or 0]:
-            places.append(_place(first))
+        shown = dict.fromkeys([*([frames[own]] if own is not None else []), first])
         steps = max(self._made.values(), default=0)
-        text = f"{what} at {', in '.join(places)}"
+        text = f"{what} at {', in '.join(map(_place, shown))}"
         self._tell(read=text, known=self._issued(), read_after=steps)
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -137,11 +135,8 @@ class ProgramRank:
 
 def _place(frame: Tuple[str, int]) -> str:
     path = Path(frame[0])
-    return (
-        f"{path.parent.name}/{path.name}:{frame[1]}"
-        if "-packages" in frame[0]
-        else (f"{path.name}:{frame[1]}")
-    )
+    folder = f"{path.parent.name}/" if "-packages" in frame[0] else ""
+    return f"{folder}{path.name}:{frame[1]}"
 
 
 def _faked(original: Any) -> Any:

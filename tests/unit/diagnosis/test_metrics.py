@@ -51,7 +51,7 @@ def test_swapped_metrics_are_found() -> None:
     assert found.cause == (
         "In step 1 reduced metrics differ between ranks: `loss` rank 0 0.7, rank 1 1.1 (single "
         "process 1.25); `kl` rank 0 1.1, rank 1 0.7 (single process 0.5). What rank 0 calls `loss` "
-        "is what rank 1 calls `kl`. Only the reported values are wrong."
+        "is what rank 1 calls `kl`. All compared gradients match the single process."
     )
     (table,) = found.tables
     assert table.title == "Metrics as each rank reports them, and in a single process"
@@ -61,6 +61,16 @@ def test_swapped_metrics_are_found() -> None:
         (1, "kl", 0, 1.1, 0.5), (1, "kl", 1, 0.7, 0.5),
         (1, "entropy", 0, 2.0, 2.0), (1, "entropy", 1, 2.0, 2.0),
     )  # fmt: skip
+
+
+def test_nothing_is_said_about_gradients_that_were_not_compared() -> None:
+    evidence = reporting({"kl": 0.25}, {"kl": 0.25})
+    ranks = {
+        rank: replace(seen, outcome=seen.outcome and replace(seen.outcome, gradients={}))
+        for rank, seen in evidence.ranks.items()
+    }
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert (found.verdict, "gradients" in (found.cause or "")) == (Verdict.WRONG_METRICS, False)
 
 
 def test_the_first_step_lists_all_wrong_metrics() -> None:
@@ -78,8 +88,7 @@ def test_the_first_step_lists_all_wrong_metrics() -> None:
     assert facts.right == {"kl": 0.5, "loss": 1.0}
     assert facts.swapped == ()
     assert metrics.sentence(facts) == (
-        "In step 2 metrics are wrong: `kl` 0.75 on every rank (single process 0.5). Only the "
-        "reported values are wrong."
+        "In step 2 metrics are wrong: `kl` 0.75 on every rank (single process 0.5)."
     )
 
 
@@ -88,7 +97,7 @@ def test_at_most_four_ranks_are_listed(ranks: int, more: str) -> None:
     facts = metric_facts(reporting(*({"kl": float(n)} for n in range(ranks)), truth=None))
     assert metrics.sentence(facts) == (
         "In step 1 reduced metrics differ between ranks: `kl` rank 0 0, rank 1 1, rank 2 2, rank 3 "
-        f"3{more}. Only the reported values are wrong."
+        f"3{more}."
     )
     assert metrics.sentence(metrics.MetricFacts(compared=3)) == ""
 

@@ -86,6 +86,31 @@ def test_several_readers_give_equal_results_for_damaged_dumps(
     assert list(loaded(paths)) == found
 
 
+def test_equal_members_of_large_groups_are_one_object(
+    tmp_path: Path, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of several readers, and of a reader that took the place of a lost one."""
+    monkeypatch.setattr(file_loading, "_MUCH", 0)
+    on_cores(2, monkeypatch)
+
+    def dump(ranks: Any) -> bytes:
+        world = {"name": "0", "desc": "default_pg", "ranks": ranks}
+        own = {"name": "1", "desc": "own", "ranks": "[0, 1]"}
+        return pickle.dumps({"version": "2.10", "pg_config": {"0": world, "1": own}, "entries": []})
+
+    everyone = [*range(100)]
+    killer, _ = KILLERS["keys nested deeper than any stack"]
+    paths = files(
+        tmp_path, dump(str(everyone)), dump(everyone), killer, dump(everyone),
+        dump(str(everyone)), dump(str(everyone[1:])),
+    )  # fmt: skip
+    *same, other = [one.dump.groups for one in loaded(paths) if one.dump is not None]
+    assert len(starts) == 3  # one anew
+    assert len(same) == 4 and len({id(groups["0"].ranks) for groups in same}) == 1
+    assert same[0]["0"].ranks == tuple(everyone) and same[0]["1"].ranks == (0, 1)
+    assert other["0"].ranks == tuple(everyone[1:])
+
+
 def test_a_reader_does_not_run_code_of_a_pickle(tmp_path: Path, starts: list[int]) -> None:
     (found,) = loaded(files(tmp_path, pickle.dumps({"entries": [Touch(tmp_path / "made")]})))
     assert found.refused == "asks for posix.mkdir; only plain data is read"

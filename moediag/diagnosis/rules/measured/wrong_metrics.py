@@ -1,4 +1,4 @@
-"""Training is correct, and a reported metric is wrong."""
+"""A metric is wrong, and no wrong gradient was found."""
 
 from __future__ import annotations
 
@@ -16,4 +16,6 @@ def find(facts: Facts) -> MetricFacts | None:
 
 def judge(facts: Facts, found: MetricFacts) -> Judgement:
     text = sentence(found)
+    if facts.gradients.compared:
+        text += " All compared gradients match the single process."
     return Judgement(Confidence.HIGH, text, pattern=found.pattern, until=found.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import stat
@@ -75,7 +76,7 @@ def build(cls: Any, raw: Any, where: str = "") -> Any:
     ``where``."""
     if not isinstance(raw, dict):
         raise _wrong(where, raw, "an object")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values: Dict[str, Any] = {}
     for f in dataclasses.fields(cls):
         at = f"{where}.{f.name}" if where else f.name
@@ -86,6 +87,11 @@ def build(cls: Any, raw: Any, where: str = "") -> Any:
         elif f.init and (needed or raw[f.name] is not None or _nullable(hints[f.name])):
             values[f.name] = _convert(hints[f.name], raw[f.name], at)
     return cls(**values)
+
+
+@functools.lru_cache(None)
+def _hints(cls: Any) -> Dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _nullable(hint: Any) -> bool:

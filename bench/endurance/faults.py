@@ -102,18 +102,18 @@ def faults(place: Path) -> Iterator[Fault]:
     """All but those that need two commands."""
     full = "mount -t tmpfs -o size={0}k none out"
     for size in (4, 8, 16, 32, 64, 128):
-        yield Fault("full disk, watch", full.format(size), WATCH, DONE)
+        yield Fault("full disk, watch", full.format(size), WATCH, f"{DONE}|disk is full")
     for size in (4, 64, 256):
         yield Fault(
             "full disk, run", full.format(size), RUN, "[Nn]o space left|CONFIRMED|confirmed"
         )
     read_only = "mkdir cache && mount -t tmpfs -o ro none cache"
     cache = (("MOEDIAG_CACHE", "cache"),)
-    for words, said in ((BUILD, "error: .*cache"), (LIST, ""), (RUN, "")):
+    for words, said in ((BUILD, "error: the cache folder cannot be made"), (LIST, ""), (RUN, "")):
         yield Fault("read-only cache", read_only, words, said, cache)
     for words, said in ((WATCH, DONE), (RUN, ""), (DIAGNOSE, "")):
         yield Fault("64 open files", "ulimit -n 64", words, said)
-    for words, said in ((DIAGNOSE, ""), (WATCH, ""), (RUN, "memory")):
+    for words, said in ((DIAGNOSE, ""), (WATCH, ""), (RUN, "memory|failed to map")):
         yield Fault("200 MB of memory", "ulimit -v 204800", words, said)
     no_shm = "mount -t tmpfs -o ro none /dev/shm"
     for words, said in ((RUN, ""), (HANG, "rank 1")):

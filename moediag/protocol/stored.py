@@ -65,7 +65,12 @@ def write_text(path: Path, text: str) -> Path:
     """Like write_json, for text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.replace(path)
+    except FileNotFoundError:
+        # A network file system that repeats a request may say so of a rename that it has done.
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            raise
     return path
 
 

@@ -73,7 +73,9 @@ class SideBySide:
 
     def __post_init__(self) -> None:
         if any(len(lane.cells) != len(self.rows) for lane in self.lanes):
-            raise ValueError(f"schedules: a lane has not one cell for each of {len(self.rows)} rows")
+            raise ValueError(
+                f"schedules: a lane without one cell for each of {len(self.rows)} rows"
+            )
 
 
 @dataclass(frozen=True, slots=True)

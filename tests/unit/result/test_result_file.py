@@ -62,7 +62,11 @@ _DIVERGENCE = {"index": 0, "axis": "dp", "phase": "", "module": ""}
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("schedules", {**_LANES, "lanes": [{"ranks": [0], "cells": []}]}, "one cell for each of 2"),
+        (
+            "schedules",
+            {**_LANES, "lanes": [{"ranks": [0], "cells": []}]},
+            "without one cell for each of 2",
+        ),
         ("first_divergence", {**_DIVERGENCE, "ranks": {"all": _SIDE}}, "'all' is no rank"),
         ("first_divergence", {**_DIVERGENCE, "ranks": {"9" * 5000: _SIDE}}, "is no rank"),
         ("step_time_ratio", 10**400, "step_time_ratio: 1000.* is not a number of usual size"),

@@ -120,7 +120,7 @@ def run(planned: PlannedTrial, folder: Path) -> Row:
 
 
 def page(rows: list[Row], crash: list[PlannedTrial]) -> Iterator[str]:
-    yield "# Each loud scenario on real and on simulated ranks"
+    yield "# Loud scenarios on real and simulated ranks"
     yield ""
     yield "What real ranks show is the expectation of the scenario, which `moediag run` checks on"
     yield "gloo. Simulated ranks run the same step as `moediag check --script` runs a program. They"

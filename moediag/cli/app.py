@@ -23,11 +23,14 @@ from moediag.cli import (
     explain_word,
     export,
     hunt,
+    init,
     matrix,
     nightly,
     report,
     run,
+    scenarios,
     stacks,
+    tab_completion,
     verify,
     watch,
 )
@@ -117,65 +120,19 @@ app.command(
 )(export.export)
 
 
-@app.command(name="list", epilog="Example: moediag list tensor parallel")
-def list_(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="WORD…",
-            help="Only those that contain all words.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: o.Json = False,
-) -> None:
-    """List the scenarios of the catalogue, and the fixes that they try."""
-    from moediag.scenario import catalogue
-    from moediag.scenario.fixes import known_fixes
-
-    def chosen(name: str, text: str) -> bool:
-        return all(word.lower() in f"{name} {text}".lower() for word in words or ())
-
-    titles = {name: text for name, text in catalogue.titles().items() if chosen(name, text)}
-    fixes = [fix for fix in known_fixes().values() if chosen(fix.name, fix.summary)]
-    if as_json:
-        scenarios = [{"name": name, "title": title} for name, title in titles.items()]
-        stdout.data({"scenarios": scenarios, "fixes": [dataclasses.asdict(f) for f in fixes]})
-        return
-    if not titles and not fixes:
-        raise UsageError(
-            f"no scenario and no fix matches {' '.join(words or ())}", "`moediag list` lists all."
-        )
-    o.print_definitions(titles)
-    if fixes:
-        stdout.line("\nfixes:")
-        o.print_definitions({fix.name: f"{fix.summary} ({fix.source})" for fix in fixes})
+app.command(epilog="Example: moediag init my-failure.yaml --from expert-starvation")(init.init)
 
 
-@app.command(epilog="Example: moediag show expert-starvation")
-def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
-    """Show a scenario in full, with every default filled in."""
-    from moediag.scenario import catalogue
-    from moediag.scenario import load as loading
-    from moediag.scenario.fixes import known_fixes
-
-    scenario = loading.load(catalogue.find(name), set_)
-    if as_json:
-        stdout.data(scenario.model_dump(mode="json"))
-    else:
-        stdout.line(scenario.to_yaml().rstrip("\n"))
-        used = {variant.fix for variant in scenario.variants.values()}
-        for fix in known_fixes().values():
-            if fix.name in used:  # as comments, so that the output stays a scenario file
-                stdout.line(f"# fix {fix.name}: {fix.summary} ({fix.source})")
+app.command(epilog="Example: moediag completion bash")(tab_completion.completion)
 
 
-@app.command(epilog="Example: moediag schema > scenario.schema.json")
-def schema() -> None:
-    """Print the JSON Schema of scenario files, for editors."""
-    from moediag.scenario.schema import json_schema
+app.command(name="list", epilog="Example: moediag list tensor parallel")(scenarios.list_)
 
-    stdout.data(json_schema())
+
+app.command(epilog="Example: moediag show expert-starvation")(scenarios.show)
+
+
+app.command(epilog="Example: moediag schema > scenario.schema.json")(scenarios.schema)
 
 
 app.command(
@@ -288,9 +245,9 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
 def _called(given: Sequence[str]) -> typer.Typer:
     """Returns the app with the called command alone; typer needs longer to set up all commands than
     to be imported. All of them for the help, to say which ones there are, and to explain their
-    options."""
+    options, and to complete words in a shell."""
     words = [argument for argument in given if not argument.startswith("-")][:1]
-    if words == ["explain"]:
+    if words == ["explain"] or tab_completion.asked():
         return app
     called = copy.copy(app)
     called.registered_commands = [

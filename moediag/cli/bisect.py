@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moediag.cli import options as o
+from moediag.cli import tab_completion
 from moediag.errors import ExitCode
 from moediag.report import stdout
 
@@ -34,12 +35,18 @@ def bisect(
     bad: Annotated[
         str,
         typer.Option(
-            metavar="V", help="A release that has the failure.  [default: the scenario's]"
+            metavar="V",
+            help="A release that has the failure.  [default: the scenario's, else found]",
+            autocompletion=tab_completion.releases,
         ),
     ] = "",
     good: Annotated[
         str,
-        typer.Option(metavar="V", help="A release without it, older or newer.  [default: found]"),
+        typer.Option(
+            metavar="V",
+            help="A release without it, older or newer.  [default: found]",
+            autocompletion=tab_completion.releases,
+        ),
     ] = "",
     window: Annotated[
         bool, typer.Option("--window", help="Search also the release that fixed it.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moediag.cli import options as o
+from moediag.cli import tab_completion
 from moediag.errors import ExitCode
 from moediag.report import stdout
 
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 def hunt(
     context: typer.Context,
     release: Annotated[
-        str, typer.Option(metavar="V", help="Check this release of transformers.")
+        str,
+        typer.Option(
+            metavar="V",
+            help="Check this release of transformers.",
+            autocompletion=tab_completion.releases,
+        ),
     ] = "newest",
     against: Annotated[
         str,
@@ -35,6 +41,7 @@ def hunt(
         typer.Option(
             "--family",
             metavar="F",
+            autocompletion=tab_completion.families,
             help="Check this model type, or the kind moe, dense, multimodal or all; repeatable.  "
             "[default: moe]",
         ),

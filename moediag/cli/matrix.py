@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moediag.cli import options as o
+from moediag.cli import tab_completion
 from moediag.errors import ExitCode, UsageError
 from moediag.report import stdout
 
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
 def matrix(
     context: typer.Context,
     scenarios: Annotated[
-        list[str], typer.Argument(metavar="NAME|FILE.yaml…", help="Scenarios, one column each.")
+        list[str],
+        typer.Argument(
+            metavar="NAME|FILE.yaml…",
+            help="Scenarios, one column each.",
+            autocompletion=tab_completion.scenarios,
+        ),
     ],
     family: Annotated[
         list[str],
         typer.Option(
             "--family",
             metavar="F",
+            autocompletion=tab_completion.families,
             help="Add a column for this model family; repeatable; `all` for every one.  "
             "[default: the scenario's]",
         ),

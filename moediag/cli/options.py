@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from moediag.cli import tab_completion
 from moediag.errors import UsageError
 
 
@@ -25,7 +26,9 @@ class LauncherKind(str, Enum):
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="NAME|FILE.yaml", help="A scenario of the catalogue, or a scenario file."
+        metavar="NAME|FILE.yaml",
+        help="A scenario of the catalogue, or a scenario file.",
+        autocompletion=tab_completion.scenarios,
     ),
 ]
 NameOrNone = Annotated[
@@ -34,6 +37,7 @@ NameOrNone = Annotated[
         metavar="NAME|FILE.yaml",
         help="A scenario of the catalogue, or a scenario file.",
         show_default=False,
+        autocompletion=tab_completion.scenarios,
     ),
 ]
 All = Annotated[
@@ -50,7 +54,13 @@ TakenAt = Annotated[
 ]
 Variants = Annotated[
     list[str],
-    typer.Option("--variant", "-v", metavar="NAME", help="Run only this variant; repeatable."),
+    typer.Option(
+        "--variant",
+        "-v",
+        metavar="NAME",
+        help="Run only this variant; repeatable.",
+        autocompletion=tab_completion.variants,
+    ),
 ]
 Gpus = Annotated[
     int | None,
@@ -74,12 +84,20 @@ Cpu = Annotated[
 ]
 StackPairs = Annotated[
     list[str],
-    typer.Option("--stack", metavar="PACKAGE=VERSION", help="Run on this release; repeatable."),
+    typer.Option(
+        "--stack",
+        metavar="PACKAGE=VERSION",
+        help="Run on this release; repeatable.",
+        autocompletion=tab_completion.packages,
+    ),
 ]
 SetPairs = Annotated[
     list[str],
     typer.Option(
-        "--set", metavar="FIELD=VALUE", help="Override a field of the scenario; repeatable."
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Override a field of the scenario; repeatable.",
+        autocompletion=tab_completion.settings,
     ),
 ]
 LauncherOption = Annotated[

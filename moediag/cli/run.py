@@ -108,7 +108,7 @@ def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[st
     if not every and name is None:
         from moediag.scenario import catalogue
 
-        o.print_definitions(catalogue.titles())
+        o.print_definitions({one.name: one.title for one in catalogue.summaries()})
         raise UsageError("no scenario was named", "Type: moediag run NAME. --all runs them all.")
     for option, given in (("--variant", variant), ("--set", set_)):
         if every and given:

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from moediag.evidence.model import ExitStatus, RankError
+from moediag.protocol import open_stored
 
 HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 1024 * 1024
@@ -32,7 +33,7 @@ _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7
 
 def ends(path: Path) -> str:
     """The beginning and the end of a file of any size. Raises OSError."""
-    with path.open("rb") as file:
+    with open_stored(path) as file:
         head = file.read(HEAD_BYTES)
         size = file.seek(0, 2)
         if size <= HEAD_BYTES + TAIL_BYTES:

@@ -23,7 +23,7 @@ from moediag.evidence.model import (
     RankError,
     TokenCount,
 )
-from moediag.protocol import ExpertRows, events_file
+from moediag.protocol import ExpertRows, events_file, read_stored
 
 Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shared by all ranks
 
@@ -97,7 +97,7 @@ def _segments(folder: Path, rank: int) -> list[Path]:
 
 def _read_segment(path: Path, reader: _Reader) -> None:
     try:
-        raw = path.read_bytes()
+        raw = read_stored(path)
     except OSError as error:
         reader.log.not_seen.append(f"rank {reader.log.rank}: {path.name} ({error.strerror})")
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moediag.protocol import parse_json
+from moediag.protocol import parse_json, read_stored
 
 _FILE = re.compile(r"^rank-\d+\.executed\.jsonl$")
 
@@ -49,7 +49,7 @@ def read_executed(folder: Path) -> Executed:
 
 
 def _lines(path: Path) -> Iterator[list[Any]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_stored(path).decode("utf-8", "replace").splitlines():
         try:
             values = parse_json(line)
         except ValueError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stall
-from moediag.protocol import innermost_user, parse_json
+from moediag.protocol import innermost_user, open_stored, read_json
 
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
@@ -44,7 +44,7 @@ class LaunchFacts:
 def read_launch(path: Path) -> LaunchFacts:
     """The facts, with a line in ``not_seen`` if the file is missing or broken."""
     try:
-        raw = parse_json(path.read_text(encoding="utf-8", errors="replace"))
+        raw = read_json(path, "replace")
     except FileNotFoundError:
         return LaunchFacts(not_seen=("exit codes and signals (no launch.json)",))
     except (OSError, ValueError):
@@ -105,7 +105,7 @@ def read_error_file(path: Path, libraries: Sequence[str] = ()) -> RankError | No
     that the rank recorded.
     """
     try:
-        raw = parse_json(path.read_text(encoding="utf-8", errors="replace"))
+        raw = read_json(path, "replace")
     except (OSError, ValueError):
         return None
     return elastic_error(raw, libraries)
@@ -227,10 +227,10 @@ def short_type(name: str) -> str:
 def tail(path: Path) -> str:
     """The end of a rank's output; empty when there is none."""
     try:
-        with path.open("rb") as file:
+        with open_stored(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
-            return file.read().decode("utf-8", errors="replace")
+            return file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

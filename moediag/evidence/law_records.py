@@ -22,7 +22,7 @@ from moediag.evidence.law_model import (
     SameOrder,
     Shard,
 )
-from moediag.protocol import laws_file, older_laws_file, parse_json
+from moediag.protocol import laws_file, older_laws_file, parse_json, read_stored
 
 
 def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]]:
@@ -34,7 +34,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
     lost = 0
     for path in paths:
         try:
-            lines = path.read_bytes().splitlines()
+            lines = read_stored(path).splitlines()
         except OSError:
             continue
         for line in lines:

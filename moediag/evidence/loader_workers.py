@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moediag.evidence.model import Worker
 from moediag.evidence.rank_stacks import parse_pyspy
+from moediag.protocol import read_stored
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
@@ -21,7 +22,7 @@ def read(capture: Path, rank: int) -> tuple[Worker, ...]:
     for path in capture.glob(f"rank-{rank}.worker-*.json"):
         name = re.fullmatch(r"rank-\d+\.worker-(\d+)\.json", path.name)
         try:
-            stacks = parse_pyspy(path.read_text(encoding="utf-8", errors="replace"))
+            stacks = parse_pyspy(read_stored(path).decode("utf-8", "replace"))
         except OSError:
             continue
         frames = [frame for stack in stacks for frame in stack.frames]

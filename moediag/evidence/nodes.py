@@ -203,6 +203,6 @@ def _shifted(seen: RankEvidence, by: float) -> RankEvidence:
 
 def _json(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        raw = protocol.parse_json(path.read_text(encoding="utf-8", errors="replace"))
+        raw = protocol.read_json(path, "replace")
         return raw if isinstance(raw, dict) else {}
     return {}

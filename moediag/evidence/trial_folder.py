@@ -19,7 +19,7 @@ from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.law_records import read_laws
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.evidence.source_conditions import Sources
-from moediag.protocol import Outcome, parse_json
+from moediag.protocol import Outcome, parse_json, read_stored
 
 CAPTURE = "capture"
 SOURCE_FILE = "source.json"  # written by launch.capture.source_files
@@ -267,7 +267,7 @@ def _ranks_present(folder: Path) -> set[int]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_stored(path).decode("utf-8", "replace")
     except OSError:
         return ""
 

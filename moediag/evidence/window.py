@@ -71,15 +71,18 @@ def choose(
         _complete(dumps, of_rank, chosen.done, tracked)
     if not tracked:
         _complete_pairs(dumps, keys, apart, chosen.done)
+    rows = {rank: [*own] for rank, own in apart.items()}
+    for of_rank in tracks.values():
+        for rank, track in of_rank.items():
+            rows[rank] += track.rows
     if sum(len(dump.kind) for dump in dumps.values()) <= KEEP_ALL:
         for rank in dumps:
-            own = [row for track in _of(rank, tracks) for row in track.rows]
-            chosen.rows[rank] = sorted((*own, *apart[rank]))
+            chosen.rows[rank] = sorted(rows[rank])
         return chosen
     start: dict[int, int] = {}
     for of_rank in tracks.values():
         _narrow(of_rank, chosen.done, start)
-    _keep(dumps, tracks, apart, start, chosen)
+    _keep(dumps, rows, apart, start, chosen)
     return chosen
 
 
@@ -230,7 +233,7 @@ def _interest(of_rank: Mapping[int, _Track], done: Mapping[int, bytearray]) -> i
 
 def _keep(
     dumps: Mapping[int, Dump],
-    tracks: Mapping[Key, Mapping[int, _Track]],
+    rows: Mapping[int, list[int]],
     apart: Mapping[int, list[int]],
     start: Mapping[int, int],
     chosen: Chosen,
@@ -244,9 +247,4 @@ def _keep(
             wanted = {*range(first, first + share // 2), *range(total - share // 2, total)}
         else:
             wanted = {*range(first, total)}
-        mine = (row for track in _of(rank, tracks) for row in track.rows if row in wanted)
-        chosen.rows[rank] = sorted((*mine, *(row for row in apart[rank] if row in wanted)))
-
-
-def _of(rank: int, tracks: Mapping[Key, Mapping[int, _Track]]) -> list[_Track]:
-    return [of_rank[rank] for of_rank in tracks.values() if rank in of_rank]
+        chosen.rows[rank] = sorted(row for row in rows[rank] if row in wanted)

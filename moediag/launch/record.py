@@ -11,7 +11,7 @@ from typing import Any
 
 from moediag.errors import EvidenceError
 from moediag.evidence.model import ExitStatus, Stall
-from moediag.protocol import LAUNCH_FILE, parse_json, write_json
+from moediag.protocol import LAUNCH_FILE, read_json, write_json
 
 SCHEMA_VERSION = 1
 
@@ -81,7 +81,7 @@ class LaunchRecord:
         if path.is_dir():
             path = path / LAUNCH_FILE
         try:
-            raw: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+            raw: dict[str, Any] = read_json(path)
         except (OSError, ValueError) as error:
             raise EvidenceError(f"{path}: {error}") from error
         if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:

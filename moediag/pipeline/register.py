@@ -3,13 +3,14 @@ nobody reported: ``known.yaml``."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moediag.errors import UsageError
-from moediag.protocol import WayOutcome
+from moediag.protocol import WayOutcome, build
 
 REGISTER = Path(__file__).with_name("known.yaml")
 LAYOUTS = "layouts"  # the relation that compares layouts
@@ -48,14 +49,11 @@ class Entry:
 
 
 def read(path: Path = REGISTER) -> tuple[Entry, ...]:
-    """Raises UsageError for a file that cannot be used, with the number of the entry."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    """Raises ScenarioError or UsageError for a file that cannot be used, with the number of the
+    entry."""
+    from moediag.scenario.source import parsed
 
-    try:
-        raw = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except (OSError, YAMLError) as error:
-        raise UsageError(f"{path}: {error}") from error
+    raw = parsed(path, "safe")
     if not isinstance(raw, list):
         raise UsageError(f"{path}: not a list of entries")
     return tuple(_entry(path, number, one) for number, one in enumerate(raw, 1))
@@ -65,12 +63,12 @@ def _entry(path: Path, number: int, raw: Any) -> Entry:
     at = f"{path}: entry {number}"
     if not isinstance(raw, Mapping):
         raise UsageError(f"{at} is not a mapping")
-    values = dict(raw)
-    for name in ("families", "ways"):
-        values[name] = tuple(values.get(name, ()))
+    unknown = raw.keys() - {f.name for f in dataclasses.fields(Entry)}
     try:
-        entry = Entry(**values)
-    except TypeError as error:
+        if unknown:
+            raise ValueError(f"unknown fields {', '.join(sorted(map(str, unknown)))}")
+        entry: Entry = build(Entry, raw)
+    except ValueError as error:
         raise UsageError(f"{at}: {error}") from error
     if entry.status not in _STATES:
         raise UsageError(f"{at}: status {entry.status!r} is none of {', '.join(_STATES)}")

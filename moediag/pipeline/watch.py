@@ -32,7 +32,7 @@ from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.live_laws import LiveLaws
 from moediag.pipeline.run_folder import run_folder
-from moediag.protocol import Trial, WatchTask, parse_json
+from moediag.protocol import Trial, WatchTask, read_json
 from moediag.result import FAILURES, Conclusion, RunResult, Seconds, TrialResult
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
@@ -253,7 +253,7 @@ class _Watch:
         size = 0
         for path in folder.glob("rank-*.pid"):
             with suppress(OSError, ValueError):
-                size = max(size, parse_json(path.read_text("utf-8")).get("world_size") or 0)
+                size = max(size, read_json(path).get("world_size") or 0)
         size = size or len(list(folder.glob("rank-*.pid")))
         variant = "watched" if folder.name == protocol.attempt_folder(0) else folder.name
         return Trial(

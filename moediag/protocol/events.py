@@ -6,6 +6,8 @@ import struct
 from pathlib import Path
 from typing import Optional, Union
 
+from moediag.protocol.stored import open_stored
+
 # --------------------------------------------------------------------------------------
 # Events, one JSON object a line. ``e`` is the kind, ``t`` the wall clock in seconds.
 #
@@ -119,7 +121,8 @@ class Heartbeat:
     def read(cls, path: Union[str, Path]) -> Optional["Heartbeat"]:
         """The record at ``path``; None when it does not exist yet or is incomplete."""
         try:
-            raw = Path(path).read_bytes()[: cls.LAYOUT.size]
+            with open_stored(path) as file:
+                raw = file.read(cls.LAYOUT.size)
         except OSError:
             return None
         if len(raw) < cls.LAYOUT.size or not raw.startswith(cls.MAGIC):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Union
 
-from moediag.protocol.stored import build, parse_json, write_json
+from moediag.protocol.stored import build, parse_json, read_json, write_json
 
 ENV_MEASURE = "MOEDIAG_MEASURE"  # a MeasureRequest as JSON
 # In the folder of the measurements. The control side creates it when all ranks have answered; ranks
@@ -106,7 +106,7 @@ class Measured:
 
     @classmethod
     def read(cls, path: Union[str, Path]) -> "Measured":
-        raw = parse_json(Path(path).read_text(encoding="utf-8"))
+        raw = read_json(path)
         return typing.cast("Measured", build(cls, raw))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
 from moediag.protocol.files import SUSCEPTIBILITY_FILE, outcome_file
-from moediag.protocol.stored import build, parse_json, write_json
+from moediag.protocol.stored import build, read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Outcome:
 
     @classmethod
     def read(cls, path: Union[str, Path]) -> "Outcome":
-        raw = parse_json(Path(path).read_text(encoding="utf-8"))
+        raw = read_json(path)
         return typing.cast("Outcome", build(cls, raw))
 
 
@@ -240,5 +240,5 @@ class Susceptibility:
 
     @classmethod
     def read(cls, folder: Union[str, Path]) -> "Susceptibility":
-        raw = parse_json((Path(folder) / SUSCEPTIBILITY_FILE).read_text(encoding="utf-8"))
+        raw = read_json(Path(folder) / SUSCEPTIBILITY_FILE)
         return typing.cast("Susceptibility", build(cls, raw))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import functools
 import json
 import os
+import stat
 import types
 import typing
 from collections import abc
 from pathlib import Path
-from typing import Any, Dict, List, Union
+from typing import Any, BinaryIO, Dict, List, Union
 
 SCHEMA_VERSION = 1
+MOST_BYTES = 1 << 30  # of one file
 _UNIONS = (Union, getattr(types, "UnionType", Union))  # Python 3.9 has no UnionType
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for them, so they are text
@@ -24,6 +28,31 @@ def parse_json(text: Union[str, bytes]) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def open_stored(path: Union[str, Path]) -> BinaryIO:
+    """Opens a file for reading. Raises OSError, also for what is no regular file: a device has no
+    end, and a pipe may never be written."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(fd, "rb")
+
+
+def read_stored(path: Union[str, Path]) -> bytes:
+    """The content of a file. Raises OSError as :func:`open_stored`, and for more than
+    MOST_BYTES."""
+    with open_stored(path) as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES >> 20} MiB", str(path))
+    return data
+
+
+def read_json(path: Union[str, Path], errors: str = "strict") -> Any:
+    """The JSON in a file. Raises ValueError and as :func:`read_stored`."""
+    return parse_json(read_stored(path).decode("utf-8", errors))
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -47,7 +76,7 @@ def build(cls: Any, raw: Any, where: str = "") -> Any:
     ``where``."""
     if not isinstance(raw, dict):
         raise _wrong(where, raw, "an object")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values: Dict[str, Any] = {}
     for f in dataclasses.fields(cls):
         at = f"{where}.{f.name}" if where else f.name
@@ -58,6 +87,11 @@ def build(cls: Any, raw: Any, where: str = "") -> Any:
         elif f.init and (needed or raw[f.name] is not None or _nullable(hints[f.name])):
             values[f.name] = _convert(hints[f.name], raw[f.name], at)
     return cls(**values)
+
+
+@functools.lru_cache(None)
+def _hints(cls: Any) -> Dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _nullable(hint: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Dict, Optional, Union
 
 from moediag.protocol.files import TRIAL_FILE
 from moediag.protocol.specs import ModelSpec, RecorderSpec, SkewSpec, StepSpec, WrapperSpec
-from moediag.protocol.stored import SCHEMA_VERSION, build, parse_json, write_json
+from moediag.protocol.stored import SCHEMA_VERSION, build, read_json, write_json
 from moediag.protocol.tasks import (
     CheckTask,
     FamiliesTask,
@@ -85,7 +85,7 @@ class Trial:
     def read(cls, path: Union[str, Path]) -> "Trial":
         """Raises ValueError when the file is of another schema version, or of a task that this
         moediag does not know."""
-        raw = parse_json(Path(path).read_text(encoding="utf-8"))
+        raw = read_json(path)
         version = raw.get("schema_version") if isinstance(raw, dict) else None
         if version != SCHEMA_VERSION:
             raise ValueError(

@@ -175,8 +175,12 @@ def run_trial(request: Dict[str, Any]) -> int:
     gate = Gate(request["nproc"])
     agent.observe(folder, started=gate.open)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # torch names each event of a rendezvous by inspect.stack(), which searches every module of the
+    # process several times: half a second after transformers was imported.
+    setattr(dynamic_rendezvous, "get_method_name", _caller)  # noqa: B010
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -228,6 +232,10 @@ class Gate:
         os.close(self._out)
         if not passed:
             os._exit(1)
+
+
+def _caller(depth: int = 2) -> str:
+    return sys._getframe(depth).f_code.co_name
 
 
 def _rank(trial: str, gate: Gate) -> None:

@@ -29,10 +29,16 @@ CHUNK = 512 * 1024  # characters per value
 MOST_CHARACTERS = 8 * 1024 * 1024  # per node's evidence, compressed: the store keeps it
 MOST_BYTES = 256 * 1024 * 1024  # received from one node
 MOST_NODES = 4096
-_NAME = re.compile(r"(?:capture/)?[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+MOST_PULSE = 16 * 1024 * 1024  # characters
+MOST_CHUNKS = 100_000
+_NAME = re.compile(r"(?:capture/)?[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}")
 _KEY = re.compile(r"[0-9a-f]{8,64}")
 # The smallest and most useful files first; those that do not fit are omitted.
 _LAST = (".events.jsonl", ".flight.json", ".native.txt", ".pystack.txt", ".older.jsonl", ".log")
+# What a value that no relay wrote leads to. An error of the store is a RuntimeError.
+_NO_MESSAGE = (
+    ValueError, TypeError, AttributeError, OverflowError, RecursionError, OSError, zlib.error,
+)  # fmt: skip
 
 
 class Names(NamedTuple):
@@ -58,6 +64,7 @@ class Relay:
         self._sent = 0
         self._came: Dict[str, int] = {}  # node -> received evidence version
         self._said = ""
+        self._refused: Dict[str, str] = {}  # node -> why its last message was not taken
         self._joined = False
 
     def turn(self) -> None:
@@ -68,13 +75,21 @@ class Relay:
         self._send()
         count = min(int(self._store.add(self._prefix + "nodes", 0)), MOST_NODES)
         for number in set(range(1, count + 1)) - self._keys.keys():
-            key = self._get(f"node/{number}")
+            try:
+                key = self._get(f"node/{number}")
+            except ValueError:
+                continue
             if key is not None and _KEY.fullmatch(key):
                 self._keys[number] = key
         for key in set(self._keys.values()) - {self._own}:
-            self._receive(key)
+            try:
+                self._receive(key)
+                self._refused.pop(key, None)
+            except _NO_MESSAGE as error:
+                self._refused[key] = f"{type(error).__name__}: {error}"[:200]
         self._turns += 1
-        _write(self._folder / self._names.link, json.dumps({"turns": self._turns}).encode())
+        link = {"turns": self._turns, "refused": self._refused}
+        _write(self._folder / self._names.link, json.dumps(link).encode())
 
     def _send(self) -> None:
         mine = self._folder / self._own
@@ -99,12 +114,22 @@ class Relay:
             return
         place = self._folder / key
         place.mkdir(parents=True, exist_ok=True)
+        if len(text) > MOST_PULSE:
+            raise ValueError("too large")
         pulse = json.loads(text)
         number = int(pulse.get("published", 0))
         wanted = (self._folder / self._own / self._names.want).exists()
         if wanted and number > self._came.get(key, 0):
             count = int(self._get(f"evidence/{key}/{number}") or 0)
-            chunks = [self._get(f"evidence/{key}/{number}/{at}") for at in range(count)]
+            if count > MOST_CHUNKS:
+                raise ValueError(f"{count} pieces of evidence")
+            chunks, room = [], 2 * MOST_CHARACTERS
+            for at in range(count):
+                chunk = self._get(f"evidence/{key}/{number}/{at}") or ""
+                room -= len(chunk)
+                if room < 0:
+                    raise ValueError("too much evidence")
+                chunks.append(chunk)
             unpack([chunk for chunk in chunks if chunk], place / f"evidence-{number}")
             self._came[key] = number
         pulse["published"] = self._came.get(key, 0)  # the watcher fetches from here
@@ -145,7 +170,9 @@ def unpack(chunks: List[str], place: Path) -> None:
     for name, parts in bodies.items():
         if not _NAME.fullmatch(name):
             continue
-        data = zlib.decompressobj().decompress(base64.b64decode("".join(parts)), room + 1)
+        data = zlib.decompressobj().decompress(
+            base64.b64decode("".join(parts), validate=True), room + 1
+        )
         if len(data) <= room:
             room -= len(data)
             (place / name).parent.mkdir(exist_ok=True)

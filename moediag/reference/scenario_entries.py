@@ -9,8 +9,12 @@ from moediag.scenario.schema import Scenario
 
 
 def scenario(name: str) -> Entry:
-    """The entry of one scenario."""
-    found = load(catalogue.find(name))
+    """The entry of one scenario of the catalogue."""
+    return entry(load(catalogue.find(name)), name)
+
+
+def entry(found: Scenario, name: str) -> Entry:
+    """The entry of a scenario that commands call ``name``."""
     ranks = f"--cpu {found.world.default}"
     return Entry(
         "scenario",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from moediag.report import tables
@@ -25,6 +26,12 @@ LONGEST = 60  # characters of ranks that are not folded
 
 def render(results: Sequence[RunResult]) -> str:
     """Returns the page; the template engine escapes everything that came from a run."""
+    runs = [(page_of(result), result) for result in results]
+    return printable(_template().render(runs=runs))
+
+
+@functools.cache
+def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -48,8 +55,7 @@ def render(results: Sequence[RunResult]) -> str:
         letters=LETTERS,
     )
     source = files("moediag.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    runs = [(page_of(result), result) for result in results]
-    return printable(environment.from_string(source).render(runs=runs))
+    return environment.from_string(source)
 
 
 def rank_list(ranks: Sequence[int]) -> Markup:

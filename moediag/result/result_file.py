@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from moediag.protocol import build, parse_json
+from moediag.protocol import build, read_json
 from moediag.result.diagnosis import Diagnosis
 from moediag.result.run_result import RESULT_FILE, RunResult, TrialResult
 
@@ -22,7 +22,7 @@ def read_result(path: Path) -> RunResult:
     if path.is_dir():
         path = path / RESULT_FILE
     try:
-        raw = parse_json(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
         json.dumps(raw, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

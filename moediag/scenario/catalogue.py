@@ -5,12 +5,53 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from moediag.errors import ScenarioError
 
 _SUFFIXES = (".yaml", ".yml")
-_TITLE = re.compile(r'^title: "?(.+?)"?$', re.MULTILINE)  # as in every shipped file
+
+# As in every shipped file. Parsing the whole files takes over a second.
+_TITLE = re.compile(r'^title: "?(.+?)"?$', re.MULTILINE)
+_RANKS = re.compile(r"^world: \{default: (\d+)", re.MULTILINE)
+_STACK = re.compile(r"^stack: \{(.+?)\}$", re.MULTILINE)
+_SHOWN = re.compile(
+    r"role: unfixed\n(?:    .*\n)*?    expect:\s*\{verdict: (\[.*?\]|\{.*?\}|[\w-]+)"
+)
+_VERDICT = re.compile(r"[\w-]+\b(?!:)")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a list says about a shipped scenario."""
+
+    name: str
+    title: str
+    ranks: int  # by default
+    stack: str  # "transformers 5.23.0, accelerate 1.15.0"
+    shows: tuple[str, ...]  # verdicts of the unfixed variants, those of the first one first
+
+    @property
+    def needs(self) -> str:
+        return f"{self.ranks} ranks, {self.stack}"
+
+    @property
+    def group(self) -> str:
+        """The heading under which it is listed: what the user of unfixed code sees first."""
+        first = next((verdict for verdict in self.shows if verdict != "clean"), "clean")
+        return _GROUPS.get(first, WRONG)
+
+
+WRONG = "wrong numbers without an error"
+_GROUPS = {
+    "hang": "a hang, or an error of the backend, because ranks disagree",
+    "collective-mismatch": "a hang, or an error of the backend, because ranks disagree",
+    "crash": "an exception",
+    "clean": "reported, and not reproduced",
+}
+GROUPS = (*dict.fromkeys([_GROUPS["hang"], WRONG, *_GROUPS.values()]),)
 
 
 def folder() -> Path:
@@ -25,10 +66,16 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder().glob("*.yaml"))
 
 
-def titles() -> dict[str, str]:
-    """Returns the title of each shipped scenario. Parsing the whole files takes over a second."""
-    found = ((n, _TITLE.search((folder() / f"{n}.yaml").read_text("utf-8"))) for n in names())
-    return {name: title[1] if title is not None else "" for name, title in found}
+def summaries() -> Iterator[Summary]:
+    """Yields the shipped scenarios by name."""
+    for name in names():
+        text = (folder() / f"{name}.yaml").read_text("utf-8")
+        shown = [word for told in _SHOWN.findall(text) for word in _VERDICT.findall(told)]
+        stack = _STACK.findall(text)[0].replace('"', "").replace(":", "")
+        yield Summary(
+            name, _TITLE.findall(text)[0], int(_RANKS.findall(text)[0]), stack,
+            (*dict.fromkeys(shown),),
+        )  # fmt: skip
 
 
 def find(name_or_path: str) -> Path:

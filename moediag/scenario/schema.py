@@ -256,12 +256,13 @@ class Scenario(Section):
         copy._overrides = tuple(texts)
         return copy
 
-    def to_yaml(self) -> str:
-        """Returns the scenario as YAML with every default; loading it gives an equal scenario."""
+    def to_yaml(self, with_defaults: bool = True) -> str:
+        """Returns the scenario as YAML; loading it gives an equal scenario."""
         text = io.StringIO()
         yaml = YAML(typ="rt", pure=True)
         yaml.width = 100
-        yaml.dump(_blocks(self.model_dump(mode="json")), text)
+        fields = self.model_dump(mode="json", exclude_unset=not with_defaults)
+        yaml.dump(_blocks(fields), text)
         return text.getvalue()
 
     def layout_for(self, world_size: int) -> Layout:

@@ -71,7 +71,7 @@ class Source:
 
 def read(path: Path) -> Source:
     """Reads the YAML mapping in ``path``. Raises ScenarioError with FILE:LINE:COLUMN."""
-    document = _parse(path, _text(path))
+    document = parsed(path)
     if document is None:
         raise _error(path, Mark(1, 1), "the file is empty; a scenario starts with schema_version")
     if not isinstance(document, CommentedMap):
@@ -106,13 +106,16 @@ def _text(path: Path) -> str:
     return text
 
 
-def _parse(path: Path, text: str) -> Any:
+def parsed(path: Path, kind: str = "rt") -> Any:
+    """Returns the document in ``path``: with ruamel's containers, which know positions, or as plain
+    data (``kind`` "safe"). Raises ScenarioError."""
+    text = _text(path)
     # The parser would find this out in quadratic time.
     steps = accumulate((char in "[{") - (char in "]}") for char in text)
     if max(steps, default=0) > DEEPEST:
         raise _error(path, Mark(1, 1), "nested too deeply for a scenario")
     try:
-        return YAML(typ="rt", pure=True).load(text)
+        return YAML(typ=kind, pure=True).load(text)
     except MarkedYAMLError as error:
         at = error.problem_mark or error.context_mark
         mark = Mark(at.line + 1, at.column + 1) if at else Mark(1, 1)

@@ -9,7 +9,7 @@ fit is to be attached.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from moediag.errors import UsageError
 from moediag.report.finding import finding_of
@@ -17,6 +17,7 @@ from moediag.report.markdown import LIMIT, fenced
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
 from moediag.result import FAILURES, Role, RunResult, TrialResult, Verdict, wording
+from moediag.upstream import draft_sentences as sentences
 from moediag.upstream.templates import TEMPLATES, Part, Section
 
 WIDTH = 100
@@ -53,6 +54,12 @@ class Material:
     sources: Sequence[str] = ()
     #: The answer of a bisect.
     began: str = ""
+    #: The mechanism in the library's words, if the scenario's author wrote it about this failure.
+    about: str = ""
+    #: Titles of the variants.
+    titles: Mapping[str, str] = field(default_factory=dict)
+    #: Which releases fail and which do not, as far as they ran.
+    releases: str = ""
 
 
 def failing(result: RunResult, variant: str = "") -> TrialResult | None:
@@ -90,11 +97,12 @@ def _text(
     project: str, result: RunResult, trial: TrialResult, material: Material, page: Sequence[str],
     inline: bool,
 ) -> str:  # fmt: skip
+    label = "Expected: " if project in ("pytorch", "torchtitan") else ""  # they have no heading
     said = {
         Part.SYSTEM: "\n".join(material.system),
         Part.WHAT: _what(trial, result, material, page),
         Part.REPRODUCTION: reproduction(material.program, inline),
-        Part.EXPECTED: _expected(result, with_label=project in ("pytorch", "torchtitan")),
+        Part.EXPECTED: label + sentences.expected(result, trial, material.titles),
     }
     versions = ", ".join(wording.stack(trial.stack))
     title = _title(trial, material)
@@ -117,29 +125,24 @@ def _section(section: Section, said: Mapping[Part, str]) -> str:
 
 
 def _title(trial: TrialResult, material: Material) -> str:
-    what = {
-        Verdict.HANG: "Hang", Verdict.COLLECTIVE_MISMATCH: "Collective mismatch",
-        Verdict.WRONG_GRADIENTS: "Wrong gradients", Verdict.WRONG_WEIGHTS: "Wrong weights",
-    }  # fmt: skip
-    said = next(
-        (text for v, text in what.items() if v == trial.verdict), trial.verdict.capitalize()
-    )
+    what = {Verdict.CRASH: "Exception", Verdict.NONFINITE: "Non-finite values"}
+    said = what.get(trial.verdict, trial.verdict.replace("-", " ").capitalize())
     return f"{said}: {material.title}" if material.title else said
 
 
 def _what(trial: TrialResult, result: RunResult, material: Material, page: Sequence[str]) -> str:
     on = f"{wording.plural(trial.world_size, 'rank')} on {_backend(trial)}"
-    parts = [f"{wording.html(trial.cause)}\n\nObserved with {on}; verdict `{trial.verdict}`."]
-    parts.append(fenced("\n".join(page)).rstrip())
-    other = {t.variant for t in result.trials if t.other_batch}  # trains on less data: not a fix
-    right = [f.variant for f in result.conclusion.fixes if f.correct and f.variant not in other]
-    if right:
-        parts.append(f"Fixes that work here: {', '.join(f'`{name}`' for name in right)}.")
-    if material.began:
-        parts.append(material.began.strip())
+    parts = [
+        f"{sentences.cause(trial)}\n\nObserved with {on}.",
+        material.about.strip(),
+        fenced("\n".join(page)).rstrip(),
+        material.releases,
+        material.began.strip(),
+        sentences.fixes(result, trial, material.titles),
+    ]
     if material.sources:
         parts.append("See also:\n" + "\n".join(f"- {source}" for source in material.sources))
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _backend(trial: TrialResult) -> str:
@@ -147,8 +150,11 @@ def _backend(trial: TrialResult) -> str:
 
 
 def _page(trial: TrialResult, result: RunResult) -> list[str]:
-    # The cause is above it, and the evidence is not available upstream.
-    found = replace(finding_of([trial], result), cause="", evidence="", attached=())
+    # The cause is above it; the rest is not available upstream, or says nothing there.
+    found = replace(
+        finding_of([trial], result), cause="", evidence="", attached=(), timing="", next_step=""
+    )
+    found = found if trial.culprits or trial.victims else replace(found, blame=())
     return [plain(line) for line in finding_lines(found, WIDTH, None)]
 
 
@@ -156,20 +162,10 @@ def reproduction(program: Program, inline: bool) -> str:
     """Returns how to see it: the file, or the command and why there is no file."""
     if not program.text:
         why = f"\n\nThere is no file without moediag: {program.problem}." if program.problem else ""
-        return f"{fenced(program.command, 'console').rstrip()}{why}"
+        with_ = "With [moediag](https://github.com/moediag/moediag), which installs these releases:"
+        return f"{with_}\n\n{fenced(program.command, 'console').rstrip()}{why}"
     head = f"Runs without moediag:\n\n{fenced(program.run, 'console')}"
     if not inline:
         return f"{head}\nThe file `{program.name}` is attached."
     code = fenced(program.text.rstrip(), "python")
     return f"{head}\n<details><summary>{program.name}</summary>\n\n{code}\n</details>"
-
-
-def _expected(result: RunResult, with_label: bool) -> str:
-    text = (
-        "Every rank issues the same collectives, the step completes, and each gradient equals that "
-        "of the same step in a single process."
-    )
-    clean = [t.variant for t in result.trials if t.role == Role.CONTROL and t.verdict == "clean"]
-    if clean:
-        text += f" This holds with {', '.join(f'`{name}`' for name in dict.fromkeys(clean))}."
-    return f"Expected: {text}" if with_label else text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from moediag import hardware
 from moediag.errors import MoediagError, UsageError
@@ -13,14 +14,17 @@ from moediag.result import RunResult, TrialResult
 from moediag.result.run_result import SCENARIO_FILE
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
-from moediag.scenario.schema import Scenario
+from moediag.scenario.schema import Scenario, Variant
 from moediag.stacks import environment
 from moediag.upstream import system_info
 from moediag.upstream.draft import Material, Program, draft, failing, inlined
+from moediag.upstream.draft_sentences import releases
 from moediag.upstream.export.write_file import NAMED, export
 from moediag.upstream.templates import TEMPLATES, upstream
 
 TABLES = "tables"  # in place of a project
+# Fields of a variant that change nothing in the program.
+_WORDS = {"role", "title", "source", "note", "repairs", "expect", "repeats", "requires", "stack"}
 _SAME = ("os", "kernel", "arch")  # facts that identify the machine
 
 
@@ -91,14 +95,37 @@ def write(
     material = Material(
         system=system(result, trial),
         program=program(result, trial, scenario),
-        title=scenario.title if scenario is not None else result.scenario,
-        sources=tuple(s for s in scenario.sources if "://" in s) if scenario is not None else (),
+        title=result.scenario,
         began=began,
     )
+    if scenario is not None:
+        material = replace(material, **_of_scenario(scenario, result, trial))
     text = draft(project, result, trial, material)
     home = str(Path.home())
     text = text.replace(f"{home}/", "~/") if len(home) > 1 else text  # others will read it
     return Written(project, text, material.program)
+
+
+def _of_scenario(scenario: Scenario, result: RunResult, trial: TrialResult) -> dict[str, Any]:
+    """The fields of Material that the scenario's author wrote."""
+    described = trial.met and not result.overrides  # the description is about this failure
+    variants = scenario.variants
+    own = variants.get(trial.variant)
+    same = [
+        name for name, one in variants.items() if own is not None and _program(one) == _program(own)
+    ]
+    return {
+        "title": scenario.title,
+        "about": scenario.description if described else "",
+        "titles": {name: one.title for name, one in variants.items()},
+        "releases": releases(result, trial, same),
+        "sources": tuple(source for source in scenario.sources if "://" in source),
+    }
+
+
+def _program(variant: Variant) -> dict[str, Any]:
+    """What a variant changes besides the releases."""
+    return variant.model_dump(exclude=_WORDS)
 
 
 def _scenario(folder: Path) -> Scenario | None:

@@ -266,8 +266,10 @@ def test_list_names_every_scenario_and_every_fix() -> None:
 
 
 def test_list_shows_what_has_all_words(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = invoke("list", "Tensor", "PARALLEL", "head").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["tp-head-norm"]
+    heading, line = invoke("list", "Tensor", "PARALLEL", "head").stdout.splitlines()
+    assert heading == "wrong numbers without an error:"
+    assert line.startswith("tp-head-norm ") and "(2 ranks, transformers 4.53.2, " in line
+    assert "expert-starvation-hang " in invoke("list", "hang", "4.53.2").stdout
     assert app.main(["list", "nothing", "such"]) == ExitCode.USAGE
     assert "no scenario and no fix matches nothing such" in capsys.readouterr().err
 
@@ -314,10 +316,13 @@ def test_a_folder_that_cannot_be_written_is_no_bug(
 
 def test_show_describes_the_fixes_of_a_scenario_in_comments(tmp_path: Path) -> None:
     shown = invoke("show", "expert-starvation").stdout
+    assert shown.startswith("# An expert without tokens on one rank breaks FSDP2's gradient")
+    assert "# touch (fix) " in shown and "\n# moediag run expert-starvation --cpu 2\n" in shown
     assert "# fix touch: add 0 * p[0] of every expert parameter" in shown
     assert "ep-router-gradient" not in shown, "no fix of this scenario"
     (tmp_path / "again.yaml").write_text(shown)
-    assert invoke("show", str(tmp_path / "again.yaml")).stdout == shown
+    again = invoke("show", str(tmp_path / "again.yaml")).stdout
+    assert again == shown.replace("run expert-starvation", f"run {tmp_path / 'again.yaml'}")
 
 
 def test_report_writes_every_format_and_lists_it_on_stderr(tmp_path: Path) -> None:

@@ -77,13 +77,13 @@ def test_every_help_text_has_an_example_that_parses(path: tuple[str, ...]) -> No
     assert command.help
     example = str(command.epilog).removeprefix("Example: ")
     assert example.startswith(f"moediag {' '.join(path)}")
-    parse(shlex.split(example.split(" > ")[0])[1:])
+    parse(shlex.split(re.split(r" >>? ", example)[0])[1:])
 
 
 @pytest.mark.parametrize("line", documented())
 def test_every_documented_command_line_parses(line: str) -> None:
     with contextlib.suppress(typer.Exit):  # --help
-        parse(shlex.split(line.split(" > ")[0].split(" | ")[0])[1:])
+        parse(shlex.split(re.split(r" >>? | \| ", line)[0])[1:])
 
 
 @pytest.mark.parametrize("line", ["moediag show", "moediag run x --no-such-option", "moediag frob"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from moediag.campaign.bisect.probe_lines import probe_line, target_lines
+from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict
 from moediag.campaign.bisect.prober import Prober
 from moediag.campaign.bisect.question import Question
 from moediag.campaign.bisect.search.rates import Rate
@@ -35,15 +37,25 @@ def _drive(question: Question, state: State, prober: Prober, display: Display, j
     most = most_probes(len(releases), question.options(releases, Rate()))
     title = f"{question.scenario.name}: {question.package}, at most {most} probes"
     display.begin(title, None, [p.seconds for p in state.probes], jobs, most)
-    if state.target is None and not state.probes:
+    if state.target is None:
         run_strategy(_Learning(question, state, prober, display), state.journal, display)
-    strategy = _Searching(question, state, prober, display)
+    strategy = _Searching(with_end(question, state), state, prober, display)
     run_strategy(strategy, state.journal, display, jobs)
     return strategy.search
 
 
+def with_end(question: Question, state: State) -> Question:
+    """Returns the question with the bad end that showed the failure."""
+    if state.target is None:
+        return question
+    # A release that was tried before it did not show the failure.
+    first = (v for v in question.ends if (p := state.probe(v)) is None or p.kind == Kind.BAD)
+    return dataclasses.replace(question, bad=next(first, question.bad))
+
+
 class _Learning(Strategy[Probe, ProbeRecord]):
-    """The first probe, of the bad end. It learns the target failure."""
+    """The first probe, of the bad end. It learns the target failure. If the scenario's own release
+    cannot show it, others are tried."""
 
     def __init__(self, question: Question, state: State, prober: Prober, display: Display) -> None:
         self.question = question
@@ -54,15 +66,32 @@ class _Learning(Strategy[Probe, ProbeRecord]):
         self.search = _search(question, state)
 
     def wanted(self, most: int) -> Sequence[Probe]:
-        return [] if self.search.known else self.search.next(most)
+        if self.state.target is not None or self.state.passing:
+            return []
+        if not self.search.known:
+            return self.search.next(most)  # the bad end, and what probably comes next
+        for version in self.question.ends:
+            told = self.state.probe(version)
+            if told is None:
+                return [Probe(self.state.releases.index(version))]
+            if not self._elsewhere(told):
+                break
+        return []
+
+    def _elsewhere(self, told: ProbeVerdict) -> bool:
+        """Whether the failure may be in other releases than one with this verdict."""
+        changed = bool(self.question.scenario.overrides)
+        return told.kind == Kind.SKIP or (told.kind == Kind.GOOD and changed)
 
     def name(self, item: Probe) -> str:
         return probe_name(self.state.releases[item.index], item.attempt)
 
     def make(self, item: Probe) -> ProbeRecord:
-        found = self.prober.learn(self.state.releases[item.index])
+        version = self.state.releases[item.index]
+        found = self.prober.learn(version)
         if found.target is None:
-            self.display.say(found.problem)
+            if version == self.question.ends[-1] or not self._elsewhere(found.record.verdict):
+                self.display.say(found.problem)
         else:  # record it before its probe: without a target a probed bad end is not bad
             self.state.learned(found.target)
             for text in target_lines(found.target):

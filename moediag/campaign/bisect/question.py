@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from packaging.utils import canonicalize_name
 
 from moediag.campaign.bisect.candidates import as_of, searched, spelled
+from moediag.campaign.bisect.search.direction import schedule
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search import Options
 from moediag.campaign.bisect.signature_match import Match
@@ -68,6 +69,20 @@ class Question:
     @property
     def versions(self) -> tuple[str, ...]:
         return tuple(r.version for r in self.releases)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Returns the releases that are tried as the bad end, in order. Without ``--bad`` these are
+        the scenario's own, then newer and older ones in growing steps: with ``--set`` the failure
+        may be elsewhere, because the own release lacks the family, for example."""
+        if self.asked.bad:
+            return (self.bad,)
+        versions = self.versions
+        own = versions.index(self.bad)
+        newer = [own + step for step in schedule(len(versions) - 1 - own, None, False)]
+        older = [own - step for step in schedule(own, None, False)]
+        tried = (versions[place] for place in (own, *newer, *older))
+        return tuple(version for version in tried if version != self.good)
 
     @property
     def controls(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.afterwards import afterwards
 from moediag.campaign.bisect.beyond import Beyond
 from moediag.campaign.bisect.commits.clone import Clone
-from moediag.campaign.bisect.drive import drive
+from moediag.campaign.bisect.drive import drive, with_end
 from moediag.campaign.bisect.follow import Follow
 from moediag.campaign.bisect.prober import Prober
 from moediag.campaign.bisect.question import Question
@@ -67,6 +67,7 @@ def run(
         asked = question.over(state.releases)
         prober = make(asked, folder)
         search = drive(asked, state, prober, display, jobs)
+        asked = with_end(asked, state)
         beyond: dict[str, Beyond] = {}
         if state.target is not None:
             follow = Follow(state, prober, display, state.target)

@@ -11,10 +11,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from moediag.campaign.bisect.probe_verdict import ProbeVerdict
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search import Probe, Search
 from moediag.campaign.bisect.signature_match import Match, Target
-from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.bisect.timeline import ProbeRecord, probe_name
 from moediag.campaign.engine import Header, Journal, Records
 from moediag.campaign.engine import journal as journals
 from moediag.errors import EvidenceError
@@ -55,6 +56,11 @@ class State:
     @property
     def extras(self) -> tuple[ProbeRecord, ...]:
         return tuple(self._extras.values())
+
+    def probe(self, version: str) -> ProbeVerdict | None:
+        """Returns the verdict of the first probe of ``version`` in the journal."""
+        found = self.records.get(probe_name(version, 1))
+        return found.verdict if found is not None else None
 
     def learned(self, target: Target) -> None:
         self._target.add(_TARGET, target)

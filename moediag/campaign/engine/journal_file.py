@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.errors import DiskFull, EvidenceError, UsageError
-from moediag.protocol import parse_json
+from moediag.protocol import parse_json, read_stored
 
 
 def locked(path: Path, flags: int = 0) -> int:
@@ -54,7 +54,7 @@ def append(fd: int, path: Path, line: Mapping[str, Any], then: str) -> None:
 def read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Returns (complete lines, their bytes). Raises EvidenceError, with the line, and OSError."""
     found: list[dict[str, Any]] = []
-    data, start = path.read_bytes(), 0
+    data, start = read_stored(path), 0
     while start < len(data):
         end = data.find(b"\n", start)
         try:

@@ -24,6 +24,7 @@ from moediag.launch.base import Launcher
 from moediag.launch.launcher import launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
+from moediag.pipeline import register
 from moediag.pipeline.single_process import OFFLINE, why_no_answer
 from moediag.protocol import (
     FamiliesTask,
@@ -34,6 +35,7 @@ from moediag.protocol import (
     Size,
     Task,
     Trial,
+    WayOutcome,
     output_file,
 )
 from moediag.stacks.environment import Stack
@@ -65,6 +67,7 @@ class Workers:
         self.root = folder
         self.folder = folder / release
         self.release = release
+        self.known = register.read()
         self.stopping = threading.Event()
         options = LaunchOptions(environment=OFFLINE, stop=self.stopping)
         self._all = [
@@ -95,9 +98,13 @@ class Workers:
         folder = self.folder / CELLS_FOLDER / f"{family}-{relation}"
         begun = time.monotonic()
         if relation in layouts.RELATIONS:
+
+            def listed(way: WayOutcome) -> bool:
+                return any(entry.matches(relation, family, way) for entry in self.known)
+
             with self._launcher() as one:
                 outcome = launched.check(
-                    layouts.RELATIONS[relation], family, one, folder, self.timeout
+                    layouts.RELATIONS[relation], family, one, folder, self.timeout, listed
                 )
         else:
             outcome = self._answer(RelationTask(relation), family, folder)

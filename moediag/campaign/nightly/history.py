@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moediag.campaign.nightly.night import Night, from_json
 from moediag.errors import UsageError
-from moediag.protocol import parse_json, write_json
+from moediag.protocol import read_json, write_json
 
 
 class History:
@@ -30,7 +30,7 @@ class History:
         self.unreadable: list[str] = []
         for path in paths:
             try:
-                self.nights.append(from_json(parse_json(path.read_text(encoding="utf-8"))))
+                self.nights.append(from_json(read_json(path)))
             except (OSError, ValueError) as error:
                 self.unreadable.append(f"{path.name}: {error}")
 

@@ -53,7 +53,7 @@ def _error(folder: Path, rank: int) -> tuple[str, float | None]:
     """Returns the message and time of the exception that ended ``rank``."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         path = folder / protocol.error_file(rank)
-        message = protocol.parse_json(path.read_text(encoding="utf-8"))["message"]
+        message = protocol.read_json(path)["message"]
         return str(message["message"]), float(message["extraInfo"]["time"])
     return "", None
 

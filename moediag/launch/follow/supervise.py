@@ -208,9 +208,7 @@ class Supervisor:
         """Returns the process of ``rank`` from its pid file. Ignores ranks of other machines: nodes
         may share the folder."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            raw = protocol.parse_json(
-                (self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8")
-            )
+            raw = protocol.read_json(self.folder / protocol.pid_file(rank))
             if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
                 started = raw.get("started")
                 self.seen.processes[rank] = Process(

@@ -145,7 +145,7 @@ class JobSupervisor(Supervisor):
                 found.add(int(number))
                 self._last_found = time.monotonic()
                 with suppress(OSError, ValueError):
-                    raw = protocol.parse_json(path.read_text(encoding="utf-8"))
+                    raw = protocol.read_json(path)
                     self._local = raw.get("local_ranks")
                     self._expected = self._local or raw.get("world_size")
                     self.nodes.world = max(self.nodes.world, raw.get("world_size") or 0)

@@ -128,7 +128,10 @@ class Exchange:
         self._nodes = self._nodes if pulses is None else len(pulses)
         for pulse in (pulses or ()) if self._wanted else ():
             if pulse.published > self._fetched.get(pulse.key, 0):
-                left = self.shared.fetch(pulse.key, pulse.published, self._into / pulse.key)
+                try:
+                    left = self.shared.fetch(pulse.key, pulse.published, self._into / pulse.key)
+                except FileNotFoundError:  # not visible yet, or never there
+                    continue
                 with self._lock:
                     self._fetched[pulse.key] = pulse.published
                     self._own = replace(self._own, has=dict(self._fetched))

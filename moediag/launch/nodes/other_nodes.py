@@ -265,6 +265,8 @@ class OtherNodes:
             if self.exchange.error:
                 found.append(f"other nodes ({self.exchange.error})")
             found += self.exchange.left_out
+            for key, why in dict(self.exchange.shared.refused).items():
+                found.append(f"a message of node {key}, which was refused ({why})")
         return tuple(found)
 
     def gone(self, seconds: float) -> list[str]:
@@ -297,7 +299,7 @@ class OtherNodes:
 def read_job(folder: Path, rank: int) -> dict[str, Any]:
     """Returns the rank's job file; empty if the rank has not joined the others."""
     with suppress(OSError, ValueError):
-        raw = protocol.parse_json((folder / protocol.job_file(rank)).read_text(encoding="utf-8"))
+        raw = protocol.read_json(folder / protocol.job_file(rank))
         return raw if isinstance(raw, dict) else {}
     return {}
 

@@ -31,6 +31,7 @@ class RelayedFolder(SharedFolder):
         self.own.mkdir(parents=True, exist_ok=True)
         self.place = f"{store[0]}:{store[1]}"
         self._turns = 0
+        self._refused_there: dict[str, str] = {}  # by the relay
         self._turned = time.monotonic()
         log = root / "relay.log"
         command = [
@@ -53,7 +54,9 @@ class RelayedFolder(SharedFolder):
         turns = self._read_turns()
         if turns > self._turns:
             self._turns, self._turned = turns, now
-            return super().pulses()
+            found = super().pulses()
+            self.refused.update(self._refused_there)
+            return found
         if self._process.poll() is not None or now - self._turned > (ANSWER if turns else BEGIN):
             raise OSError(0, "does not answer", f"the job's store at {self.place}")
         return None
@@ -61,6 +64,7 @@ class RelayedFolder(SharedFolder):
     def _read_turns(self) -> int:
         with suppress(OSError, ValueError, KeyError, TypeError):
             raw: Any = json.loads((self.folder / protocol.LINK_FILE).read_text(encoding="utf-8"))
+            self._refused_there = dict(raw["refused"])
             return int(raw["turns"])
         return 0
 

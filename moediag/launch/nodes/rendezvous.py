@@ -18,11 +18,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from moediag.errors import NodeLost, UsageError
-from moediag.protocol import parse_json, write_json
+from moediag.protocol import build, read_json, write_json
 
 FIRST = 180.0  # seconds that the others get to start: a person types a command on each
 PERIOD = 0.5  # seconds between two writes
 _POLL = 0.05
+_LARGEST = 1 << 20  # bytes of a node's file
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Meeting:
         digest = sha256(plan.encode()).hexdigest()[:16]
         self._own = Word(node, socket.gethostname(), uuid.uuid4().hex, digest)
         self._heard: dict[int, tuple[Word, float]] = {}  # and when its count last grew
+        self._refused: dict[int, str] = {}  # why a node's file was not taken
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._end = threading.Event()
@@ -168,11 +170,22 @@ class Meeting:
 
     def _hear(self, now: float) -> None:
         for node in self._others:
-            with suppress(OSError, ValueError, TypeError):
-                word = Word(**parse_json(self._place(node).read_text(encoding="utf-8")))
-                known = self._heard.get(node)
-                if known is None or word.count > known[0].count:
-                    self._heard[node] = word, now
+            path = self._place(node)
+            known = self._heard.get(node)
+            try:
+                if path.stat().st_size > _LARGEST:
+                    raise ValueError("too large")
+                word = build(Word, read_json(path))
+                if word.node != node or (known is not None and word.token != known[0].token):
+                    raise ValueError("written by another node or another run")
+            except OSError:
+                continue
+            except ValueError as error:
+                self._refused[node] = f"; its file is refused ({str(error)[:200]})"
+                continue
+            self._refused.pop(node, None)
+            if known is None or word.count > known[0].count:
+                self._heard[node] = word, now
 
     def _wait(self, stage: int, patience: float) -> None:
         """Waits until every node is at ``stage``; each may take ``patience`` seconds between two
@@ -201,7 +214,8 @@ class Meeting:
         if known is None:
             if now - begun > patience:
                 raise NodeLost(
-                    f"node {node} did not start in {self.shared} within {patience:.0f} s",
+                    f"node {node} did not start in {self.shared} within {patience:.0f} s"
+                    + self._refused.get(node, ""),
                     f"Type the same command there with --node-rank {node}.",
                 )
             return
@@ -211,7 +225,7 @@ class Meeting:
         if now - max(arrived, begun) > patience:
             raise NodeLost(
                 f"{word.name} has sent nothing for {now - max(arrived, begun):.0f} s: it is down, "
-                "cut off or stopped"
+                "cut off or stopped" + self._refused.get(node, "")
             )
 
 

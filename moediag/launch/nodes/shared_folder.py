@@ -32,6 +32,8 @@ class SharedFolder:
     def __init__(self, root: Path, job: str, own: str) -> None:
         self.folder = root / job
         self.own = self.folder / own
+        self.refused: dict[str, str] = {}
+        """By node: why its last message was not taken."""
 
     def want(self) -> None:
         """Announces that this node will fetch evidence."""
@@ -48,12 +50,20 @@ class SharedFolder:
         if nothing could be read."""
         found = []
         for place in self._others():
-            with suppress(OSError, ValueError):
-                path = place / protocol.PULSE_FILE
-                if path.stat().st_size <= _PULSE_BYTES:
-                    pulse = of_json(protocol.parse_json(path.read_text(encoding="utf-8")))
-                    if pulse.key == place.name:
-                        found.append(pulse)
+            path = place / protocol.PULSE_FILE
+            try:
+                if path.stat().st_size > _PULSE_BYTES:
+                    raise ValueError("too large")
+                pulse = of_json(protocol.read_json(path))
+                if pulse.key != place.name:
+                    raise ValueError(f"written by {pulse.key}")
+            except OSError:
+                continue
+            except ValueError as error:
+                self.refused[place.name] = str(error)[:200]
+                continue
+            self.refused.pop(place.name, None)
+            found.append(pulse)
         return found
 
     def _others(self) -> Iterator[Path]:

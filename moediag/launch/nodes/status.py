@@ -13,6 +13,7 @@ from moediag.launch.rank_sample import RankSample
 SCHEMA_VERSION = 1
 KEY = re.compile(r"[0-9a-f]{8,64}")  # of a node, and of a job
 _MOST = 65_536  # maximum number of ranks per node
+_MOST_RANKS = 1 << 20
 _SAMPLE = (
     ("alive", bool), ("state", str), ("progress", int), ("step", int), ("cpu", float),
     ("runnable", bool), ("stopped", bool), ("at", float), ("work", str), ("on_device", bool),
@@ -105,7 +106,7 @@ def of_json(raw: Any) -> Pulse:
             published=int(raw["published"]),
             over=bool(raw["over"]),
         )
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no pulse: {error!r}") from error
     if not KEY.fullmatch(found.key):
         raise ValueError(f"no key of a node: {found.key[:80]!r}")
@@ -113,6 +114,8 @@ def of_json(raw: Any) -> Pulse:
 
 
 def _sample(rank: int, raw: Mapping[str, Any]) -> RankSample:
+    if not 0 <= rank < _MOST_RANKS:
+        raise ValueError(f"no rank: {rank}")
     return RankSample(rank, **{name: kind(raw[name]) for name, kind in _SAMPLE})  # type: ignore[arg-type]
 
 

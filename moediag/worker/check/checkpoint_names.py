@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from moediag.protocol import FAILS, MAY_FAIL, CheckFinding
+from moediag.protocol import FAILS, MAY_FAIL, CheckFinding, read_json
 from moediag.worker.check.tensor_places import listed
 from moediag.worker.models import checkpoint
 from moediag.worker.models.plan_names import generic
@@ -20,6 +20,9 @@ from moediag.worker.models.plan_names import generic
 CHECKPOINT = "checkpoint"
 _LENGTH = 8  # bytes that hold the header's size
 _LARGEST = 200_000_000  # bytes of a header
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 Shapes = Dict[str, List[int]]
 # Name in a file -> (name in the model, whether its tensor is converted too).
 Mapping = Callable[[str], Tuple[str, bool]]
@@ -46,8 +49,8 @@ def shapes(folder: Path) -> Shapes:
                     raise NotRead(f"{file.name} is no safetensors file")
                 header = json.loads(opened.read(size))
             tensors = {n: v for n, v in header.items() if n != "__metadata__"}
-            found.update({name: list(value["shape"]) for name, value in tensors.items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            found.update({n: [int(size) for size in v["shape"]] for n, v in tensors.items()})
+        except _UNREADABLE as error:
             raise NotRead(f"{file.name} cannot be read: {error}") from error
     return found
 
@@ -57,8 +60,9 @@ def _listed_files(folder: Path) -> Set[str]:
     names: Set[str] = set()
     for index in folder.glob("*.safetensors.index.json"):
         try:
-            names.update(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raw = read_json(index)
+            names.update(map(str, raw["weight_map"].values()))
+        except _UNREADABLE as error:
             raise NotRead(f"{index.name} cannot be read: {error}") from error
     return names
 

@@ -290,7 +290,7 @@ def test_the_display_counts_probes_and_shows_the_timeline(tmp_path: Path) -> Non
 def test_the_help_shows_the_default_of_every_option() -> None:
     result = CliRunner().invoke(app.app, ["bisect", "--help"])
     assert result.exit_code == 0
-    for word in ("[default: the scenario's]", "[default: exact]", "two years before"):
+    for word in ("[default: the scenario's, else found]", "[default: exact]", "two years before"):
         assert word in " ".join(result.output.split())
 
 

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.drive import drive, with_end
 from moediag.campaign.bisect.probe_verdict import Kind, skip
 from moediag.campaign.bisect.search.answer import Status
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import journal_file
+from moediag.campaign.engine import Display, journal_file
 from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import EvidenceError, ExitCode, Interrupted, NoEnvironments
 from tests.unit.bisect_fakes import Fake, bisect, opened, question
@@ -109,7 +112,7 @@ def test_an_intermittent_result_at_the_boundary_is_retried(tmp_path: Path) -> No
     assert bounds(search) == [(13, 12), (23, 24)]
 
 
-@pytest.mark.parametrize(("letter", "status"), [("G", Status.NOT_REPRODUCED), ("S", "undecided")])
+@pytest.mark.parametrize(("letter", "status"), [("G", Status.NOT_REPRODUCED), ("O", "undecided")])
 def test_nothing_is_searched_if_the_bad_end_does_not_fail(
     tmp_path: Path, letter: str, status: str
 ) -> None:
@@ -273,3 +276,49 @@ def test_new_releases_do_not_change_a_resumed_search(tmp_path: Path) -> None:
     search = bisect(tmp_path, HISTORY + "GGGG", 15)
     assert search.count == len(HISTORY)
     assert bounds(search) == [(13, 12), (23, 24)]
+
+
+def searched(letters: str, own: int, folder: Path, **asked: Any) -> tuple[str, list[str], bool]:
+    """The bad end that was found, the releases that were probed for it, and whether it failed."""
+    wanted = question(letters, own)
+    wanted = replace(wanted, asked=replace(wanted.asked, **asked))
+    prober = Fake(letters)
+    with opened(folder, wanted) as state:
+        drive(wanted, state, prober, Display())
+        found = with_end(wanted, state).bad
+        versions = [record.version for record in state.probes]
+        return found, versions, state.target is not None
+
+
+def test_another_bad_end_is_found_if_the_own_release_lacks_the_family(tmp_path: Path) -> None:
+    found, versions, shown = searched("NNNNBBBGG", 1, tmp_path)
+    assert (found, shown) == ("1.5", True)
+    assert versions[:4] == ["1.1", "1.2", "1.3", "1.5"]
+    assert "1.4" in versions  # the search goes on from there, to the first that has the family
+
+
+def test_an_older_bad_end_is_found_if_newer_releases_lack_the_family(tmp_path: Path) -> None:
+    assert searched("GBBBNNN", 4, tmp_path)[0] == "1.3"
+
+
+def test_a_given_bad_end_is_not_replaced(tmp_path: Path) -> None:
+    found, versions, shown = searched("NNBBGG", 1, tmp_path, bad="1.1")
+    assert (found, versions, shown) == ("1.1", ["1.1"], False)
+
+
+def test_without_any_bad_end_nothing_is_searched(tmp_path: Path) -> None:
+    found, versions, shown = searched("NNNNNNN", 3, tmp_path)
+    assert (found, shown) == ("1.3", False)
+    assert len(versions) == len({*versions}) == 7
+
+
+def test_a_resumed_bisect_keeps_the_end_that_it_found(tmp_path: Path) -> None:
+    letters = "NNNNBBBGG"
+    wanted = question(letters, 1)
+    whole = searched(letters, 1, tmp_path / "whole")
+    (tmp_path / "part").mkdir()
+    lines = (tmp_path / "whole" / JOURNAL_FILE).read_text(encoding="utf-8").splitlines(True)
+    for kept in range(1, len(lines)):
+        (tmp_path / "part" / JOURNAL_FILE).write_text("".join(lines[:kept]), encoding="utf-8")
+        assert searched(letters, 1, tmp_path / "part")[::2] == whole[::2]
+    assert wanted.bad == "1.1"

@@ -14,7 +14,7 @@ from moediag.campaign.hunt.findings import Finding, Hunt, HuntCell, Key, State, 
 from moediag.campaign.hunt.question import Wanted
 from moediag.campaign.hunt.release_changes import Changes, changes
 from moediag.cli import app
-from moediag.errors import ExitCode, UsageError
+from moediag.errors import ExitCode, ScenarioError, UsageError
 from moediag.pipeline import register
 from moediag.pipeline.register import Entry
 from moediag.protocol import (
@@ -143,12 +143,15 @@ def test_the_register_that_moediag_has_is_readable() -> None:
         ("- 1", "entry 1 is not a mapping"),
         ("- {relation: r}", "entry 1: .*missing"),
         ("- {relation: r, status: old, where: w, summary: s}", "status 'old' is none of"),
+        ("[" * 20_000, "nested too deeply"),
+        ("- {relation: r, status: known, where: w, summary: s, ways: 3}", "ways: 3 is not a list"),
+        ("- {relation: r, status: known, where: 2024-99-99, summary: s}", "known.yaml:1"),
     ],
 )
 def test_a_register_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "known.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, ScenarioError), match=message):
         register.read(path)
 
 

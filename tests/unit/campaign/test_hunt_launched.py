@@ -86,13 +86,14 @@ class World:
 
 
 def check(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, shows: dict[str, Diagnosis], **more: Any
-) -> tuple[World, dict[str, Any]]:
+    monkeypatch: pytest.MonkeyPatch, folder: Path, shows: dict[str, Diagnosis],
+    listed: str = "", **more: Any,
+) -> tuple[World, dict[str, Any]]:  # fmt: skip
     world = World(shows, **more)
     monkeypatch.setattr(family_trials, "read_trial", lambda folder: folder)
     monkeypatch.setattr(family_trials, "diagnose", world.diagnose)
     launcher: Any = world
-    found = launched.check(LAYOUTS, "alpha", launcher, folder, 60.0)
+    found = launched.check(LAYOUTS, "alpha", launcher, folder, 60.0, lambda way: way.what == listed)
     return world, {way.way: way for way in found.ways}
 
 
@@ -133,6 +134,20 @@ def test_a_difference_that_misses_a_condition_is_not_confirmed(
     _, ways = check(monkeypatch, tmp_path, {"tp-size": GRADIENTS, **shows})
     assert ways["tp-size"].failed == condition
     assert not ways["tp-size"].confirmed
+
+
+def test_what_the_register_lists_only_has_to_show_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shows = {"tp-size": GRADIENTS, "ep-size-00": OTHER, "ep-size-11": CLEAN, "ep-size-10": CLEAN}
+    world, ways = check(monkeypatch, tmp_path, shows, GRADIENTS.signature)
+    assert ways["tp-size"].confirmed and ways["tp-size"].conditions["other-seed"] is None
+    assert [name for name in world.names if "tp-size-" in name] == ["tp-size-00"] * 2
+    assert ways["ep-size"].failed == "other-seed", "another difference meets every condition"
+
+    once = {"tp-size": GRADIENTS, "together-tp-size": OTHER, "tp-size-00-again": CLEAN}
+    _, ways = check(monkeypatch, tmp_path, once, GRADIENTS.signature)
+    assert ways["tp-size"].failed == "twice" and not ways["tp-size"].confirmed
 
 
 def test_what_shows_only_beside_others_in_one_launch_is_no_difference(

@@ -409,3 +409,30 @@ def test_sample_fields_sent_and_read_are_equal() -> None:
     fields = {f.name for f in dataclasses.fields(RankSample)} - mine
     (told,) = pulse(1).to_json()["samples"].values()
     assert set(told) == fields
+
+
+def test_a_message_that_is_no_pulse_is_refused_and_named(tmp_path: Path) -> None:
+    there, here = SharedFolder(tmp_path, JOB, THEM), SharedFolder(tmp_path, JOB, US)
+    there.put(pulse(1))
+    place = there.own / protocol.PULSE_FILE
+    good = json.loads(place.read_text())
+    for forged in ({}, [], {**good, "key": "f" * 16}, {**good, "samples": {"-1": {}}}):
+        place.write_text(json.dumps(forged))
+        assert here.pulses() == []
+        assert list(here.refused) == [THEM]
+    there.put(pulse(2))
+    assert [p.seq for p in here.pulses() or ()] == [2]
+    assert here.refused == {}
+
+
+def test_announced_evidence_that_is_not_there_does_not_silence_the_nodes(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    SharedFolder(tmp_path, JOB, THEM).put(dataclasses.replace(pulse(1), published=10**18))
+    ours = SharedFolder(tmp_path, JOB, US)
+    exchange = Exchange(ours, Pulse(US, "h"), tmp_path / "own", tmp_path / "into")
+    exchange.want()
+    exchange._turn()
+    heard = exchange.heard()
+    assert heard is not None
+    assert [p.key for p in heard.pulses] == [THEM]
+    assert heard.fetched == {}

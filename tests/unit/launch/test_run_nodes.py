@@ -197,3 +197,23 @@ def test_losing_peers_stopped_by_another_node_is_not_a_death(
     zero._ended_before = frozenset()
     zero._ends_after_stall_are_ours()
     assert zero.seen.deaths(zero.folder) == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"token": "another run"}, {"node": 0}, {"stage": "9"}, {"problems": ["x"]}, {"count": "99"}],
+)
+def test_a_forged_file_of_a_node_is_refused_and_named(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    zero, one = meetings(tmp_path, "p", "p", silence=0.5)
+    both(zero.__enter__, one.__enter__)
+    one.leave()
+    place = tmp_path / "node-1.json"
+    true = json.loads(place.read_text())
+    forged = {**true, "count": true["count"] + 9, "stage": 9, "over": False, **change}
+    place.write_text(json.dumps({**true, "over": False}))
+    zero._heard[1] = replace(zero._heard[1][0], over=False), zero._heard[1][1]
+    place.write_text(json.dumps(forged))
+    with closing(zero.leave), pytest.raises(NodeLost, match="its file is refused"):
+        zero.meet()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from moediag.protocol import build
+from moediag.protocol import build, stored
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,17 @@ def test_a_number_that_is_not_finite_is_text_in_json(text: str) -> None:
 def test_a_wrong_value_is_named(raw: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(Whole, raw)
+
+
+def test_a_file_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link may lead to a device, and a pipe may have no writer."""
+    (tmp_path / "device").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("device", "pipe", "."):
+        with pytest.raises(OSError, match="not a regular file"):
+            stored.read_json(tmp_path / name)
+    (tmp_path / "large").write_bytes(b"1" * 9)
+    assert stored.read_json(tmp_path / "large") == 111_111_111
+    monkeypatch.setattr(stored, "MOST_BYTES", 8)
+    with pytest.raises(OSError, match="larger than"):
+        stored.read_json(tmp_path / "large")

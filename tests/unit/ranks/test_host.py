@@ -1,10 +1,13 @@
-"""The gate that holds forked ranks until the last one is forked."""
+"""What the host of forked ranks adds to torch's elastic agent: a gate, and names of events."""
 
 from __future__ import annotations
 
 import os
 import time
 
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from moediag.ranks import host
 from moediag.ranks.host import Gate
 
 
@@ -40,3 +43,13 @@ def test_a_rank_ends_with_the_process_that_forked_it() -> None:
     os.close(gate._in)
     assert os.read(out, 16) == b""
     assert code(pid) == 1
+
+
+def test_events_of_a_rendezvous_have_the_names_that_torch_gives_them() -> None:
+    def named() -> tuple[str, str]:
+        return dynamic_rendezvous.get_method_name(), host._caller()
+
+    def joins() -> tuple[str, str]:
+        return named()
+
+    assert joins() == ("joins", "joins")

@@ -128,3 +128,37 @@ def test_a_store_that_does_not_answer_is_an_error(
 def test_a_missing_python_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         RelayedFolder(tmp_path, JOB, US, ("10.0.0.1", 29500), "/in/a/container/python")
+
+
+@pytest.mark.parametrize(
+    ("pulse", "count", "chunk"),
+    [
+        (b"{", b"1", b""),
+        (b"\xff", b"1", b""),
+        (b"[1]", b"1", b""),
+        (b"[" * 100_000, b"1", b""),
+        (b'{"published": "x"}', b"1", b""),
+        (b'{"published": 1}', b"9" * 18, b""),
+        (b'{"published": 1}', b"1", b'["rank-0.log", "!"]'),
+        (b'{"published": 1}', b"1", b'["rank-0.log", "QUJD"]'),
+        (b'{"published": 1}', b"1", b"7"),
+    ],
+)
+def test_a_forged_message_is_refused_and_named_and_the_next_one_is_taken(
+    sides: tuple[Side, Side], pulse: bytes, count: bytes, chunk: bytes
+) -> None:
+    here, there = sides
+    there.says(1)
+    (here.shared.own / protocol.WANT_FILE).touch()
+    store, prefix = here.relay._store, f"moediag/{JOB}/"
+    for name, value in (
+        (f"evidence/{THEM}/1", count), (f"evidence/{THEM}/1/0", chunk), (f"pulse/{THEM}", pulse),
+    ):  # fmt: skip
+        store.set(prefix + name, value)
+    here.relay.turn()
+    link = here.shared.folder / protocol.LINK_FILE
+    assert list(json.loads(link.read_text())["refused"]) == [THEM]
+    store.set(f"{prefix}evidence/{THEM}/1", b"0")
+    there.says(2)
+    assert [seq for _, seq, _ in here.hears()] == [2]
+    assert json.loads(link.read_text())["refused"] == {}

@@ -39,3 +39,8 @@ def test_the_recorder_thread_keeps_the_state_in_collective(
     found = Heartbeat.read(tmp_path / "beat")
     assert found is not None and (found.state, found.collective) == ("in-collective", 5)
     writer.close()
+
+
+def test_a_heartbeat_without_an_end_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "beat").symlink_to("/dev/zero")
+    assert Heartbeat.read(tmp_path / "beat") is None

@@ -17,7 +17,7 @@ from moediag.errors import ScenarioError
 from moediag.families import FAMILIES
 from moediag.result import Role, Verdict
 from moediag.scenario import sections
-from moediag.scenario.catalogue import find, folder, names, titles
+from moediag.scenario.catalogue import GROUPS, Summary, find, folder, names, summaries
 from moediag.scenario.fixes import described, known_fixes
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
@@ -128,8 +128,18 @@ def test_scenario_round_trips_through_yaml(name: str, tmp_path: Path) -> None:
         assert again.merged(variant).model_dump() == scenario.merged(variant).model_dump()
 
 
-def test_titles_are_those_of_the_files() -> None:
-    assert titles() == {name: load(find(name)).title for name in names()}
+def test_summaries_are_those_of_the_loaded_files() -> None:
+    """The catalogue reads them without parsing the files."""
+    for found in summaries():
+        loaded = load(find(found.name))
+        unfixed = [v.expect.verdict for v in loaded.variants.values() if v.role == Role.UNFIXED]
+        told = [v.values() if isinstance(v, dict) else v for v in unfixed]
+        shows = [word for v in told for word in ([v] if isinstance(v, str) else v)]
+        stack = ", ".join(f"{package} {version}" for package, version in loaded.stack.items())
+        assert found == Summary(
+            loaded.name, loaded.title, loaded.world.default, stack, (*dict.fromkeys(shows),)
+        )
+        assert found.group in GROUPS
 
 
 def test_known_fixes_match_the_modules() -> None:

@@ -21,6 +21,7 @@ from moediag.stacks.environment import Stack
 from moediag.upstream import draft as drafting
 from moediag.upstream import draft_evidence
 from moediag.upstream.draft import Material, Program, draft, failing
+from moediag.upstream.draft_sentences import releases
 from moediag.upstream.templates import TEMPLATES, upstream
 from tests.unit.trial_results import changed, trial_result
 
@@ -131,7 +132,70 @@ def test_every_scenario_has_a_project_to_report_to() -> None:
         assert upstream(scenario.sources, scenario.stack) in TEMPLATES, name
 
 
+# ------------------------------------------------------------------------ the words
+
+
+def test_each_fix_is_explained_and_says_whether_it_works() -> None:
+    touch = replace(FIX, what="adds 0 * p[0] to the output", source="https://e.org/2")
+    wrong = changed(FIX, variant="clip", verdict="hang")
+    less = replace(FIX, variant="same-batch", other_batch=True)
+    elsewhere = replace(FIX, variant="for-another", repairs="another-unfixed")
+    judged = (FixJudgement("touch", True), FixJudgement("clip", False, why="hangs as before"),
+              FixJudgement("same-batch", True), FixJudgement("for-another", True))  # fmt: skip
+    run = run_of(FAILED, touch, wrong, less, elsewhere)
+    result = replace(run, conclusion=Conclusion(True, judged))
+    text = draft("pytorch", result, FAILED, replace(MATERIAL, titles={"clip": "no clipping"}))
+    works, fails = text.partition("These do not:")[::2]
+    assert "- `touch`: adds 0 * p[0] to the output (https://e.org/2)" in works
+    assert "- `clip`: no clipping: hangs as before" in fails
+    assert "same-batch" not in text and "for-another" not in text
+    assert "These fixes" not in draft("pytorch", run_of(FAILED), FAILED, MATERIAL)
+
+
+def test_releases_that_ran_are_told_apart() -> None:
+    def on(version: str, **fields: str) -> TrialResult:
+        stack = {**FAILED.stack, "transformers": version}
+        return replace(changed(FAILED, **fields), variant=f"v{version}", stack=stack)
+
+    older, newer = on("4.53.0"), on("5.0.0", verdict="clean")
+    result = run_of(FAILED, older, newer, on("4.60.0", signature="another"))
+    said = releases(result, FAILED, ["unfixed", "v4.53.0", "v5.0.0", "v4.60.0"])
+    assert said == (
+        "Fails with transformers 4.53.2, torch 2.13.0; transformers 4.53.0. "
+        "Clean with transformers 5.0.0. Other releases were not run."
+    )
+    assert releases(run_of(FAILED, FIX), FAILED, ["unfixed", "touch"]) == "", "the same release"
+    unsure = replace(newer, repeat=1, diagnosis=older.diagnosis)
+    assert releases(run_of(FAILED, newer, unsure), FAILED, ["v5.0.0"]) == "", "one repeat failed"
+
+
+def test_what_is_expected_follows_from_the_verdict() -> None:
+    for verdict, words in (("resume-drift", "continues like one"), ("crash", "No rank raises")):
+        failed = changed(FAILED, verdict=verdict)
+        text = draft("pytorch", run_of(failed), failed, MATERIAL)
+        assert "Expected: " in text and words in text and "same collectives" not in text
+
+
+def test_a_traceback_in_the_cause_is_a_block() -> None:
+    words = 'raised E at a.py:1: E Traceback (most recent call last): (RANK 0) File "b.py", line 2'
+    failed = changed(FAILED, verdict="crash", cause=words)
+    text = draft("pytorch", run_of(failed), failed, MATERIAL)
+    assert 'raised E at a.py:1: E\n\n```text\n(RANK 0)\nFile "b.py", line 2\n```' in text
+
+
 # ------------------------------------------------------------------------ from a run directory
+
+
+def test_the_description_is_there_only_if_it_is_about_this_failure(tmp_path: Path) -> None:
+    mechanism = "loop only over those"  # also in the exported file, which comes last
+    found = draft_evidence.write(RESULT, run_directory(tmp_path / "run"))
+    assert found is not None and mechanism in found.text.partition("<details>")[0]
+    for name, other in (
+        ("changed", replace(RESULT, overrides=("--set model.experts=16",))),
+        ("unexpected", run_of(replace(FAILED, met=False), FIX)),
+    ):
+        found = draft_evidence.write(other, run_directory(tmp_path / name, other))
+        assert found is not None and mechanism not in found.text.partition("<details>")[0]
 
 
 def run_directory(folder: Path, result: RunResult = RESULT) -> Path:

@@ -253,8 +253,17 @@ def test_the_headers_of_a_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_read_is_not_seen(tmp_path: Path) -> None:
     with pytest.raises(checkpoint_names.NotRead, match="no safetensors file"):
         checkpoint_names.shapes(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    file = tmp_path / "model.safetensors"
+    nested = b"[" * 200_000
+    for header in (nested, b'{"w": {"shape": [1e999]}}', b'{"w": {"shape": ["x"]}}', b'{"w": 1}'):
+        file.write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(checkpoint_names.NotRead, match=r"model\.safetensors"):
+            checkpoint_names.shapes(tmp_path)
+    file.write_bytes(b"\xff" * 20)
     with pytest.raises(checkpoint_names.NotRead, match=r"model\.safetensors"):
+        checkpoint_names.shapes(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": 1, "b": "x"}}')
+    with pytest.raises(checkpoint_names.NotRead, match="1, x of its index"):
         checkpoint_names.shapes(tmp_path)
 
 

@@ -166,7 +166,7 @@ def _stacks(seen: RankEvidence | None) -> tuple[Stack, ...]:
 def _raised(path: Path) -> list[tuple[str, int]]:
     """Returns the traceback in torch elastic's error file, outermost first."""
     try:
-        raw = protocol.parse_json(path.read_text(encoding="utf-8"))
+        raw = protocol.read_json(path)
         text = str(raw["message"]["extraInfo"]["py_callstack"])
     except (OSError, ValueError, KeyError, TypeError):
         return []

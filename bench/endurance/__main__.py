@@ -1,0 +1,90 @@
+"""``python -m bench.endurance``: kills, hostile input, faults of the machine and hours of a watched
+job. Prints a table for each part that is asked for; the exit code is 1 if anything failed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from bench.endurance import hostile, hours, kills
+
+_HOURS = (
+    "minutes", "restarts", "watcher MiB", "files", "threads", "rank MiB", "files", "threads",
+    "disk MiB",
+)  # fmt: skip
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.endurance", description=__doc__)
+    parser.add_argument("--kills", type=int, default=0, metavar="N", help="kill commands N times")
+    parser.add_argument("--hostile", type=int, default=0, metavar="N", help="read N damaged inputs")
+    parser.add_argument("--hours", type=float, default=0.0, metavar="H", help="watch a job H hours")
+    parser.add_argument("--every", type=float, default=180.0, metavar="S",
+                        help="restart the watched job every S seconds (default: 180)")  # fmt: skip
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="N kills at a time")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only what has TEXT in its name")
+    parser.add_argument("--seed", type=int, default=0, help="another campaign of the same kind")
+    wanted = parser.parse_args(words)
+    failures: list[str] = []
+    if wanted.kills:
+        failures += _kills(wanted)
+    if wanted.hostile:
+        failures += _hostile(wanted)
+    if wanted.hours:
+        _hours(wanted)
+    for line in failures:
+        print(f"- {line}")  # noqa: T201
+    return 1 if failures else 0
+
+
+def _head(*names: str) -> None:
+    _row(*names)
+    _row(*("---" for _ in names))
+
+
+def _row(*values: object) -> None:
+    print(f"| {' | '.join(map(str, values))} |", flush=True)  # noqa: T201
+
+
+def _kills(wanted: argparse.Namespace) -> list[str]:
+    _head("command", "kills", "signals", "to", "resumed", "slowest end", "failures")
+    found = []
+    for name, one in kills.run(wanted.kills, wanted.seed, wanted.only, wanted.at_once):
+        signals, roles = (
+            ", ".join(f"{count} {what}" for what, count in counts.most_common())
+            for counts in (one.signals, one.roles)
+        )
+        _row(
+            name, one.cases, signals, roles, one.resumed, f"{one.slowest:.1f} s", len(one.failures)
+        )
+        found += one.failures
+    return found
+
+
+def _hostile(wanted: argparse.Namespace) -> list[str]:
+    _head("input", "read", "refused", "slowest (CPU)", "most memory", "failures")
+    found = []
+    kinds = [name for name in hostile.KINDS if wanted.only in name]
+    for name, one in hostile.run(wanted.hostile, wanted.seed, kinds):
+        _row(
+            name, f"{one.count:,}", f"{one.refused:,}", f"{one.slowest:.2f} s",
+            f"{one.memory >> 20} MiB", len(one.failures),
+        )  # fmt: skip
+        found += [f"{kind}, input {number} of seed {wanted.seed}: {what}"
+                  for kind, number, what in one.failures]  # fmt: skip
+    return found
+
+
+def _hours(wanted: argparse.Namespace) -> None:
+    _head(*_HOURS)
+    for row in hours.run(wanted.hours, wanted.every):
+        watcher, ranks = row.watcher, row.ranks
+        _row(
+            f"{row.minutes:.0f}", row.restarts, f"{watcher[0]:.0f}", *watcher[1:],
+            f"{ranks[0]:.0f}", *ranks[1:], f"{row.disk:.1f}",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

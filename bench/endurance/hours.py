@@ -1,0 +1,74 @@
+"""A watched job that restarts every few minutes: what watcher and ranks hold as time goes by."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.endurance import cases
+from bench.endurance.cases import MOEDIAG
+
+_JOB = """
+import os, signal, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+end = time.monotonic() + float(sys.argv[1])
+while True:
+    model(torch.ones(2, 64)).sum().backward()
+    if time.monotonic() > end and dist.get_rank() == 0:
+        os._exit(7)  # as a failing rank does; torchrun starts all of them again
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What processes hold at one time: memory and disk in MiB."""
+
+    minutes: float
+    restarts: int
+    watcher: tuple[float, int, int]  # memory, file descriptors, threads
+    ranks: tuple[float, int, int]  # the most of one rank
+    disk: float
+
+
+def run(hours: float, every: float, restarts: int = 100_000) -> Iterator[Held]:
+    """Watches a job that fails every ``every`` seconds; yields about twenty rows."""
+    with cases.folder() as place:
+        (place / "job.py").write_text(_JOB)
+        mark = cases.new_mark()
+        launcher = [*cases.TORCHRUN, "--max-restarts", str(restarts), "job.py", str(every)]
+        process = cases.start([*MOEDIAG, "watch", "--out", "out", "--", *launcher], place, mark)
+        began = time.monotonic()
+        try:
+            for row in range(1, 21):
+                time.sleep(max(0.0, began + row * hours * 180 - time.monotonic()))
+                if process.poll() is not None:
+                    raise RuntimeError(f"the watcher ended: {process.returncode}")
+                yield _held(process.pid, mark, place / "out", (time.monotonic() - began) / 60)
+        finally:
+            process.terminate()
+            cases.gone(mark, 30.0)
+            process.wait()
+
+
+def _held(watcher: int, mark: str, out: Path, minutes: float) -> Held:
+    ranks = [(0.0, 0, 0)]
+    for pid in cases.marked(mark):
+        with suppress(OSError):
+            if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes():
+                ranks.append(_of(pid))
+    files = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
+    attempts = len(list(out.glob("attempt-*")))
+    most = tuple(map(max, zip(*ranks, strict=True)))
+    return Held(minutes, max(0, attempts - 1), _of(watcher), most, sum(files) / 2**20)  # type: ignore[arg-type]
+
+
+def _of(pid: int) -> tuple[float, int, int]:
+    status = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    memory = int(fields["VmRSS"].split()[0]) / 1024
+    return memory, len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"])  # noqa: PTH208

@@ -1,0 +1,210 @@
+"""Signals for any process of a command at any moment.
+
+Checked: no process is left after 10 seconds; a process that only looks alike got no signal; what a
+command left is readable; a resumed command comes to the answer of one that nobody disturbed.
+Scheduling is as on a cluster: if moediag still runs a second after the signals, it gets SIGTERM.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.endurance import cases
+from bench.endurance.cases import MOEDIAG
+
+END = 10.0  # seconds after which no process may be left
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
+_LOOKS_ALIKE = """
+import signal, sys, time
+for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+    signal.signal(one, lambda number, _: print(number, file=open(sys.argv[1], "a")))
+while True:
+    time.sleep(60)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``most``: seconds within which it is killed. ``share``: of all kills, in percent. ``answer``:
+    the fields of result.json that a resumed command must repeat; () if it has no ``--resume``."""
+
+    words: tuple[str, ...]
+    most: float
+    share: int
+    answer: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "watch, 2 ranks without torch": Command(
+        ("watch", "--", sys.executable, "plain.py", "100"), 5.0, 90
+    ),
+    "watch, 2 gloo ranks": Command(("watch", "--", *cases.TORCHRUN, "gloo.py", "3000"), 12.0, 4),
+    "run": Command(
+        ("run", "expert-starvation", "--cpu", "2", "--variant", "unfixed"), 12.0, 3,
+        ("trials", "variant", "verdict", "signature"),
+    ),
+    "hunt": Command(
+        ("hunt", "--family", "qwen3_moe", "--relation", "causality", "--relation", "batch"),
+        12.0, 2,
+        ("cells", "family", "relation", "state"),
+    ),
+    "bisect": Command(
+        ("bisect", "expert-starvation", "--good", "4.52.4", "--bad", "4.53.2", "--cpu", "2"),
+        60.0, 1,
+        ("began", "good", "bad"),
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Report:
+    """Counts. ``slowest``: seconds until the last process had ended."""
+
+    cases: int = 0
+    signals: Counter[str] = field(default_factory=Counter)
+    roles: Counter[str] = field(default_factory=Counter)
+    resumed: int = 0
+    slowest: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: Report) -> None:
+        self.cases += other.cases
+        self.signals += other.signals
+        self.roles += other.roles
+        self.resumed += other.resumed
+        self.slowest = max(self.slowest, other.slowest)
+        self.failures += other.failures
+
+
+def run(
+    count: int, seed: int = 0, only: str = "", at_once: int = 1
+) -> Iterator[tuple[str, Report]]:
+    """Yields each command's report; ``count`` kills in all, ``at_once`` at the same time."""
+    for name, command in COMMANDS.items():
+        if only not in name:
+            continue
+        report = Report()
+        numbers = range(max(1, round(count * command.share / 100)))
+        with ThreadPoolExecutor(at_once) as pool:
+            for one in pool.map(functools.partial(_with_stranger, name, seed), numbers):
+                report.add(one)
+        yield name, report
+
+
+def _with_stranger(name: str, seed: int, number: int) -> Report:
+    report = Report()
+    with _stranger() as signalled, cases.folder() as place:
+        _case(name, f"{seed} {name} {number}", place, report)
+        if said := signalled():
+            report.failures.append(f"seed {seed} {number}: a stranger got {said}")
+    return report
+
+
+def _case(name: str, seed: str, place: Path, report: Report) -> None:
+    chance = random.Random(seed)  # noqa: S311 - repeatable
+    command, mark, out = COMMANDS[name], cases.new_mark(), place / "out"
+    first, *rest = command.words
+    words = [*MOEDIAG, first, "--out", "out", *rest]
+    moment = chance.uniform(0.05, command.most)
+    process = cases.start(words, place, mark)
+    time.sleep(moment)
+    sent = []
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        pids = {_role(pid, process.pid): pid for pid in sorted(cases.marked(mark))}
+        if not pids:
+            break
+        role, one = chance.choice(sorted(pids)), chance.choice(SIGNALS)
+        with suppress(ProcessLookupError):
+            os.kill(pids[role], one)
+        sent.append(f"{one.name} to {role}")
+        report.signals[one.name] += 1
+        report.roles[role] += 1
+    time.sleep(1.0)
+    # A stopped moediag can do nothing; a scheduler kills it in the end.
+    last = signal.SIGKILL if "SIGSTOP to moediag" in sent else signal.SIGTERM
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, last)
+    seconds = cases.gone(mark, END)
+    end = cases.ended(process, place, 5.0)
+    report.cases += 1
+    report.slowest = max(report.slowest, seconds or END)
+    what = f"seed {seed!r}, after {moment:.2f} s, {', '.join(sent) or 'only SIGTERM'}"
+    if seconds is None:
+        report.failures.append(f"{what}: processes left after {END:.0f} s")
+    if cases.BUG.search(end.text):
+        report.failures.append(f"{what}: {end.text[-300:]}")
+    if out.is_dir() and (why := cases.unreadable(out)):
+        report.failures.append(f"{what}: unreadable: {why}")
+    if command.answer and (out / "journal.jsonl").is_file():
+        report.resumed += 1
+        answer = _undisturbed(name)
+        again = _answer([*words, "--resume"], place, command.answer)
+        if again != answer:
+            report.failures.append(f"{what}: resumed to {again}, not {answer}")
+
+
+@functools.cache
+def _undisturbed(name: str) -> Any:
+    first, *rest = COMMANDS[name].words
+    with cases.folder() as place:
+        return _answer([*MOEDIAG, first, "--out", "out", *rest], place, COMMANDS[name].answer)
+
+
+def _answer(words: list[str], place: Path, names: tuple[str, ...]) -> Any:
+    process = cases.start([*words, "--json"], place, cases.new_mark())
+    (place / "output.txt").unlink()
+    process.wait(900)
+    raw = json.loads((place / words[words.index("--out") + 1] / "result.json").read_text())
+    found = raw[names[0]]
+    if isinstance(found, list):
+        return sorted(tuple(str(one.get(name)) for name in names[1:]) for one in found)
+    return tuple(str(found.get(name)) for name in names[1:])
+
+
+def _role(pid: int, moediag: int) -> str:
+    if pid == moediag:
+        return "moediag"
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if any(one.startswith(b"RANK=") for one in environment):
+            return "rank"
+        if b"ranks/host" in command or b"ranks.host" in command:
+            return "host"
+        return "launcher" if b"distributed.run" in command or b"plain.py" in command else "other"
+    return "other"
+
+
+@contextmanager
+def _stranger() -> Iterator[Any]:
+    """A process that looks like a launcher and like a rank of another job. Yields what says which
+    signals it got."""
+    with tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "signals"
+        alike = ("-m", "torch.distributed.run", "gloo.py")
+        words = [sys.executable, "-c", _LOOKS_ALIKE, str(log), *alike]
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "MOEDIAG_LAUNCH": "of-another-launch"}
+        process = subprocess.Popen(words, env={**os.environ, **variables})
+        try:
+            yield lambda: (
+                f"ended by {process.returncode}" if process.poll() is not None
+                else log.read_text() if log.exists() else ""
+            )  # fmt: skip
+        finally:
+            process.kill()
+            process.wait()

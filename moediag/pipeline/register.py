@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moediag.axes import DP_SHARD
 from moediag.errors import UsageError
 from moediag.protocol import WayOutcome, build
 
 REGISTER = Path(__file__).with_name("known.yaml")
-LAYOUTS = "layouts"  # the relation that compares layouts
+OF_LAYOUTS = ("layouts", "generate")  # relations whose ways are layouts
+_AXES = {"fsdp": str(DP_SHARD)}  # first words of ways that are not the axis
 _STATES = ("known", "by-design", "unreported")
 
 
@@ -40,11 +42,12 @@ class Entry:
         )
 
     def concerns(self, family: str, axes: Collection[str]) -> bool:
-        """Whether a job with this model and these mesh axes meets it. A layout's way begins with
+        """Whether a job with this model and these mesh axes may meet it. A layout's way begins with
         its axis (``tp-size``); other findings concern the families that they name."""
+        of_layouts = self.relation in OF_LAYOUTS
         ways = [way.partition("-")[0] for way in self.ways]
-        here = not ways or any(way in axes for way in ways) or self.relation != LAYOUTS
-        named = family in self.families or (not self.families and self.relation == LAYOUTS)
+        here = not ways or not of_layouts or any(_AXES.get(way, way) in axes for way in ways)
+        named = family in self.families or (not self.families and of_layouts)
         return named and here
 
 

@@ -108,6 +108,8 @@ LAYOUTS = LaunchedRelation(
     "process",
     (
         LaunchedWay("fully-shard", WrapperSpec(kind="fsdp2"), _ON_SHARDS),
+        # All but the top-k experts get no token on a rank, and other ones on the other rank.
+        LaunchedWay("fully-shard-one-token", WrapperSpec(kind="fsdp2"), _ON_SHARDS, "one-token"),
         LaunchedWay("accelerate", _accelerate(), _ON_SHARDS),
         LaunchedWay("accelerate-ram-efficient", _accelerate(cpu_ram_efficient_loading=True),
                     _ON_SHARDS),
@@ -124,6 +126,7 @@ LAYOUTS = LaunchedRelation(
         # As the release's own warning advises.
         LaunchedWay("ep-size-empty-tp-plan", _NO_PLAN, {EP: RANKS}, "per-replica", clip=False),
         LaunchedWay("fsdp-size-ep-size", _SHARDED, {EP: RANKS}, clip=False),
+        LaunchedWay("accelerate-ep-size", _accelerate(), {EP: RANKS}, "per-replica", clip=False),
     ),
     LaunchedWay("one-rank", WrapperSpec(kind="none"), {}, world=1),
     LaunchedWay("ddp", WrapperSpec(kind="ddp"), {DP_REPLICATE: RANKS}),

@@ -215,8 +215,8 @@ def test_ways_that_share_batches_share_a_reference(
 ) -> None:
     world, _ = check(monkeypatch, tmp_path, {})
     references = [t for t in world.trials if isinstance(t.task, ReferenceTask)]
-    assert len(references) == 4, (
-        "shared batches, with batched_mm too, or distinct ones with and without clipping"
+    assert len(references) == 5, (
+        "shared batches, with batched_mm too, one token, or distinct ones with and without clipping"
     )
 
 

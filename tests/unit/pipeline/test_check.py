@@ -59,10 +59,13 @@ def test_findings_of_the_hunt_concern_a_family_or_an_axis() -> None:
     tp = Entry("layouts", "unreported", "page", "heads", families=("doge",), ways=("tp-size",))
     any_ep = Entry("layouts", "known", "link", "refused", ways=("ep-size-empty",))
     any_model = Entry("trainer", "known", "link", "loss")
-    both = (afmoe, tp, any_ep, any_model)
+    shards = Entry("generate", "known", "link", "rows", ("kimi",), ways=("fsdp-size",))
+    both = (afmoe, tp, any_ep, any_model, shards)
     assert [e for e in both if e.concerns("afmoe", ["dp_shard"])] == [afmoe]
     assert [e for e in both if e.concerns("doge", ["tp", "dp_shard"])] == [tp]
     assert [e for e in both if e.concerns("doge", ["ep"])] == [any_ep]
+    assert [e for e in both if e.concerns("kimi", ["dp_shard"])] == [shards]
+    assert [e for e in both if e.concerns("kimi", ["tp"])] == []
     page = "\n".join(
         map(plain, check_page.lines(dataclasses.replace(result(), found=(afmoe,)), 80))
     )

@@ -116,7 +116,7 @@ app.command(
 
 
 app.command(
-    epilog="Example: moediag export expert-starvation --variant unfixed --out starvation.py",
+    epilog="Example: moediag export expert-starvation --variant unfixed --file starvation.py",
 )(export.export)
 
 
@@ -170,8 +170,8 @@ def diagnose(
     from moediag.report import page, views
 
     found = examine(paths, o.moment(taken_at))
-    for written in views.write([found.result], chosen, found.traced):
-        stderr.line(f"wrote {written}")
+    for told in views.write([found.result], chosen, found.traced):
+        stderr.line(told)
     if as_json:
         from moediag.report import json_view
 
@@ -268,6 +268,8 @@ def _known(error: Any) -> MoediagError | None:
         words = error.format_message().rstrip(".")
         command = error.ctx.command_path if error.ctx is not None else "moediag"
         return UsageError(words[:1].lower() + words[1:], f"Type: {command} --help")
+    if isinstance(error, MemoryError):
+        return MachineError("not enough memory", "Type: ulimit -v   (it shows the shell's limit)")
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench.endurance import hostile, hours, kills
+from bench.endurance import faults, hostile, hours, kills
 
 _HOURS = (
     "minutes", "restarts", "watcher MiB", "files", "threads", "rank MiB", "files", "threads",
@@ -19,6 +19,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.endurance", description=__doc__)
     parser.add_argument("--kills", type=int, default=0, metavar="N", help="kill commands N times")
     parser.add_argument("--hostile", type=int, default=0, metavar="N", help="read N damaged inputs")
+    parser.add_argument("--faults", action="store_true", help="run commands on a faulty machine")
     parser.add_argument("--hours", type=float, default=0.0, metavar="H", help="watch a job H hours")
     parser.add_argument("--every", type=float, default=180.0, metavar="S",
                         help="restart the watched job every S seconds (default: 180)")  # fmt: skip
@@ -31,6 +32,8 @@ def main(words: Sequence[str] | None = None) -> int:
         failures += _kills(wanted)
     if wanted.hostile:
         failures += _hostile(wanted)
+    if wanted.faults:
+        failures += _faults(wanted)
     if wanted.hours:
         _hours(wanted)
     for line in failures:
@@ -73,6 +76,16 @@ def _hostile(wanted: argparse.Namespace) -> list[str]:
         )  # fmt: skip
         found += [f"{kind}, input {number} of seed {wanted.seed}: {what}"
                   for kind, number, what in one.failures]  # fmt: skip
+    return found
+
+
+def _faults(wanted: argparse.Namespace) -> list[str]:
+    _head("fault", "commands", "exit codes", "slowest", "the last one said", "failures")
+    found = []
+    for name, one in faults.run(wanted.only, wanted.seed):
+        codes = ", ".join(map(str, one.codes))
+        _row(name, one.cases, codes, f"{one.slowest:.0f} s", one.said[:120], len(one.failures))
+        found += one.failures
     return found
 
 

@@ -48,7 +48,12 @@ for step in range(int(sys.argv[1])):
 dist.destroy_process_group()
 """
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
-BUG = re.compile(r"Traceback \(most recent call last\)|a bug in moediag")
+# A traceback through the control side; jobs and torchrun print others.
+BUG = re.compile(
+    r"a bug in moediag|^Traceback \(most recent call last\):(?:\n  .*)*?"
+    r"\n  File \".*/moediag/(?:cli|pipeline|launch|campaign)/",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from moediag.scenario import load as loading
 SECONDS = 20.0  # of CPU time; an input that takes longer counts as a hang
 MEMORY = 2 << 30  # bytes beyond those of the interpreter
 BLOCK = 500  # inputs of one process
+_CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")  # a span of code, which is shown as it is
 CONTROLS = re.compile(
     r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
@@ -94,7 +95,7 @@ def show(result: RunResult) -> None:
         mark = re.match(r"`{3,}", line)
         if fence or mark:
             fence = "" if fence and line == fence else fence or (mark[0] if mark else "")
-        elif "<script" in line or "<img" in line:
+        elif re.search("<script|<img", _CODE.sub("", line)):
             raise Unescaped(f"markdown: {line[:200]}")
 
 

@@ -3,6 +3,7 @@
 Checked: no process is left after 10 seconds; a process that only looks alike got no signal; what a
 command left is readable; a resumed command comes to the answer of one that nobody disturbed.
 Scheduling is as on a cluster: if moediag still runs a second after the signals, it gets SIGTERM.
+If moediag itself was killed, what the campaign stopped is continued, and the job ends by itself.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _case(name: str, seed: str, place: Path, report: Report) -> None:
     moment = chance.uniform(0.05, command.most)
     process = cases.start(words, place, mark)
     time.sleep(moment)
-    sent = []
+    sent, stopped = [], []
     for _ in range(chance.choice((1, 1, 2, 3))):
         pids = {_role(pid, process.pid): pid for pid in sorted(cases.marked(mark))}
         if not pids:
@@ -131,6 +132,8 @@ def _case(name: str, seed: str, place: Path, report: Report) -> None:
         role, one = chance.choice(sorted(pids)), chance.choice(SIGNALS)
         with suppress(ProcessLookupError):
             os.kill(pids[role], one)
+        if one is signal.SIGSTOP:
+            stopped.append(pids[role])
         sent.append(f"{one.name} to {role}")
         report.signals[one.name] += 1
         report.roles[role] += 1
@@ -139,6 +142,10 @@ def _case(name: str, seed: str, place: Path, report: Report) -> None:
     last = signal.SIGKILL if "SIGSTOP to moediag" in sent else signal.SIGTERM
     with suppress(ProcessLookupError):
         os.kill(process.pid, last)
+    if last is signal.SIGKILL or "SIGKILL to moediag" in sent:
+        for pid in stopped:  # nobody is left who could
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
     seconds = cases.gone(mark, END)
     end = cases.ended(process, place, 5.0)
     report.cases += 1

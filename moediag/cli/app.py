@@ -268,6 +268,8 @@ def _known(error: Any) -> MoediagError | None:
         words = error.format_message().rstrip(".")
         command = error.ctx.command_path if error.ctx is not None else "moediag"
         return UsageError(words[:1].lower() + words[1:], f"Type: {command} --help")
+    if isinstance(error, MemoryError):
+        return MachineError("not enough memory", "Type: ulimit -v   (it shows the shell's limit)")
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

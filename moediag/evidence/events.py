@@ -141,7 +141,9 @@ class _Reader:
                 if handler is not None:  # else an event of a later version
                     handler(event)
                 self.log.lines += 1
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            except (
+                ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
+            ):  # fmt: skip
                 self.log.garbage += 1
 
     def start(self, event: Mapping[str, Any]) -> None:

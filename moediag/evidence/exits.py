@@ -70,7 +70,7 @@ def read_launch(path: Path) -> LaunchFacts:
         interrupted=bool(raw.get("interrupted")),
         launch_error=str(raw.get("launch_error") or ""),
         deaths=_deaths(raw.get("deaths")),
-        not_seen=(*(str(t) for t in raw.get("not_seen") or ()), *lost),
+        not_seen=(*map(str, seen if isinstance(seen := raw.get("not_seen"), list) else ()), *lost),
         oom_kills=kills if isinstance(kills := raw.get("oom_kills"), int) else None,
     )
 

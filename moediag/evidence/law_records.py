@@ -40,7 +40,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
         for line in lines:
             try:
                 reader.read(parse_json(line))
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
                 lost += 1
     not_seen = (f"rank {rank}: {lost} unreadable lines of its laws' log",) if lost > 1 else ()
     found = RankLaws(
@@ -105,7 +105,7 @@ class _Reader:
             str(event["optimizer"]),
             tuple(
                 LawPiece(
-                    plain_name(name), str(part), str(how), sets[at], int(group), int(at), shape
+                    plain_name(name), str(part), str(how), sets[at], int(group), int(at), str(shape)
                 )
                 for name, part, how, at, group, shape in rows
             ),
@@ -116,6 +116,8 @@ class _Reader:
         rows = [event["params"], event["grads"], *event["state"].values()]
         if any(len(row) != len(pieces) for row in rows):
             raise ValueError("another number of fingerprints than of pieces")
+        if not all(type(one) is str or one is None for row in rows for one in row):
+            raise ValueError("a fingerprint is text")
         self.checks.append(
             LawCheck(
                 key=key,
@@ -255,4 +257,4 @@ class _Reader:
 
 
 def _by_name(raw: Mapping[str, str | None]) -> dict[str, str | None]:
-    return {plain_name(name): value for name, value in raw.items()}
+    return {plain_name(n): None if value is None else str(value) for n, value in raw.items()}

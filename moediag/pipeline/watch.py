@@ -142,6 +142,7 @@ class _Watch:
         self.commands: list[HangCommand] = []
 
     def run(self) -> Watched:
+        self._new_attempt(0)  # a full disk is found before the job begins
         running = watched.start(
             self.command, self.folder, self.options.job, self.options.stdout, self.options.stderr
         )
@@ -165,10 +166,8 @@ class _Watch:
     def _attempts(self, running: Running) -> LaunchRecord:
         attempt = 0
         while True:
-            folder = self.folder / protocol.attempt_folder(attempt)
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = self._new_attempt(attempt)
             self.told = None
-            self._trial(folder).write(folder)  # readable even if moediag is killed
             supervisor = JobSupervisor(
                 running,
                 self.folder,
@@ -186,6 +185,12 @@ class _Watch:
             if not supervisor.again:
                 return record
             attempt += 1
+
+    def _new_attempt(self, attempt: int) -> Path:
+        folder = self.folder / protocol.attempt_folder(attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._trial(folder).write(folder)  # readable even if moediag is killed
+        return folder
 
     def _progress(self, progress: Progress, folder: Path) -> None:
         if self.laws is not None:

@@ -18,6 +18,7 @@ SCHEMA_VERSION = 1
 MOST_BYTES = 1 << 30  # of one file
 _UNIONS = (Union, getattr(types, "UnionType", Union))  # Python 3.9 has no UnionType
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_LARGEST_WHOLE = 1 << 1023  # that is a float too
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for them, so they are text
 _SHOWN = 60  # characters of a wrong value in an error
 
@@ -64,7 +65,12 @@ def write_text(path: Path, text: str) -> Path:
     """Like write_json, for text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.replace(path)
+    except FileNotFoundError:
+        # A network file system that repeats a request may say so of a rename that it has done.
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            raise
     return path
 
 
@@ -147,6 +153,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         if type(value) is not hint and not (hint is float and type(value) is int):
             raise _wrong(where, value, _PLAIN[hint])
+        if hint is float and type(value) is int and abs(value) > _LARGEST_WHOLE:
+            raise _wrong(where, value, "a number of usual size")
         return value
     try:
         return hint(value)  # an enumeration

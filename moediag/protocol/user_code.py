@@ -8,6 +8,7 @@ A folder that merely shares a library's name (``~/torch``, ``~/moediag``) is the
 
 from __future__ import annotations
 
+import os.path
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +55,7 @@ def is_moediag(file: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_module(path: str) -> bool:
-    return path.endswith(".py") and (_MOEDIAG / path).is_file()
+    return path.endswith(".py") and os.path.isfile(_MOEDIAG / path)  # noqa: PTH113 - no file has an endless name
 
 
 def _generated(file: str) -> bool:

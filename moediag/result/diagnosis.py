@@ -33,6 +33,11 @@ class FirstDivergence:
     ranks: Mapping[str, RankSide]
     """Keyed by the rank's number as a string."""
 
+    def __post_init__(self) -> None:
+        for rank in self.ranks:
+            if not (rank.isascii() and rank.isdecimal() and len(rank) < 10):
+                raise ValueError(f"first_divergence.ranks: {rank[:20]!r} is no rank")
+
 
 @dataclass(frozen=True, slots=True)
 class LaneCell:
@@ -65,6 +70,12 @@ class SideBySide:
     """How many ranks are in lanes that are not shown."""
     calls: Mapping[str, int | None] = field(default_factory=dict)
     """Each rank's call there, by its index in the rank's own log; null where it made none."""
+
+    def __post_init__(self) -> None:
+        if any(len(lane.cells) != len(self.rows) for lane in self.lanes):
+            raise ValueError(
+                f"schedules: a lane without one cell for each of {len(self.rows)} rows"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import pytest
 from bench.endurance import __main__ as endurance
 from bench.endurance import cases
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "/x.py", line 1, in f\n  File "'
+
 
 def test_a_killed_watch_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--kills", "2", "--only", "without torch", "--at-once", "2", "--seed", "1"]
@@ -35,7 +37,8 @@ def test_a_process_that_stays_is_found_and_killed() -> None:
 def test_a_bug_in_the_output_is_found() -> None:
     with cases.folder() as place:
         process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-        (place / "output.txt").write_text("x\nTraceback (most recent call last):\nerror: y\nz\n")
+        (place / "output.txt").write_text(f'x\n{TRACEBACK}/moediag/cli/app.py"\nerror: y\nz\n')
         end = cases.ended(process, place, 30.0)
     assert (end.code, end.said) == (3, "error: y")
     assert cases.BUG.search(end.text)
+    assert not cases.BUG.search(f'{TRACEBACK}/torch/run.py"\nChildFailedError\n')

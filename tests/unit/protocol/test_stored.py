@@ -73,3 +73,26 @@ def test_a_file_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(stored, "MOST_BYTES", 8)
     with pytest.raises(OSError, match="larger than"):
         stored.read_json(tmp_path / "large")
+
+
+def test_a_rename_that_was_done_and_reported_lost_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network file system answers a repeated request."""
+    rename = Path.replace
+
+    def lost(self: Path, target: Path) -> None:
+        rename(self, target)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    def undone(self: Path, target: Path) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "replace", lost)
+    stored.write_json(tmp_path / "one", 1)
+    monkeypatch.setattr(Path, "replace", undone)
+    with pytest.raises(FileNotFoundError):
+        stored.write_json(tmp_path / "one", 2)
+    with pytest.raises(FileNotFoundError):
+        stored.write_json(tmp_path / "other", 2)
+    assert stored.read_json(tmp_path / "one") == 1

@@ -54,6 +54,34 @@ def test_ranks_are_numbers_in_memory_and_text_in_the_file(tmp_path: Path) -> Non
     assert type(raw["verdict"]) is type(raw["confidence"]) is str
 
 
+_LANES = {"title": "t", "rows": ["1", "here"], "at": 1}
+_SIDE = {"op": "all_reduce", "numel": 1, "dtype": "float32"}
+_DIVERGENCE = {"index": 0, "axis": "dp", "phase": "", "module": ""}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        (
+            "schedules",
+            {**_LANES, "lanes": [{"ranks": [0], "cells": []}]},
+            "without one cell for each of 2",
+        ),
+        ("first_divergence", {**_DIVERGENCE, "ranks": {"all": _SIDE}}, "'all' is no rank"),
+        ("first_divergence", {**_DIVERGENCE, "ranks": {"9" * 5000: _SIDE}}, "is no rank"),
+        ("step_time_ratio", 10**400, "step_time_ratio: 1000.* is not a number of usual size"),
+    ],
+)
+def test_a_value_that_no_view_can_draw_is_refused(
+    field: str, value: object, said: str, tmp_path: Path
+) -> None:
+    raw = json.loads(SAMPLES[0].read_text())
+    raw["trials"][0][field] = value
+    (tmp_path / "result.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=said):
+        read_result(tmp_path)
+
+
 @pytest.mark.parametrize("field", ["verdict", "confidence"])
 def test_an_unknown_value_is_refused(field: str, tmp_path: Path) -> None:
     raw = json.loads(SAMPLES[0].read_text())

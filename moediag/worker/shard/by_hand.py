@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from moediag.axes import AXES, CP, DP_REPLICATE, DP_SHARD, EP, ETP, PP, TP, Axis, Layout
 from moediag.protocol import Trial
 from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.shard import dispatch, fsdp2_internals
+from moediag.worker.shard import dispatch, fsdp2_internals, sums
 from moediag.worker.shard.context_parallel import ContextParallel
 from moediag.worker.shard.data_parallel import FSDP2, over
 from moediag.worker.shard.pipeline_parallel import Pipelined
@@ -175,34 +175,6 @@ def summed(group: Any, computed: dispatch.Computed) -> dispatch.Computed:
     too. Ranks of a group have the same rows."""
 
     def found(hidden: torch.Tensor, rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _Sum.apply(computed(hidden, _Copy.apply(rows, group), own), group)
-        return out
+        return sums.summed(computed(hidden, sums.copied(rows, group), own), group)
 
     return found
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
-        return _reduced(part, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient, None
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _reduced(gradient, ctx.group), None
-
-
-def _reduced(part: torch.Tensor, group: Any) -> torch.Tensor:
-    total = part.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total

@@ -106,7 +106,6 @@ class ExpertTensorParallel(Axis):
     about = "tensor parallelism of the experts: each rank holds a piece of every expert's matrices"
     alone = "an expert's matrices are not cut"
     experts_only = True
-    supported = False
     __slots__ = ()
 
     def shares_batch(self, batches: str) -> bool:

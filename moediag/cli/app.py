@@ -116,7 +116,7 @@ app.command(
 
 
 app.command(
-    epilog="Example: moediag export expert-starvation --variant unfixed --out starvation.py",
+    epilog="Example: moediag export expert-starvation --variant unfixed --file starvation.py",
 )(export.export)
 
 
@@ -170,8 +170,8 @@ def diagnose(
     from moediag.report import page, views
 
     found = examine(paths, o.moment(taken_at))
-    for written in views.write([found.result], chosen, found.traced):
-        stderr.line(f"wrote {written}")
+    for told in views.write([found.result], chosen, found.traced):
+        stderr.line(told)
     if as_json:
         from moediag.report import json_view
 

@@ -29,9 +29,7 @@ class MatchKind(str, Enum):
 def bisect(
     context: typer.Context,
     name: o.Name,
-    package: Annotated[
-        str, typer.Option(metavar="NAME", help="Search the releases of this package.")
-    ] = "transformers",
+    package: o.Package = "transformers",
     bad: Annotated[
         str,
         typer.Option(
@@ -65,12 +63,7 @@ def bisect(
             metavar="exact|class|any", help="How much of the failure's signature must match."
         ),
     ] = MatchKind.exact,
-    variant: Annotated[
-        str,
-        typer.Option(
-            "--variant", "-v", metavar="NAME", help="Search with another unfixed variant."
-        ),
-    ] = "",
+    variant: o.Variant = "",
     calibrate: Annotated[
         int,
         typer.Option(
@@ -107,9 +100,7 @@ def bisect(
     ] = 1,
     out: o.Out = None,
     resume: o.Resume = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be probed and how long it takes.")
-    ] = False,
+    dry_run: o.DryRun = False,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001

@@ -13,18 +13,10 @@ from moediag.report import stderr, stdout
 
 def export(
     name: o.Name,
-    variant: Annotated[
-        str,
-        typer.Option(
-            "--variant",
-            "-v",
-            metavar="NAME",
-            help="Export this variant.  [default: the first unfixed]",
-        ),
-    ] = "",
-    out: Annotated[
+    variant: o.Variant = "",
+    file: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write to this file.  [default: stdout]"),
+        typer.Option("--file", metavar="FILE", help="Write to this file.  [default: stdout]"),
     ] = None,
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
@@ -52,10 +44,9 @@ def export(
     plan = planning.plan(
         scenario, world_size, device, variants=[wanted], stack_overrides=stack_overrides
     )
-    file_name = out.name if out else f"{scenario.name}-{wanted}.py"
+    file_name = file.name if file else f"{scenario.name}-{wanted}.py"
     text = write(plan, wanted, versions_of(plan.trials[0].stack), file_name)
-    if out is None:
+    if file is None:
         stdout.write(text)
     else:
-        put(out, text, "--out")
-        stderr.line(f"wrote {out}")
+        stderr.line(put(file, text, "--file"))

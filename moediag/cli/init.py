@@ -57,8 +57,7 @@ def init(
             answer = _asked(field, default)
             changes += [f"{field}={answer}"] if answer != default else []
     scenario = load(catalogue.find(begun), [*set_, *changes])
-    views.put(file, scenario.to_yaml(with_defaults=False), "FILE.yaml")
-    stderr.line(f"wrote {file}")
+    stderr.line(views.put(file, scenario.to_yaml(with_defaults=False), "FILE.yaml"))
     ranks = scenario.world.default
     stderr.line(f"Change the variants and what they expect. Then: moediag run {file} --cpu {ranks}")
 

@@ -37,9 +37,7 @@ def matrix(
             "[default: the scenario's]",
         ),
     ] = [],  # noqa: B006
-    package: Annotated[
-        str, typer.Option(metavar="NAME", help="Use the releases of this package as rows.")
-    ] = "transformers",
+    package: o.Package = "transformers",
     releases: Annotated[
         str,
         typer.Option(
@@ -68,9 +66,7 @@ def matrix(
     ] = False,
     hold: o.Hold = [],  # noqa: B006
     python: o.Python = "",
-    variant: Annotated[
-        str, typer.Option("--variant", "-v", metavar="NAME", help="Run another unfixed variant.")
-    ] = "",
+    variant: o.Variant = "",
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
     share_gpu: o.ShareGpu = False,

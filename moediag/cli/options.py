@@ -62,6 +62,18 @@ Variants = Annotated[
         autocompletion=tab_completion.variants,
     ),
 ]
+Variant = Annotated[
+    str,
+    typer.Option(
+        "--variant",
+        "-v",
+        metavar="NAME",
+        help="Use this variant.  [default: the first unfixed]",
+        autocompletion=tab_completion.variants,
+    ),
+]
+Package = Annotated[str, typer.Option(metavar="NAME", help="Use the releases of this package.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
 Gpus = Annotated[
     int | None,
     typer.Option("--gpus", min=1, metavar="N", help="Run on N GPUs, one rank each, with NCCL."),

@@ -59,11 +59,11 @@ def report(
             made["markdown"] = draft.text
             beside = draft.attachment
             if beside is not None and markdown != Path("-"):
-                views.put(markdown.with_name(beside.name), beside.text, "--markdown")
-                stderr.line(f"wrote {markdown.with_name(beside.name)}, to attach")
+                told = views.put(markdown.with_name(beside.name), beside.text, "--markdown")
+                stderr.line(f"{told}, to attach")
             stderr.line(f"a draft for {draft.repository}; nothing is filed")
-    for written in views.write(results, chosen, lambda: views.evidence_of(loaded), made):
-        stderr.line(f"wrote {written}")
+    for told in views.write(results, chosen, lambda: views.evidence_of(loaded), made):
+        stderr.line(told)
     if not chosen:
         for result, folder in loaded:
             terminal.render(result, consoles.output(no_color), views.short(folder))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,7 @@ from moediag.report import stdout
 
 if TYPE_CHECKING:
     from moediag.campaign.sweep.session import SweepOptions
+    from moediag.scenario.plan import Plan
 
 
 def run(
@@ -39,6 +42,7 @@ def run(
     quiescence: o.Quiescence = 3.0,
     out: o.Out = None,
     resume: o.Resume = False,
+    dry_run: o.DryRun = False,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out, wherever it stands
@@ -67,6 +71,11 @@ def run(
             world_size, device, o.launcher_for(launcher, nnodes), repeat, timeout,
             stack_overrides, launch, timed=not no_cost,
         )  # fmt: skip
+        if dry_run:
+            from moediag.campaign.sweep import session
+
+            _dry((one.plan for one in session.plan_all(options) if one.plan), as_json)
+            return
         raise typer.Exit(_all(options, out, resume, o.command(context), as_json, no_color))
 
     from moediag.campaign import run as runner
@@ -89,6 +98,9 @@ def run(
         stack_overrides=stack_overrides,
         timed=not no_cost,
     )
+    if dry_run:
+        _dry([plan], as_json)
+        return
     ranks = world_size or scenario.world.default
     o.require_gpus(device, ranks // nnodes, plan.scenario.stack.get("torch"))
     asked = runner.header(plan, launch, o.command(context))
@@ -99,6 +111,17 @@ def run(
     else:
         terminal.render(result, consoles.output(no_color), views.short(journal.folder))
     raise typer.Exit(page.exit_code(result))
+
+
+def _dry(plans: Iterable[Plan], as_json: bool) -> None:
+    from moediag.campaign import dry_run
+
+    found = list(dry_run.trials(plans))
+    if as_json:
+        stdout.data({"trials": [dataclasses.asdict(one) for one in found]})
+        return
+    for line in dry_run.lines(found):
+        stdout.line(line)
 
 
 def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[str]) -> None:

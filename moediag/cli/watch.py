@@ -45,14 +45,7 @@ def watch(
             help="On several nodes: a folder that all nodes of the job can reach.",
         ),
     ] = None,
-    silence: Annotated[
-        float,
-        typer.Option(
-            min=2.0,
-            metavar="S",
-            help="Treat a node as silent after this many seconds without a heartbeat.",
-        ),
-    ] = 20.0,
+    silence: o.Silence = 20.0,
     guard: Annotated[
         bool,
         typer.Option(

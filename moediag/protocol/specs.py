@@ -64,6 +64,7 @@ class WrapperSpec:
     # fsdp2 | fsdp1 | ddp | zero2 | zero3: torch's or DeepSpeed's own. With an ep axis fsdp2 is
     # torch's fully_shard with the experts left out. transformers: from_pretrained alone.
     # accelerate: its prepare(). trainer | trl: a Trainer or SFTTrainer, which also runs the steps.
+    # by-hand: fully_shard, with ep, etp and tp by hand on a model that every rank builds whole.
     kind: str = "fsdp2"
     granularity: str = "layer"  # fsdp2/fsdp1: layer | expert | root
     reshard_after_forward: bool = True

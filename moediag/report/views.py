@@ -38,10 +38,11 @@ def write(
     wanted: Mapping[str, Path],
     traced: Callable[[], Mapping[str, Traced]],
     made: Mapping[str, str] | None = None,
-) -> list[Path]:
+) -> list[str]:
     """Writes each requested format (``html``, ``markdown``, ``junit``, ``trace``); ``-`` is stdout.
     ``made``: already rendered texts. ``traced``: returns the evidence of all trials by name, called
-    only for a trace. Returns the files written. Raises UsageError if one cannot be written."""
+    only for a trace. Returns what :func:`put` says of each file. Raises UsageError if one cannot be
+    written."""
     written = []
     if sum(str(target) == "-" for target in wanted.values()) > 1:
         raise UsageError("stdout can hold only one format", "Give files for the others.")
@@ -52,20 +53,22 @@ def write(
         if str(target) == "-":
             stdout.write(text)
             continue
-        put(target, text, f"--{kind}")
-        written.append(target)
+        written.append(put(target, text, f"--{kind}"))
     return written
 
 
-def put(target: Path, text: str, option: str) -> None:
-    """Writes a file named by ``option``. Raises UsageError if it cannot be written."""
+def put(target: Path, text: str, option: str) -> str:
+    """Writes a file named by ``option``. Returns ``wrote FILE``, or ``replaced FILE`` if there was
+    one. Raises UsageError if it cannot be written."""
     try:
+        verb = "replaced" if target.exists() else "wrote"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UsageError(f"{option} {target}: {error.strerror or error}") from error
+    return f"{verb} {target}"
 
 
 def _render(

@@ -119,14 +119,25 @@ class WrapperSection(Section):
     """How parameters are sharded."""
 
     kind: Literal[
-        "fsdp2", "fsdp1", "ddp", "zero2", "zero3", "transformers", "accelerate", "trainer", "trl"
+        "fsdp2",
+        "fsdp1",
+        "ddp",
+        "zero2",
+        "zero3",
+        "transformers",
+        "accelerate",
+        "trainer",
+        "trl",
+        "by-hand",
     ] = Field(
         default="fsdp2",
         description="How the model is sharded. fsdp2: torch's fully_shard; zero2, zero3: "
         "DeepSpeed; transformers: from_pretrained alone; accelerate: its prepare with FSDP2. With "
         "an ep axis in the layout, from_pretrained divides the experts for fsdp2, transformers and "
         "accelerate; with a tp axis it divides the model, for transformers only. trainer and "
-        "trl: a Trainer or SFTTrainer runs the steps itself.",
+        "trl: a Trainer or SFTTrainer runs the steps itself. by-hand: fully_shard, with "
+        "experts divided over ep and cut over etp by hand, and attention cut over tp by torch; "
+        "alone or beside pp or cp.",
     )
     granularity: Literal["layer", "expert", "root"] = Field(
         default="layer",

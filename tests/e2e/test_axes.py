@@ -25,6 +25,20 @@ HEALTHY = {
     "cp-and-shards": "layout: {cp: 2, dp_shard: world}, wrapper: {rotate: alltoall}",
     "cp-and-hsdp": "layout: {cp: 2, dp_replicate: world}",
 }
+# By number of ranks. In each, experts, attention or both are divided.
+BY_HAND = {
+    4: (
+        "dp_shard: 2, ep: 2", "dp_shard: 2, etp: 2", "ep: 2, etp: 2", "dp_shard: 2, tp: 2",
+        "ep: 2, tp: 2", "pp: 2, ep: 2", "pp: 2, tp: 2", "cp: 2, ep: 2", "cp: 2, tp: 2",
+    ),
+    8: (
+        "ep: 8", "dp_shard: 2, ep: 4", "dp_shard: 2, ep: 2, etp: 2", "dp_shard: 2, ep: 2, tp: 2",
+        "ep: 2, etp: 2, tp: 2", "dp_replicate: 2, dp_shard: 2, ep: 2",
+        "dp_replicate: 2, ep: 2, etp: 2", "pp: 2, dp_shard: 2, ep: 2", "pp: 2, ep: 2, etp: 2",
+        "pp: 2, ep: 2, tp: 2", "pp: 2, dp_replicate: 2, ep: 2", "cp: 2, dp_shard: 2, ep: 2",
+        "cp: 2, ep: 2, etp: 2", "cp: 2, ep: 2, tp: 2",
+    ),
+}  # fmt: skip
 RANKS = {"checkpoint-reshard": "4"}  # two where it does not matter
 PACKAGES = {"lora-experts": {"peft": "0.21.2"}}
 SCENARIO = """\
@@ -38,6 +52,20 @@ step: {accumulate: 4}
 variants:
   unfixed: {role: unfixed, expect: {verdict: clean}}
 """
+BY_HAND_HEAD = """\
+schema_version: 1
+name: by-hand
+title: axes by hand
+stack: {{transformers: "5.23.0", accelerate: "1.15.0"}}
+world: {{default: {}}}
+layout: {{{}}}
+model: {{layers: 4, experts_implementation: eager, config: {{initializer_range: 0.2}}}}
+wrapper: {{kind: by-hand}}
+step: {{accumulate: 4, clipping: per-mesh, parameter_groups: per-mesh}}
+variants:
+  unfixed: {{role: unfixed, expect: {{verdict: clean}}}}
+"""
+BY_HAND_ROW = "  v{}: {{role: control, expect: {{verdict: clean}}, layout: {{{}}}}}\n"
 
 
 def test_every_axis_trains_as_one_process(command: Command, tmp_path: Path) -> None:
@@ -50,6 +78,17 @@ def test_every_axis_trains_as_one_process(command: Command, tmp_path: Path) -> N
     ran = command.run(str(path), "--cpu", "4")
     holds(ran)
     # Stages hold different parameters; all of them are compared, each on its own rank.
+    assert {t["parameters_compared"] for t in ran.result["trials"]} == {47}
+
+
+@pytest.mark.parametrize("ranks", BY_HAND)
+def test_axes_by_hand_train_as_one_process(command: Command, tmp_path: Path, ranks: int) -> None:
+    need(NEW)
+    path = tmp_path / "by-hand.yaml"
+    rows = [BY_HAND_ROW.format(number, row) for number, row in enumerate(BY_HAND[ranks][1:])]
+    path.write_text(BY_HAND_HEAD.format(ranks, BY_HAND[ranks][0]) + "".join(rows))
+    ran = command.run(str(path), "--cpu", str(ranks))
+    holds(ran)
     assert {t["parameters_compared"] for t in ran.result["trials"]} == {47}
 
 

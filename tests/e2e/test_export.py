@@ -23,7 +23,7 @@ def ran(name: str, variant: str, folder: Path) -> subprocess.CompletedProcess[st
     (planned,) = planning.plan(scenario, None, "cpu", variants=[variant]).trials[:1]
     need(planned.stack)
     file = folder / f"{name}.py"
-    assert app.main(["export", name, "--variant", variant, "--out", str(file)]) == 0
+    assert app.main(["export", name, "--variant", variant, "--file", str(file)]) == 0
     stack = environment.ensure(planned.stack)
     variables = stack.environ()
     del variables["PYTHONPATH"]  # there moediag is

@@ -53,9 +53,9 @@ def test_shards_of_matrices_are_compared(ran: Ran) -> None:
     assert wrong == {"Replicate": 4, "Shard(0)": 0, "Shard(1)": 0}
 
 
-def test_an_axis_that_the_step_cannot_run_is_not_applicable(command: Command) -> None:
+def test_an_axis_that_the_wrapper_does_not_have_is_not_applicable(command: Command) -> None:
     need(OLD)
     ran = command.run("tp-head-norm", "--variant", "mixtral", "--set", "layout={etp: world}")
     trial = ran.trial("mixtral")
     assert trial["verdict"] == "not-applicable"
-    assert "cannot run mesh axis etp; it runs " in str(trial)
+    assert "wrapper transformers has no mesh axis etp" in str(trial)

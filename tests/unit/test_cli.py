@@ -336,6 +336,8 @@ def test_report_writes_every_format_and_lists_it_on_stderr(tmp_path: Path) -> No
     for name in names.values():
         assert "expert-starvation-silent" in (tmp_path / name).read_text()
         assert str(tmp_path / name) in result.stderr
+    again = invoke("report", str(RESULTS / "hang.json"), "--html", str(tmp_path / "a.html"))
+    assert f"replaced {tmp_path / 'a.html'}" in again.stderr
 
 
 def test_report_without_a_format_prints_the_page() -> None:

@@ -82,8 +82,7 @@ def run(collector: Collector) -> None:
         return F.mse_loss(out, y)
 
     def backward(of: nn.Module, rank: int, number: int) -> torch.Tensor:
-        found = loss(of, rank, number, options["recomputed"] != "no")
-        found.backward()
+        found = matrices.trained(loss(of, rank, number, options["recomputed"] != "no"))
         if options["reduced"] == "counts":
             dist.all_reduce(model.counts)
         model.update(options["rule"])
@@ -94,13 +93,12 @@ def run(collector: Collector) -> None:
             model.bias = nn.Parameter(model.bias.data.clone(), requires_grad=False)
         if number == saved_at:
             model.load_state_dict({name: value.clone() for name, value in tracked.items()})
-        return found.detach()
+        return found
 
     def right(of: nn.Module, rank: int, number: int) -> torch.Tensor:
-        found = loss(of, rank, number, False)
-        (found / trial.world_size).backward()
+        found = matrices.trained(loss(of, rank, number, False), trial.world_size)
         if rank == trial.world_size - 1:
             alone.update(options["rule"])
-        return found.detach()
+        return found
 
     matrices.train(collector, wrapped, backward, alone, right)

@@ -15,7 +15,7 @@ from moediag.axes import TP
 from moediag.worker.collector import Collector
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import matrices
-from moediag.worker.shard import clipping, placement
+from moediag.worker.shard import clipping, placement, sums
 from moediag.worker.shard.declared_slices import PlainShards
 
 _EXPERTS, _TOKENS = 4, 24
@@ -60,39 +60,10 @@ def _cut(hidden: torch.Tensor, weight: Any, product: Any) -> torch.Tensor:
     if not placement.distributed(weight):
         whole: torch.Tensor = product(hidden, weight)
         return whole
-    part = product(_Copied.apply(hidden), weight.to_local())
+    part = product(sums.copied(hidden), weight.to_local())
     at = dist.get_rank() * part.shape[1] if part.shape[1] < matrices.WIDTH else 0
     padding = (at, matrices.WIDTH - at - part.shape[1])
-    summed: torch.Tensor = _Summed.apply(nn.functional.pad(part, padding))
-    return summed
-
-
-class _Copied(torch.autograd.Function):
-    """The identity; its gradient is summed over ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        total = gradients[0].contiguous().clone()
-        dist.all_reduce(total)
-        return total
-
-
-class _Summed(torch.autograd.Function):
-    """The sum over ranks; its gradient is the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        total = x.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0]
+    return sums.summed(nn.functional.pad(part, padding))
 
 
 def run(collector: Collector) -> None:
@@ -114,9 +85,7 @@ def run(collector: Collector) -> None:
         device = next(of.parameters()).device
         shape = (2, _TOKENS, matrices.WIDTH)
         x, y = torch.randn(shape, generator=generator).to(device)
-        found = nn.functional.mse_loss(of(x), y)
-        (found / share).backward()
-        return found.detach()
+        return matrices.trained(nn.functional.mse_loss(of(x), y), share)
 
     def clip(of: nn.Module, limit: float) -> float:
         gradients = {n: p.grad for n, p in of.named_parameters() if p.grad is not None}

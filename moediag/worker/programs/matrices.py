@@ -36,13 +36,10 @@ class Matrices(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
         self.first = nn.Linear(FEATURES, WIDTH, bias=False)
         self.middle = nn.Linear(WIDTH, WIDTH, bias=False)
         self.last = nn.Linear(WIDTH, FEATURES, bias=False)
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.copy_(torch.randn(weight.shape, generator=generator) / WIDTH**0.5)
+        fill(self, seed)
 
     def forward(self, inputs: torch.Tensor, overflow_row: Optional[int] = None) -> torch.Tensor:
         """Maps fp32 (samples, FEATURES) to the same. ``overflow_row``: of the first matrix, whose
@@ -52,6 +49,20 @@ class Matrices(nn.Module):
             hidden.register_hook(lambda gradient: _overflowed(gradient, overflow_row))
         result: torch.Tensor = self.last(torch.tanh(self.middle(torch.tanh(hidden))))
         return result
+
+
+def fill(model: nn.Module, seed: int) -> None:
+    """Draws all parameters of ``model``."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) / WIDTH**0.5)
+
+
+def trained(loss: torch.Tensor, share: int = 1) -> torch.Tensor:
+    """Runs backward of a ``share``-th of ``loss``, and returns it without history."""
+    (loss / share).backward()
+    return loss.detach()
 
 
 def _overflowed(gradient: torch.Tensor, column: int) -> torch.Tensor:

@@ -111,14 +111,11 @@ def run(collector: Collector) -> None:
     def backward(of: nn.Module, rank: int, number: int) -> torch.Tensor:
         x, y, mine = sequence(rank, number)
         x, y = x[mine].to(collector.device), y[mine].to(collector.device)
-        loss = nn.functional.mse_loss(of(x, options), y)
-        loss.backward()
-        return loss.detach()
+        return matrices.trained(nn.functional.mse_loss(of(x, options), y))
 
     def right(of: nn.Module, rank: int, number: int) -> torch.Tensor:
         x, y, mine = sequence(rank, number)
         loss = nn.functional.mse_loss(of(x)[mine], y[mine])
-        (loss / trial.world_size).backward()
-        return loss.detach()
+        return matrices.trained(loss, trial.world_size)
 
     matrices.train(collector, wrapped, backward, alone, right)

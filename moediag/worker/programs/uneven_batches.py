@@ -69,7 +69,7 @@ def _validating(collector: Collector) -> None:
         found = validation(of, rank, _agreed(collector))
         dist.all_reduce(found)
         measured.metrics[str(number)] = {"validation loss": float(found[0] / found[1])}
-        return _trained(loss(of, rank, number), 1)
+        return matrices.trained(loss(of, rank, number))
 
     def right(of: nn.Module, rank: int, number: int) -> torch.Tensor:
         if rank == 0:
@@ -78,14 +78,9 @@ def _validating(collector: Collector) -> None:
             assert isinstance(found, torch.Tensor)
             mean = {"validation loss": float(found[0] / found[1])}
             measured.reference_metrics[str(number)] = mean
-        return _trained(loss(of, rank, number), trial.world_size)
+        return matrices.trained(loss(of, rank, number), trial.world_size)
 
     matrices.train(collector, model, backward, alone, right)
-
-
-def _trained(loss: torch.Tensor, share: int) -> torch.Tensor:
-    (loss / share).backward()
-    return loss.detach()
 
 
 # -- pipeline ------------------------------------------------------------------------------
@@ -96,14 +91,11 @@ class Chain(nn.Module):
 
     def __init__(self, seed: int, count: int) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
         width = matrices.WIDTH
         self.layers = nn.ModuleDict(
             {str(i): nn.Linear(width, width, bias=False) for i in range(count)}
         )
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.copy_(torch.randn(weight.shape, generator=generator) / width**0.5)
+        matrices.fill(self, seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers.values():
@@ -148,6 +140,6 @@ def _pipelined(collector: Collector) -> None:
 
     def right(of: nn.Module, rank: int, number: int) -> torch.Tensor:
         inputs, targets = (part.cpu() for part in batches(number, _own(collector, 0)))
-        return _trained(nn.functional.mse_loss(of(inputs), targets), world)
+        return matrices.trained(nn.functional.mse_loss(of(inputs), targets), world)
 
     matrices.train(collector, stage, backward, alone, right)

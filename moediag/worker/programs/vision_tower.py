@@ -25,13 +25,10 @@ class Multimodal(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
         self.embed = nn.Linear(matrices.FEATURES, matrices.WIDTH, bias=False)
         self.tower = Tower()
         self.last = nn.Linear(matrices.WIDTH, matrices.FEATURES, bias=False)
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.copy_(torch.randn(weight.shape, generator=generator) / matrices.WIDTH**0.5)
+        matrices.fill(self, seed)
 
     def forward(
         self, text: torch.Tensor, image: Optional[torch.Tensor] = None, instead: str = "skip"
@@ -91,13 +88,9 @@ def run(collector: Collector) -> None:
         return nn.functional.mse_loss(found, targets)
 
     def backward(of: nn.Module, rank: int, number: int) -> torch.Tensor:
-        found = loss(of, rank, number, options["instead"])
-        found.backward()
-        return found.detach()
+        return matrices.trained(loss(of, rank, number, options["instead"]))
 
     def right(of: nn.Module, rank: int, number: int) -> torch.Tensor:
-        found = loss(of, rank, number, "skip")
-        (found / trial.world_size).backward()
-        return found.detach()
+        return matrices.trained(loss(of, rank, number, "skip"), trial.world_size)
 
     matrices.train(collector, model, backward, alone, right)

@@ -39,7 +39,7 @@ def clip(parameters: Dict[str, Any], limit: float, how: str, plain: PlainShards)
         total = float(local_norm(gradients.values()))
     else:
         raise NotApplicable(f"unknown clipping {how!r}")
-    _scale(list(gradients.values()), limit, total)
+    scale(list(gradients.values()), limit, total)
     return total
 
 
@@ -88,7 +88,8 @@ def _reduced(gradient: Any) -> Any:
     return gradient.redistribute(placements=placements)
 
 
-def _scale(gradients: List[Any], limit: float, norm: float) -> None:
+def scale(gradients: List[Any], limit: float, norm: float) -> None:
+    """Scales ``gradients`` of total ``norm`` down to ``limit``."""
     factor = min(limit / (norm + _EPSILON), 1.0)
     for gradient in gradients:
         local(gradient).mul_(factor)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moediag.axes import CP, DP_REPLICATE
+from moediag.axes import CP, DP_SHARD
 from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.shard.data_parallel import FSDP2
+from moediag.worker.shard.data_parallel import FSDP2, over
 from moediag.worker.shard.wrapped import ROUTER_LOGITS, mesh_of
 
 RING_ON_CPU = (
@@ -33,7 +33,7 @@ class ContextParallel(FSDP2):
             raise NotApplicable("this torch has no context_parallel") from error
         if self.trial.model.config.get(ROUTER_LOGITS):
             raise NotApplicable("an auxiliary loss is a mean over other tokens on each rank")
-        self.whole_mesh = mesh_of(self.trial, CP)
+        self.whole_mesh = self.root()
         self.cp = self.whole_mesh[str(CP)]
         if self.trial.step.seq_len % (2 * self.cp.size()):
             raise NotApplicable(f"step.seq_len must be a multiple of {2 * self.cp.size()}")
@@ -45,13 +45,12 @@ class ContextParallel(FSDP2):
         whole.config._attn_implementation = "sdpa"
         return super().wrap(model)
 
+    def root(self) -> DeviceMesh:
+        """Returns the mesh of all ranks."""
+        return mesh_of(self.trial, CP)
+
     def mesh(self) -> DeviceMesh:
-        names = tuple(self.whole_mesh.mesh_dim_names or ())
-        together = tuple(name for name in names if name != DP_REPLICATE)
-        if len(together) > 1:
-            self.whole_mesh[together]._flatten("_".join(together))
-        inner = "_".join(together)
-        return self.whole_mesh[tuple(n for n in names if n == DP_REPLICATE) + (inner,)]
+        return over(self.whole_mesh, DP_SHARD, CP)
 
     def forward_backward(self, batches: List[torch.Tensor]) -> float:
         from torch.distributed.tensor.experimental import context_parallel

@@ -7,13 +7,13 @@ beside the reference's.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Dict, Iterator, Optional, Sequence
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moediag.axes import DP_REPLICATE, DP_SHARD, Layout
+from moediag.axes import DP_REPLICATE, DP_SHARD, Axis, Layout
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import fsdp2_internals
 from moediag.worker.shard.wrapped import GradientView, Select, Wrapped, clean_fqn, mesh_of, whole
@@ -52,6 +52,8 @@ class FSDP2(Wrapped):
             for block in self.anatomy.blocks:
                 for _, expert in block.experts:
                     fully_shard(expert, **options)
+        for module, mesh in self.apart(layers):
+            fully_shard(module, **dict(options, mesh=mesh))
         if spec.granularity in ("layer", "expert"):
             for layer in layers:
                 fully_shard(layer, **options)
@@ -59,6 +61,10 @@ class FSDP2(Wrapped):
 
     def mesh(self) -> DeviceMesh:
         return mesh_of(self.trial)
+
+    def apart(self, layers: Sequence[nn.Module]) -> List[Tuple[nn.Module, DeviceMesh]]:
+        """Returns modules inside ``layers`` that are groups of their own, each with its mesh."""
+        return []
 
     def left_out(self, model: nn.Module) -> Dict[str, Any]:
         """Returns fully_shard arguments for parameters to leave unsharded."""
@@ -83,6 +89,16 @@ class FSDP2(Wrapped):
             model: Any = self.model
             model.set_requires_gradient_sync(last)
         return contextlib.nullcontext()
+
+
+def over(root: DeviceMesh, *axes: Axis) -> DeviceMesh:
+    """Returns the mesh of ``root`` that FSDP2 shards over: ``axes`` as one dim, inside that of the
+    replicas if it has one."""
+    names = root.mesh_dim_names or ()
+    together = tuple(name for name in names if name in axes)
+    if len(together) > 1:
+        root[together]._flatten("_".join(together))
+    return root[tuple(n for n in names if n == DP_REPLICATE) + ("_".join(together),)]
 
 
 class FSDP1(Wrapped):

@@ -9,7 +9,7 @@ returned to be weighted and summed. So the gradient of an expert, on the rank th
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 import torch.distributed as dist
@@ -26,10 +26,26 @@ NOTE = (
 )
 
 
-def divide(anatomy: Anatomy, group: Any, empty: str = "released") -> Dict[str, Tuple[int, int]]:
+# (what this rank sends, received rows, the expert of each row among this rank's) -> their outputs
+Computed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Around = Callable[[Computed], Computed]
+
+
+def unchanged(computed: Computed) -> Computed:
+    return computed
+
+
+def divide(
+    anatomy: Anatomy,
+    group: Any,
+    empty: str = "released",
+    around: Around = unchanged,
+    share: float = 1.0,
+) -> Dict[str, Tuple[int, int]]:
     """Keeps on each rank of ``group`` its share of every block's experts, in rank order. Returns
     FQN of each expert parameter -> [first, last) of this rank's experts. Local. ``empty``: what a
-    rank without tokens returns, see ``PROGRAMS``.
+    rank without tokens returns, see ``PROGRAMS``. ``around`` changes what is computed between the
+    exchanges. ``share``: a factor of the gradients of the experts' parameters.
 
     Raises NotApplicable if experts are not 3-D parameters, or cannot be divided evenly.
     """
@@ -48,9 +64,10 @@ def divide(anatomy: Anatomy, group: Any, empty: str = "released") -> Dict[str, T
             setattr(experts, name, nn.Parameter(rows))
             kept[f"{block.fqn}.experts.{name}"] = (mine.start, mine.stop)
         experts.num_experts = count
-        released = functools.partial(type(experts).forward, _Local(experts))
-        computed = functools.partial(_computed, released, experts, empty)
-        experts.forward = functools.partial(_forward, computed, count, group)
+        local: Any = _Local(experts, share)
+        released = functools.partial(type(experts).forward, local)
+        computed = functools.partial(_computed, released, local, empty)
+        experts.forward = functools.partial(_forward, around(computed), count, group)
     return kept
 
 
@@ -58,17 +75,21 @@ class _Local:
     """The experts as their released forward sees them: parameters that became DTensors on the ep
     axis are this rank's part, like the rest."""
 
-    def __init__(self, experts: nn.Module) -> None:
+    def __init__(self, experts: nn.Module, share: float) -> None:
         self._experts = experts
+        self._share = share
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._experts, name)
-        return value.to_local() if placement.distributed(value) else value
+        if placement.distributed(value):
+            value = value.to_local()
+        scaled = self._share != 1.0 and isinstance(value, torch.Tensor)
+        return _Scaled.apply(value, self._share) if scaled else value
 
 
 def _computed(
     released: Any,
-    experts: nn.Module,
+    local: Any,
     empty: str,
     hidden: torch.Tensor,
     rows: torch.Tensor,
@@ -79,8 +100,7 @@ def _computed(
         found: torch.Tensor = released(rows, own, torch.ones_like(own, dtype=rows.dtype))
         return found
     reached = hidden if empty == "from-input" else rows
-    local = _Local(experts)
-    zero = sum(0.0 * getattr(local, name).sum() for name, _ in experts.named_parameters())
+    zero = sum(0.0 * getattr(local, name).sum() for name, _ in local.named_parameters())
     return reached[:0] + (0.0 * reached.sum() + zero)
 
 
@@ -114,6 +134,17 @@ def _exchange(rows: torch.Tensor, sent: List[int], received: List[int], group: A
     """Sends rows (dim 0) to the ranks of ``group`` in order: ``sent`` is the number for each."""
     result: torch.Tensor = _AllToAll.apply(rows, sent, received, group)
     return result
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, share: float) -> torch.Tensor:
+        ctx.share = share
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.share, None
 
 
 class _AllToAll(torch.autograd.Function):

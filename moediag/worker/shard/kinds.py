@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, Type
 
-from moediag.axes import CP, PP, Axis, Layout, supported
+from moediag.axes import CP, ETP, PP, Axis, Layout, supported
 from moediag.protocol import Trial
 from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.shard import expert_parallel
+from moediag.worker.shard import by_hand, expert_parallel
 from moediag.worker.shard.context_parallel import ContextParallel
 from moediag.worker.shard.data_parallel import DDP, FSDP1, FSDP2, DeepSpeedZero
 from moediag.worker.shard.pipeline_parallel import Pipelined
@@ -33,6 +33,10 @@ def kind_of(trial: Trial) -> Type[Wrapped]:
         raise NotApplicable(
             f"the step under test cannot run mesh axis {', '.join(refused)}; it runs {supported()}"
         )
+    if kind == by_hand.KIND:
+        return by_hand.kind(trial)
+    if ETP in active and trial.wrapper.distributed_config is None:
+        raise NotApplicable(f"wrapper {kind} has no mesh axis {ETP}; kind {by_hand.KIND} has")
     beside = [axis for axis in active if axis in _BESIDE_FSDP2]
     if beside and trial.wrapper.distributed_config is None:
         if kind != "fsdp2" or len(beside) > 1:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from moediag.axes import PP
 from moediag.protocol import ResumeTask
 from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import clipping as clip
 from moediag.worker.shard.data_parallel import FSDP2
 from moediag.worker.shard.wrapped import ROUTER_LOGITS, mesh_of
 
@@ -65,7 +66,7 @@ class Pipelined(FSDP2):
             from torch.distributed.pipelining import PipelineStage
         except ImportError as error:
             raise NotApplicable("this torch has no torch.distributed.pipelining") from error
-        self.whole_mesh = mesh_of(self.trial, PP)
+        self.whole_mesh = self.root()
         self.group = self.whole_mesh.get_group(str(PP))
         self.size, self.at = dist.get_world_size(self.group), dist.get_rank(self.group)
         schedule, each = _SCHEDULES[self.trial.wrapper.schedule]
@@ -96,6 +97,10 @@ class Pipelined(FSDP2):
             made[0] if each == 1 else made, micro, loss_fn=self._loss, scale_grads=False
         )
         return Stages(stages, held)
+
+    def root(self) -> DeviceMesh:
+        """Returns the mesh of all ranks."""
+        return mesh_of(self.trial, PP)
 
     def sharded_axes(self) -> Tuple[str, ...]:
         """Returns the mesh's data-parallel axes."""
@@ -163,13 +168,18 @@ class Pipelined(FSDP2):
 
     def clip(self, limit: float) -> Optional[float]:
         """Clips as torchtitan does: by the norm of each stage, squared and summed over stages."""
-        if self.trial.step.clipping != "torch":
-            raise NotApplicable("a pipeline is clipped by clipping: torch only")
-        parameters = list(self.model.parameters())
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm: Any = nn.utils.get_total_norm(gradients)
-        square = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm) ** 2
+        how = self.trial.step.clipping
+        if how not in ("torch", "per-mesh"):
+            raise NotApplicable(f"a pipeline is not clipped by clipping: {how}")
+        gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+        norm: Any
+        if how == "torch":
+            norm = nn.utils.get_total_norm(list(gradients.values()))
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        else:
+            norm = torch.tensor(clip.per_mesh_norm(gradients, self.plain_shards))
+        square = norm.to(self.device) ** 2
         dist.all_reduce(square, group=self.group)
-        total = square.sqrt()
-        nn.utils.clip_grads_with_norm_(parameters, limit, total)
-        return float(total)
+        total = float(square.sqrt())
+        clip.scale(list(gradients.values()), limit, total)
+        return total

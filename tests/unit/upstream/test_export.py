@@ -181,7 +181,7 @@ def test_a_description_cannot_end_the_docstring() -> None:
 def test_the_command_writes_a_file_or_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert app.main(["export", "expert-starvation", "--out", str(tmp_path / "x" / "s.py")]) == 0
+    assert app.main(["export", "expert-starvation", "--file", str(tmp_path / "x" / "s.py")]) == 0
     text = (tmp_path / "x" / "s.py").read_text()
     assert "torchrun --nproc-per-node 2 s.py" in text
     assert capsys.readouterr().out == ""

@@ -283,8 +283,8 @@ def test_an_axis_that_a_wrapper_cannot_shard_is_not_applicable(
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "ddp", "transformers", "zero3"])
-def test_an_axis_that_the_step_cannot_run_is_refused_before_loading(kind: str) -> None:
-    why = "cannot run mesh axis etp; it runs pp, dp_replicate, dp_shard, cp, ep and tp"
+def test_an_axis_that_only_by_hand_has_is_refused_before_loading(kind: str) -> None:
+    why = f"wrapper {kind} has no mesh axis etp; kind by-hand has"
     with pytest.raises(NotApplicable, match=why):
         preparation.prepare(trial({"etp": 2}, kind), torch.device("cpu"))
 

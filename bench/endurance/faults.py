@@ -105,7 +105,7 @@ def faults(place: Path) -> Iterator[Fault]:
         yield Fault("full disk, watch", full.format(size), WATCH, f"{DONE}|disk is full")
     for size in (4, 64, 256):
         yield Fault(
-            "full disk, run", full.format(size), RUN, "[Nn]o space left|CONFIRMED|confirmed"
+            "full disk, run", full.format(size), RUN, "disk is full|unfixed: collective-mismatch"
         )
     read_only = "mkdir cache && mount -t tmpfs -o ro none cache"
     cache = (("MOEDIAG_CACHE", "cache"),)

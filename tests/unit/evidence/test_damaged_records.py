@@ -1,0 +1,44 @@
+"""Damage that the endurance campaign found to end moediag."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moediag.cli.app import _known
+from moediag.errors import ExitCode
+from moediag.evidence.events import read_log
+from moediag.evidence.exits import read_launch
+from moediag.protocol import events_file
+from moediag.protocol.user_code import is_moediag
+
+
+@pytest.mark.parametrize("not_seen", [1, 0.5, {"a": 1}, None])
+def test_what_was_not_seen_is_a_list(not_seen: object, tmp_path: Path) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps({"schema_version": 1, "not_seen": not_seen}))
+    assert read_launch(path).not_seen == ()
+    path.write_text(json.dumps({"schema_version": 1, "not_seen": ["a", 1]}))
+    assert read_launch(path).not_seen == ("a", "1")
+
+
+def test_an_endless_step_is_garbage(tmp_path: Path) -> None:
+    good = {"e": "start", "world_size": 2}
+    bad = '{"e": "start", "world_size": 1e999}'
+    (tmp_path / events_file(0)).write_text(f"{json.dumps(good)}\n{bad}\n")
+    log = read_log(tmp_path, 0, {})
+    assert (log.world_size, log.garbage) == (2, 1)
+
+
+def test_a_file_name_that_is_too_long_is_no_module_of_moediag() -> None:
+    assert is_moediag("/x/moediag/recorder/log.py")
+    assert not is_moediag(f"/x/moediag/recorder/{'[' * 5000}.py")
+
+
+def test_too_little_memory_is_no_bug() -> None:
+    known = _known(MemoryError())
+    assert known is not None
+    assert known.exit_code == ExitCode.CANNOT_RUN_HERE
+    assert _known(KeyError("x")) is None

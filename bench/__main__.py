@@ -166,6 +166,7 @@ def main() -> None:
         ("the same without their starts", diagnose_speed.throughput_after_start, ">= 10 x", "x"),
         ("diagnose 16 dumps, beyond python -c pass", diagnose_speed.sixteen_dumps, "<= 0.3 s", "s"),
         ("diagnose 1,024 ranks x 2,000 entries", diagnose_speed.largest, "<= 20 s", "s"),
+        ("diagnose 16,384 ranks x at most 200 entries", diagnose_speed.huge, "<= 120 s", "s"),
         ("diagnose per entry, 1,024 ranks : 16 ranks", diagnose_speed.growth, "<= 1 x", "x"),
         ("bisect probes : ceil(log2 n) + 4 checks, both ends given",
          bisect_probes.both_ends_given, "<= 1 x", "x"),

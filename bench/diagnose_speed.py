@@ -26,17 +26,20 @@ FULL, STEPS = jobs.Layout(pp=2, dp=8, tp=4, ep=4), 45
 # From 16 to 1,024 ranks with the same program, all of whose ring buffers are full.
 SMALL, LARGE = jobs.Layout(2, 4, 2, 2), jobs.Layout(2, 256, 2, 2)
 WRAPPED = 90  # steps
+HUGE, SHORT, FEW = jobs.Layout(8, 1024, 2, 2), 4, 200  # ranks, steps, entries that a rank keeps
 ACTIVE = {"timing": False, "active_only": True}  # as most dumps of jobs that hung on NCCL
 
 
 @contextmanager
-def dumped(layout: jobs.Layout, steps: int, **options: Any) -> Iterator[tuple[Path, int]]:
+def dumped(
+    layout: jobs.Layout, steps: int, ring: int = RING, **options: Any
+) -> Iterator[tuple[Path, int]]:
     """Yields the dumps of a job in which one rank hangs, and their number of entries."""
     job = jobs.faulty(jobs.healthy(layout, steps), "stuck", 7)
     run = jobs.Run(job)
-    entries = sum(min(RING, issued) for issued in run.issued)
+    entries = sum(min(ring, issued) for issued in run.issued)
     with tempfile.TemporaryDirectory(prefix="moediag-bench-") as place:
-        yield jobs.write(job, Path(place) / "dumps", ring=RING, run=run, **options), entries
+        yield jobs.write(job, Path(place) / "dumps", ring=ring, run=run, **options), entries
 
 
 def command(words: list[str], folder: Path | None = None) -> tuple[float, float, float]:
@@ -137,6 +140,13 @@ def largest() -> tuple[float, str]:
     )
 
 
+def huge() -> tuple[float, str]:
+    """Returns the seconds for 16,384 dumps, start included. They take 2 GB of disk."""
+    with dumped(HUGE, SHORT, FEW) as (folder, entries):
+        wall, cpu, peak = _best(OURS, folder, 1)
+    return wall, f"{HUGE.world:,} ranks, {entries:,} entries, {cpu:.1f} s of CPU, {peak:,.0f} MB"
+
+
 def growth() -> tuple[float, str]:
     """Returns CPU seconds per entry at 1,024 ranks : at 16, start included; 1 is linear."""
     with dumped(SMALL, WRAPPED) as (folder, entries):
@@ -146,7 +156,15 @@ def growth() -> tuple[float, str]:
 
 
 def main() -> None:
-    for measure in (starts, sixteen_dumps, throughput, throughput_after_start, largest, growth):
+    for measure in (
+        starts,
+        sixteen_dumps,
+        throughput,
+        throughput_after_start,
+        largest,
+        huge,
+        growth,
+    ):
         value, detail = measure()
         print(json.dumps({"row": measure.__name__, "value": round(value, 3), "detail": detail}))  # noqa: T201
 

@@ -43,11 +43,15 @@ def dumps(
         for axis, of in job.layout.groups().items()
         for ranks in of
     }
-    for rank in range(job.layout.world):
+    of_rank: dict[int, list[Any]] = {rank: [] for rank in range(job.layout.world)}
+    for key in numbers:
+        for rank in key[1]:
+            of_rank[rank].append(key)
+    at = int(taken(run) * 1e9)
+    for rank, own in of_rank.items():
         if rank not in job.silent:
-            own = [key for key in numbers if rank in key[1]]
             names = {key: str(i if local_names else numbers[key]) for i, key in enumerate(own)}
-            recorder = _Recorder(run, rank, names, states, timing)
+            recorder = _Recorder(run, rank, names, at, states, timing)
             yield rank, recorder.dump(ring, frames, active_only)
 
 
@@ -64,12 +68,12 @@ def taken(run: Run) -> float:
 
 class _Recorder:
     def __init__(
-        self, run: Run, rank: int, names: dict[Any, str], states: bool, timing: bool
+        self, run: Run, rank: int, names: dict[Any, str], at: int, states: bool, timing: bool
     ) -> None:
         self.run, self.rank, self.names = run, rank, names
         self.states, self.timing = states, timing
         self.ids = {name: number for number, name in enumerate(names.values())}
-        self.taken = int(taken(run) * 1e9)
+        self.taken = at
         self.counts: dict[str, int] = {}
         self.sends: dict[str, int] = {}
         self.status: dict[int, dict[str, int]] = {}

@@ -6,7 +6,7 @@ become objects (:mod:`moediag.evidence.window`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -23,8 +23,21 @@ from moediag.evidence.model import (
 
 POINT_TO_POINT = ("send", "recv")
 _FEW = 8  # calls: a job may hang before any of them completes
+_MANY = 256  # members
 Name = tuple[int, str]  # a rank, and its name of a group
 Key = window.Key
+
+
+class _Members(tuple[int, ...]):
+    """The members of a large group, which are in the keys of many dictionaries: hashed once, as
+    Python 3.14 does with every tuple."""
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +95,11 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
         rank: _rank(rank, dump, groups, chosen, settled[rank], lost, tracked)
         for rank, dump in dumps.items()
     }
-    backends = sorted(dump.backend for dump in dumps.values() if dump.backend)
+    backends = Counter(sorted(dump.backend for dump in dumps.values() if dump.backend))
     return Recorded(
         ranks,
         world_size,
-        max(backends, key=backends.count, default=""),
+        next((backend for backend, _ in backends.most_common(1)), ""),
         left_out=sum(len(d.kind) for d in dumps.values())
         - sum(len(seen.collectives) for seen in ranks.values()),
         older=group_progress.older(dumps, groups, reached) if tracked else {},
@@ -202,7 +215,8 @@ def _groups(dumps: Mapping[int, Dump], world_size: int) -> dict[Name, Group]:
         for rank in who:
             group = Group(name, tuple(sorted(who)), _axis(desc), desc, dumps[rank].backend)
             found[rank, name] = group
-    for (ranks, desc), of_rank in alike.items():
+    for (members, desc), of_rank in alike.items():
+        ranks = _Members(members) if len(members) > _MANY else members
         for names in of_rank.values():
             names.sort(key=lambda name: (len(name), name))
         lists = list(of_rank.values())

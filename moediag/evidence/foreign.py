@@ -65,7 +65,7 @@ def evidence(found: Found) -> Evidence:
         ranks[rank] = _with(own, found, error, end)
     not_seen = [*found.refused, *one_job.others(every), *recorded.not_seen]
     stall = _stall(found, ranks, waited, recorded, not_seen)
-    unseen = [rank for rank in range(recorded.world_size) if rank not in {*ranks, *other}]
+    unseen = sorted({*range(recorded.world_size)} - {*ranks} - {*other})
     if unseen and ranks:
         not_seen.append(_unseen(unseen))
     return Evidence(

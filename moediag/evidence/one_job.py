@@ -73,7 +73,10 @@ def _described(dump: Dump) -> dict[str, Members]:
 
 def _contradiction(rank: int, own: Mapping[str, Members], job: Job, times: _Times) -> str:
     for desc, members in own.items():
-        if job.groups.get((desc, rank), members) != members:
+        known = job.groups.get((desc, rank))
+        if known is members:
+            continue
+        if known not in (None, members):
             return f"another configuration of process groups ({desc})"
         if rank not in members:
             return f"its group {desc} does not contain it"

@@ -196,7 +196,8 @@ def _missing(
         )
         group = run.groups[event]
         waiting = len(evidence.stall.waiting) if evidence.stall is not None else 0
-        waiters = [rank for rank, at in run.waits.items() if not {*gone}.isdisjoint(run.absent[at])]
+        without = {at for at, absent in run.absent.items() if not {*gone}.isdisjoint(absent)}
+        waiters = [rank for rank, at in run.waits.items() if at in without]
         found.append(
             Divergence(
                 "missing", group, position, calls, gone, ended,

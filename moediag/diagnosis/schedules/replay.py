@@ -111,6 +111,7 @@ class _Run:
         self.who: dict[Event, list[int]] = {}
         self.sleeping: dict[Event, list[int]] = {}
         self.at: dict[int, int] = {}
+        self.absent: dict[Event, tuple[int, ...]] = {}
         self.queues: dict[int, list[tuple[Event, Collective]]] = {
             rank: [
                 (event, call)
@@ -163,10 +164,14 @@ class _Run:
             self.at[rank] = at
 
     def missing(self, event: Event) -> tuple[int, ...]:
-        """Members of the group that did not arrive, as far as they are known."""
-        key, position = event
-        schedule, there = self.aligned.schedules[key], set(self.who.get(event, ()))
-        return tuple(r for r, s in schedule.starts.items() if s <= position and r not in there)
+        """Members of the group that did not arrive, as far as they are known; at the end."""
+        if event not in self.absent:  # all members that wait there ask
+            key, position = event
+            schedule, there = self.aligned.schedules[key], set(self.who.get(event, ()))
+            self.absent[event] = tuple(
+                r for r, s in schedule.starts.items() if s <= position and r not in there
+            )
+        return self.absent[event]
 
     def stop(self, rank: int) -> tuple[Event, Collective] | None:
         """Where the rank stopped. A rank that ran to the end of its log may wait for the earliest

@@ -124,21 +124,25 @@ def _lanes(
 def states(evidence: Evidence, failed: Iterable[Failure]) -> tuple[RankState, ...]:
     """Each rank's state when the job ended or was inspected; ranks in equal states together."""
     by_rank = {failure.rank: failure for failure in failed}
+    waiting = {*evidence.stall.waiting} if evidence.stall is not None else set()
     together: dict[tuple[str, str], list[int]] = {}
     for rank in range(max(evidence.world_size, max(evidence.ranks, default=-1) + 1)):
         seen = evidence.ranks.get(rank)
-        state = _state(seen, by_rank.get(rank), evidence) if seen else ("unseen", "nothing found")
+        state = ("unseen", "nothing found")
+        if seen is not None:
+            state = _state(seen, by_rank.get(rank), evidence, rank in waiting)
         together.setdefault(state, []).append(rank)
     return tuple(RankState(kind, text, tuple(who)) for (kind, text), who in together.items())
 
 
-def _state(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> tuple[str, str]:
+def _state(
+    seen: RankEvidence, failure: Failure | None, evidence: Evidence, waiting: bool
+) -> tuple[str, str]:
     if failure is not None:
         raised = bool(failure.message or failure.where)
         text = f"raised {failure.name}" if raised else f"ended by {failure.name}"
         return "failed", text + (" (the communication library)" if failure.consequence else "")
-    stall = evidence.stall
-    if stall is not None and seen.rank in stall.waiting:
+    if waiting:
         # Other tools do not show for which call a rank waits, but a device runs them in order.
         opened = (c for c in seen.collectives if not c.completed)
         call = next((c for c in opened if evidence.foreign or not c.asynchronous), None)
@@ -147,7 +151,7 @@ def _state(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> t
         group = seen.groups.get(call.group)
         on = group.label if group else call.group
         return "waiting", f"waiting in {call.op} on {on}"
-    if stall is not None and seen.rank in stall.elsewhere:
+    if evidence.stall is not None and seen.rank in evidence.stall.elsewhere:
         return "elsewhere", "in no operation"
     clean_exit = seen.exit is not None and seen.exit.code == 0 and not seen.exit.by_us
     if seen.finished or clean_exit:

@@ -93,7 +93,7 @@ def test_correct_layouts_are_not_reported(layout: str) -> None:
 
 
 def test_a_parameter_may_have_more_experts_than_the_layer() -> None:
-    """Identity experts, or experts of attention: JetMoe and LongCat-Flash of transformers 5.23.0."""
+    """Identity experts, or experts of attention, as LongCat-Flash and JetMoe have them."""
     own = {0: replace(rows(range(6)), experts=12), 1: replace(rows(range(6, 12)), experts=12)}
     facts = ownership_facts(seen(own))
     assert (facts.pattern, facts.experts) == ("", 12)

@@ -42,13 +42,13 @@ def hunt(
             "--family",
             metavar="F",
             autocompletion=tab_completion.families,
-            help="Check this model type, or the kind moe, dense, multimodal or all; repeatable.  "
-            "[default: moe]",
+            help="Check these model types, or the kind moe, dense, multimodal or all: names with "
+            "commas, repeatable.  [default: moe]",
         ),
     ] = [],  # noqa: B006
     relation: Annotated[
         list[str],
-        typer.Option("--relation", metavar="NAME", help="Check only this relation; repeatable."),
+        typer.Option("--relation", metavar="NAME", help="Check only these relations."),
     ] = [],  # noqa: B006
     cpu: Annotated[
         int, typer.Option("--cpu", min=1, metavar="N", help="Run N cells at once, on the CPU.")
@@ -92,7 +92,8 @@ def hunt(
     from moediag.campaign.hunt.question import Wanted
 
     wanted = Wanted(
-        release=release, families=tuple(family) or Wanted().families, relations=tuple(relation),
+        release=release, families=o.names(family) or Wanted().families,
+        relations=o.names(relation),
         stack=o.pairs(stack, "--stack"), timeout=timeout, at_once=cpu, minutes=minutes,
         against=against, pursue=pursue,
     )  # fmt: skip

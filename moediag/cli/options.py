@@ -239,6 +239,12 @@ def pairs(texts: list[str], option: str) -> dict[str, str]:
     return found
 
 
+def names(texts: list[str]) -> tuple[str, ...]:
+    """Splits values of a repeatable option at commas: ``["a,b", "c"]`` has three names."""
+    parts = (part.strip() for text in texts for part in text.split(","))
+    return tuple(dict.fromkeys(filter(None, parts)))
+
+
 def world(gpus: int | None, cpu: int | None) -> tuple[int | None, str]:
     """Returns (world size, ``cpu`` or ``gpu``). The size is None, the scenario's own, if neither is
     given."""

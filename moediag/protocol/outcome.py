@@ -28,6 +28,9 @@ class ExpertRows:
     first: Optional[float] = None  # first element of the local part; null: there is none
     # The checkpoint's first element of the expert that belongs there; null: not known.
     should: Optional[float] = None
+    # Experts of the checkpoint's parameter; null: as many as the layer is said to have. Some
+    # families have identity experts beside it, or experts of attention.
+    experts: Optional[int] = None
 
 
 @dataclass(frozen=True)

@@ -210,11 +210,7 @@ def markdown(hunt: Hunt) -> str:
             f"- {label}: {text}"
             for label, text in _details(finding, hunt.traces.get(finding.signature))
         ]
-        parts += ["", "| family | way | difference | conditions |", "|---|---|---|---|"]
-        for shown in finding.shown:
-            way = shown.way
-            text = way.text.replace("|", "\\|")
-            parts.append(f"| {shown.family} | {way.way} | {text} | {_met(way.conditions)} |")
+        parts += ["", *(_in_register(finding) if finding.entry else _rows(finding))]
         parts.append("")
     rest = list(_rest(hunt))
     if rest:
@@ -222,6 +218,25 @@ def markdown(hunt: Hunt) -> str:
         parts += [f"- {label}: {text}" for label, text in rest]
         parts.append("")
     return "\n".join(parts)
+
+
+def _rows(finding: Finding) -> Iterator[str]:
+    yield "| family | way | difference | conditions |"
+    yield "|---|---|---|---|"
+    for shown in finding.shown:
+        text = shown.way.text.replace("|", "\\|")
+        yield f"| {shown.family} | {shown.way.way} | {text} | {_met(shown.way.conditions)} |"
+
+
+def _in_register(finding: Finding) -> Iterator[str]:
+    """Yields a row for the families that show one way alike. The register says what it is."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for shown in finding.shown:
+        rows.setdefault((shown.way.way, _met(shown.way.conditions)), []).append(shown.family)
+    yield "| way | families | conditions |"
+    yield "|---|---|---|"
+    for (way, met), names in rows.items():
+        yield f"| {way} | {', '.join(names)} | {met} |"
 
 
 def _met(conditions: Any) -> str:

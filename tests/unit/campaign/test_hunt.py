@@ -109,8 +109,8 @@ def test_a_difference_counts_only_if_every_condition_is_met() -> None:
 
 def test_what_upstream_knows_comes_after_what_is_new() -> None:
     known = (
-        Entry("padding", "known", "https://…/1", "leaks", families=("alpha",)),
-        Entry("packing", "by-design", "its docstring", "needs flash attention"),
+        Entry(("padding",), "known", "https://…/1", "leaks", families=("alpha",)),
+        Entry(("packing",), "by-design", "its docstring", "needs flash attention"),
     )
     cells = [
         cell("alpha", "packing", WRONG),
@@ -141,11 +141,12 @@ def test_the_register_that_moediag_has_is_readable() -> None:
     [
         ("a: b", "not a list"),
         ("- 1", "entry 1 is not a mapping"),
-        ("- {relation: r}", "entry 1: .*missing"),
-        ("- {relation: r, status: old, where: w, summary: s}", "status 'old' is none of"),
+        ("- {relations: [r]}", "entry 1: .*missing"),
+        ("- {relations: [r], status: old, where: w, summary: s}", "status 'old' is none of"),
+        ("- {relations: r, status: known, where: w, summary: s}", "relations: .* is not a list"),
         ("[" * 20_000, "nested too deeply"),
-        ("- {relation: r, status: known, where: w, summary: s, ways: 3}", "ways: 3 is not a list"),
-        ("- {relation: r, status: known, where: 2024-99-99, summary: s}", "known.yaml:1"),
+        ("- {relations: [r], status: known, where: w, summary: s, ways: 3}", "3 is not a list"),
+        ("- {relations: [r], status: known, where: 2024-99-99, summary: s}", "known.yaml:1"),
     ],
 )
 def test_a_register_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -202,6 +203,14 @@ def test_markdown_and_json_have_every_condition() -> None:
     raw = json.loads(json.dumps(findings_page.to_json(hunt)))
     assert raw["findings"][0]["shown"][0]["conditions"] == MET
     assert HuntCell.from_json(raw["cells"][0]) == hunt.cells["alpha", "padding"]
+
+
+def test_families_of_a_finding_in_the_register_share_a_row() -> None:
+    entry = Entry(("padding",), "known", "https://…/1", "leaks")
+    cells = [cell(family, "padding", WRONG) for family in ("alpha", "beta")]
+    page = findings_page.markdown(found(*cells, known=(entry,)))
+    assert "| left | alpha, beta | control yes" in page
+    assert findings_page.markdown(found(*cells)).count("| alpha | left |") == 1
 
 
 # ------------------------------------------------------------------------ the command

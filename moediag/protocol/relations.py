@@ -68,6 +68,7 @@ class RelationOutcome:
     ways: List[WayOutcome] = field(default_factory=list)
     # Why the relation does not apply to the family, else null.
     applicable: Optional[str] = None
+    lacks: str = ""  # the package for which the relation does not apply: the stack lacks it
     built: bool = True  # false: no tiny model was built, for the reason in `problem`
     problem: str = ""  # why nothing was checked
     # Of a single way: the model class, and its configuration as the library saves it.

@@ -122,6 +122,29 @@ BY_LOT = {
     ),
 }  # fmt: skip
 DRAWN = [(fault, family) for fault, (families, *_) in BY_LOT.items() for family in families]
+# Faults in PEFT: file, text, its replacement, the way of the relation "lora".
+PEFT = {**STACK, "peft": "0.21.2"}
+ADAPTER_FAULTS = {
+    "a module that was named is left out": (
+        "tuners/tuners_utils.py", "                elif not result:\n",
+        '                elif not result or key.endswith("layers.1.self_attn.q_proj"):\n',
+        "named-modules",
+    ),
+    "an adapter of experts gets no gradient": (
+        "tuners/lora/layer.py", "return lhs.to(param.dtype), rhs.to(param.dtype), self.scaling",
+        "return lhs.to(param.dtype).detach(), rhs.to(param.dtype), self.scaling", "gradients",
+    ),
+    "merging subtracts the adapters of experts": (
+        "tuners/lora/layer.py", "param.data += delta_weight", "param.data -= delta_weight",
+        "merged",
+    ),
+    "an adapter is not saved": (
+        "utils/save_and_load.py",
+        "_remove_adapter_name_from_key(k, adapter_name): v for k, v in to_return.items()}",
+        "_remove_adapter_name_from_key(k, adapter_name): v for k, v in to_return.items()\n"
+        '                 if "layers.1.self_attn.q_proj.lora_B" not in k}', "loaded",
+    ),
+}  # fmt: skip
 # Edits that change nothing.
 HARMLESS = {
     "a local name": (EXPERTS, "sample_weights_g", "weights_in_order"),
@@ -136,6 +159,11 @@ HARMLESS = {
         "        self.experts = Qwen3MoeExperts(config)\n",
     ),
 }  # fmt: skip
+
+
+def ways(found: HuntCell) -> set[str]:
+    """Returns the confirmed ways."""
+    return {way.way for way in found.outcome.ways if way.confirmed}
 
 
 def cells(
@@ -154,6 +182,29 @@ def test_a_planted_fault_is_found_and_confirmed(fault: str, tmp_path: Path) -> N
     with overlay(stack, tmp_path / "overlay", "transformers", file, (old, new)) as stack:
         (found,) = cells(stack, tmp_path / "hunt", relation)
     assert any(way.confirmed for way in found.outcome.ways), found
+
+
+@pytest.mark.parametrize("fault", ADAPTER_FAULTS)
+def test_a_planted_fault_in_peft_is_found_and_confirmed(fault: str, tmp_path: Path) -> None:
+    need(PEFT)
+    file, old, new, way = ADAPTER_FAULTS[fault]
+    stack = environment.ensure(PEFT)
+    with overlay(stack, tmp_path / "overlay", "peft", file, (old, new)) as stack:
+        (found,) = cells(stack, tmp_path / "hunt", "lora")
+    assert way in ways(found), found
+
+
+def test_peft_adapts_what_it_was_asked_or_what_upstream_knows(tmp_path: Path) -> None:
+    need(PEFT)
+    stack = environment.ensure(PEFT)
+    (right,) = cells(stack, tmp_path / "one", "lora")
+    assert [way.way for way in right.outcome.ways if not way.holds] == []
+    assert len(right.outcome.ways) == 7
+    (shared,) = cells(stack, tmp_path / "two", "lora", family="deepseek_v3")
+    assert ways(shared) == {"all-linear", "named-modules"}
+    need(STACK)
+    (absent,) = cells(environment.ensure(STACK), tmp_path / "three", "lora")
+    assert absent.outcome.lacks == "peft"
 
 
 @pytest.mark.parametrize(("fault", "family"), DRAWN)

@@ -37,6 +37,7 @@ def to_json(hunt: Hunt) -> dict[str, Any]:
             {"family": family, "relation": relation, "reason": reason}
             for (family, relation), reason in sorted(hunt.undecided.items())
         ],
+        "not_run": hunt.not_run,
         "findings": [_finding(f, hunt.traces.get(f.signature)) for f in hunt.findings],
         "cells": [cell.to_json() for _, cell in sorted(hunt.cells.items())],
         "against": None if hunt.before is None else _against(hunt.before, changes(hunt)),
@@ -89,6 +90,8 @@ def cell_line(cell: HuntCell) -> tuple[str, bool | None]:
         return f"{head}not decided: {cell.undecided}", None
     if doubtful:
         return f"{head}not confirmed: {doubtful[0].failed} ({doubtful[0].way})", None
+    if outcome.lacks:
+        return f"{head}not run: {outcome.lacks} is not in this stack", None
     if outcome.applicable is not None:
         return f"{head}not applicable: {outcome.applicable}", None
     return f"{head}holds", True
@@ -173,6 +176,8 @@ def _rest(hunt: Hunt) -> Iterator[tuple[str, str]]:
         yield "not built", f"{family}: {why}"
     for (family, relation), why in sorted(hunt.undecided.items()):
         yield "undecided", f"{family} {relation}: {why}"
+    for relation, package in hunt.not_run.items():
+        yield "not run", f"{relation}: {package} is not in this stack (--stack {package}=VERSION)"
     if hunt.missing:
         reason = hunt.incomplete or "the time limit was reached"
         yield "not run", f"{wording.plural(hunt.missing, 'cell')}: {reason}"

@@ -12,7 +12,7 @@ import torch
 from moediag.protocol import SIZES, RelationOutcome, RelationTask, ReleaseListing, Trial
 from moediag.worker.models import release_families
 from moediag.worker.models.tiny_family import NotBuilt
-from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.not_applicable import NotApplicable, NotInStack
 from moediag.worker.relations import conditions
 from moediag.worker.relations.known_relations import RELATIONS
 from moediag.worker.relations.relation import Case, Relation
@@ -38,6 +38,8 @@ def run(trial: Trial) -> RelationOutcome:
         if trial.task.way:
             return _one_way(relation, case, trial.task.way)
         return RelationOutcome(family, name, conditions.outcomes(relation, case))
+    except NotInStack as reason:
+        return RelationOutcome(family, name, applicable=str(reason), lacks=reason.package)
     except NotApplicable as reason:
         return RelationOutcome(family, name, applicable=str(reason))
     except NotBuilt as reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from moediag.worker.relations.accumulation import Accumulation
+from moediag.worker.relations.adapters import Adapters
 from moediag.worker.relations.attention_implementations import AttentionImplementations
 from moediag.worker.relations.batch_order import BatchOrder
 from moediag.worker.relations.cached_steps import CachedSteps
@@ -33,4 +34,5 @@ RELATIONS: Tuple[Relation, ...] = (
     Directional(),
     ReachedParameters(),
     PlanPatterns(),
+    Adapters(),
 )

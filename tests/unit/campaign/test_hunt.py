@@ -205,6 +205,17 @@ def test_the_page_of_a_hunt_without_findings_says_so() -> None:
     assert page.strip() == "HUNT     transformers 5.0.0: 2 cells, 1 of 1 family built; no finding"
 
 
+def test_a_relation_whose_package_the_stack_lacks_is_listed_as_not_run() -> None:
+    absent = [cell(f, "packing", applicable="no", lacks="peft") for f in ("alpha", "beta")]
+    hunt = found(*absent, cell("alpha", "padding", HOLDS), cell("beta", "padding", applicable="no"))
+    assert hunt.not_run == {"packing": "peft"}
+    assert "packing: peft is not in this stack (--stack peft=VERSION)" in text(hunt)
+    assert "packing: peft is not in this stack" in findings_page.markdown(hunt)
+    assert findings_page.to_json(hunt)["not_run"] == {"packing": "peft"}
+    assert "not run: peft" in findings_page.cell_line(absent[0])[0]
+    assert HuntCell.from_json(absent[0].to_json()) == absent[0]
+
+
 def test_markdown_and_json_have_every_condition() -> None:
     hunt = found(cell("alpha", "padding", WRONG))
     assert "control yes, twice yes" in findings_page.markdown(hunt)

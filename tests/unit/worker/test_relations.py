@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from moediag.protocol import CONDITIONS, SIZES  # noqa: E402
 from moediag.worker.models.plan_names import matches, mentioned  # noqa: E402
 from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.relations import conditions  # noqa: E402
+from moediag.worker.relations.adapters import Adapters  # noqa: E402
 from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
 from moediag.worker.relations.relation import Case, Relation, Tensors  # noqa: E402
 
@@ -179,6 +181,12 @@ def test_each_relation_says_what_holds_and_how_it_is_confirmed() -> None:
     names = [relation.name for relation in RELATIONS]
     assert len(set(names)) == len(names)
     assert all(relation.says and relation.route for relation in RELATIONS)
+
+
+def test_a_stack_without_peft_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(NotApplicable, match="peft is not in this stack"):
+        conditions.outcomes(Adapters(), CASE)
 
 
 def test_a_plan_pattern_is_relative_to_the_base_model() -> None:

@@ -49,6 +49,11 @@ class WayOutcome:
         return all(met is not False for met in self.conditions.values())
 
     @property
+    def repeated(self) -> bool:
+        """Whether it was seen twice."""
+        return bool(self.conditions.get("twice"))
+
+    @property
     def failed(self) -> str:
         """The condition that is not met; "" if none was found."""
         return next((name for name, met in self.conditions.items() if met is False), "")

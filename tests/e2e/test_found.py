@@ -22,6 +22,10 @@ _OF_MASKS = '                "past_key_values": past_key_values,\n            }\
 _WITH_POSITIONS = _OF_MASKS.replace(
     "            }\n", '                "position_ids": position_ids,\n            }\n'
 )
+_DENSE = [
+    f'        "layers.*.mlp.{name}_proj": "{style}",\n'
+    for name, style in (("gate", "colwise"), ("up", "colwise"), ("down", "rowwise"))
+]
 # Script -> package, file, and (text, its replacement) pairs.
 FIXES = {
     "afmoe_packing": ("transformers", "models/afmoe/modeling_afmoe.py",
@@ -87,6 +91,9 @@ FIXES = {
         "                        Shard(p.dim) if hasattr(p, 'split_factor') else p\n"
         "                        for p in sharding_op.placements\n"
         "                    )\n",
+    )]),
+    "gemma4_experts_fsdp": ("transformers", "models/gemma4/configuration_gemma4.py", [(
+        "to partition)\n" + "".join(_DENSE), "to partition)\n",
     )]),
     "llama4_tensor_parallel": ("transformers", "models/llama4/modeling_llama4.py", [
         ("        out.add_(routed_out", "        out = out + (routed_out"),

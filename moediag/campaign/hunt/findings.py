@@ -175,6 +175,7 @@ def group(cells: Iterable[HuntCell], register: Sequence[Entry]) -> list[Finding]
 
 
 def _state(way: WayOutcome, entry: Entry | None) -> State:
-    if not way.confirmed:
-        return State.NOT_CONFIRMED
-    return State.NEW if entry is None else State(entry.status.replace("-", " "))
+    """What the register lists only has to show twice."""
+    if entry is not None and way.repeated:
+        return State(entry.status.replace("-", " "))
+    return State.NEW if way.confirmed else State.NOT_CONFIRMED

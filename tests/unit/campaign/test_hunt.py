@@ -107,6 +107,25 @@ def test_a_difference_counts_only_if_every_condition_is_met() -> None:
     assert one.state == State.NOT_CONFIRMED, "conditions that were not checked are not met"
 
 
+@pytest.mark.parametrize(
+    ("met", "state"),
+    [
+        ({"control": True, "twice": True, "other-seed": False}, State.KNOWN),
+        ({"control": True, "twice": False}, State.NOT_CONFIRMED),
+        ({"control": False}, State.NOT_CONFIRMED),
+    ],
+)
+def test_what_the_register_lists_has_to_show_twice(
+    met: dict[str, bool | None], state: State
+) -> None:
+    entry = Entry(("padding",), "known", "https://…/1", "leaks")
+    seen = WayOutcome("left", False, "wrong", "logits", conditions=met)
+    (one,) = group([cell("alpha", "padding", seen)], (entry,))
+    assert one.state == state
+    (one,) = group([cell("alpha", "padding", seen)], ())
+    assert one.state == State.NOT_CONFIRMED
+
+
 def test_what_upstream_knows_comes_after_what_is_new() -> None:
     known = (
         Entry(("padding",), "known", "https://…/1", "leaks", families=("alpha",)),

@@ -148,7 +148,8 @@ class VerifyTask:
 
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    GenerateTask, SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask, VerifyTask,
+    GenerateTask, SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
+    VerifyTask,
 ]  # fmt: skip
 
 

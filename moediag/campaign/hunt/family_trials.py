@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moediag.campaign.hunt.layouts import LaunchedRelation, LaunchedWay
@@ -159,10 +159,10 @@ def _key(trial: Trial) -> str:
 
 def _shown(trial: Trial, folder: Path) -> Diagnosis:
     found = diagnose(read_trial(folder))
-    if found.verdict == Verdict.INCONCLUSIVE:  # no gradients
-        read = _READERS.get(type(trial.task), lambda outcomes: None)
-        return read(_outcomes(folder, trial.world_size)) or found
-    return found
+    read = _READERS.get(type(trial.task))
+    if read is None or found.verdict != Verdict.INCONCLUSIVE:
+        return found
+    return read(_outcomes(folder, trial.world_size)) or found
 
 
 def _refused(record: LaunchRecord, folder: Path, name: str) -> Diagnosis | None:
@@ -220,7 +220,11 @@ def _saved(outcomes: Sequence[Outcome]) -> Diagnosis | None:
 
 
 _CLEAN = Diagnosis(Verdict.CLEAN, str(Verdict.CLEAN), Confidence.HIGH)
-_READERS = {GenerateTask: _generated, SaveTask: _saved}  # of what has no gradients
+# Of trials without gradients, which no detector compares.
+_READERS: dict[type, Callable[[Sequence[Outcome]], Diagnosis | None]] = {
+    GenerateTask: _generated,
+    SaveTask: _saved,
+}
 
 
 def _undiagnosed(verdict: Verdict, cause: str) -> Diagnosis:

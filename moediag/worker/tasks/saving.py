@@ -74,11 +74,11 @@ def _compared(trial: Trial, folder: Path) -> Dict[str, Any]:
 
 def _tensors(trial: Trial, folder: Path) -> Iterator[Tuple[str, torch.Tensor]]:
     """Yields what one process loads, which no launcher started."""
-    _, model_class = tiny.import_family(trial.model)
+    loader: Any = tiny.import_family(trial.model)[1]
     dtype = {checkpoint.dtype_argument(): getattr(torch, trial.model.dtype)}
     launched = {name: os.environ.pop(name) for name in LAUNCHER if name in os.environ}
     try:
-        loaded: Any = model_class.from_pretrained(str(folder), **dtype)
+        loaded: Any = loader.from_pretrained(str(folder), **dtype)
     finally:
         os.environ.update(launched)
     for name, tensor in itertools.chain(loaded.named_parameters(), loaded.named_buffers()):

@@ -88,6 +88,13 @@ class GenerateTask:
 
 
 @dataclass(frozen=True)
+class SaveTask:
+    """Saves the model under the trial's layout, and loads what was saved into one process."""
+
+    kind: str = field(default="save", init=False)
+
+
+@dataclass(frozen=True)
 class FamiliesTask:
     """Lists the families of the release and the relations that can be checked, in one process."""
 
@@ -141,7 +148,8 @@ class VerifyTask:
 
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    GenerateTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask, VerifyTask,
+    GenerateTask, SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
+    VerifyTask,
 ]  # fmt: skip
 
 

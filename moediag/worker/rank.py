@@ -21,6 +21,7 @@ from moediag.protocol import (
     ReferenceTask,
     RelationTask,
     ResumeTask,
+    SaveTask,
     SequenceTask,
     StepTask,
     SusceptibilityTask,
@@ -177,7 +178,7 @@ def _steps(trial: Trial, rank: int, recorder: Any, joined: bool) -> Outcome:
     from moediag.worker import gpu, programs
     from moediag.worker.collector import Collector
     from moediag.worker.not_applicable import NotApplicable
-    from moediag.worker.tasks import cost, generation, resume, step, trainer
+    from moediag.worker.tasks import cost, generation, resume, saving, step, trainer
 
     tasks: Dict[type, Callable[[Collector], None]] = {
         StepTask: step.run,
@@ -186,6 +187,7 @@ def _steps(trial: Trial, rank: int, recorder: Any, joined: bool) -> Outcome:
         ProgramTask: programs.run,
         CostTask: cost.run,
         GenerateTask: generation.run,
+        SaveTask: saving.run,
     }
     device = gpu.device(trial)
     if device.type == "cuda":

@@ -246,9 +246,27 @@ def test_two_ranks_show_what_is_wrong_in_accelerate_trainer_and_an_advice(tmp_pa
     }
     holding = [way.way for way in of_layouts.outcome.ways if way.holds]
     assert {"fully-shard", "accelerate", "fsdp-size", "tp-size", "fsdp-size-ep-size"} <= {*holding}
+    assert sum(name.endswith("-saved") for name in holding) == 5
     shown = {way.way for way in of_trainer.outcome.ways if way.confirmed}
     assert shown == {"data-parallel", "accumulation"}
     assert len(of_trainer.outcome.ways) == 4
+
+
+def test_a_fault_in_what_is_saved_under_a_layout_is_found(tmp_path: Path) -> None:
+    need(STACK)
+    stack = environment.ensure(STACK)
+    turned = '{n: t.flip(0) if "layers.1.self_attn.q_proj" in n else t for n, t in %s.items()}'
+    gathered = "gather_full_state_dict(model_to_save)"
+    edits = [
+        (f"return {gathered}", f"return {turned % gathered}"),
+        ("                state_dict = {}\n            return state_dict\n",
+         f"                state_dict = {{}}\n            return {turned % 'state_dict'}\n"),
+    ]  # fmt: skip
+    file = "distributed/mixin.py"
+    with overlay(stack, tmp_path / "overlay", "transformers", file, *edits) as stack:
+        (found,) = cells(stack, tmp_path / "hunt", "layouts")
+    wrong = {w.way for w in found.outcome.ways if w.confirmed and w.what == "wrong-weights:saved"}
+    assert wrong == {f"{n}-saved" for n in ("fsdp-size", "tp-size", "ep-size", "fsdp-size-ep-size")}
 
 
 def test_a_release_is_listed_and_a_family_checked(

@@ -64,12 +64,13 @@ def run(
         contextlib.ExitStack() as stop,
     ):
         sides: list[Side] = []
-        for stack in stacks:
-            release = str(stack.versions[PACKAGE]) if sides else ""
-            maker = stop.enter_context(
-                contextlib.closing(Workers(wanted, stack, journal.folder, release))
+        before: Workers | None = None
+        for stack in reversed(stacks):  # the later release loads what the earlier one saves
+            release = str(stack.versions[PACKAGE]) if stack is not stacks[0] else ""
+            before = stop.enter_context(
+                contextlib.closing(Workers(wanted, stack, journal.folder, release, before))
             )
-            sides.append(Side(stack, maker, release))
+            sides.insert(0, Side(stack, before, release))
         clock = None
         if wanted.minutes is not None:
             clock = stop.enter_context(Clock(wanted.minutes * 60))

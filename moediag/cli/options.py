@@ -129,8 +129,8 @@ ExecutorOption = Annotated[
     ExecutorKind,
     typer.Option(
         "--executor",
-        metavar="local|slurm|ray",
-        help="Run the items on this machine, as Slurm jobs or as Ray tasks.",
+        metavar="local|ray",
+        help="Run the items on this machine or as Ray tasks.",
     ),
 ]
 ExecutorArgs = Annotated[
@@ -139,7 +139,7 @@ ExecutorArgs = Annotated[
         "--executor-arg",
         metavar="KEY=VALUE",
         help="Pass this to the executor: jobs= (jobs at once), limit= (seconds for a job), "
-        "partition=, time= and others for Slurm, address=, num_cpus= and others for Ray; "
+        "address=, num_cpus= and others for Ray; "
         "repeatable.",
     ),
 ]

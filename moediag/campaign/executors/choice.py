@@ -18,7 +18,7 @@ RAY = "ray"
 KINDS = (LOCAL, RAY)
 LIMIT = 3600.0  # seconds
 _KEYS = {RAY: ray_tasks.KEYS}
-_PACKAGES = {RAY: (ray_tasks.PACKAGE, ray_tasks.NEEDS)}
+_NEEDS = {RAY: ray_tasks.NEEDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,8 @@ class Choice:
             if key in found:
                 raise UsageError(f"--executor-arg gives {key} twice: {found[key]} and {value}")
             found[key] = value
-        if kind != LOCAL:
-            package, needs = _PACKAGES[kind]
-            if importlib.util.find_spec(package) is None:
-                raise MachineError(f"--executor {kind} needs the package {package}", needs)
+        if kind != LOCAL and (missing := _missing(kind)):
+            raise MachineError(f"--executor {kind} needs {missing}", _NEEDS[kind])
         limit = _positive("limit", found.pop("limit", str(LIMIT)))
         jobs = int(_positive("jobs", found.pop("jobs"))) if "jobs" in found else None
         return cls(kind, found, limit, jobs)
@@ -79,6 +77,12 @@ def opened(choice: Choice, folder: Path, say: Callable[[str], None]) -> Iterator
     remote = Remote(_executor(choice, folder), folder, choice.limit, say)
     with contextlib.closing(remote):
         yield remote
+
+
+def _missing(kind: str) -> str:
+    """Returns what this machine lacks, "" if nothing."""
+    package = {RAY: ray_tasks.PACKAGE}[kind]
+    return f"the package {package}" if importlib.util.find_spec(package) is None else ""
 
 
 def _executor(choice: Choice, folder: Path) -> Executor:  # noqa: ARG001

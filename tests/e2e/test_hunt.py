@@ -145,6 +145,24 @@ ADAPTER_FAULTS = {
         '                 if "layers.1.self_attn.q_proj.lora_B" not in k}', "loaded",
     ),
 }  # fmt: skip
+# Faults in Trainer's resume: text of trainer.py, its replacement, what differs.
+RESUME_FAULTS = {
+    "the optimizer's state is not loaded": (
+        "            self._load_optimizer_and_scheduler(resume_from_checkpoint)\n",
+        "            pass\n", "optimizer state after loading",
+    ),
+    "the scheduler begins again": (
+        "self.lr_scheduler.load_state_dict(", "(lambda state: None)(", "weights at the end",
+    ),
+    "the data begins again": (
+        "skip_first_batches(train_dataloader, steps_trained_in_current_epoch)", "train_dataloader",
+        "weights at the end",
+    ),
+    "the weights are not loaded": (
+        "load_result = model.load_state_dict(state_dict, False)",
+        "load_result = model.load_state_dict(model.state_dict(), False)", "weights after loading",
+    ),
+}  # fmt: skip
 # Edits that change nothing.
 HARMLESS = {
     "a local name": (EXPERTS, "sample_weights_g", "weights_in_order"),
@@ -205,6 +223,25 @@ def test_peft_adapts_what_it_was_asked_or_what_upstream_knows(tmp_path: Path) ->
     need(STACK)
     (absent,) = cells(environment.ensure(STACK), tmp_path / "three", "lora")
     assert absent.outcome.lacks == "peft"
+
+
+@pytest.mark.parametrize("fault", RESUME_FAULTS)
+def test_a_planted_fault_in_a_resume_is_found_and_confirmed(fault: str, tmp_path: Path) -> None:
+    need(STACK)
+    old, new, what = RESUME_FAULTS[fault]
+    stack = environment.ensure(STACK)
+    with overlay(stack, tmp_path / "overlay", "transformers", "trainer.py", (old, new)) as stack:
+        (found,) = cells(stack, tmp_path / "hunt", "resume", family="gpt_oss")
+    assert {way.what for way in found.outcome.ways if way.confirmed} == {what}, found
+
+
+def test_a_resume_is_right_unless_the_checkpoint_has_other_names(tmp_path: Path) -> None:
+    need(STACK)
+    stack = environment.ensure(STACK)
+    (right,) = cells(stack, tmp_path / "one", "resume", family="gpt_oss")
+    assert [way.holds for way in right.outcome.ways] == [True, True]
+    (converted,) = cells(stack, tmp_path / "two", "resume")
+    assert ways(converted) == {"new-model"}, "transformers issue 48805"
 
 
 @pytest.mark.parametrize(("fault", "family"), DRAWN)

@@ -85,9 +85,10 @@ def gap(relation: Relation, case: Case, way: str) -> Gap:
     except Exception as error:
         return _crash(error)
     first = compare(plain, other, _least_allowed(relation, plain))
-    if not first.shows or relation.exact:
-        return first
-    return compare(plain, other, allowed(relation, case, way, plain))
+    if first.shows and not relation.exact:
+        first = compare(plain, other, allowed(relation, case, way, plain))
+    what = relation.quantity(first.names) if first.shows else ""
+    return dataclasses.replace(first, what=what or first.what)
 
 
 def allowed(relation: Relation, case: Case, way: str, plain: Tensors) -> Shares:

@@ -18,6 +18,7 @@ from moediag.worker.relations.plan_patterns import PlanPatterns
 from moediag.worker.relations.reached_parameters import ReachedParameters
 from moediag.worker.relations.recomputation import Recomputation
 from moediag.worker.relations.relation import Relation
+from moediag.worker.relations.resumed_training import ResumedTraining
 from moediag.worker.relations.saved_bytes import SavedBytes
 
 RELATIONS: Tuple[Relation, ...] = (
@@ -34,5 +35,6 @@ RELATIONS: Tuple[Relation, ...] = (
     Directional(),
     ReachedParameters(),
     PlanPatterns(),
+    ResumedTraining(),
     Adapters(),
 )

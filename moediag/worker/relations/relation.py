@@ -68,6 +68,11 @@ class Relation(ABC):
     def other(self, case: Case, way: str) -> Tensors:
         """Returns the same computed in this way. Raises NotApplicable."""
 
+    def quantity(self, wrong: Sequence[str]) -> str:
+        """Returns what differs if these tensors do, without what depends on the family. "": the
+        name of the first."""
+        return ""
+
     def second(self, case: Case, way: str, wrong: Sequence[str]) -> Optional[bool]:
         """Whether another route shows that ``way`` is wrong. ``wrong``: names of the tensors that
         differ, the worst first. None if it cannot say."""

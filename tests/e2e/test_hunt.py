@@ -330,7 +330,9 @@ def test_a_checkpoint_of_the_release_before_loads_or_its_lost_names_are_found(
         contextlib.closing(
             session.Workers(wanted, environment.ensure(before), tmp_path / "hunt", "5.22.0")
         ) as earlier,
-        contextlib.closing(session.Workers(wanted, stack, tmp_path / "hunt", "", earlier)) as later,
+        contextlib.closing(
+            session.Workers(wanted, stack, tmp_path / "hunt", "", environment.ensure(before))
+        ) as later,
     ):
         found = later.make(("qwen3_moe", "earlier-checkpoint"))
         assert "earlier-checkpoint" in later.listing().relations

@@ -65,11 +65,11 @@ class Workers:
 
     def __init__(
         self, wanted: Wanted, stack: Stack, folder: Path, release: str = "",
-        earlier: Workers | None = None,
+        earlier: Stack | None = None,
     ) -> None:  # fmt: skip
-        """``release``: see HuntCell; its files are in a folder of this name. ``earlier``: of the
-        release to compare with."""
-        self.earlier = earlier
+        """``release``: see HuntCell; its files are in a folder of this name. ``earlier``: the
+        release whose checkpoints this one loads."""
+        self._earlier = None if earlier is None else Workers(wanted, earlier, folder, "earlier")
         self.timeout = wanted.timeout
         self.root = folder
         self.folder = folder / release
@@ -99,7 +99,7 @@ class Workers:
             ) from error
         of_ranks = {relation.name: relation.says for relation in layouts.RELATIONS.values()}
         relations = {**listed.relations, **of_ranks}
-        if self.earlier is None:
+        if self._earlier is None:
             relations.pop(EARLIER_CHECKPOINT, None)
         return dataclasses.replace(listed, relations=relations)
 
@@ -116,8 +116,8 @@ class Workers:
                 outcome = launched.check(
                     layouts.RELATIONS[relation], family, one, folder, self.timeout, listed
                 )
-        elif relation == EARLIER_CHECKPOINT and self.earlier is not None:
-            outcome = self._loaded(family, folder, self.earlier)
+        elif relation == EARLIER_CHECKPOINT and self._earlier is not None:
+            outcome = self._loaded(family, folder, self._earlier)
         else:
             outcome = self._answer(RelationTask(relation), family, folder)
         spent = round(time.monotonic() - begun, 3)
@@ -167,10 +167,14 @@ class Workers:
 
     def stop(self) -> None:
         self.stopping.set()
+        if self._earlier is not None:
+            self._earlier.stop()
 
     def close(self) -> None:
         for one in self._all:
             one.close()
+        if self._earlier is not None:
+            self._earlier.close()
 
     def _run(self, trial: Trial, folder: Path) -> LaunchRecord:
         with self._launcher() as one:

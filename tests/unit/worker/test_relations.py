@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +14,12 @@ torch = pytest.importorskip("torch")
 
 from moediag.protocol import CONDITIONS, SIZES  # noqa: E402
 from moediag.worker.models.plan_names import matches, mentioned  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.relations import conditions  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable, NotInStack  # noqa: E402
+from moediag.worker.relations import compiled, conditions  # noqa: E402
 from moediag.worker.relations.adapters import Adapters  # noqa: E402
 from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
-from moediag.worker.relations.relation import Case, Relation, Tensors  # noqa: E402
+from moediag.worker.relations.relation import Case, Relation, Tensors, Undecided  # noqa: E402
+from moediag.worker.relations.resumed_training import ResumedTraining  # noqa: E402
 
 CASE = Case(family=None)  # type: ignore[arg-type] - planted relations build nothing
 RIGHT = torch.linspace(-1.0, 1.0, 16)
@@ -183,10 +186,54 @@ def test_each_relation_says_what_holds_and_how_it_is_confirmed() -> None:
     assert all(relation.says and relation.route for relation in RELATIONS)
 
 
-def test_a_stack_without_peft_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(NotApplicable, match="peft is not in this stack"):
-        conditions.outcomes(Adapters(), CASE)
+@pytest.mark.parametrize(
+    ("relation", "package"), [(Adapters(), "peft"), (ResumedTraining(), "accelerate")]
+)
+def test_a_relation_says_which_package_the_stack_lacks(
+    relation: Relation, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(NotInStack, match=f"{package} is not in this stack"):
+        conditions.outcomes(relation, CASE)
+
+
+def test_a_relation_may_say_what_differs() -> None:
+    class Named(Planted):
+        def quantity(self, wrong: Sequence[str]) -> str:
+            return f"{len(wrong)} outputs"
+
+    assert judged(Named(lambda case: 0.1)).what == "1 outputs"
+    assert judged(Named(lambda case: 0.0)).what == ""
+
+
+def test_a_way_that_says_nothing_is_undecided_with_its_reason() -> None:
+    def late(case: Case) -> float:
+        raise Undecided("not compiled in 20 s of CPU time")
+
+    found = judged(Planted(late))
+    assert (found.holds, found.kind, found.text) == (None, "", "not compiled in 20 s of CPU time")
+
+
+def test_a_limit_of_cpu_time_ends_what_swallows_exceptions() -> None:
+    def compile_for_ever() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+
+    with pytest.raises(Undecided, match="too long"), compiled._limited(0.01, "too long"):
+        compile_for_ever()
+    with compiled._limited(60.0, "too long"):
+        assert signal.getitimer(signal.ITIMER_PROF)[0] > 0
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0, "nothing is left behind"
+
+
+def test_a_resume_tells_lost_weights_from_lost_optimizer_state() -> None:
+    resume = ResumedTraining()
+    last = ["after step 5: w", "after step 5: exp_avg of w"]
+    assert resume.quantity(last) == "weights at the end"
+    assert resume.quantity([*last, "after step 2: w"]) == "weights after loading"
+    lost = "after step 2: exp_avg of w"
+    assert resume.quantity([*last, lost]) == "optimizer state after loading"
 
 
 def test_a_plan_pattern_is_relative_to_the_base_model() -> None:

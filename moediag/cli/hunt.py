@@ -42,13 +42,13 @@ def hunt(
             "--family",
             metavar="F",
             autocompletion=tab_completion.families,
-            help="Check this model type, or the kind moe, dense, multimodal or all; repeatable.  "
-            "[default: moe]",
+            help="Check these model types, or the kind moe, dense, multimodal or all: names with "
+            "commas, repeatable.  [default: moe]",
         ),
     ] = [],  # noqa: B006
     relation: Annotated[
         list[str],
-        typer.Option("--relation", metavar="NAME", help="Check only this relation; repeatable."),
+        typer.Option("--relation", metavar="NAME", help="Check only these relations."),
     ] = [],  # noqa: B006
     cpu: Annotated[
         int, typer.Option("--cpu", min=1, metavar="N", help="Run N cells at once, on the CPU.")
@@ -70,6 +70,8 @@ def hunt(
             "a draft issue.",
         ),
     ] = False,
+    executor: o.ExecutorOption = o.ExecutorKind.local,
+    executor_arg: o.ExecutorArgs = [],  # noqa: B006
     out: o.Out = None,
     resume: Annotated[
         bool,
@@ -88,16 +90,19 @@ def hunt(
     something could not be decided or confirmed.
     """
     from moediag.campaign.engine import shown
+    from moediag.campaign.executors import Choice
     from moediag.campaign.hunt import findings_page, session
     from moediag.campaign.hunt.question import Wanted
 
+    chosen = Choice.parse(executor.value, executor_arg)
     wanted = Wanted(
-        release=release, families=tuple(family) or Wanted().families, relations=tuple(relation),
-        stack=o.pairs(stack, "--stack"), timeout=timeout, at_once=cpu, minutes=minutes,
-        against=against, pursue=pursue,
+        release=release, families=o.names(family) or Wanted().families,
+        relations=o.names(relation),
+        stack=o.pairs(stack, "--stack"), timeout=timeout, at_once=chosen.at_once(cpu),
+        minutes=minutes, against=against, pursue=pursue,
     )  # fmt: skip
     with shown(no_color) as display:
-        found, folder = session.run(wanted, out, resume, o.command(context), display)
+        found, folder = session.run(wanted, out, resume, o.command(context), display, chosen)
     if as_json:
         stdout.line(json.dumps(findings_page.to_json(found), indent=1, ensure_ascii=False))
     else:

@@ -107,7 +107,7 @@ def matrix(
 
     wanted = question.Wanted(
         names=tuple(scenarios), overrides=tuple(set_), families=tuple(family), package=package,
-        releases=tuple(filter(None, map(str.strip, releases.split(",")))),
+        releases=o.names([releases]),
         oldest=oldest, newest=newest,
         way=Way.CONFIRM if confirm else Way.FAST if fast else Way.REAL,
         asked=Asked(

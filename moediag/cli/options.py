@@ -23,6 +23,11 @@ class LauncherKind(str, Enum):
     fork = "fork"
 
 
+class ExecutorKind(str, Enum):
+    local = "local"
+    ray = "ray"
+
+
 Name = Annotated[
     str,
     typer.Argument(
@@ -118,6 +123,24 @@ LauncherOption = Annotated[
         "--launcher",
         metavar="auto|torchrun|fork",
         help="How to start ranks; auto: fork on the CPU of one node, else torchrun.",
+    ),
+]
+ExecutorOption = Annotated[
+    ExecutorKind,
+    typer.Option(
+        "--executor",
+        metavar="local|ray",
+        help="Run the items on this machine or as Ray tasks.",
+    ),
+]
+ExecutorArgs = Annotated[
+    list[str],
+    typer.Option(
+        "--executor-arg",
+        metavar="KEY=VALUE",
+        help="Pass this to the executor: jobs= (jobs at once), limit= (seconds for a job), "
+        "address=, num_cpus= and others for Ray; "
+        "repeatable.",
     ),
 ]
 Nnodes = Annotated[
@@ -237,6 +260,12 @@ def pairs(texts: list[str], option: str) -> dict[str, str]:
             raise UsageError(f"{option} names {name} twice: {found[name]} and {value}")
         found[name] = value
     return found
+
+
+def names(texts: list[str]) -> tuple[str, ...]:
+    """Splits values of a repeatable option at commas: ``["a,b", "c"]`` has three names."""
+    parts = (part.strip() for text in texts for part in text.split(","))
+    return tuple(dict.fromkeys(filter(None, parts)))
 
 
 def world(gpus: int | None, cpu: int | None) -> tuple[int | None, str]:

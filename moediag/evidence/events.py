@@ -29,6 +29,7 @@ Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shar
 
 # Prefixes that wrappers add to parameter names; the user knows the names without them.
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_MOST_EXPERTS = 1_000_000  # of a layer; more is no real number
 
 
 @dataclass(slots=True)
@@ -240,7 +241,7 @@ class _Reader:
                 instead={plain_name(str(fqn)): str(t) for fqn, t in instead if t},
                 compared=int(event.get("compared") or 0),
                 asked=int(event.get("asked") or 1),
-                whole=int(event.get("whole") or 0),
+                whole=_experts(event.get("whole") or 0),
                 left_out=bool(event.get("left_out")),
             )
         )
@@ -331,7 +332,15 @@ def _expert_rows(row: Mapping[str, Any]) -> ExpertRows:
         placement=str(row.get("placement") or "plain"),
         first=first,
         should=should,
+        experts=None if row.get("experts") is None else _experts(row["experts"]),
     )
+
+
+def _experts(value: Any) -> int:
+    """Raises ValueError or TypeError for what is no number of experts."""
+    if not 0 <= (count := int(value)) <= _MOST_EXPERTS:
+        raise ValueError(f"{count} experts")
+    return count
 
 
 def _splits(value: Any) -> tuple[int, ...] | None:

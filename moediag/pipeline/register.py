@@ -23,7 +23,7 @@ _STATES = ("known", "by-design", "unreported")
 class Entry:
     """One finding. Empty ``families``, ``ways`` and ``what`` match any."""
 
-    relation: str
+    relations: tuple[str, ...]
     status: str  # known | by-design | unreported
     where: str  # link, the place in the library's documentation, or the page in reports/found
     summary: str
@@ -35,7 +35,7 @@ class Entry:
 
     def matches(self, relation: str, family: str, way: WayOutcome) -> bool:
         return (
-            self.relation == relation
+            relation in self.relations
             and family in (self.families or (family,))
             and way.way in (self.ways or (way.way,))
             and self.what in ("", way.what)
@@ -44,7 +44,7 @@ class Entry:
     def concerns(self, family: str, axes: Collection[str]) -> bool:
         """Whether a job with this model and these mesh axes may meet it. A layout's way begins with
         its axis (``tp-size``); other findings concern the families that they name."""
-        of_layouts = self.relation in OF_LAYOUTS
+        of_layouts = not {*self.relations}.isdisjoint(OF_LAYOUTS)
         ways = [way.partition("-")[0] for way in self.ways]
         here = not ways or not of_layouts or any(_AXES.get(way, way) in axes for way in ways)
         named = family in self.families or (not self.families and of_layouts)

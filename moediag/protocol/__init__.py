@@ -137,6 +137,7 @@ if TYPE_CHECKING:
     )
     from moediag.protocol.relations import (
         CONDITIONS,
+        EARLIER_CHECKPOINT,
         ListedFamily,
         RelationOutcome,
         ReleaseListing,
@@ -155,6 +156,7 @@ if TYPE_CHECKING:
     )
     from moediag.protocol.tasks import (
         TRAINER_KINDS,
+        CheckpointTask,
         CheckTask,
         CostTask,
         FamiliesTask,
@@ -163,6 +165,7 @@ if TYPE_CHECKING:
         ReferenceTask,
         RelationTask,
         ResumeTask,
+        SaveTask,
         SequenceTask,
         StepTask,
         SusceptibilityTask,
@@ -189,6 +192,7 @@ __all__ = [
     "AGENT_EVENTS",
     "CHECKED_FILE",
     "CONDITIONS",
+    "EARLIER_CHECKPOINT",
     "ENV_ATTEMPT",
     "ENV_EVIDENCE",
     "ENV_GUARD",
@@ -236,6 +240,7 @@ __all__ = [
     "CheckFinding",
     "CheckTask",
     "Checked",
+    "CheckpointTask",
     "CostTask",
     "ExpertRange",
     "ExpertRows",
@@ -263,6 +268,7 @@ __all__ = [
     "Replica",
     "ResumeOutcome",
     "ResumeTask",
+    "SaveTask",
     "SequenceTask",
     "SimulatedCase",
     "SimulatedRank",

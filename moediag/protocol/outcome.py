@@ -28,6 +28,9 @@ class ExpertRows:
     first: Optional[float] = None  # first element of the local part; null: there is none
     # The checkpoint's first element of the expert that belongs there; null: not known.
     should: Optional[float] = None
+    # Experts of the checkpoint's parameter; null: as many as the layer is said to have. Some
+    # families have identity experts beside it, or experts of attention.
+    experts: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,10 @@ class Outcome:
     reference_tokens: List[int] = field(default_factory=list)
     # The largest difference of their logits, as a share of the largest logit.
     logit_error: Optional[float] = None
+    # Of a SaveTask on rank 0: parameter or buffer -> what it holds, if not the checkpoint's bytes;
+    # and how many were compared.
+    saved: Dict[str, str] = field(default_factory=dict)
+    saved_compared: int = 0
     micro_batches: int = 1  # backward calls in the first step
     next_step: str = ""
     not_seen: List[str] = field(default_factory=list)

@@ -23,6 +23,10 @@ CONDITIONS: Dict[str, str] = {
 }
 
 
+# The relation that needs files of an earlier release.
+EARLIER_CHECKPOINT = "earlier-checkpoint"
+
+
 @dataclass(frozen=True)
 class WayOutcome:
     """One way to compute what the plain way computes, compared with it."""
@@ -49,6 +53,11 @@ class WayOutcome:
         return all(met is not False for met in self.conditions.values())
 
     @property
+    def repeated(self) -> bool:
+        """Whether it was seen twice."""
+        return bool(self.conditions.get("twice"))
+
+    @property
     def failed(self) -> str:
         """The condition that is not met; "" if none was found."""
         return next((name for name, met in self.conditions.items() if met is False), "")
@@ -63,6 +72,7 @@ class RelationOutcome:
     ways: List[WayOutcome] = field(default_factory=list)
     # Why the relation does not apply to the family, else null.
     applicable: Optional[str] = None
+    lacks: str = ""  # the package for which the relation does not apply: the stack lacks it
     built: bool = True  # false: no tiny model was built, for the reason in `problem`
     problem: str = ""  # why nothing was checked
     # Of a single way: the model class, and its configuration as the library saves it.

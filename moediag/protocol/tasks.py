@@ -88,6 +88,13 @@ class GenerateTask:
 
 
 @dataclass(frozen=True)
+class SaveTask:
+    """Saves the model under the trial's layout, and loads what was saved into one process."""
+
+    kind: str = field(default="save", init=False)
+
+
+@dataclass(frozen=True)
 class FamiliesTask:
     """Lists the families of the release and the relations that can be checked, in one process."""
 
@@ -103,6 +110,16 @@ class RelationTask:
     # Only this way, at this size (null: the first of SIZES), and without the conditions.
     way: str = ""
     size: Optional[Size] = None
+    # Folder with what the earlier release saved, see CheckpointTask; "": there is none.
+    earlier: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointTask:
+    """Saves tiny models of ``model.family`` with their logits, for a later release."""
+
+    kind: str = field(default="checkpoint", init=False)
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +159,8 @@ class VerifyTask:
 
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    GenerateTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask, VerifyTask,
+    GenerateTask, SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
+    VerifyTask, CheckpointTask,
 ]  # fmt: skip
 
 

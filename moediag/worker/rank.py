@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Optional
 from moediag.protocol import (
     ENV_GUARD,
     ENV_GUARD_TIMEOUT,
+    CheckpointTask,
     CheckTask,
     CostTask,
     FamiliesTask,
@@ -21,6 +22,7 @@ from moediag.protocol import (
     ReferenceTask,
     RelationTask,
     ResumeTask,
+    SaveTask,
     SequenceTask,
     StepTask,
     SusceptibilityTask,
@@ -43,6 +45,7 @@ def main(trial_path: str) -> None:
         SusceptibilityTask: _susceptibility,
         FamiliesTask: _families,
         RelationTask: _relation,
+        CheckpointTask: _checkpoint,
         CheckTask: _check,
         SequenceTask: _sequence,
     }
@@ -81,6 +84,12 @@ def _relation(trial: Trial, folder: Path) -> None:
     from moediag.worker import relations
 
     relations.run(trial).write(folder)
+
+
+def _checkpoint(trial: Trial, folder: Path) -> None:
+    from moediag.worker import relations
+
+    relations.saved(trial).write(folder)
 
 
 def _check(trial: Trial, folder: Path) -> None:
@@ -177,7 +186,7 @@ def _steps(trial: Trial, rank: int, recorder: Any, joined: bool) -> Outcome:
     from moediag.worker import gpu, programs
     from moediag.worker.collector import Collector
     from moediag.worker.not_applicable import NotApplicable
-    from moediag.worker.tasks import cost, generation, resume, step, trainer
+    from moediag.worker.tasks import cost, generation, resume, saving, step, trainer
 
     tasks: Dict[type, Callable[[Collector], None]] = {
         StepTask: step.run,
@@ -186,6 +195,7 @@ def _steps(trial: Trial, rank: int, recorder: Any, joined: bool) -> Outcome:
         ProgramTask: programs.run,
         CostTask: cost.run,
         GenerateTask: generation.run,
+        SaveTask: saving.run,
     }
     device = gpu.device(trial)
     if device.type == "cuda":

@@ -20,13 +20,18 @@ def overlay(
     copy = folder / package
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(packages / package, copy, copy_function=linked, ignore=ignored)
-    text = (packages / package / file).read_text(encoding="utf-8")
-    for old, new in edits:
-        assert old in text, f"{file} of this release has no text {old!r}"
-        text = text.replace(old, new)
-    (copy / file).unlink()
-    (copy / file).write_text(text, encoding="utf-8")
+    edit(copy / file, *edits)
     yield dataclasses.replace(stack, pythonpath=[folder, *stack.pythonpath])
+
+
+def edit(file: Path, *edits: tuple[str, str]) -> None:
+    """Replaces a link of the copy by an edited file."""
+    text = file.read_text(encoding="utf-8")
+    for old, new in edits:
+        assert old in text, f"{file.name} of this release has no text {old!r}"
+        text = text.replace(old, new)
+    file.unlink()
+    file.write_text(text, encoding="utf-8")
 
 
 def linked(source: str, target: str) -> None:

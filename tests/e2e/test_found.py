@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moediag.stacks import environment
-from tests.e2e.overlay import overlay
+from tests.e2e.overlay import edit, overlay
 from tests.e2e.pipeline import need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
@@ -22,6 +22,10 @@ _OF_MASKS = '                "past_key_values": past_key_values,\n            }\
 _WITH_POSITIONS = _OF_MASKS.replace(
     "            }\n", '                "position_ids": position_ids,\n            }\n'
 )
+_DENSE = [
+    f'        "layers.*.mlp.{name}_proj": "{style}",\n'
+    for name, style in (("gate", "colwise"), ("up", "colwise"), ("down", "rowwise"))
+]
 # Script -> package, file, and (text, its replacement) pairs.
 FIXES = {
     "afmoe_packing": ("transformers", "models/afmoe/modeling_afmoe.py",
@@ -69,6 +73,31 @@ FIXES = {
         (f'        "layers.*.self_attn.{name}_proj": "{style}wise",\n', "")
         for name, style in (("q", "col"), ("k", "col"), ("v", "col"), ("dt", "row"), ("o", "row"))
     ]),
+    "inkling_tensor_parallel": ("transformers", "models/inkling/configuration_inkling.py", [
+        *((f'        "layers.*.mlp.shared_experts{name}": "{style}",\n', "")
+          for name, style in ((".gate_proj", "colwise"), (".up_proj", "colwise"),
+                              (".down_proj", "rowwise"), ("", "all_reduce"))),
+        ('        "layers.*.mlp.experts.gate_up_proj": "colwise",\n',
+         '        "embed_tokens": "replicate",\n'
+         '        "layers.*.mlp.experts.gate_up_proj": "colwise",\n'),
+    ]),
+    "inkling_packed_experts": ("transformers", "core_model_loading.py", [(
+        "                sharding_op = DtensorShardOperation(empty_param)\n",
+        "                sharding_op = DtensorShardOperation(empty_param)\n"
+        "                from torch.distributed.tensor import Shard\n"
+        "                operations = getattr(mapping, 'operations', [])\n"
+        "                if any(isinstance(op, Interleave) for op in operations):\n"
+        "                    sharding_op.placements = tuple(\n"
+        "                        Shard(p.dim) if hasattr(p, 'split_factor') else p\n"
+        "                        for p in sharding_op.placements\n"
+        "                    )\n",
+    )]),
+    "gemma4_experts_fsdp": ("transformers", "models/gemma4/configuration_gemma4.py", [(
+        "to partition)\n" + "".join(_DENSE), "to partition)\n",
+    )]),
+    "llama4_tensor_parallel": ("transformers", "models/llama4/modeling_llama4.py", [
+        ("        out.add_(routed_out", "        out = out + (routed_out"),
+    ]),
     "accelerate_ignored_modules": ("accelerate", "utils/fsdp_utils.py", [
         ('        model = model.to(torch.device("meta"))\n',
          '        ignored = fsdp2_kwargs.get("ignored_params", ())\n'
@@ -96,6 +125,13 @@ FIXES = {
          "            full_tensor = "),
     ]),
 }  # fmt: skip
+# Edits of a second file.
+ALSO = {
+    "inkling_packed_experts": ("models/inkling2/configuration_inkling2.py", (
+        '"layers.*.mlp.experts.gate_up_proj": "colwise"',
+        '"layers.*.mlp.experts.gate_up_proj": "packed_colwise"',
+    )),
+}  # fmt: skip
 
 
 def run(script: Path, stack: environment.Stack) -> subprocess.CompletedProcess[str]:
@@ -120,6 +156,9 @@ def test_the_proposed_fix_removes_it(script: Path, tmp_path: Path) -> None:
     need(STACK)
     package, file, edits = FIXES[script.stem]
     with overlay(environment.ensure(STACK), tmp_path, package, file, *edits) as stack:
+        if script.stem in ALSO:
+            other, *more = ALSO[script.stem]
+            edit(tmp_path / package / other, *more)
         ended = run(script, stack)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 

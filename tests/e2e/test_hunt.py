@@ -83,6 +83,13 @@ FAULTS = {
     "eager attention has another scale": (
         MODELING, "* scaling", "* (1.1 * scaling)", "attention-implementations",
     ),
+    "a compiled layer computes something else": (
+        MODELING, "        _, routing_weights, selected_experts = self.gate(",
+        "        if torch.compiler.is_compiling():\n"
+        "            hidden_states_reshaped = hidden_states_reshaped * 2\n"
+        "        _, routing_weights, selected_experts = self.gate(",
+        "compile",
+    ),
 }  # fmt: skip
 # Such faults in families drawn by lot (random.Random(15).sample) among those whose file has the
 # text: families, file, text, its replacement, relation.
@@ -122,6 +129,47 @@ BY_LOT = {
     ),
 }  # fmt: skip
 DRAWN = [(fault, family) for fault, (families, *_) in BY_LOT.items() for family in families]
+# Faults in PEFT: file, text, its replacement, the way of the relation "lora".
+PEFT = {**STACK, "peft": "0.21.2"}
+ADAPTER_FAULTS = {
+    "a module that was named is left out": (
+        "tuners/tuners_utils.py", "                elif not result:\n",
+        '                elif not result or key.endswith("layers.1.self_attn.q_proj"):\n',
+        "named-modules",
+    ),
+    "an adapter of experts gets no gradient": (
+        "tuners/lora/layer.py", "return lhs.to(param.dtype), rhs.to(param.dtype), self.scaling",
+        "return lhs.to(param.dtype).detach(), rhs.to(param.dtype), self.scaling", "gradients",
+    ),
+    "merging subtracts the adapters of experts": (
+        "tuners/lora/layer.py", "param.data += delta_weight", "param.data -= delta_weight",
+        "merged",
+    ),
+    "an adapter is not saved": (
+        "utils/save_and_load.py",
+        "_remove_adapter_name_from_key(k, adapter_name): v for k, v in to_return.items()}",
+        "_remove_adapter_name_from_key(k, adapter_name): v for k, v in to_return.items()\n"
+        '                 if "layers.1.self_attn.q_proj.lora_B" not in k}', "loaded",
+    ),
+}  # fmt: skip
+# Faults in Trainer's resume: text of trainer.py, its replacement, what differs.
+RESUME_FAULTS = {
+    "the optimizer's state is not loaded": (
+        "            self._load_optimizer_and_scheduler(resume_from_checkpoint)\n",
+        "            pass\n", "optimizer state after loading",
+    ),
+    "the scheduler begins again": (
+        "self.lr_scheduler.load_state_dict(", "(lambda state: None)(", "weights at the end",
+    ),
+    "the data begins again": (
+        "skip_first_batches(train_dataloader, steps_trained_in_current_epoch)", "train_dataloader",
+        "weights at the end",
+    ),
+    "the weights are not loaded": (
+        "load_result = model.load_state_dict(state_dict, False)",
+        "load_result = model.load_state_dict(model.state_dict(), False)", "weights after loading",
+    ),
+}  # fmt: skip
 # Edits that change nothing.
 HARMLESS = {
     "a local name": (EXPERTS, "sample_weights_g", "weights_in_order"),
@@ -136,6 +184,11 @@ HARMLESS = {
         "        self.experts = Qwen3MoeExperts(config)\n",
     ),
 }  # fmt: skip
+
+
+def ways(found: HuntCell) -> set[str]:
+    """Returns the confirmed ways."""
+    return {way.way for way in found.outcome.ways if way.confirmed}
 
 
 def cells(
@@ -156,6 +209,48 @@ def test_a_planted_fault_is_found_and_confirmed(fault: str, tmp_path: Path) -> N
     assert any(way.confirmed for way in found.outcome.ways), found
 
 
+@pytest.mark.parametrize("fault", ADAPTER_FAULTS)
+def test_a_planted_fault_in_peft_is_found_and_confirmed(fault: str, tmp_path: Path) -> None:
+    need(PEFT)
+    file, old, new, way = ADAPTER_FAULTS[fault]
+    stack = environment.ensure(PEFT)
+    with overlay(stack, tmp_path / "overlay", "peft", file, (old, new)) as stack:
+        (found,) = cells(stack, tmp_path / "hunt", "lora")
+    assert way in ways(found), found
+
+
+def test_peft_adapts_what_it_was_asked_or_what_upstream_knows(tmp_path: Path) -> None:
+    need(PEFT)
+    stack = environment.ensure(PEFT)
+    (right,) = cells(stack, tmp_path / "one", "lora")
+    assert [way.way for way in right.outcome.ways if not way.holds] == []
+    assert len(right.outcome.ways) == 7
+    (shared,) = cells(stack, tmp_path / "two", "lora", family="deepseek_v3")
+    assert ways(shared) == {"all-linear", "named-modules"}
+    need(STACK)
+    (absent,) = cells(environment.ensure(STACK), tmp_path / "three", "lora")
+    assert absent.outcome.lacks == "peft"
+
+
+@pytest.mark.parametrize("fault", RESUME_FAULTS)
+def test_a_planted_fault_in_a_resume_is_found_and_confirmed(fault: str, tmp_path: Path) -> None:
+    need(STACK)
+    old, new, what = RESUME_FAULTS[fault]
+    stack = environment.ensure(STACK)
+    with overlay(stack, tmp_path / "overlay", "transformers", "trainer.py", (old, new)) as stack:
+        (found,) = cells(stack, tmp_path / "hunt", "resume", family="gpt_oss")
+    assert {way.what for way in found.outcome.ways if way.confirmed} == {what}, found
+
+
+def test_a_resume_is_right_unless_the_checkpoint_has_other_names(tmp_path: Path) -> None:
+    need(STACK)
+    stack = environment.ensure(STACK)
+    (right,) = cells(stack, tmp_path / "one", "resume", family="gpt_oss")
+    assert [way.holds for way in right.outcome.ways] == [True, True]
+    (converted,) = cells(stack, tmp_path / "two", "resume")
+    assert ways(converted) == {"new-model"}, "transformers issue 48805"
+
+
 @pytest.mark.parametrize(("fault", "family"), DRAWN)
 def test_a_fault_in_a_family_drawn_by_lot_is_found(fault: str, family: str, tmp_path: Path) -> None:
     need(STACK)
@@ -170,7 +265,8 @@ def test_a_fault_in_a_family_drawn_by_lot_is_found(fault: str, family: str, tmp_
 @pytest.mark.parametrize("edit", HARMLESS)
 def test_a_harmless_edit_confirms_nothing(edit: str, tmp_path: Path) -> None:
     need(STACK)
-    relations = ("save-and-load", "expert-implementations", "padding", "gradient", "use-cache")
+    relations = ("save-and-load", "expert-implementations", "padding", "gradient", "use-cache",
+                 "compile")  # fmt: skip
     file, old, new = HARMLESS[edit]
     stack = environment.ensure(STACK)
     with overlay(stack, tmp_path / "overlay", "transformers", file, (old, new)) as stack:
@@ -195,9 +291,59 @@ def test_two_ranks_show_what_is_wrong_in_accelerate_trainer_and_an_advice(tmp_pa
     }
     holding = [way.way for way in of_layouts.outcome.ways if way.holds]
     assert {"fully-shard", "accelerate", "fsdp-size", "tp-size", "fsdp-size-ep-size"} <= {*holding}
+    assert sum(name.endswith("-saved") for name in holding) == 5
     shown = {way.way for way in of_trainer.outcome.ways if way.confirmed}
     assert shown == {"data-parallel", "accumulation"}
     assert len(of_trainer.outcome.ways) == 4
+
+
+def test_a_fault_in_what_is_saved_under_a_layout_is_found(tmp_path: Path) -> None:
+    need(STACK)
+    stack = environment.ensure(STACK)
+    turned = '{n: t.flip(0) if "layers.1.self_attn.q_proj" in n else t for n, t in %s.items()}'
+    gathered = "gather_full_state_dict(model_to_save)"
+    edits = [
+        (f"return {gathered}", f"return {turned % gathered}"),
+        ("                state_dict = {}\n            return state_dict\n",
+         f"                state_dict = {{}}\n            return {turned % 'state_dict'}\n"),
+    ]  # fmt: skip
+    file = "distributed/mixin.py"
+    with overlay(stack, tmp_path / "overlay", "transformers", file, *edits) as stack:
+        (found,) = cells(stack, tmp_path / "hunt", "layouts")
+    wrong = {w.way for w in found.outcome.ways if w.confirmed and w.what == "wrong-weights:saved"}
+    assert wrong == {f"{n}-saved" for n in ("fsdp-size", "tp-size", "ep-size", "fsdp-size-ep-size")}
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_checkpoint_of_the_release_before_loads_or_its_lost_names_are_found(
+    renamed: bool, tmp_path: Path
+) -> None:
+    before = {**STACK, "transformers": "5.22.0"}
+    need(STACK)
+    need(before)
+    stack = environment.ensure(STACK)
+    # The name in the checkpoint that a conversion expects, as if a release had changed it.
+    edit = ("self.q_norm", "self.queries_norm") if renamed else ("self.q_norm", "self.q_norm")
+    wanted = Wanted("5.23.0", timeout=300.0)
+    with (
+        overlay(stack, tmp_path / "overlay", "transformers", MODELING, edit) as stack,
+        contextlib.closing(
+            session.Workers(wanted, environment.ensure(before), tmp_path / "hunt", "5.22.0")
+        ) as earlier,
+        contextlib.closing(
+            session.Workers(wanted, stack, tmp_path / "hunt", "", environment.ensure(before))
+        ) as later,
+    ):
+        found = later.make(("qwen3_moe", "earlier-checkpoint"))
+        assert "earlier-checkpoint" in later.listing().relations
+        assert "earlier-checkpoint" not in earlier.listing().relations
+        absent = later.make(("no_such_family", "earlier-checkpoint"))
+        alone = earlier.make(("qwen3_moe", "earlier-checkpoint"))
+    assert ways(found) == ({"from-pretrained"} if renamed else set()), found
+    assert [way.holds for way in found.outcome.ways] == [not renamed]
+    assert absent.outcome.applicable == "the earlier release: the release has no such family"
+    assert alone.outcome.applicable == "there is no earlier release (--against)"
+    assert not list((tmp_path / "hunt").rglob("checkpoints")), "what was saved is removed"
 
 
 def test_a_release_is_listed_and_a_family_checked(

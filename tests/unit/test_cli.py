@@ -389,6 +389,11 @@ def test_doctor_exit_code_depends_on_the_checks(module: Module, status: str, cod
     assert json.loads(invoke("doctor", "--json").stdout)["checks"][1]["status"] == status
 
 
+def test_names_are_split_at_commas() -> None:
+    assert options.names(["a, b", "c", "b,"]) == ("a", "b", "c")
+    assert options.names([]) == ()
+
+
 def test_pairs_accept_pip_spelling() -> None:
     assert options.pairs(["transformers==4.53.2", "accelerate = 1.9.0"], "--stack") == {
         "transformers": "4.53.2",

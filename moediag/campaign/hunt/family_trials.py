@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moediag.campaign.hunt.layouts import LaunchedRelation, LaunchedWay
@@ -23,6 +23,7 @@ from moediag.protocol import (
     GenerateTask,
     Outcome,
     ReferenceTask,
+    SaveTask,
     SequenceTask,
     Size,
     Trial,
@@ -34,6 +35,7 @@ from moediag.result import Confidence, Diagnosis, Verdict
 REFERENCES = "references"
 TOGETHER = "together"
 DONE = (Verdict.CLEAN, Verdict.NOT_APPLICABLE)
+SHOWN = 3  # tensors of which a text says what they hold
 LOGITS = 1e-3  # allowed difference of generated tokens' logits, as a share of the largest
 
 
@@ -157,9 +159,10 @@ def _key(trial: Trial) -> str:
 
 def _shown(trial: Trial, folder: Path) -> Diagnosis:
     found = diagnose(read_trial(folder))
-    if isinstance(trial.task, GenerateTask) and found.verdict == Verdict.INCONCLUSIVE:
-        return _generated(folder, trial.world_size, found)
-    return found
+    read = _READERS.get(type(trial.task))
+    if read is None or found.verdict != Verdict.INCONCLUSIVE:
+        return found
+    return read(_outcomes(folder, trial.world_size)) or found
 
 
 def _refused(record: LaunchRecord, folder: Path, name: str) -> Diagnosis | None:
@@ -173,19 +176,23 @@ def _refused(record: LaunchRecord, folder: Path, name: str) -> Diagnosis | None:
     return None if reason is None else _undiagnosed(Verdict.NOT_APPLICABLE, reason)
 
 
-def _generated(folder: Path, ranks: int, found: Diagnosis) -> Diagnosis:
-    """Returns what the tokens of all ranks show; ``found`` if one wrote none."""
+def _outcomes(folder: Path, ranks: int) -> list[Outcome]:
+    """Returns those of all ranks; empty if one wrote none."""
     try:
-        outcomes = [Outcome.read(folder / outcome_file(rank)) for rank in range(ranks)]
+        return [Outcome.read(folder / outcome_file(rank)) for rank in range(ranks)]
     except (OSError, ValueError):
-        return found
-    if not all(one.tokens and one.reference_tokens for one in outcomes):
-        return found
+        return []
+
+
+def _generated(outcomes: Sequence[Outcome]) -> Diagnosis | None:
+    """Returns what the tokens of all ranks show; None if one generated nothing."""
+    if not outcomes or not all(one.tokens and one.reference_tokens for one in outcomes):
+        return None
     apart = [one for one in outcomes if one.tokens != one.reference_tokens]
     # Rounding is about a hundredth of this; nan is no less.
     wrong = apart or [one for one in outcomes if not (one.logit_error or 0.0) <= LOGITS]
     if not wrong:
-        return Diagnosis(Verdict.CLEAN, str(Verdict.CLEAN), Confidence.HIGH)
+        return _CLEAN
     cause = "; ".join(
         f"rank {one.rank} generated {' '.join(map(str, one.tokens))}, one process "
         f"{' '.join(map(str, one.reference_tokens))}, with logits that differ by "
@@ -193,6 +200,31 @@ def _generated(folder: Path, ranks: int, found: Diagnosis) -> Diagnosis:
         for one in wrong
     )
     return Diagnosis(Verdict.WRONG_METRICS, "wrong-tokens", Confidence.HIGH, cause=cause)
+
+
+def _saved(outcomes: Sequence[Outcome]) -> Diagnosis | None:
+    """Returns what one process loaded of what the ranks saved; None if nothing was compared."""
+    if not outcomes or not outcomes[0].saved_compared:
+        return None
+    first = outcomes[0]
+    if not first.saved:
+        return _CLEAN
+    shown = [f"{name} {what}".rstrip() for name, what in first.saved.items()]
+    cause = (
+        f"of {first.saved_compared} parameters and buffers, {len(shown)} of what was saved differ "
+        f"from the checkpoint: {'; '.join(shown[:SHOWN])}"
+    )
+    return Diagnosis(
+        Verdict.WRONG_WEIGHTS, f"{Verdict.WRONG_WEIGHTS}:saved", Confidence.HIGH, cause=cause
+    )
+
+
+_CLEAN = Diagnosis(Verdict.CLEAN, str(Verdict.CLEAN), Confidence.HIGH)
+# Of trials without gradients, which no detector compares.
+_READERS: dict[type, Callable[[Sequence[Outcome]], Diagnosis | None]] = {
+    GenerateTask: _generated,
+    SaveTask: _saved,
+}
 
 
 def _undiagnosed(verdict: Verdict, cause: str) -> Diagnosis:

@@ -130,6 +130,12 @@ class Hunt:
         families = [f.name for f in self.families if f.name not in self.not_built]
         return sum((f, r) not in self.cells for f in families for r in self.relations)
 
+    @property
+    def not_run(self) -> dict[str, str]:
+        """Returns relation -> the package that it needs and the stack lacks."""
+        outcomes = [cell.outcome for cell in self.cells.values()]
+        return {one.relation: one.lacks for one in outcomes if one.lacks}
+
     def of(self, state: State) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.state == state)
 
@@ -169,6 +175,7 @@ def group(cells: Iterable[HuntCell], register: Sequence[Entry]) -> list[Finding]
 
 
 def _state(way: WayOutcome, entry: Entry | None) -> State:
-    if not way.confirmed:
-        return State.NOT_CONFIRMED
-    return State.NEW if entry is None else State(entry.status.replace("-", " "))
+    """What the register lists only has to show twice."""
+    if entry is not None and way.repeated:
+        return State(entry.status.replace("-", " "))
+    return State.NEW if way.confirmed else State.NOT_CONFIRMED

@@ -37,6 +37,7 @@ def to_json(hunt: Hunt) -> dict[str, Any]:
             {"family": family, "relation": relation, "reason": reason}
             for (family, relation), reason in sorted(hunt.undecided.items())
         ],
+        "not_run": hunt.not_run,
         "findings": [_finding(f, hunt.traces.get(f.signature)) for f in hunt.findings],
         "cells": [cell.to_json() for _, cell in sorted(hunt.cells.items())],
         "against": None if hunt.before is None else _against(hunt.before, changes(hunt)),
@@ -89,6 +90,8 @@ def cell_line(cell: HuntCell) -> tuple[str, bool | None]:
         return f"{head}not decided: {cell.undecided}", None
     if doubtful:
         return f"{head}not confirmed: {doubtful[0].failed} ({doubtful[0].way})", None
+    if outcome.lacks:
+        return f"{head}not run: {outcome.lacks} is not in this stack", None
     if outcome.applicable is not None:
         return f"{head}not applicable: {outcome.applicable}", None
     return f"{head}holds", True
@@ -173,6 +176,8 @@ def _rest(hunt: Hunt) -> Iterator[tuple[str, str]]:
         yield "not built", f"{family}: {why}"
     for (family, relation), why in sorted(hunt.undecided.items()):
         yield "undecided", f"{family} {relation}: {why}"
+    for relation, package in hunt.not_run.items():
+        yield "not run", f"{relation}: {package} is not in this stack (--stack {package}=VERSION)"
     if hunt.missing:
         reason = hunt.incomplete or "the time limit was reached"
         yield "not run", f"{wording.plural(hunt.missing, 'cell')}: {reason}"
@@ -205,11 +210,7 @@ def markdown(hunt: Hunt) -> str:
             f"- {label}: {text}"
             for label, text in _details(finding, hunt.traces.get(finding.signature))
         ]
-        parts += ["", "| family | way | difference | conditions |", "|---|---|---|---|"]
-        for shown in finding.shown:
-            way = shown.way
-            text = way.text.replace("|", "\\|")
-            parts.append(f"| {shown.family} | {way.way} | {text} | {_met(way.conditions)} |")
+        parts += ["", *(_in_register(finding) if finding.entry else _rows(finding))]
         parts.append("")
     rest = list(_rest(hunt))
     if rest:
@@ -217,6 +218,25 @@ def markdown(hunt: Hunt) -> str:
         parts += [f"- {label}: {text}" for label, text in rest]
         parts.append("")
     return "\n".join(parts)
+
+
+def _rows(finding: Finding) -> Iterator[str]:
+    yield "| family | way | difference | conditions |"
+    yield "|---|---|---|---|"
+    for shown in finding.shown:
+        text = shown.way.text.replace("|", "\\|")
+        yield f"| {shown.family} | {shown.way.way} | {text} | {_met(shown.way.conditions)} |"
+
+
+def _in_register(finding: Finding) -> Iterator[str]:
+    """Yields a row for the families that show one way alike. The register says what it is."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for shown in finding.shown:
+        rows.setdefault((shown.way.way, _met(shown.way.conditions)), []).append(shown.family)
+    yield "| way | families | conditions |"
+    yield "|---|---|---|"
+    for (way, met), names in rows.items():
+        yield f"| {way} | {', '.join(names)} | {met} |"
 
 
 def _met(conditions: Any) -> str:

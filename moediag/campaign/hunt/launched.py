@@ -10,7 +10,7 @@ from pathlib import Path
 from moediag.campaign.hunt.family_trials import FamilyTrials
 from moediag.campaign.hunt.layouts import LaunchedRelation, LaunchedWay
 from moediag.launch.base import Launcher
-from moediag.protocol import CONDITIONS, SIZES, RelationOutcome, Size, WayOutcome
+from moediag.protocol import CONDITIONS, SIZES, RelationOutcome, SaveTask, Size, WayOutcome
 from moediag.result import Diagnosis, Verdict
 
 TWICE = "twice"
@@ -124,8 +124,9 @@ def _second(trials: FamilyTrials, way: LaunchedWay, first: Diagnosis) -> bool | 
 
 
 def _for(way: LaunchedWay, other: LaunchedWay) -> LaunchedWay:
-    """Returns ``other`` with the loss of ``way``."""
-    return dataclasses.replace(other, name=f"{other.name}-{way.name}", config=way.config)
+    """Returns ``other`` with the loss of ``way``, and with its save."""
+    task = way.task if isinstance(way.task, SaveTask) else other.task
+    return dataclasses.replace(other, name=f"{other.name}-{way.name}", config=way.config, task=task)
 
 
 _CHECKS: dict[str, _Check] = {

@@ -17,6 +17,7 @@ from moediag.protocol import (
     VOCAB,
     GenerateTask,
     ModelSpec,
+    SaveTask,
     Size,
     SkewSpec,
     StepSpec,
@@ -102,9 +103,14 @@ _NO_PLAN = WrapperSpec(
 )
 _ON_SHARDS: Mapping[str, int] = {DP_SHARD: RANKS}
 
+
+def _saved(name: str, wrapper: WrapperSpec, layout: Mapping[str, int]) -> LaunchedWay:
+    return LaunchedWay(f"{name}-saved", wrapper, layout, "per-replica", SaveTask(), clip=False)
+
+
 LAYOUTS = LaunchedRelation(
     "layouts",
-    "a model loaded and trained on two ranks has every byte, loss, norm and gradient of one "
+    "a model loaded, saved and trained on two ranks has every byte, loss, norm and gradient of one "
     "process",
     (
         LaunchedWay("fully-shard", WrapperSpec(kind="fsdp2"), _ON_SHARDS),
@@ -127,6 +133,11 @@ LAYOUTS = LaunchedRelation(
         LaunchedWay("ep-size-empty-tp-plan", _NO_PLAN, {EP: RANKS}, "per-replica", clip=False),
         LaunchedWay("fsdp-size-ep-size", _SHARDED, {EP: RANKS}, clip=False),
         LaunchedWay("accelerate-ep-size", _accelerate(), {EP: RANKS}, "per-replica", clip=False),
+        _saved("accelerate", _accelerate(), _ON_SHARDS),
+        _saved("fsdp-size", _SHARDED, _ON_SHARDS),
+        _saved("tp-size", _FROM_PRETRAINED, {TP: RANKS}),
+        _saved("ep-size", _FROM_PRETRAINED, {EP: RANKS}),
+        _saved("fsdp-size-ep-size", _SHARDED, {EP: RANKS}),
     ),
     LaunchedWay("one-rank", WrapperSpec(kind="none"), {}, world=1),
     LaunchedWay("ddp", WrapperSpec(kind="ddp"), {DP_REPLICATE: RANKS}),

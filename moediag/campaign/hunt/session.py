@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moediag.campaign.engine import Clock, Display, Journal, Line, Records, Strategy, drive, opened
+from moediag.campaign.executors import HERE, Choice
+from moediag.campaign.executors import opened as executor_opened
 from moediag.campaign.hunt import findings_page, layouts
+from moediag.campaign.hunt.elsewhere import Elsewhere
 from moediag.campaign.hunt.findings import Hunt, HuntCell, Key, remaining
 from moediag.campaign.hunt.pursuit import pursue
 from moediag.campaign.hunt.question import (
@@ -46,8 +49,9 @@ class Side:
 
 
 def run(
-    wanted: Wanted, out: Path | None, resume: bool, command: Sequence[str], display: Display
-) -> tuple[Hunt, Path]:
+    wanted: Wanted, out: Path | None, resume: bool, command: Sequence[str], display: Display,
+    executor: Choice = HERE,
+) -> tuple[Hunt, Path]:  # fmt: skip
     """Returns what was found, and its folder, which has ``hunt.json`` and ``hunt.md`` beside the
     journal and the evidence. Raises UsageError for a folder that is unusable or belongs to another
     question, StackError if the environment cannot be built, Interrupted after Ctrl-C."""
@@ -63,12 +67,14 @@ def run(
         opened(header(wanted, stacks, command), out, resume, name) as journal,
         contextlib.ExitStack() as stop,
     ):
+        remote = stop.enter_context(executor_opened(executor, journal.folder, display.say))
         sides: list[Side] = []
         for stack in stacks:
             release = str(stack.versions[PACKAGE]) if sides else ""
-            maker = stop.enter_context(
-                contextlib.closing(Workers(wanted, stack, journal.folder, release))
-            )
+            earlier = stacks[-1] if stack is not stacks[-1] else None  # it loads its files
+            asked = wanted, stack, journal.folder, release, earlier
+            maker: Maker = Elsewhere(*asked, remote) if remote else Workers(*asked)
+            stop.enter_context(contextlib.closing(maker))
             sides.append(Side(stack, maker, release))
         clock = None
         if wanted.minutes is not None:

@@ -6,6 +6,7 @@ puts it. The rows that are there instead reveal how the others were lost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,12 +72,16 @@ def ownership_facts(evidence: Evidence) -> OwnershipFacts:
         return OwnershipFacts()
     now = moments[when]
     some = next(iter(now.values()))
-    seen = OwnershipFacts(when=when, seen=True, experts=some.whole, axis=some.asked)
+    parameters = by_parameter(now)
+    most = max((_experts(own, some) for own in parameters.values()), default=some.whole)
+    seen = OwnershipFacts(when=when, seen=True, experts=most, axis=some.asked)
     off = _off(evidence, seen)
     if off is not None:
         return off
     wrong = {
-        fqn: by_rank for fqn, by_rank in by_parameter(now).items() if not _right(by_rank, some)
+        fqn: by_rank
+        for fqn, by_rank in parameters.items()
+        if not _right(by_rank, _experts(by_rank, some))
     }
     if wrong:
         return _lost(wrong, moments, when, some)
@@ -88,16 +93,17 @@ def _last_common(moments: Mapping[str, Mapping[int, HeldWeights]], world: int) -
     return whole[-1] if whole else None
 
 
-def _right(by_rank: Mapping[int, ExpertRows], some: HeldWeights) -> bool:
+def _experts(by_rank: Mapping[int, ExpertRows], some: HeldWeights) -> int:
+    """Experts of one parameter."""
+    return next((rows.experts for rows in by_rank.values() if rows.experts), some.whole)
+
+
+def _right(by_rank: Mapping[int, ExpertRows], whole: int) -> bool:
     """Whether every expert is held equally often and every row is the expert that sharding says."""
-    counts = dict.fromkeys(range(some.whole), 0)
-    for rows in by_rank.values():
-        if _strange(rows):
-            return False
-        for expert in rows.held:
-            counts[expert] = counts.get(expert, 0) + 1
-    times = set(counts.values())
-    return len(counts) == some.whole and len(times) <= 1 and 0 not in times
+    if any(_strange(rows) for rows in by_rank.values()):
+        return False
+    counts = Counter(expert for rows in by_rank.values() for expert in rows.held)
+    return counts.keys() == set(range(whole)) and len(set(counts.values())) <= 1
 
 
 def _strange(rows: ExpertRows) -> bool:
@@ -116,18 +122,19 @@ def _lost(
     some: HeldWeights,
 ) -> OwnershipFacts:
     fqn, by_rank = next(iter(wrong.items()))
+    whole = _experts(by_rank, some)
     held = {rank: tuple(rows.held) for rank, rows in by_rank.items()}
-    slices = _slices(fqn, held, moments, when, some)
-    pattern, who = _pattern(held, slices, some.whole)
-    absent = sorted(set(range(some.whole)) - {e for rows in held.values() for e in rows})
-    text = f"{WHEN[when]} the {some.whole} experts of a layer are not all where they belong: "
+    slices = _slices(fqn, held, moments, when, whole, some.asked)
+    pattern, who = _pattern(held, slices, whole)
+    absent = sorted(set(range(whole)) - {e for rows in held.values() for e in rows})
+    text = f"{WHEN[when]} the {whole} experts of a layer are not all where they belong: "
     text += "; ".join(f"{names} {'holds' if one else 'hold'} {numbers(rows)}"
                       for names, one, rows in _together(held))  # fmt: skip
     text += f", and {_none_has(absent)}" if absent else ""
     text += f" ({plural(len(wrong), 'expert parameter')}). {_mechanism(pattern, who, slices)}"
     total = {rows.rows for rows in by_rank.values()}
-    if total != {some.whole} and pattern in (RESHARDED, DIAGONAL):
-        text += f" The whole parameter has {max(total)} rows now, for {some.whole} experts."
+    if total != {whole} and pattern in (RESHARDED, DIAGONAL):
+        text += f" The whole parameter has {max(total)} rows now, for {whole} experts."
     where = set(held)
     if pattern in (NOT_LOADED, MISPLACED):  # otherwise a library did the same on all ranks
         strange = {r for rows in wrong.values() for r, own in rows.items() if _strange(own)}
@@ -140,7 +147,7 @@ def _lost(
         ranks=tuple(sorted(where)),
         held=held,
         seen=True,
-        experts=some.whole,
+        experts=whole,
         axis=some.asked,
     )
 
@@ -150,15 +157,16 @@ def _slices(
     held: Mapping[int, tuple[int, ...]],
     moments: Mapping[str, Mapping[int, HeldWeights]],
     when: str,
-    some: HeldWeights,
+    whole: int,
+    asked: int,
 ) -> dict[int, tuple[int, ...]]:
     """Rank -> the experts it had after loading; where that is unknown or incomplete, those of its
     place on the axis."""
     loaded = moments.get("loaded", {}) if when != "loaded" else {}
-    each = some.whole // max(some.asked, 1)
+    each = whole // max(asked, 1)
     slices = {}
     for rank in held:
-        at = (rank % max(some.asked, 1)) * each
+        at = (rank % max(asked, 1)) * each
         slices[rank] = tuple(range(at, at + each))
         before = [r for r in loaded[rank].experts if r.fqn == fqn] if rank in loaded else []
         if before and before[0].held and min(before[0].held) >= 0:
@@ -199,7 +207,8 @@ def _mechanism(pattern: str, who: int | None, slices: Mapping[int, tuple[int, ..
         "the rest of every slice is gone.",
         COPIED: f"That is {own} on every rank: as plain tensors of one name they were taken for "
         "copies of each other, and one rank's was kept.",
-        NOT_LOADED: "Rows that are no expert of the checkpoint were never loaded.",
+        NOT_LOADED: "Some rows are no expert of the checkpoint: they were not loaded, or have "
+        "changed since.",
         MISPLACED: "The rows are experts of the checkpoint, but not those that their place says.",
     }[pattern]
 

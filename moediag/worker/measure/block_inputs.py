@@ -39,12 +39,18 @@ class InputGradients:
         return {fqn: torch.stack(parts) for fqn, parts in kept.items()}
 
     def _hook(self, fqn: str) -> Any:
-        def before(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-            for value in (*args, *kwargs.values()):
+        def before(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+            values = [*args, *kwargs.values()]
+            for place, value in enumerate(values):
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    if value.requires_grad:  # not in the first pass of reentrant checkpointing
-                        value.register_hook(keep)
-                    return
+                    if not value.requires_grad:  # the first pass of reentrant checkpointing
+                        return None
+                    # Of a view, so that what else reads the tensor adds nothing.
+                    values[place] = value.view_as(value)
+                    values[place].register_hook(keep)
+                    named = zip(kwargs, values[len(args) :])  # noqa: B905 - Python 3.9
+                    return tuple(values[: len(args)]), dict(named)
+            return None
 
         def keep(gradient: Any) -> None:
             whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient

@@ -31,14 +31,13 @@ def examine(
     truth: Mapping[str, torch.Tensor],
     ep_rank: Optional[int],
 ) -> Rows:
-    """Returns rows of every expert parameter; of other parameters and buffers, FQN -> what it
-    holds, where that differs from ``truth`` (the checkpoint's tensors, by FQN); how many of those
-    were compared. ``ep_rank``:
-    this rank's place on the ep axis, which declares plain tensors; None without an ep axis. No
-    communication."""
+    """Returns rows of every expert parameter; FQN -> what it holds, of other parameters and buffers
+    that differ from ``truth`` (the checkpoint's tensors, by FQN), and of experts that have their
+    own rows in another order; how many others were compared. ``ep_rank``: this rank's place on the
+    ep axis, which declares plain tensors; None without an ep axis. No communication."""
     experts = expert_parameters(model, anatomy)
-    rows = [_rows(f, p, truth[f], ep_rank) for f, p in experts.items() if f in truth]
     unequal: Dict[str, str] = {}
+    rows = [_rows(f, p, truth[f], ep_rank, unequal) for f, p in experts.items() if f in truth]
     compared = 0
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         fqn = clean_fqn(name)
@@ -69,8 +68,15 @@ def _different(tensor: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> Opti
     return row_map.describe(own, where, whole)
 
 
-def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> ExpertRows:
-    """``whole``: shape (experts, ...)."""
+def _rows(
+    fqn: str,
+    parameter: Any,
+    whole: torch.Tensor,
+    ep_rank: Optional[int],
+    unequal: Dict[str, str],
+) -> ExpertRows:
+    """``whole``: shape (experts, ...). Adds an expert whose rows have another order to
+    ``unequal``."""
     own = placement.local(parameter).cpu()
     where = placement.index(parameter)
     experts, size = whole.shape[0], whole[0].numel()
@@ -85,8 +91,16 @@ def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int])
         same_size = columns is not None or row.numel() == size
         parts = flat if columns is None else flat[:, columns]
         equal = (parts == row).all(dim=1).nonzero().reshape(-1).tolist() if same_size else []
+        expert = declared[number]
+        if not equal and expert >= 0:
+            places = None if where is None else where[number] % size
+            if row_map.permuted(own[number], places, whole[expert]):
+                equal = [expert]
+                unequal.setdefault(
+                    fqn, row_map.describe(own[number], places, whole[expert], f"expert {expert}")
+                )
         # Among equal experts (all zeros, say) prefer the declared one.
-        held.append(declared[number] if declared[number] in equal else (equal or [-1])[0])
+        held.append(expert if expert in equal else (equal or [-1])[0])
     lies = placement.placement(parameter) or "plain"
     should = _belongs(declared, total, experts, ep_rank)
     return ExpertRows(
@@ -97,6 +111,7 @@ def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int])
         lies,
         first=_first(own),
         should=None if should is None else _first(whole[should]),
+        experts=experts,
     )
 
 

@@ -10,8 +10,13 @@ import torch
 ABSENT = -1
 
 
-def describe(own: torch.Tensor, where: Optional[torch.Tensor], whole: torch.Tensor) -> str:
-    """Returns it in words that follow the tensor's name.
+def describe(
+    own: torch.Tensor,
+    where: Optional[torch.Tensor],
+    whole: torch.Tensor,
+    of: str = "the checkpoint",
+) -> str:
+    """Returns it in words that follow the tensor's name. ``of``: what ``whole`` is.
 
     ``own``: this rank's part, which differs from the checkpoint's. ``where``: the place of each of
     its elements in ``whole``, the checkpoint's tensor; None if it should be all of it. Empty if
@@ -27,7 +32,7 @@ def describe(own: torch.Tensor, where: Optional[torch.Tensor], whole: torch.Tens
     held = _rows(own, where, whole)
     right = _rows(wanted, where, whole)
     if ABSENT not in held and held != right:
-        return f"holds rows {_runs(held)} of the checkpoint where {_runs(right)} belong"
+        return f"holds rows {_runs(held)} of {of} where {_runs(right)} belong"
     if torch.equal(own.reshape(-1).sort().values, wanted.reshape(-1).sort().values):
         return "holds its elements in another order"
     found = int(torch.isin(own, whole).sum())
@@ -35,6 +40,13 @@ def describe(own: torch.Tensor, where: Optional[torch.Tensor], whole: torch.Tens
         return "holds no element of the checkpoint's tensor"
     same = int((own == wanted).sum())
     return f"holds {same} of its {own.numel()} elements in their place, {found} in any place"
+
+
+def permuted(own: torch.Tensor, where: Optional[torch.Tensor], whole: torch.Tensor) -> bool:
+    """Whether every row of ``own`` is one of ``whole``. Arguments as of ``describe``."""
+    if where is None:
+        where = torch.arange(whole.numel()).view(whole.shape)
+    return own.shape == where.shape and ABSENT not in _rows(own, where, whole.to(own.dtype))
 
 
 def _rows(own: torch.Tensor, where: torch.Tensor, whole: torch.Tensor) -> List[int]:

@@ -30,6 +30,8 @@ class NotBuilt(Exception):
 
 _LAYERS = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|num_decoder_layers)$")
 _RANDOM = re.compile(r"drop(out)?|jitter|drop_path|layerdrop|pdrop")
+_SPARSE = re.compile(r"^(is|use|enable)_moe(_block)?$")
+_IN_LAYER = re.compile(r"\.\d+(\.|$)")
 _TOKEN = re.compile(r"token_(id|index)$|_token_id$")
 
 
@@ -77,11 +79,20 @@ def _experts_of(config: Any) -> Set[int]:
     return {number for number in found if type(number) is int}
 
 
-def _parameters_of(family: ReleaseFamily, config: Any) -> int:
-    """Returns the number of parameters, without allocating them."""
+def _outline(family: ReleaseFamily, config: Any) -> nn.Module:
+    """Returns the model without memory for its parameters."""
     with torch.device("meta"):
-        model = release_families.model_class(family)._from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        model: nn.Module = release_families.model_class(family)._from_config(config)
+    return model
+
+
+def _has_experts(model: nn.Module) -> bool:
+    """Whether a part of some layer has a number of experts, or modules of that name."""
+    parts = (part for name, part in model.named_modules() if _IN_LAYER.search(name))
+    return any(
+        "experts" in part._modules or any(map(moe_configs.counts_experts, vars(part)))
+        for part in parts
+    )
 
 
 def _made(family: ReleaseFamily, config: Any, seed: int, settings: Dict[str, Any]) -> nn.Module:
@@ -102,9 +113,13 @@ def _tried(family: ReleaseFamily, size: Size) -> Any:
             reasons.append(f"no rule changes its number of experts ({max(kept)})")
             continue
         try:
-            count = _parameters_of(family, copy.deepcopy(config))
+            outline = _outline(family, copy.deepcopy(config))
+            count = sum(parameter.numel() for parameter in outline.parameters())
             if count > LARGEST:
                 reasons.append(f"a model of {count // 1_000_000} million parameters is not tiny")
+                continue
+            if _experts_of(config) and not _has_experts(outline):
+                reasons.append("no layer of it has experts")
                 continue
             model = _made(family, copy.deepcopy(config), 0, {})
             with torch.enable_grad():
@@ -168,6 +183,12 @@ def _fields(family: ReleaseFamily, config: Any, size: Size, draft: _Draft) -> Di
             fields[name] = _token(name, value)
         elif name == "use_mamba_kernels":
             fields[name] = False  # they need a GPU
+        elif value is False and _SPARSE.match(name):
+            fields[name] = True
+        elif value is False and name == "is_decoder" and config is family.config:
+            fields[name] = True  # encoders by default, with a class that generates text
+        elif name == "mlp_only_layers" and value:
+            fields[name] = [0]
         elif isinstance(value, dict):
             if name.startswith("rope"):
                 keys = getattr(default, "ignore_keys_at_rope_validation", None) or ()

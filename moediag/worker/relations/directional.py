@@ -68,6 +68,11 @@ def _direction(gradient: torch.Tensor) -> torch.Tensor:
     return gradient / gradient.norm()
 
 
+def _rounding(values: Sequence[float]) -> float:
+    """Returns how far two losses may be wrong together, which are computed in fp32."""
+    return torch.finfo(torch.float32).eps * max(map(abs, values))
+
+
 @torch.no_grad()
 def _slope(
     case: Case, model: Any, name: str, gradient: torch.Tensor, direction: torch.Tensor
@@ -87,4 +92,6 @@ def _slope(
         slopes.append((values[0] - values[1]) / (2 * step))
         if abs(slopes[-1] - wanted) <= AGREES * abs(wanted):
             break
+        if step == max(numerical.STEPS) and abs(slopes[-1] - wanted) <= _rounding(values) / step:
+            return wanted
     return min(slopes, key=lambda slope: abs(slope - wanted))

@@ -10,7 +10,9 @@ import torch
 from moediag.worker.relations.relation import Case, Tensors
 
 STEP = 1e-3
-STEPS = (STEP, STEP / 3, STEP / 10)
+# Smaller ones may stay on one side of a point where the router chooses other experts. The large one
+# is for slopes that are lost in the rounding of the loss, which every family computes in fp32.
+STEPS = (STEP, STEP / 3, STEP / 10, 10 * STEP)
 NOISE = 1e-4  # of a difference, where a family computes parts in fp32
 AGREES = 0.2  # of the difference
 PREFIX = "gradient of "

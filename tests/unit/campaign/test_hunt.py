@@ -107,10 +107,29 @@ def test_a_difference_counts_only_if_every_condition_is_met() -> None:
     assert one.state == State.NOT_CONFIRMED, "conditions that were not checked are not met"
 
 
+@pytest.mark.parametrize(
+    ("met", "state"),
+    [
+        ({"control": True, "twice": True, "other-seed": False}, State.KNOWN),
+        ({"control": True, "twice": False}, State.NOT_CONFIRMED),
+        ({"control": False}, State.NOT_CONFIRMED),
+    ],
+)
+def test_what_the_register_lists_has_to_show_twice(
+    met: dict[str, bool | None], state: State
+) -> None:
+    entry = Entry(("padding",), "known", "https://…/1", "leaks")
+    seen = WayOutcome("left", False, "wrong", "logits", conditions=met)
+    (one,) = group([cell("alpha", "padding", seen)], (entry,))
+    assert one.state == state
+    (one,) = group([cell("alpha", "padding", seen)], ())
+    assert one.state == State.NOT_CONFIRMED
+
+
 def test_what_upstream_knows_comes_after_what_is_new() -> None:
     known = (
-        Entry("padding", "known", "https://…/1", "leaks", families=("alpha",)),
-        Entry("packing", "by-design", "its docstring", "needs flash attention"),
+        Entry(("padding",), "known", "https://…/1", "leaks", families=("alpha",)),
+        Entry(("packing",), "by-design", "its docstring", "needs flash attention"),
     )
     cells = [
         cell("alpha", "packing", WRONG),
@@ -141,11 +160,12 @@ def test_the_register_that_moediag_has_is_readable() -> None:
     [
         ("a: b", "not a list"),
         ("- 1", "entry 1 is not a mapping"),
-        ("- {relation: r}", "entry 1: .*missing"),
-        ("- {relation: r, status: old, where: w, summary: s}", "status 'old' is none of"),
+        ("- {relations: [r]}", "entry 1: .*missing"),
+        ("- {relations: [r], status: old, where: w, summary: s}", "status 'old' is none of"),
+        ("- {relations: r, status: known, where: w, summary: s}", "relations: .* is not a list"),
         ("[" * 20_000, "nested too deeply"),
-        ("- {relation: r, status: known, where: w, summary: s, ways: 3}", "ways: 3 is not a list"),
-        ("- {relation: r, status: known, where: 2024-99-99, summary: s}", "known.yaml:1"),
+        ("- {relations: [r], status: known, where: w, summary: s, ways: 3}", "3 is not a list"),
+        ("- {relations: [r], status: known, where: 2024-99-99, summary: s}", "known.yaml:1"),
     ],
 )
 def test_a_register_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -185,12 +205,31 @@ def test_the_page_of_a_hunt_without_findings_says_so() -> None:
     assert page.strip() == "HUNT     transformers 5.0.0: 2 cells, 1 of 1 family built; no finding"
 
 
+def test_a_relation_whose_package_the_stack_lacks_is_listed_as_not_run() -> None:
+    absent = [cell(f, "packing", applicable="no", lacks="peft") for f in ("alpha", "beta")]
+    hunt = found(*absent, cell("alpha", "padding", HOLDS), cell("beta", "padding", applicable="no"))
+    assert hunt.not_run == {"packing": "peft"}
+    assert "packing: peft is not in this stack (--stack peft=VERSION)" in text(hunt)
+    assert "packing: peft is not in this stack" in findings_page.markdown(hunt)
+    assert findings_page.to_json(hunt)["not_run"] == {"packing": "peft"}
+    assert "not run: peft" in findings_page.cell_line(absent[0])[0]
+    assert HuntCell.from_json(absent[0].to_json()) == absent[0]
+
+
 def test_markdown_and_json_have_every_condition() -> None:
     hunt = found(cell("alpha", "padding", WRONG))
     assert "control yes, twice yes" in findings_page.markdown(hunt)
     raw = json.loads(json.dumps(findings_page.to_json(hunt)))
     assert raw["findings"][0]["shown"][0]["conditions"] == MET
     assert HuntCell.from_json(raw["cells"][0]) == hunt.cells["alpha", "padding"]
+
+
+def test_families_of_a_finding_in_the_register_share_a_row() -> None:
+    entry = Entry(("padding",), "known", "https://…/1", "leaks")
+    cells = [cell(family, "padding", WRONG) for family in ("alpha", "beta")]
+    page = findings_page.markdown(found(*cells, known=(entry,)))
+    assert "| left | alpha, beta | control yes" in page
+    assert findings_page.markdown(found(*cells)).count("| alpha | left |") == 1
 
 
 # ------------------------------------------------------------------------ the command

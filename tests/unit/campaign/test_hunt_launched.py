@@ -16,13 +16,16 @@ from moediag.protocol import (
     TRIAL_FILE,
     Outcome,
     ReferenceTask,
+    SaveTask,
     SequenceTask,
     Trial,
+    outcome_file,
     output_file,
 )
 from moediag.result import Confidence, Diagnosis, Verdict
 
 WAY = LAYOUTS.ways[0]
+SAVED = "-saved"
 
 
 def diagnosis(verdict: Verdict, what: str = "") -> Diagnosis:
@@ -75,7 +78,8 @@ class World:
     def diagnose(self, folder: Path) -> Diagnosis:
         together = folder.parent.parent.name == family_trials.TOGETHER
         for name in (f"together-{folder.name}",) * together + (folder.name,):
-            starts = [start for start in self.shows if name.startswith(start)]
+            saves = SAVED in name  # tp-size is no start of tp-size-saved
+            starts = [s for s in self.shows if name.startswith(s) and (SAVED in s) is saves]
             if starts:
                 return self.shows[max(starts, key=len)]
         return CLEAN
@@ -142,7 +146,7 @@ def test_what_the_register_lists_only_has_to_show_twice(
     shows = {"tp-size": GRADIENTS, "ep-size-00": OTHER, "ep-size-11": CLEAN, "ep-size-10": CLEAN}
     world, ways = check(monkeypatch, tmp_path, shows, GRADIENTS.signature)
     assert ways["tp-size"].confirmed and ways["tp-size"].conditions["other-seed"] is None
-    assert [name for name in world.names if "tp-size-" in name] == ["tp-size-00"] * 2
+    assert [n for n in world.names if "tp-size-" in n and SAVED not in n] == ["tp-size-00"] * 2
     assert ways["ep-size"].failed == "other-seed", "another difference meets every condition"
 
     once = {"tp-size": GRADIENTS, "together-tp-size": OTHER, "tp-size-00-again": CLEAN}
@@ -258,6 +262,42 @@ def test_generated_tokens_and_logits_are_compared_with_those_of_one_process(
     (way,) = [one for one in outcome.ways if one.way == "fsdp-size"]
     assert way.holds is holds
     assert way.confirmed is (holds is False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "holds"),
+    [
+        (Outcome(0, saved_compared=9), True),
+        (Outcome(0, saved={"lm_head.weight": "holds rows 1, 0"}, saved_compared=9), False),
+        (Outcome(0), None),  # nothing was compared
+        (None, None),  # rank 0 left nothing
+    ],
+)
+def test_what_ranks_saved_is_compared_with_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Outcome | None, holds: bool | None
+) -> None:
+    class Saving(World):
+        def one(self, trial: Trial, folder: Path) -> None:
+            super().one(trial, folder)
+            if trial.variant == "tp-size-saved" and not isinstance(trial.task, ReferenceTask):
+                (folder / outcome_file(0)).unlink()
+                if outcome is not None:
+                    outcome.write(folder)
+
+    world = Saving({"tp-size-saved": diagnosis(Verdict.INCONCLUSIVE)})
+    monkeypatch.setattr(family_trials, "read_trial", lambda folder: folder)
+    monkeypatch.setattr(family_trials, "diagnose", world.diagnose)
+    launcher: Any = world
+    found = launched.check(LAYOUTS, "alpha", launcher, tmp_path, 60.0)
+    (way,) = [one for one in found.ways if one.way == "tp-size-saved"]
+    assert way.holds is holds
+    assert way.confirmed is (holds is False)
+    controls = [t for t in world.trials if t.variant == "one-rank-tp-size-saved"]
+    assert all(isinstance(t.task, (SaveTask, ReferenceTask)) for t in controls)
+    if holds is False:
+        assert way.what == "wrong-weights:saved"
+        assert "1 of what was saved differ" in way.text and "holds rows 1, 0" in way.text
+        assert controls, "one rank saves and loads"
 
 
 def test_a_hang_of_generate_is_a_finding_whatever_was_generated(

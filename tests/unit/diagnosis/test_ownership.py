@@ -92,6 +92,15 @@ def test_correct_layouts_are_not_reported(layout: str) -> None:
     assert (facts.seen, facts.when, facts.experts) == (True, "prepared", 8)
 
 
+def test_a_parameter_may_have_more_experts_than_the_layer() -> None:
+    """Identity experts, or experts of attention, as LongCat-Flash and JetMoe have them."""
+    own = {0: replace(rows(range(6)), experts=12), 1: replace(rows(range(6, 12)), experts=12)}
+    facts = ownership_facts(seen(own))
+    assert (facts.pattern, facts.experts) == ("", 12)
+    half = {rank: replace(rows(range(6)), experts=12) for rank in range(2)}
+    assert "the 12 experts" in ownership_facts(seen(half)).text
+
+
 def test_missing_evidence_is_not_reported() -> None:
     nothing = Evidence(2, {0: RankEvidence(0), 1: RankEvidence(1)})
     assert not ownership_facts(nothing).seen
@@ -235,7 +244,8 @@ SENTENCES = {
     ),
     "one row never loaded": (
         "rank 0 holds 0-3; rank 1 holds 4, 6-7 and 1 row of none, and expert 5 is on no rank "
-        "(1 expert parameter). Rows that are no expert of the checkpoint were never loaded."
+        "(1 expert parameter). Some rows are no expert of the checkpoint: they were not "
+        "loaded, or have changed since."
     ),
     "two ranks' slices swapped": (
         "rank 0 holds 4-7; rank 1 holds 0-3 (1 expert parameter). The rows are experts of the "

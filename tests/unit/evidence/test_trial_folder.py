@@ -100,7 +100,7 @@ def held(evidence: Evidence) -> Evidence:
     """Both ranks hold the same half, recorded at two moments."""
     ranks = {}
     for rank, seen in evidence.ranks.items():
-        rows = ExpertRows("layers.0.experts.up", [0, 1], [0, 1], 2, "plain", 0.5, 0.25)
+        rows = ExpertRows("layers.0.experts.up", [0, 1], [0, 1], 2, "plain", 0.5, 0.25, 4)
         loaded = HeldWeights("loaded", (rows,), (), 3, asked=2, whole=4)
         prepared = replace(loaded, when="prepared", unequal=("norm.weight",), left_out=True)
         ranks[rank] = replace(
@@ -110,6 +110,16 @@ def held(evidence: Evidence) -> Evidence:
             notes=("as it was asked",),
         )
     return replace(evidence, ranks=ranks)
+
+
+@pytest.mark.parametrize("count", [10**12, -1, "many"])
+def test_an_impossible_number_of_experts_is_not_read(tmp_path: Path, count: object) -> None:
+    folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
+    row = {"fqn": "up", "held": [0], "declared": [0], "rows": 1, "experts": count}
+    told = {"e": "weights", "when": "prepared", "experts": [row], "unequal": []}
+    path = folder / protocol.events_file(0)
+    path.write_text(path.read_text() + json.dumps(told) + "\n")
+    assert read_trial(folder).ranks[0].weights == ()
 
 
 def test_wrapper_prefixes_are_removed_from_held_experts(tmp_path: Path) -> None:

@@ -55,11 +55,11 @@ PARTED = dataclasses.replace(
 
 
 def test_findings_of_the_hunt_concern_a_family_or_an_axis() -> None:
-    afmoe = Entry("packing", "unreported", "page", "masks", families=("afmoe",))
-    tp = Entry("layouts", "unreported", "page", "heads", families=("doge",), ways=("tp-size",))
-    any_ep = Entry("layouts", "known", "link", "refused", ways=("ep-size-empty",))
-    any_model = Entry("trainer", "known", "link", "loss")
-    shards = Entry("generate", "known", "link", "rows", ("kimi",), ways=("fsdp-size",))
+    afmoe = Entry(("packing",), "unreported", "page", "masks", families=("afmoe",))
+    tp = Entry(("layouts",), "unreported", "page", "heads", families=("doge",), ways=("tp-size",))
+    any_ep = Entry(("layouts",), "known", "link", "refused", ways=("ep-size-empty",))
+    any_model = Entry(("trainer",), "known", "link", "loss")
+    shards = Entry(("generate",), "known", "link", "rows", ("kimi",), ways=("fsdp-size",))
     both = (afmoe, tp, any_ep, any_model, shards)
     assert [e for e in both if e.concerns("afmoe", ["dp_shard"])] == [afmoe]
     assert [e for e in both if e.concerns("doge", ["tp", "dp_shard"])] == [tp]

@@ -11,6 +11,7 @@ import pytest
 
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import (
+    CheckpointTask,
     CheckTask,
     CostTask,
     FamiliesTask,
@@ -20,6 +21,7 @@ from moediag.protocol import (
     ReferenceTask,
     RelationTask,
     ResumeTask,
+    SaveTask,
     SequenceTask,
     Size,
     StepTask,
@@ -44,6 +46,8 @@ TASKS = [
     CheckTask("folder", simulate=False),
     RelationTask("padding", "left", Size(experts=2)),
     GenerateTask(synced=True),
+    SaveTask(),
+    CheckpointTask("folder"),
     SequenceTask(["one", "other"]),
     WatchTask(),
     VerifyTask(),

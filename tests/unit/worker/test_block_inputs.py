@@ -99,6 +99,17 @@ def test_a_block_that_passes_a_wrong_gradient_is_found(tmp_path: Any) -> None:
     assert gate is not None and gate.abs().max() > 0
 
 
+def test_what_else_reads_the_input_adds_nothing() -> None:
+    """As the inputs of each layer of Gemma 4, which are made from the embeddings too."""
+    block = torch.nn.Linear(2, 2, bias=False)
+    anatomy = tiny.Anatomy((), (tiny.MoeBlock("block", block, 0, ()),), 4)
+    x = torch.ones(1, 2, requires_grad=True)
+    with InputGradients(anatomy) as kept:
+        (block(input=x).sum() + 100 * x.sum()).backward()
+        found = kept.take()
+    assert torch.equal(found["block"][0], block.weight.detach().sum(0, keepdim=True))
+
+
 def test_tensors_without_a_gradient_are_left_out(tmp_path: Any) -> None:
     model = tiny.build(MODEL, 0)
     for name, parameter in model.named_parameters():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -172,6 +172,48 @@ def test_a_family_that_keeps_its_many_experts_is_not_tiny() -> None:
 
     with pytest.raises(tiny_family.NotBuilt, match="changes its number of experts"):
         tiny_family.build(ReleaseFamily("fixed", Fixed, "MixtralForCausalLM"), SIZES[0])
+
+
+def test_experts_that_are_off_by_default_are_built() -> None:
+    """As in Flint (the first layers are dense), Doge and Gemma 4 of transformers 5.23.0."""
+
+    class Off(Renamed):
+        def __init__(
+            self, num_experts: int = 128, hidden_size: int = 64, top_k: int = 8,
+            enable_moe_block: bool = False, mlp_only_layers: tuple[int, ...] = (0, 1),
+        ) -> None:  # fmt: skip
+            super().__init__(num_experts, hidden_size, top_k)
+            self.enable_moe_block, self.mlp_only_layers = enable_moe_block, mlp_only_layers
+
+    made = next(tiny_family.configurations(ReleaseFamily("off", Off, ""), SIZES[0]))
+    assert (made.enable_moe_block, made.mlp_only_layers) == (True, [0])
+
+
+def test_an_encoder_that_generates_text_is_built_as_a_decoder() -> None:
+    """As Bert and Electra; a nested configuration keeps its own word."""
+
+    class Encoder(Renamed):
+        def __init__(
+            self, num_experts: int = 128, hidden_size: int = 64, top_k: int = 8,
+            is_decoder: bool = False,
+        ) -> None:  # fmt: skip
+            super().__init__(num_experts, hidden_size, top_k)
+            self.is_decoder = is_decoder
+
+    made = next(tiny_family.configurations(ReleaseFamily("encoder", Encoder, ""), SIZES[0]))
+    assert made.is_decoder is True
+
+
+def test_a_model_without_a_layer_with_experts_is_not_built() -> None:
+    from transformers import Qwen3MoeConfig
+
+    class Dense(Qwen3MoeConfig):  # type: ignore[misc]
+        def __init__(self, **fields: Any) -> None:
+            fields["mlp_only_layers"] = list(range(48))
+            super().__init__(**fields)
+
+    with pytest.raises(tiny_family.NotBuilt, match="no layer of it has experts"):
+        tiny_family.build(ReleaseFamily("dense", Dense, "Qwen3MoeForCausalLM"), SIZES[0])
 
 
 def test_model_types_of_the_release_are_listed_with_their_kind() -> None:

@@ -130,6 +130,25 @@ def test_swapped_rows_are_identified() -> None:
     assert rows_of(found, DOWN).held == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("sharded_rows", [False, True])
+def test_an_expert_with_its_own_rows_in_another_order_is_described(sharded_rows: bool) -> None:
+    """As Inkling 2 of transformers 5.23.0 loads with ``tp_size``: halves of two packed matrices."""
+    model, anatomy, truth = made()
+    order = [0, 2, 1]
+    if sharded_rows:
+        with rank_of(0, 2) as mesh:
+            mixed = placed(truth[UP][:, order].clone(), mesh, Shard(1))
+            model.layers[0].mlp.experts.up = nn.Parameter(mixed)
+            found = ownership.examine(model, anatomy, truth, None)
+        says = "holds rows 0, 2 of expert 0 where 0-1 belong"
+    else:
+        model.layers[0].mlp.experts.up.data = truth[UP][:, order].clone()
+        found = ownership.examine(model, anatomy, truth, None)
+        says = "holds rows 0, 2, 1 of expert 0 where 0-2 belong"
+    assert rows_of(found, UP).held == [0, 1, 2, 3]
+    assert found[1] == {UP: says}
+
+
 @pytest.mark.parametrize("value", [7.0, float("nan")])
 def test_an_invalid_row_matches_no_expert(value: float) -> None:
     model, anatomy, truth = made()

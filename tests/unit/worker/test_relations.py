@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +15,13 @@ torch = pytest.importorskip("torch")
 
 from moediag.protocol import CONDITIONS, SIZES  # noqa: E402
 from moediag.worker.models.plan_names import matches, mentioned  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.relations import conditions  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable, NotInStack  # noqa: E402
+from moediag.worker.relations import compiled, conditions  # noqa: E402
+from moediag.worker.relations.adapters import Adapters  # noqa: E402
+from moediag.worker.relations.cached_steps import CachedSteps  # noqa: E402
 from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
-from moediag.worker.relations.relation import Case, Relation, Tensors  # noqa: E402
+from moediag.worker.relations.relation import Case, Relation, Tensors, Undecided  # noqa: E402
+from moediag.worker.relations.resumed_training import ResumedTraining  # noqa: E402
 
 CASE = Case(family=None)  # type: ignore[arg-type] - planted relations build nothing
 RIGHT = torch.linspace(-1.0, 1.0, 16)
@@ -181,6 +188,56 @@ def test_each_relation_says_what_holds_and_how_it_is_confirmed() -> None:
     assert all(relation.says and relation.route for relation in RELATIONS)
 
 
+@pytest.mark.parametrize(
+    ("relation", "package"), [(Adapters(), "peft"), (ResumedTraining(), "accelerate")]
+)
+def test_a_relation_says_which_package_the_stack_lacks(
+    relation: Relation, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(NotInStack, match=f"{package} is not in this stack"):
+        conditions.outcomes(relation, CASE)
+
+
+def test_a_relation_may_say_what_differs() -> None:
+    class Named(Planted):
+        def quantity(self, wrong: Sequence[str]) -> str:
+            return f"{len(wrong)} outputs"
+
+    assert judged(Named(lambda case: 0.1)).what == "1 outputs"
+    assert judged(Named(lambda case: 0.0)).what == ""
+
+
+def test_a_way_that_says_nothing_is_undecided_with_its_reason() -> None:
+    def late(case: Case) -> float:
+        raise Undecided("not compiled in 20 s of CPU time")
+
+    found = judged(Planted(late))
+    assert (found.holds, found.kind, found.text) == (None, "", "not compiled in 20 s of CPU time")
+
+
+def test_a_limit_of_cpu_time_ends_what_swallows_exceptions() -> None:
+    def compile_for_ever() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+
+    with pytest.raises(Undecided, match="too long"), compiled._limited(0.01, "too long"):
+        compile_for_ever()
+    with compiled._limited(60.0, "too long"):
+        assert signal.getitimer(signal.ITIMER_PROF)[0] > 0
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0, "nothing is left behind"
+
+
+def test_a_resume_tells_lost_weights_from_lost_optimizer_state() -> None:
+    resume = ResumedTraining()
+    last = ["after step 5: w", "after step 5: exp_avg of w"]
+    assert resume.quantity(last) == "weights at the end"
+    assert resume.quantity([*last, "after step 2: w"]) == "weights after loading"
+    lost = "after step 2: exp_avg of w"
+    assert resume.quantity([*last, lost]) == "optimizer state after loading"
+
+
 def test_a_plan_pattern_is_relative_to_the_base_model() -> None:
     assert matches("layers.*.mlp.experts", "model.layers.0.mlp.experts")
     assert not matches("layers.*.mlp.experts", "model.layers.0.mlp.experts.down_proj")
@@ -188,3 +245,63 @@ def test_a_plan_pattern_is_relative_to_the_base_model() -> None:
     source = "self.layers = 1\nself.mlp = 2\n"
     assert mentioned("layers.*.mlp.weight", source)
     assert not mentioned("layers.*.mlp.experts", source)
+
+
+class Decoder(torch.nn.Module):
+    """Sums of the tokens so far, as logits of one entry; the sum is its cache. ``forgets``: the
+    cache starts again."""
+
+    def __init__(self, name: str, forgets: bool = False) -> None:
+        super().__init__()
+        self.name, self.forgets = name, forgets
+
+    def step(self, input_ids: Any, cache: Any) -> Any:
+        before = 0 if cache is None or self.forgets else cache
+        sums = before + input_ids.cumsum(1)
+        return SimpleNamespace(logits=sums[..., None].float(), **{self.name: sums[:, -1:]})
+
+
+class StateSpace(Decoder):
+    def forward(self, input_ids: Any, cache_params: Any = None, use_cache: bool = False) -> Any:
+        return self.step(input_ids, cache_params)
+
+
+class Attention(Decoder):
+    def forward(self, input_ids: Any, past_key_values: Any = None, use_cache: bool = False) -> Any:
+        return self.step(input_ids, past_key_values)
+
+
+class Encoder(Decoder):
+    def forward(self, input_ids: Any) -> Any:
+        return self.step(input_ids, None)
+
+
+class OfModel(Case):
+    """A case of a model that is given."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(family=None)  # type: ignore[arg-type]
+        object.__setattr__(self, "given", model)
+
+    def model(self, train: bool = False, **settings: Any) -> Any:
+        return self.__dict__["given"]
+
+    def tokens(self, rows: int = 2, length: int = 12, name: int = 0) -> Any:
+        return torch.arange(1, rows * length + 1).reshape(rows, length)
+
+
+@pytest.mark.parametrize(
+    "named", [(StateSpace, "cache_params"), (Attention, "past_key_values")], ids=lambda n: n[1]
+)
+@pytest.mark.parametrize("way", CachedSteps().ways(CASE))
+def test_a_cache_by_either_name_is_passed_on(named: Any, way: str) -> None:
+    kind, name = named
+    for forgets in (False, True):
+        case = OfModel(kind(name, forgets))
+        plain, other = CachedSteps().plain(case, way), CachedSteps().other(case, way)
+        assert torch.equal(plain["logits"], other["logits"]) is not forgets
+
+
+def test_a_model_without_a_cache_is_not_compared() -> None:
+    with pytest.raises(NotApplicable, match="takes no cache"):
+        CachedSteps().other(OfModel(Encoder("logits_only")), "token-by-token")

@@ -1,0 +1,7 @@
+"""Runs the items of a campaign as jobs of an engine that users already have: Slurm, Ray."""
+
+from moediag.campaign.executors.choice import HERE, Choice, opened
+from moediag.campaign.executors.executor import Lost
+from moediag.campaign.executors.remote import Remote
+
+__all__ = ["HERE", "Choice", "Lost", "Remote", "opened"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +50,9 @@ class RayTasks(Executor):
             for sig, handler in handlers.items():
                 signal.signal(sig, handler)
         self._task: Any = ray.remote(perform)
+        # Ray prints what happens to its workers; stdout is for the result alone.
+        self._printing = contextlib.ExitStack()
+        self._printing.enter_context(contextlib.redirect_stdout(sys.stderr))
         # A lost task is repeated by Remote, which counts.
         self._options = {"max_retries": 0, **options}
 
@@ -57,7 +62,8 @@ class RayTasks(Executor):
         )
 
     def close(self) -> None:
-        self._ray.shutdown()
+        with self._printing:
+            self._ray.shutdown()
 
 
 class _Task(Job):

@@ -137,6 +137,7 @@ if TYPE_CHECKING:
     )
     from moediag.protocol.relations import (
         CONDITIONS,
+        EARLIER_CHECKPOINT,
         ListedFamily,
         RelationOutcome,
         ReleaseListing,
@@ -155,6 +156,7 @@ if TYPE_CHECKING:
     )
     from moediag.protocol.tasks import (
         TRAINER_KINDS,
+        CheckpointTask,
         CheckTask,
         CostTask,
         FamiliesTask,
@@ -190,6 +192,7 @@ __all__ = [
     "AGENT_EVENTS",
     "CHECKED_FILE",
     "CONDITIONS",
+    "EARLIER_CHECKPOINT",
     "ENV_ATTEMPT",
     "ENV_EVIDENCE",
     "ENV_GUARD",
@@ -237,6 +240,7 @@ __all__ = [
     "CheckFinding",
     "CheckTask",
     "Checked",
+    "CheckpointTask",
     "CostTask",
     "ExpertRange",
     "ExpertRows",

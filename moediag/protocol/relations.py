@@ -23,6 +23,10 @@ CONDITIONS: Dict[str, str] = {
 }
 
 
+# The relation that needs files of an earlier release.
+EARLIER_CHECKPOINT = "earlier-checkpoint"
+
+
 @dataclass(frozen=True)
 class WayOutcome:
     """One way to compute what the plain way computes, compared with it."""

@@ -110,6 +110,16 @@ class RelationTask:
     # Only this way, at this size (null: the first of SIZES), and without the conditions.
     way: str = ""
     size: Optional[Size] = None
+    # Folder with what the earlier release saved, see CheckpointTask; "": there is none.
+    earlier: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointTask:
+    """Saves tiny models of ``model.family`` with their logits, for a later release."""
+
+    kind: str = field(default="checkpoint", init=False)
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,7 @@ class VerifyTask:
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
     GenerateTask, SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
-    VerifyTask,
+    VerifyTask, CheckpointTask,
 ]  # fmt: skip
 
 

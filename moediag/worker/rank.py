@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Optional
 from moediag.protocol import (
     ENV_GUARD,
     ENV_GUARD_TIMEOUT,
+    CheckpointTask,
     CheckTask,
     CostTask,
     FamiliesTask,
@@ -44,6 +45,7 @@ def main(trial_path: str) -> None:
         SusceptibilityTask: _susceptibility,
         FamiliesTask: _families,
         RelationTask: _relation,
+        CheckpointTask: _checkpoint,
         CheckTask: _check,
         SequenceTask: _sequence,
     }
@@ -82,6 +84,12 @@ def _relation(trial: Trial, folder: Path) -> None:
     from moediag.worker import relations
 
     relations.run(trial).write(folder)
+
+
+def _checkpoint(trial: Trial, folder: Path) -> None:
+    from moediag.worker import relations
+
+    relations.saved(trial).write(folder)
 
 
 def _check(trial: Trial, folder: Path) -> None:

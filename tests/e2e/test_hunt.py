@@ -83,6 +83,13 @@ FAULTS = {
     "eager attention has another scale": (
         MODELING, "* scaling", "* (1.1 * scaling)", "attention-implementations",
     ),
+    "a compiled layer computes something else": (
+        MODELING, "        _, routing_weights, selected_experts = self.gate(",
+        "        if torch.compiler.is_compiling():\n"
+        "            hidden_states_reshaped = hidden_states_reshaped * 2\n"
+        "        _, routing_weights, selected_experts = self.gate(",
+        "compile",
+    ),
 }  # fmt: skip
 # Such faults in families drawn by lot (random.Random(15).sample) among those whose file has the
 # text: families, file, text, its replacement, relation.
@@ -258,7 +265,8 @@ def test_a_fault_in_a_family_drawn_by_lot_is_found(fault: str, family: str, tmp_
 @pytest.mark.parametrize("edit", HARMLESS)
 def test_a_harmless_edit_confirms_nothing(edit: str, tmp_path: Path) -> None:
     need(STACK)
-    relations = ("save-and-load", "expert-implementations", "padding", "gradient", "use-cache")
+    relations = ("save-and-load", "expert-implementations", "padding", "gradient", "use-cache",
+                 "compile")  # fmt: skip
     file, old, new = HARMLESS[edit]
     stack = environment.ensure(STACK)
     with overlay(stack, tmp_path / "overlay", "transformers", file, (old, new)) as stack:
@@ -304,6 +312,38 @@ def test_a_fault_in_what_is_saved_under_a_layout_is_found(tmp_path: Path) -> Non
         (found,) = cells(stack, tmp_path / "hunt", "layouts")
     wrong = {w.way for w in found.outcome.ways if w.confirmed and w.what == "wrong-weights:saved"}
     assert wrong == {f"{n}-saved" for n in ("fsdp-size", "tp-size", "ep-size", "fsdp-size-ep-size")}
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_checkpoint_of_the_release_before_loads_or_its_lost_names_are_found(
+    renamed: bool, tmp_path: Path
+) -> None:
+    before = {**STACK, "transformers": "5.22.0"}
+    need(STACK)
+    need(before)
+    stack = environment.ensure(STACK)
+    # The name in the checkpoint that a conversion expects, as if a release had changed it.
+    edit = ("self.q_norm", "self.queries_norm") if renamed else ("self.q_norm", "self.q_norm")
+    wanted = Wanted("5.23.0", timeout=300.0)
+    with (
+        overlay(stack, tmp_path / "overlay", "transformers", MODELING, edit) as stack,
+        contextlib.closing(
+            session.Workers(wanted, environment.ensure(before), tmp_path / "hunt", "5.22.0")
+        ) as earlier,
+        contextlib.closing(
+            session.Workers(wanted, stack, tmp_path / "hunt", "", environment.ensure(before))
+        ) as later,
+    ):
+        found = later.make(("qwen3_moe", "earlier-checkpoint"))
+        assert "earlier-checkpoint" in later.listing().relations
+        assert "earlier-checkpoint" not in earlier.listing().relations
+        absent = later.make(("no_such_family", "earlier-checkpoint"))
+        alone = earlier.make(("qwen3_moe", "earlier-checkpoint"))
+    assert ways(found) == ({"from-pretrained"} if renamed else set()), found
+    assert [way.holds for way in found.outcome.ways] == [not renamed]
+    assert absent.outcome.applicable == "the earlier release: the release has no such family"
+    assert alone.outcome.applicable == "there is no earlier release (--against)"
+    assert not list((tmp_path / "hunt").rglob("checkpoints")), "what was saved is removed"
 
 
 def test_a_release_is_listed_and_a_family_checked(

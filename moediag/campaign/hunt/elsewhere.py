@@ -20,11 +20,12 @@ class Elsewhere(Maker):
     """Each job uses :class:`Workers` on its machine. A cell whose job was lost says so."""
 
     def __init__(
-        self, wanted: Wanted, stack: Stack, folder: Path, release: str, remote: Remote
-    ) -> None:
+        self, wanted: Wanted, stack: Stack, folder: Path, release: str, earlier: Stack | None,
+        remote: Remote,
+    ) -> None:  # fmt: skip
         """See :class:`Workers`."""
         one = dataclasses.replace(wanted, at_once=1)
-        self._workers = functools.partial(Workers, one, stack, folder.resolve(), release)
+        self._workers = functools.partial(Workers, one, stack, folder.resolve(), release, earlier)
         self._pickled = pickle.dumps(self._workers)
         self._release = release
         self._remote = remote

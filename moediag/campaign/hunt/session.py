@@ -71,7 +71,8 @@ def run(
         sides: list[Side] = []
         for stack in stacks:
             release = str(stack.versions[PACKAGE]) if sides else ""
-            asked = wanted, stack, journal.folder, release
+            earlier = stacks[-1] if stack is not stacks[-1] else None  # it loads its files
+            asked = wanted, stack, journal.folder, release, earlier
             maker: Maker = Elsewhere(*asked, remote) if remote else Workers(*asked)
             stop.enter_context(contextlib.closing(maker))
             sides.append(Side(stack, maker, release))

@@ -27,6 +27,8 @@ from moediag.launch.settings import LaunchOptions
 from moediag.pipeline import register
 from moediag.pipeline.single_process import OFFLINE, why_no_answer
 from moediag.protocol import (
+    EARLIER_CHECKPOINT,
+    CheckpointTask,
     FamiliesTask,
     ModelSpec,
     RelationOutcome,
@@ -61,8 +63,13 @@ class Maker(Protocol):
 class Workers:
     """One launcher per cell that runs at the same time; each keeps its host."""
 
-    def __init__(self, wanted: Wanted, stack: Stack, folder: Path, release: str = "") -> None:
-        """``release``: see HuntCell; its files are in a folder of this name."""
+    def __init__(
+        self, wanted: Wanted, stack: Stack, folder: Path, release: str = "",
+        earlier: Stack | None = None,
+    ) -> None:  # fmt: skip
+        """``release``: see HuntCell; its files are in a folder of this name. ``earlier``: the
+        release whose checkpoints this one loads."""
+        self._earlier = None if earlier is None else Workers(wanted, earlier, folder, "earlier")
         self.timeout = wanted.timeout
         self.root = folder
         self.folder = folder / release
@@ -91,7 +98,10 @@ class Workers:
                 f"What the process printed is in {folder / output_file(0)}.",
             ) from error
         of_ranks = {relation.name: relation.says for relation in layouts.RELATIONS.values()}
-        return dataclasses.replace(listed, relations={**listed.relations, **of_ranks})
+        relations = {**listed.relations, **of_ranks}
+        if self._earlier is None:
+            relations.pop(EARLIER_CHECKPOINT, None)
+        return dataclasses.replace(listed, relations=relations)
 
     def make(self, key: Key) -> HuntCell:
         family, relation = key
@@ -106,6 +116,8 @@ class Workers:
                 outcome = launched.check(
                     layouts.RELATIONS[relation], family, one, folder, self.timeout, listed
                 )
+        elif relation == EARLIER_CHECKPOINT and self._earlier is not None:
+            outcome = self._loaded(family, folder, self._earlier)
         else:
             outcome = self._answer(RelationTask(relation), family, folder)
         spent = round(time.monotonic() - begun, 3)
@@ -114,13 +126,32 @@ class Workers:
             return HuntCell(outcome, spent, release=self.release)
         return HuntCell(outcome, spent, str(folder.relative_to(self.root)), self.release)
 
-    def _answer(self, task: RelationTask, family: str, folder: Path) -> RelationOutcome:
-        """Checks a relation in one process."""
-        record = self._run(_trial(task.relation, task, family, self.timeout), folder)
+    def _loaded(self, family: str, folder: Path, earlier: Workers) -> RelationOutcome:
+        """Checks what the earlier release saves."""
+        place = folder / "saved"
+        saving = CheckpointTask(str(place / "checkpoints"))
+        saved = earlier._answer(saving, family, place)
+        if saved.applicable is not None:
+            return dataclasses.replace(saved, applicable=f"the earlier release: {saved.applicable}")
+        if saved.problem:
+            return dataclasses.replace(saved, problem=f"the earlier release: {saved.problem}")
+        try:
+            return self._answer(
+                RelationTask(EARLIER_CHECKPOINT, earlier=saving.folder), family, folder
+            )
+        finally:
+            shutil.rmtree(saving.folder, ignore_errors=True)
+
+    def _answer(
+        self, task: RelationTask | CheckpointTask, family: str, folder: Path
+    ) -> RelationOutcome:
+        """Checks a relation, or saves for one, in one process."""
+        name = task.relation if isinstance(task, RelationTask) else EARLIER_CHECKPOINT
+        record = self._run(_trial(name, task, family, self.timeout), folder)
         try:
             return RelationOutcome.read(folder)
         except (OSError, ValueError):
-            return RelationOutcome(family, task.relation, problem=why_no_answer(record, folder))
+            return RelationOutcome(family, name, problem=why_no_answer(record, folder))
 
     def probe(self, key: Key, way: str, size: Size) -> RelationOutcome:
         """Returns whether this way holds at this size, without the conditions."""
@@ -136,10 +167,14 @@ class Workers:
 
     def stop(self) -> None:
         self.stopping.set()
+        if self._earlier is not None:
+            self._earlier.stop()
 
     def close(self) -> None:
         for one in self._all:
             one.close()
+        if self._earlier is not None:
+            self._earlier.close()
 
     def _run(self, trial: Trial, folder: Path) -> LaunchRecord:
         with self._launcher() as one:

@@ -9,11 +9,19 @@ from pathlib import Path
 
 import torch
 
-from moediag.protocol import SIZES, RelationOutcome, RelationTask, ReleaseListing, Trial
+from moediag.protocol import (
+    EARLIER_CHECKPOINT,
+    SIZES,
+    CheckpointTask,
+    RelationOutcome,
+    RelationTask,
+    ReleaseListing,
+    Trial,
+)
 from moediag.worker.models import release_families
 from moediag.worker.models.tiny_family import NotBuilt
 from moediag.worker.not_applicable import NotApplicable, NotInStack
-from moediag.worker.relations import conditions
+from moediag.worker.relations import conditions, earlier_checkpoint
 from moediag.worker.relations.known_relations import RELATIONS
 from moediag.worker.relations.relation import Case, Relation
 
@@ -34,7 +42,7 @@ def run(trial: Trial) -> RelationOutcome:
         found = release_families.find(family)
         if found is None:
             return RelationOutcome(family, name, applicable="the release has no such family")
-        case = Case(found, trial.task.size or SIZES[0])
+        case = Case(found, trial.task.size or SIZES[0], earlier=trial.task.earlier)
         if trial.task.way:
             return _one_way(relation, case, trial.task.way)
         return RelationOutcome(family, name, conditions.outcomes(relation, case))
@@ -46,6 +54,21 @@ def run(trial: Trial) -> RelationOutcome:
         return RelationOutcome(family, name, built=False, problem=str(reason))
     except Exception as error:
         return RelationOutcome(family, name, problem=f"{type(error).__name__}: {error}")
+
+
+def saved(trial: Trial) -> RelationOutcome:
+    """Saves the checkpoints of a CheckpointTask. Returns why it could not, if so."""
+    assert isinstance(trial.task, CheckpointTask)
+    family, name = trial.model.family, EARLIER_CHECKPOINT
+    _bound_memory()
+    try:
+        found = release_families.find(family)
+        if found is None:
+            return RelationOutcome(family, name, applicable="the release has no such family")
+        earlier_checkpoint.save(Case(found), Path(trial.task.folder))
+    except Exception as error:
+        return RelationOutcome(family, name, problem=f"{type(error).__name__}: {error}")
+    return RelationOutcome(family, name)
 
 
 def _one_way(relation: Relation, case: Case, way: str) -> RelationOutcome:

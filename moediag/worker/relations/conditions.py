@@ -14,7 +14,7 @@ import torch
 from moediag.protocol import CONDITIONS, SIZES, WayOutcome
 from moediag.worker.models.tiny_family import NotBuilt
 from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.relations.relation import Case, Relation, Tensors
+from moediag.worker.relations.relation import Case, Relation, Tensors, Undecided
 
 TIMES_ROUNDING = 32.0  # allowed error as a multiple of what one rounding of each weight changes
 UNSTABLE = 0.05  # an output that one rounding changes by this share decides nothing
@@ -28,7 +28,7 @@ TEXT = 300  # characters of an exception
 Shares = Dict[str, float]  # by tensor, of its largest value
 
 
-class Unstable(Exception):
+class Unstable(Undecided):
     """Rounding alone changes an output, so that nothing can be compared."""
 
 
@@ -75,12 +75,12 @@ def outcome(first: Gap, way: str, met: Dict[str, Optional[bool]]) -> WayOutcome:
 
 
 def gap(relation: Relation, case: Case, way: str) -> Gap:
-    """Compares ``way`` with the plain one. Raises NotApplicable, Unstable, and what the plain way
+    """Compares ``way`` with the plain one. Raises NotApplicable, Undecided, and what the plain way
     raises."""
     plain = relation.plain(case, way)
     try:
         other = relation.other(case, way)
-    except NotApplicable:
+    except (NotApplicable, Undecided):
         raise
     except Exception as error:
         return _crash(error)
@@ -239,8 +239,8 @@ def _file(path: str) -> str:
 
 
 def undecided(way: str, error: BaseException) -> WayOutcome:
-    """Returns the outcome of a way whose plain side failed."""
-    if isinstance(error, Unstable):
+    """Returns the outcome of a way that cannot be judged: its plain side failed, say."""
+    if isinstance(error, Undecided):
         return WayOutcome(way, None, text=str(error))
     return WayOutcome(way, None, text=f"the plain way failed: {_crash_text(error)}")
 

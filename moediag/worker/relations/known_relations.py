@@ -10,7 +10,9 @@ from moediag.worker.relations.attention_implementations import AttentionImplemen
 from moediag.worker.relations.batch_order import BatchOrder
 from moediag.worker.relations.cached_steps import CachedSteps
 from moediag.worker.relations.causality import Causality
+from moediag.worker.relations.compiled import Compiled
 from moediag.worker.relations.directional import Directional
+from moediag.worker.relations.earlier_checkpoint import EarlierCheckpoint
 from moediag.worker.relations.expert_implementations import ExpertImplementations
 from moediag.worker.relations.packing import Packing
 from moediag.worker.relations.padding import Padding
@@ -36,5 +38,7 @@ RELATIONS: Tuple[Relation, ...] = (
     ReachedParameters(),
     PlanPatterns(),
     ResumedTraining(),
+    Compiled(),
+    EarlierCheckpoint(),
     Adapters(),
 )

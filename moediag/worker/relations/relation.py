@@ -18,6 +18,10 @@ EAGER = "eager"
 SAFE = 8  # the last token ids, which may be special
 
 
+class Undecided(Exception):
+    """Nothing can be said about this way; the text says why."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One family at one size, seed and dtype. Everything built from it is the same each time."""
@@ -27,6 +31,7 @@ class Case:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     nudged: bool = False  # every weight is changed by one rounding
+    earlier: str = ""  # folder with what the earlier release saved; "": there is none
 
     def model(self, train: bool = False, **settings: Any) -> nn.Module:
         """Returns a new model. ``settings``: for ``_from_config``."""
@@ -66,7 +71,7 @@ class Relation(ABC):
 
     @abstractmethod
     def other(self, case: Case, way: str) -> Tensors:
-        """Returns the same computed in this way. Raises NotApplicable."""
+        """Returns the same computed in this way. Raises NotApplicable and Undecided."""
 
     def quantity(self, wrong: Sequence[str]) -> str:
         """Returns what differs if these tensors do, without what depends on the family. "": the

@@ -239,7 +239,7 @@ def test_a_lost_cell_is_a_row_with_the_reason(
     remote: Callable[..., Remote], tmp_path: Path
 ) -> None:
     stack = Stack(Path("python"), {}, "key", 0.0, [])
-    maker = Elsewhere(Wanted(), stack, tmp_path, "5.22.0", remote(Fake(losing(1, 2))))
+    maker = Elsewhere(Wanted(), stack, tmp_path, "5.22.0", None, remote(Fake(losing(1, 2))))
     cell = maker.make(("qwen3_moe", "plans"))
     assert cell.undecided == "its job was lost twice: node 1 failed; then node 2 failed"
     assert (cell.key, cell.release) == (("qwen3_moe", "plans"), "5.22.0")

@@ -11,6 +11,7 @@ import pytest
 
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import (
+    CheckpointTask,
     CheckTask,
     CostTask,
     FamiliesTask,
@@ -46,6 +47,7 @@ TASKS = [
     RelationTask("padding", "left", Size(experts=2)),
     GenerateTask(synced=True),
     SaveTask(),
+    CheckpointTask("folder"),
     SequenceTask(["one", "other"]),
     WatchTask(),
     VerifyTask(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,10 +15,10 @@ torch = pytest.importorskip("torch")
 from moediag.protocol import CONDITIONS, SIZES  # noqa: E402
 from moediag.worker.models.plan_names import matches, mentioned  # noqa: E402
 from moediag.worker.not_applicable import NotApplicable, NotInStack  # noqa: E402
-from moediag.worker.relations import conditions  # noqa: E402
+from moediag.worker.relations import compiled, conditions  # noqa: E402
 from moediag.worker.relations.adapters import Adapters  # noqa: E402
 from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
-from moediag.worker.relations.relation import Case, Relation, Tensors  # noqa: E402
+from moediag.worker.relations.relation import Case, Relation, Tensors, Undecided  # noqa: E402
 from moediag.worker.relations.resumed_training import ResumedTraining  # noqa: E402
 
 CASE = Case(family=None)  # type: ignore[arg-type] - planted relations build nothing
@@ -202,6 +204,27 @@ def test_a_relation_may_say_what_differs() -> None:
 
     assert judged(Named(lambda case: 0.1)).what == "1 outputs"
     assert judged(Named(lambda case: 0.0)).what == ""
+
+
+def test_a_way_that_says_nothing_is_undecided_with_its_reason() -> None:
+    def late(case: Case) -> float:
+        raise Undecided("not compiled in 20 s of CPU time")
+
+    found = judged(Planted(late))
+    assert (found.holds, found.kind, found.text) == (None, "", "not compiled in 20 s of CPU time")
+
+
+def test_a_limit_of_cpu_time_ends_what_swallows_exceptions() -> None:
+    def compile_for_ever() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+
+    with pytest.raises(Undecided, match="too long"), compiled._limited(0.01, "too long"):
+        compile_for_ever()
+    with compiled._limited(60.0, "too long"):
+        assert signal.getitimer(signal.ITIMER_PROF)[0] > 0
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0, "nothing is left behind"
 
 
 def test_a_resume_tells_lost_weights_from_lost_optimizer_state() -> None:

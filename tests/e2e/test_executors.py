@@ -3,7 +3,7 @@ worker that is killed in the middle."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib.util
 import json
 import os
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -104,18 +104,24 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def _until(holds: functools.partial[bool] | object, longest: float = LONGEST) -> None:
+def _until(holds: Callable[[], object], longest: float = LONGEST) -> None:
     end = time.monotonic() + longest
-    while not holds():  # type: ignore[operator]
+    while not holds():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.2)
 
 
-def _command(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextlib.contextmanager
+def _command(*words: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
         [sys.executable, "-m", "moediag", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()  # a command that still runs hangs
 
 
 def _workers(executor: str) -> list[psutil.Process]:

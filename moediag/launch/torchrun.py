@@ -57,7 +57,7 @@ class TorchrunLauncher(Launcher):
 def rendezvous(options: LaunchOptions, name: str, alone: bool) -> list[str]:
     """Returns torchrun's rendezvous options. On one node, ranks use the loopback interface."""
     if options.nnodes == 1 or alone:
-        return ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+        return ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
                 f"--rdzv-id={name}-{os.getpid()}", "--local-addr=127.0.0.1"]  # fmt: skip
     if options.rdzv_endpoint is None or options.node_rank is None:
         raise UsageError(

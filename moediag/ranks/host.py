@@ -190,7 +190,7 @@ def run_trial(request: Dict[str, Any]) -> int:
         monitor_interval=MONITOR_INTERVAL,
         max_restarts=0,
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
         logs_specs=_logs(folder),
     )

@@ -185,6 +185,8 @@ def _fields(family: ReleaseFamily, config: Any, size: Size, draft: _Draft) -> Di
             fields[name] = False  # they need a GPU
         elif value is False and _SPARSE.match(name):
             fields[name] = True
+        elif value is False and name == "is_decoder" and config is family.config:
+            fields[name] = True  # encoders by default, with a class that generates text
         elif name == "mlp_only_layers" and value:
             fields[name] = [0]
         elif isinstance(value, dict):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Sequence
 
 import torch
 
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.relations.relation import Case, Relation, Tensors, logits
 
 LENGTH, FIRST = 12, 7
+_CACHES = ("past_key_values", "cache_params")  # arguments; the latter of state space models
 
 
 class CachedSteps(Relation):
@@ -27,15 +30,16 @@ class CachedSteps(Relation):
     @torch.no_grad()
     def other(self, case: Case, way: str) -> Tensors:
         model: Any = case.model()
+        cache = next((n for n in _CACHES if n in inspect.signature(model.forward).parameters), None)
+        if cache is None:
+            raise NotApplicable("its forward takes no cache")
         tokens = case.tokens(2, LENGTH)
         found = model(input_ids=tokens[:, :FIRST], use_cache=True)
         parts = [found.logits]
         step = 1 if way == "token-by-token" else LENGTH - FIRST
         for start in range(FIRST, LENGTH, step):
-            cache = found.past_key_values
-            found = model(
-                input_ids=tokens[:, start : start + step], past_key_values=cache, use_cache=True
-            )
+            held = {cache: getattr(found, cache)}
+            found = model(input_ids=tokens[:, start : start + step], use_cache=True, **held)
             parts.append(found.logits)
         return {"logits": torch.cat(parts, 1)}
 

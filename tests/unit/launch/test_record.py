@@ -66,7 +66,7 @@ def test_an_unknown_launcher_and_fork_on_two_nodes_are_refused(tmp_path: Path) -
 
 
 def test_rendezvous_depends_on_the_number_of_nodes() -> None:
-    assert "--rdzv-endpoint=localhost:0" in rendezvous(LaunchOptions(), "t", False)
+    assert "--rdzv-endpoint=127.0.0.1:0" in rendezvous(LaunchOptions(), "t", False)
     two = LaunchOptions(nnodes=2, rdzv_endpoint="a:29400", node_rank=1)
     several = rendezvous(two, "t", False)
     assert {"--nnodes=2", "--rdzv-endpoint=a:29400", "--node-rank=1"} <= set(several)

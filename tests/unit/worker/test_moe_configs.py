@@ -189,6 +189,21 @@ def test_experts_that_are_off_by_default_are_built() -> None:
     assert (made.enable_moe_block, made.mlp_only_layers) == (True, [0])
 
 
+def test_an_encoder_that_generates_text_is_built_as_a_decoder() -> None:
+    """As Bert and Electra; a nested configuration keeps its own word."""
+
+    class Encoder(Renamed):
+        def __init__(
+            self, num_experts: int = 128, hidden_size: int = 64, top_k: int = 8,
+            is_decoder: bool = False,
+        ) -> None:  # fmt: skip
+            super().__init__(num_experts, hidden_size, top_k)
+            self.is_decoder = is_decoder
+
+    made = next(tiny_family.configurations(ReleaseFamily("encoder", Encoder, ""), SIZES[0]))
+    assert made.is_decoder is True
+
+
 def test_a_model_without_a_layer_with_experts_is_not_built() -> None:
     from transformers import Qwen3MoeConfig
 

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from moediag.worker.models.plan_names import matches, mentioned  # noqa: E402
 from moediag.worker.not_applicable import NotApplicable, NotInStack  # noqa: E402
 from moediag.worker.relations import compiled, conditions  # noqa: E402
 from moediag.worker.relations.adapters import Adapters  # noqa: E402
+from moediag.worker.relations.cached_steps import CachedSteps  # noqa: E402
 from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
 from moediag.worker.relations.relation import Case, Relation, Tensors, Undecided  # noqa: E402
 from moediag.worker.relations.resumed_training import ResumedTraining  # noqa: E402
@@ -243,3 +245,63 @@ def test_a_plan_pattern_is_relative_to_the_base_model() -> None:
     source = "self.layers = 1\nself.mlp = 2\n"
     assert mentioned("layers.*.mlp.weight", source)
     assert not mentioned("layers.*.mlp.experts", source)
+
+
+class Decoder(torch.nn.Module):
+    """Sums of the tokens so far, as logits of one entry; the sum is its cache. ``forgets``: the
+    cache starts again."""
+
+    def __init__(self, name: str, forgets: bool = False) -> None:
+        super().__init__()
+        self.name, self.forgets = name, forgets
+
+    def step(self, input_ids: Any, cache: Any) -> Any:
+        before = 0 if cache is None or self.forgets else cache
+        sums = before + input_ids.cumsum(1)
+        return SimpleNamespace(logits=sums[..., None].float(), **{self.name: sums[:, -1:]})
+
+
+class StateSpace(Decoder):
+    def forward(self, input_ids: Any, cache_params: Any = None, use_cache: bool = False) -> Any:
+        return self.step(input_ids, cache_params)
+
+
+class Attention(Decoder):
+    def forward(self, input_ids: Any, past_key_values: Any = None, use_cache: bool = False) -> Any:
+        return self.step(input_ids, past_key_values)
+
+
+class Encoder(Decoder):
+    def forward(self, input_ids: Any) -> Any:
+        return self.step(input_ids, None)
+
+
+class OfModel(Case):
+    """A case of a model that is given."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(family=None)  # type: ignore[arg-type]
+        object.__setattr__(self, "given", model)
+
+    def model(self, train: bool = False, **settings: Any) -> Any:
+        return self.__dict__["given"]
+
+    def tokens(self, rows: int = 2, length: int = 12, name: int = 0) -> Any:
+        return torch.arange(1, rows * length + 1).reshape(rows, length)
+
+
+@pytest.mark.parametrize(
+    "named", [(StateSpace, "cache_params"), (Attention, "past_key_values")], ids=lambda n: n[1]
+)
+@pytest.mark.parametrize("way", CachedSteps().ways(CASE))
+def test_a_cache_by_either_name_is_passed_on(named: Any, way: str) -> None:
+    kind, name = named
+    for forgets in (False, True):
+        case = OfModel(kind(name, forgets))
+        plain, other = CachedSteps().plain(case, way), CachedSteps().other(case, way)
+        assert torch.equal(plain["logits"], other["logits"]) is not forgets
+
+
+def test_a_model_without_a_cache_is_not_compared() -> None:
+    with pytest.raises(NotApplicable, match="takes no cache"):
+        CachedSteps().other(OfModel(Encoder("logits_only")), "token-by-token")

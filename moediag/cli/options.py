@@ -25,6 +25,7 @@ class LauncherKind(str, Enum):
 
 class ExecutorKind(str, Enum):
     local = "local"
+    slurm = "slurm"
     ray = "ray"
 
 
@@ -129,8 +130,8 @@ ExecutorOption = Annotated[
     ExecutorKind,
     typer.Option(
         "--executor",
-        metavar="local|ray",
-        help="Run the items on this machine or as Ray tasks.",
+        metavar="local|slurm|ray",
+        help="Run the items on this machine, as Slurm jobs or as Ray tasks.",
     ),
 ]
 ExecutorArgs = Annotated[
@@ -139,7 +140,7 @@ ExecutorArgs = Annotated[
         "--executor-arg",
         metavar="KEY=VALUE",
         help="Pass this to the executor: jobs= (jobs at once), limit= (seconds for a job), "
-        "address=, num_cpus= and others for Ray; "
+        "partition=, time= and others for Slurm, address=, num_cpus= and others for Ray; "
         "repeatable.",
     ),
 ]

@@ -169,7 +169,7 @@ def test_the_ranks_libraries_are_an_extra(names: dict[str, bytes]) -> None:
     run = {r.name for r in needed if r.marker is not None and 'extra == "run"' in str(r.marker)}
     assert run == {"torch", "transformers", "accelerate"}
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "run", "native", "deepspeed", "docs", "dev",
+        "run", "native", "deepspeed", "ray", "slurm", "docs", "dev",
     }  # fmt: skip
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moediag.campaign.executors import ray_tasks
+from moediag.campaign.executors import ray_tasks, slurm
 from moediag.campaign.executors.executor import Executor
 from moediag.campaign.executors.remote import Remote
 from moediag.errors import MachineError, UsageError
 
 LOCAL = "local"
 RAY = "ray"
-KINDS = (LOCAL, RAY)
+SLURM = "slurm"
 LIMIT = 3600.0  # seconds
-_KEYS = {RAY: ray_tasks.KEYS}
-_NEEDS = {RAY: ray_tasks.NEEDS}
+_KEYS = {RAY: ray_tasks.KEYS, SLURM: slurm.KEYS}
+_NEEDS = {RAY: ray_tasks.NEEDS, SLURM: slurm.NEEDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,16 @@ def opened(choice: Choice, folder: Path, say: Callable[[str], None]) -> Iterator
 
 def _missing(kind: str) -> str:
     """Returns what this machine lacks, "" if nothing."""
-    package = {RAY: ray_tasks.PACKAGE}[kind]
-    return f"the package {package}" if importlib.util.find_spec(package) is None else ""
+    package = slurm.PACKAGE if kind == SLURM else ray_tasks.PACKAGE
+    if importlib.util.find_spec(package) is None:
+        return f"the package {package}"
+    programs = slurm.PROGRAMS if kind == SLURM else ()
+    return ", ".join(f"the command {name}" for name in programs if shutil.which(name) is None)
 
 
-def _executor(choice: Choice, folder: Path) -> Executor:  # noqa: ARG001
+def _executor(choice: Choice, folder: Path) -> Executor:
+    if choice.kind == SLURM:
+        return slurm.Slurm(choice.arguments, folder, choice.limit)
     return ray_tasks.RayTasks(choice.arguments)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +18,7 @@ from moediag.launch import signals
 
 KEYS = ("address", "num_cpus", "num_gpus", "memory")
 PACKAGE = "ray"
+CONNECTING = 10.0  # seconds
 NEEDS = "Type: pip install 'moediag[ray]'   (on this machine and on every worker)"
 
 
@@ -32,6 +36,7 @@ class RayTasks(Executor):
 
         self._ray = ray
         address = arguments.get("address")
+        _listens(address or os.environ.get("RAY_ADDRESS") or "")
         handlers = {sig: signal.getsignal(sig) for sig in signals.ENDING}
         try:
             ray.init(
@@ -40,14 +45,14 @@ class RayTasks(Executor):
             )  # fmt: skip
         except Exception as error:  # ray raises several kinds, ValueError and RuntimeError too
             where = address or os.environ.get("RAY_ADDRESS") or "this machine"
-            raise MachineError(
-                f"no Ray cluster can be reached on {where}: {_line(error)}",
-                "Type `ray status` to check it; name another one with --executor-arg address=….",
-            ) from error
+            raise _unreached(where, error) from error
         finally:  # ray installs its own
             for sig, handler in handlers.items():
                 signal.signal(sig, handler)
         self._task: Any = ray.remote(perform)
+        # Ray prints what happens to its workers; stdout is for the result alone.
+        self._printing = contextlib.ExitStack()
+        self._printing.enter_context(contextlib.redirect_stdout(sys.stderr))
         # A lost task is repeated by Remote, which counts.
         self._options = {"max_retries": 0, **options}
 
@@ -57,7 +62,8 @@ class RayTasks(Executor):
         )
 
     def close(self) -> None:
-        self._ray.shutdown()
+        with self._printing:
+            self._ray.shutdown()
 
 
 class _Task(Job):
@@ -82,6 +88,24 @@ class _Task(Job):
 
     def cancel(self) -> None:
         self._ray.cancel(self._reference, force=True)
+
+
+def _listens(address: str) -> None:
+    """Raises MachineError if nothing listens at HOST:PORT: ray waits many minutes for it."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECTING).close()
+    except (OSError, OverflowError) as error:
+        raise _unreached(address, error) from error
+
+
+def _unreached(where: str, error: BaseException) -> MachineError:
+    return MachineError(
+        f"no Ray cluster can be reached on {where}: {_line(error)}",
+        "Type `ray status` to check it; name another one with --executor-arg address=….",
+    )
 
 
 def _number(key: str, text: str) -> float:

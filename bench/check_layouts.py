@@ -17,38 +17,77 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 RELEASE = {"transformers": "5.23.0"}
-# Model -> (configuration class's model type, settings of the real model that are not its defaults).
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen3-30B-A3B": ("qwen3_moe", dict(num_hidden_layers=48, head_dim=128)),
-    "Qwen3-235B-A22B": (
-        "qwen3_moe",
-        dict(num_hidden_layers=94, hidden_size=4096, num_attention_heads=64,
-             moe_intermediate_size=1536, head_dim=128),
+
+
+@dataclass(frozen=True)
+class Model:
+    kind: str
+    """Model type of its configuration class."""
+    published: float
+    """Parameters in billions, as its authors tell them. A second check of the settings."""
+    source: str
+    """Where all its sizes were compared with the class's defaults and ``settings``."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Those that are not defaults of the class."""
+
+
+_SLIME = "scripts/models/{} of slime (THUDM)"
+MODELS: dict[str, Model] = {
+    "Qwen3-30B-A3B": Model(
+        "qwen3_moe", 30.5, _SLIME.format("qwen3-30B-A3B.sh"),
+        dict(num_hidden_layers=48, head_dim=128),
     ),
-    "DeepSeek-V3": ("deepseek_v3", {}),
-    "Mixtral 8x22B": (
-        "mixtral",
+    "Qwen3-235B-A22B": Model(
+        "qwen3_moe", 235, _SLIME.format("qwen3-235B-A22B.sh"),
+        dict(num_hidden_layers=94, hidden_size=4096, intermediate_size=12288,
+             num_attention_heads=64, moe_intermediate_size=1536, head_dim=128),
+    ),
+    "DeepSeek-V3": Model("deepseek_v3", 671, _SLIME.format("deepseek-v3.sh")),
+    "Mixtral 8x22B": Model(
+        "mixtral", 141, "params_mixtral_8x22b.yaml of Cerebras modelzoo, for v0.1",
         dict(num_hidden_layers=56, hidden_size=6144, intermediate_size=16384,
-             num_attention_heads=48, vocab_size=32768),
+             num_attention_heads=48),
     ),
-    "GLM-4.5": (
-        "glm4_moe",
+    "GLM-4.5": Model(
+        "glm4_moe", 355, _SLIME.format("glm4.5-355B-A32B.sh")
+        + " and docs/models/llm/glm45.md of Megatron-Bridge; the published number counts the "
+        "next-token layer, which the class does not build",
         dict(num_hidden_layers=92, hidden_size=5120, intermediate_size=12288,
-             num_attention_heads=96, n_routed_experts=160, moe_intermediate_size=1536,
-             head_dim=128, first_k_dense_replace=3),
+             n_routed_experts=160, moe_intermediate_size=1536, head_dim=128,
+             first_k_dense_replace=3, attention_bias=True, use_qk_norm=True),
     ),
-    "gpt-oss-120b": ("gpt_oss", {}),
-    "Llama 4 Scout": ("llama4_text", {}),
-    "OLMoE-1B-7B": ("olmoe", {}),
-    "Qwen1.5-MoE-A2.7B": ("qwen2_moe", {}),
-    "Phi-3.5-MoE": ("phimoe", {}),
-    "ERNIE 4.5 21B-A3B": ("ernie4_5_moe", {}),
-    "MiniMax-Text-01": ("minimax", {}),
+    "gpt-oss-120b": Model("gpt_oss", 117, "gpt_oss/torch/model.py of openai/gpt-oss"),
+    "Llama 4 Scout": Model(
+        "llama4_text", 109, "Llama4Experts16Config of NeMo; the published number counts the "
+        "vision tower, which is not planned here",
+    ),
+    "OLMoE-1B-7B": Model(
+        "olmoe", 6.9, "docs/models/llm/olmoe.md of Megatron-Bridge", dict(intermediate_size=1024)
+    ),
+    "Qwen1.5-MoE-A2.7B": Model(
+        "qwen2_moe", 14.3, "copies of its config.json in the tests of other projects"
+    ),
+    "Phi-3.5-MoE": Model(
+        "phimoe", 41.9, "the listing of its config.json in Phi-3.5-MoE-and-Mini-Fine-tuning",
+        dict(attention_bias=True, lm_head_bias=True),
+    ),
+    "ERNIE 4.5 21B-A3B": Model(
+        "ernie4_5_moe", 21, "model_configs/ERNIE-4p5-21B-A3B/model_config.json of PaddlePaddle/"
+        "ERNIE, which builds 30 layers and removes two",
+    ),
+    "MiniMax-Text-01": Model(
+        "minimax", 456, "README.md of MiniMax-AI/MiniMax-01; key-value heads: its paper "
+        "(arXiv 2501.08313), groups of 8",
+        dict(vocab_size=200064, num_hidden_layers=80, hidden_size=6144, intermediate_size=9216,
+             num_attention_heads=64, num_key_value_heads=8, head_dim=128, num_local_experts=32,
+             layer_types=[*["linear_attention"] * 7, "full_attention"] * 10),
+    ),
 }  # fmt: skip
 LAYOUTS: tuple[tuple[str, dict[str, int]], ...] = (
     ("fsdp2", {"dp_shard": 64}),
@@ -68,14 +107,15 @@ def rows() -> Iterator[dict[str, Any]]:
     from moediag.worker import check
 
     with tempfile.TemporaryDirectory() as place:
-        for number, (name, (kind, settings)) in enumerate(MODELS.items()):
+        for number, (name, model) in enumerate(MODELS.items()):
             folder = Path(place) / str(number)
-            CONFIG_MAPPING[kind](**settings).save_pretrained(folder)
+            CONFIG_MAPPING[model.kind](**model.settings).save_pretrained(folder)
             for wrapper, layout in LAYOUTS:
                 trial = Trial(
                     name="check", scenario="check", variant="check", record=False, layout=layout,
                     task=CheckTask(str(folder), simulate=False),
-                    world_size=math.prod(layout.values()), wrapper=WrapperSpec(kind=wrapper),
+                    world_size=math.prod(layout.values()),
+                    wrapper=WrapperSpec(kind=wrapper, reshard_after_forward=None),
                 )  # fmt: skip
                 yield {"model": name, "wrapper": wrapper, "layout": layout, **_cell(check, trial)}
 
@@ -126,6 +166,7 @@ def page(found: list[dict[str, Any]], versions: dict[str, str | None]) -> Iterat
         cpu, memory = max(r["cpu"] for r in cells), max(r["mb"] for r in cells)
         yield f"| {ranks:,} | {len(cells)} | {cpu:.1f} s | {memory} MB |"
     yield ""
+    yield from _sources(found)
     yield "| model | sharded by | layout | answer | CPU | memory |"
     yield "|---|---|---|---|---|---|"
     reasons: dict[str, int] = {}
@@ -143,6 +184,25 @@ def page(found: list[dict[str, Any]], versions: dict[str, str | None]) -> Iterat
     yield ""
     for reason, number in reasons.items():
         yield f"{number}. {reason}"
+
+
+def _sources(found: list[dict[str, Any]]) -> Iterator[str]:
+    planned = {row["model"]: row["parameters"] for row in found if row.get("parameters")}
+    yield "Sizes that differ from the defaults of the class, and where all sizes were compared."
+    yield "Planned parameters are those of the model that the class builds."
+    yield ""
+    yield "| model | planned | published | not defaults | compared with |"
+    yield "|---|---|---|---|---|"
+    for name, model in MODELS.items():
+        told = ", ".join(
+            f"{field} {value}" for field, value in model.settings.items()
+            if not isinstance(value, list)
+        )  # fmt: skip
+        yield (
+            f"| {name} | {planned.get(name, 0) / 1e9:.1f} B | {model.published:g} B "
+            f"| {told or 'none'} | {model.source} |"
+        )
+    yield ""
 
 
 def main() -> int:

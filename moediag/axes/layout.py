@@ -123,6 +123,15 @@ class Layout:
         """Whether some ranks work on the same batch because of where they lie on the mesh."""
         return any(axis.shares_batch(batches) for axis in self.active)
 
+    def sums(self, experts: bool, batches: str) -> Tuple[Axis, ...]:
+        """The axes over whose ranks a gradient must be summed, outermost first: those whose ranks
+        have tokens of their own. ``experts``: of the routed experts, which get the tokens of the
+        axes that divide nothing else."""
+        return tuple(
+            axis for axis in self.active
+            if axis.divisor(2, batches) > 1 and not (experts and axis.experts_only)
+        )  # fmt: skip
+
     def divisor(self, batches: str) -> int:
         """What a sum of gradients over all ranks is divided by to be that of the mean loss."""
         return math.prod(axis.divisor(size, batches) for axis, size in self.axes.items())

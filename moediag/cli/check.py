@@ -58,6 +58,9 @@ def check(
         ),
     ] = Wrapper.auto,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Do not simulate a step.")] = False,
+    length: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Tokens of a sequence, which cp cuts.")
+    ] = 0,
     bandwidth: Annotated[
         str,
         typer.Option(
@@ -123,7 +126,8 @@ def check(
             options = checker.CheckOptions(
                 config=config, layout=_axes(layout), world=world, stack=pins,
                 wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
-                bandwidth=_bandwidth(bandwidth, per_node, step_time), timeout=timeout, out=out,
+                length=length, bandwidth=_bandwidth(bandwidth, per_node, step_time),
+                timeout=timeout, out=out,
             )  # fmt: skip
             found = planned = checker.check(options, tell)
             text, page = partial(checker.as_text, planned), partial(check_page.lines, planned)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moediag.axes import EP, TP, Layout
+from moediag.axes import CP, EP, TP, Layout
 from moediag.diagnosis import diagnose
 from moediag.errors import ExitCode, LayoutError, UsageError
 from moediag.evidence.model import Evidence, RankEvidence
@@ -60,6 +60,8 @@ class CheckOptions:
     """``transformers`` or ``fsdp2``: who shards. "": transformers for a layout that from_pretrained
     divides the model along, else fsdp2."""
     simulate: bool = True
+    length: int = 0
+    """Tokens of a sequence; 0: not told."""
     bandwidth: Bandwidth | None = None
     """None: the wires' time is not told."""
     timeout: float = 600.0
@@ -129,9 +131,10 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
     wrapper = options.wrapper or _wrapper(layout)
     trial = Trial(
         name="check", scenario="check", variant="check",
-        task=CheckTask(str(config), options.simulate), world_size=ranks,
+        task=CheckTask(str(config), options.simulate, options.length), world_size=ranks,
         layout={str(axis): size for axis, size in layout.axes.items()},
-        wrapper=WrapperSpec(kind=wrapper), record=False, timeout=options.timeout,
+        wrapper=WrapperSpec(kind=wrapper, reshard_after_forward=None), record=False,
+        timeout=options.timeout,
     )  # fmt: skip
     place = folder / WORKED
     tell("planning and simulating", None)
@@ -210,7 +213,7 @@ def number_of_ranks(layout: Layout, world: int | None) -> int:
 
 
 def _wrapper(layout: Layout) -> str:
-    divided = any(not axis.data_parallel for axis in layout.active)
+    divided = any(not axis.data_parallel and axis != CP for axis in layout.active)
     return "transformers" if divided else "fsdp2"
 
 

@@ -42,6 +42,8 @@ def lines(result: CheckResult, width: int) -> Iterator[Line]:
     yield from _plan(result.checked.plan, width)
     for owner in result.checked.owners:
         yield from labelled("experts", _owner(owner, result.layout.size(EP)), width)
+    if result.checked.plan and result.layout.active:
+        yield from labelled("sums", _sums(result), width)
     yield from _cost(result, width)
     yield from _known(result, width)
     for text in (*([result.undecided] if result.checked.problem else []), *result.not_seen):
@@ -165,6 +167,19 @@ def _owner(owner: ExpertRange, ways: int) -> str:
         text += f"; {owner.experts // ways} for each of {ways} places on ep"
     times = "once" if owner.copies == 1 else f"{owner.copies} times (replicas or parts)"
     return f"{text}; each expert is held {times}"
+
+
+def _sums(result: CheckResult) -> str:
+    """Over which axes gradients must be summed."""
+    layout = result.layout
+    rest, experts = (_over(layout.sums(routed, "")) for routed in (False, True))
+    apart = bool(result.checked.owners) and rest != experts
+    text = f"gradients must be summed over {rest}"
+    return f"{text}; those of the routed experts over {experts}" if apart else text
+
+
+def _over(axes: Sequence[str]) -> str:
+    return " x ".join(map(str, axes)) or "no axis"
 
 
 def _cost(result: CheckResult, width: int) -> Iterator[Line]:

@@ -133,6 +133,7 @@ class Checked:
     top_k: int = 0
     asked: str = ""  # how the library was called
     plan: List[PlannedParameter] = field(default_factory=list)
+    stage_layers: int = 0  # with a pipeline: layers of the stage that was planned
     units: List[PlannedUnit] = field(default_factory=list)
     owners: List[ExpertRange] = field(default_factory=list)
     findings: List[CheckFinding] = field(default_factory=list)

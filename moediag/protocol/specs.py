@@ -67,7 +67,8 @@ class WrapperSpec:
     # by-hand: fully_shard, with ep, etp and tp by hand on a model that every rank builds whole.
     kind: str = "fsdp2"
     granularity: str = "layer"  # fsdp2/fsdp1: layer | expert | root
-    reshard_after_forward: bool = True
+    # fsdp2; null: torch chooses, which frees the parameters of all but the root.
+    reshard_after_forward: Optional[bool] = True
     reduce_dtype: Optional[str] = None  # float32 | bfloat16 | null: same as the parameters
     param_dtype: Optional[str] = None  # fsdp2: dtype of the computation; null: the parameters'
     find_unused_parameters: bool = True  # ddp

@@ -140,6 +140,7 @@ class CheckTask:
     kind: str = field(default="check", init=False)
     config: str = ""  # folder with config.json, or the file itself
     simulate: bool = True  # run one step of a tiny model on simulated ranks
+    length: int = 0  # tokens of a sequence; 0: not known
 
 
 @dataclass(frozen=True)

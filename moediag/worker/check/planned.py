@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
-from moediag.axes import DP_SHARD, EP, TP, Layout
+from moediag.axes import CP, DP_SHARD, EP, PP, TP, Layout
 from moediag.protocol import (
     FAILS,
     MAY_FAIL,
@@ -28,6 +28,7 @@ from moediag.worker.shard import placement
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn
 
 _HEADS = re.compile(r"(^|\.)(q|k|v)_proj\.weight$")
+_LAYER = re.compile(r"layers\.(\d+)\.")
 _VIEW = re.compile(r"-1,\s*(self\.)?head_dim\b")  # of a view: the number of heads is what is left
 
 
@@ -82,11 +83,16 @@ class _Plan:
             top_k=self.configured.top_k,
             asked=sharding.words(self.trial),
             plan=rows,
+            stage_layers=self._layers() if self.layout.size(PP) > 1 else 0,
             units=fsdp_units.units(self.model),
             owners=owners,
             findings=[*self.findings(rows), *wrong],
             not_seen=self.not_seen,
         )
+
+    def _layers(self) -> int:
+        found = (_LAYER.search(name) for name, _ in self.parameters)
+        return len({match[1] for match in found if match})
 
     # -------------------------------------------------------------- parameters
 
@@ -120,7 +126,7 @@ class _Plan:
     def _undivided(self, rows: Sequence[PlannedParameter]) -> Iterator[CheckFinding]:
         """Axes that divide nothing, and large parameters that stay whole along one."""
         native = self.trial.wrapper.kind == sharding.NATIVE
-        names = {TP: (TP,), EP: (EP,), DP_SHARD: ("fsdp", "efsdp", DP_SHARD)}
+        names = {TP: (TP,), EP: (EP,), DP_SHARD: ("fsdp", "efsdp", DP_SHARD, f"{DP_SHARD}_{CP}")}
         if not native:
             del names[TP], names[EP]
         for axis in (a for a in names if a in self.layout.active):

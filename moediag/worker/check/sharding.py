@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any, Dict
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from moediag.axes import CP, DP_REPLICATE, DP_SHARD, EP, ETP, PP, TP, Layout
 from moediag.protocol import Trial
 from moediag.worker.check.configured import Configured, anatomy
 from moediag.worker.models import checkpoint
 from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.shard.data_parallel import FSDP2
+from moediag.worker.shard.data_parallel import FSDP2, over
 from moediag.worker.shard.expert_parallel import Transformers
-from moediag.worker.shard.wrapped import Wrapped
+from moediag.worker.shard.wrapped import Wrapped, mesh_of
 
 NATIVE = "transformers"
+_INSTEAD = "; --wrapper fsdp2 shards over it by torch"
 _FROM = (5, 16)  # earlier releases divide the experts while they load them
 
 
@@ -27,7 +29,7 @@ def arguments(layout: Layout, ranks: int) -> Dict[str, Any]:
     if unknown:
         raise NotApplicable(
             f"DistributedConfig of transformers {checkpoint.version()} has no mesh axis "
-            f"{' and no '.join(unknown)}"
+            f"{' and no '.join(unknown)}{_INSTEAD if layout.active == (DP_SHARD, CP) else ''}"
         )
     tp, ep = layout.size(TP), layout.size(EP)
     known = checkpoint.distributed_fields()
@@ -62,11 +64,20 @@ def wrapped(configured: Configured, model: nn.Module, trial: Trial) -> Wrapped:
     if trial.wrapper.kind == NATIVE:
         model = _by_release(configured, model, arguments(layout, trial.world_size))
         return Transformers(model, anatomy(model, configured.experts), trial)
+    if CP in layout.active:
+        return _OverContext(model, anatomy(model, configured.experts), trial)
     if DP_REPLICATE in layout.active and DP_SHARD not in layout.active:
         raise NotApplicable(
             f"{DP_REPLICATE} without {DP_SHARD} is plain data parallelism, which shards nothing"
         )
     return FSDP2(model, anatomy(model, configured.experts), trial)
+
+
+class _OverContext(FSDP2):
+    """Ranks of cp hold pieces as those of dp_shard do. How they attend does not change the plan."""
+
+    def mesh(self) -> DeviceMesh:
+        return over(mesh_of(self.trial, CP), DP_SHARD, CP)
 
 
 def _by_release(configured: Configured, model: Any, asked: Dict[str, Any]) -> nn.Module:

@@ -17,7 +17,7 @@ from typing import Any, List, Sequence, Tuple
 
 import torch
 
-from moediag.axes import Layout
+from moediag.axes import CP, Layout
 from moediag.protocol import (
     MAY_FAIL,
     SIZES,
@@ -104,9 +104,9 @@ def simulate(configured: Configured, trial: Trial, folder: Path) -> Checked:
 
 
 def _skewed(layout: Layout, ranks: int) -> List[int]:
-    """Returns the ranks with another routing: the second half along the outermost data-parallel
-    axis, or all if the ranks exchange tokens and so have one routing."""
-    data = next((axis for axis in layout.active if axis.data_parallel), None)
+    """Returns the ranks with another routing: the second half along the outermost axis whose ranks
+    have tokens of their own, or all if the ranks exchange tokens and so have one routing."""
+    data = next((axis for axis in layout.active if axis.data_parallel or axis is CP), None)
     if data is None:
         return list(range(ranks))
     outside = layout.active[: layout.active.index(data)]

@@ -35,11 +35,9 @@ class FSDP2(Wrapped):
             self.notes += fsdp2_internals.prepare_cpu()
         self._divide_by = self._missing_divisor()
         spec = self.trial.wrapper
-        options: Dict[str, Any] = dict(
-            mesh=self.mesh(),
-            reshard_after_forward=spec.reshard_after_forward,
-            **self.left_out(model),
-        )
+        options: Dict[str, Any] = dict(mesh=self.mesh(), **self.left_out(model))
+        if spec.reshard_after_forward is not None:
+            options["reshard_after_forward"] = spec.reshard_after_forward
         asked = {"param_dtype": spec.param_dtype, "reduce_dtype": spec.reduce_dtype}
         dtypes = {name: getattr(torch, dtype) for name, dtype in asked.items() if dtype}
         if dtypes:

@@ -147,3 +147,11 @@ def test_active_axes_have_more_than_one_rank(layout: Layout) -> None:
     assert [layout.size(axis) > 1 for axis in AXES] == [axis in layout.active for axis in AXES]
     rank = layout.world_size - 1
     assert [layout.index(axis, rank) for axis in AXES] == [layout.size(axis) - 1 for axis in AXES]
+
+
+def test_gradients_are_summed_over_ranks_with_tokens_of_their_own() -> None:
+    layout = Layout({"dp_replicate": 2, "dp_shard": 2, "cp": 2, "ep": 2, "tp": 2, "pp": 2})
+    assert layout.sums(False, "") == ("dp_replicate", "dp_shard", "cp", "ep")
+    assert layout.sums(True, "") == ("dp_replicate", "dp_shard", "cp")
+    assert layout.sums(False, "per-replica") == ("dp_replicate", "dp_shard", "cp")
+    assert Layout({"tp": 2, "dp_shard": 1}).sums(False, "") == ()

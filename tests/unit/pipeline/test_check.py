@@ -154,6 +154,21 @@ def test_the_cost_of_a_step() -> None:
     assert memory.total == 512 + 512 + 1024 + 400
 
 
+@pytest.mark.parametrize(
+    ("dims", "rule", "gradient"),
+    [((0,), "embedding_rowwise", 128), ((0, 0), "embedding_rowwise", 64), ((0,), "colwise", 64)],
+)
+def test_the_gradient_of_an_embedding_stays_whole_unless_fsdp_divides_it(
+    dims: tuple[int, ...], rule: str, gradient: int
+) -> None:
+    slices = [MeshSlice(axis, 2, dim) for axis, dim in zip(("tp", "fsdp"), dims, strict=False)]
+    row = dataclasses.replace(
+        EXPERTS, count=1, shape=[8, 16], slices=slices, most=64, rule=f"tp_plan model.w: {rule}"
+    )
+    memory = check_cost.memory([row], [])
+    assert (memory.parameters, memory.gradients) == (64 * row.element, gradient * row.element)
+
+
 def recorded(*calls: tuple[str, int]) -> Evidence:
     """A job whose last step is its third."""
     made = tuple(

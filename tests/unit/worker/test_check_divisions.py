@@ -1,0 +1,113 @@
+"""What must divide what on the axes of `moediag check` that no plan shows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from moediag.axes import Layout  # noqa: E402
+from moediag.protocol import (  # noqa: E402
+    FAILS,
+    MAY_FAIL,
+    NOTE,
+    Checked,
+    CheckTask,
+    PlannedParameter,
+    Trial,
+    WrapperSpec,
+)
+from moediag.worker import check  # noqa: E402
+from moediag.worker.check import divisions  # noqa: E402
+
+SMALL: dict[str, Any] = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+    num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8,
+    num_experts_per_tok=2, decoder_sparse_step=1,
+)  # fmt: skip
+
+
+def test_a_sequence_is_cut_into_two_parts_for_each_rank_of_cp() -> None:
+    layout = Layout({"dp_shard": 2, "cp": 4})
+    assert list(divisions.of_length(layout, 4096)) == []
+    (found,) = divisions.of_length(layout, 4100)
+    assert found.level == FAILS and "4,100 tokens are no multiple of 8" in found.text
+    (unknown,) = divisions.of_length(layout, 0)
+    assert unknown.level == NOTE and "--length" in unknown.text
+    assert list(divisions.of_length(Layout({"dp_shard": 8}), 4097)) == []
+
+
+def test_sizes_that_a_framework_divides_equally() -> None:
+    config = transformers.Qwen3MoeConfig(**SMALL)
+
+    def found(**axes: int) -> list[str]:
+        told = list(divisions.unplanned(config, Layout(axes)))
+        assert all(one.level == MAY_FAIL for one in told)
+        return [one.text.partition(": ")[2] for one in told]
+
+    assert found(ep=8, etp=2, tp=2, pp=2) == []
+    assert found(ep=3) == ["8 cannot be divided by ep=3"]
+    assert found(etp=5) == ["16 cannot be divided by etp=5"]
+    assert found(tp=4) == ["2 cannot be divided by tp=4"]  # only the key/value heads
+    assert found(pp=3) == ["4 cannot be divided by pp=3"]
+    dense = transformers.LlamaConfig(num_hidden_layers=4)  # no experts: nothing to divide over etp
+    assert list(divisions.unplanned(dense, Layout({"ep": 3, "etp": 5}))) == []
+
+
+def stage(layers: int, elements: int) -> Checked:
+    row = PlannedParameter("model.layers.*.weight", 1, [elements], "float32", 4, most=elements)
+    return Checked(plan=[row], stage_layers=layers)
+
+
+def test_the_stages_of_a_pipeline() -> None:
+    even = {0: stage(2, 20), 1: stage(2, 10), 3: stage(2, 20)}
+    (told,) = divisions.of_stages(even, 4, 0)
+    assert told.level == NOTE and "hold 2 layers each. The plan" in told.text
+    uneven = {0: stage(7, 80), 1: stage(7, 70), 7: stage(12, 160)}
+    (told,) = divisions.of_stages(uneven, 8, 7)
+    assert "7 layers each, the last one 12" in told.text
+    assert "stage 7, which holds most: 2.00 times" in told.text
+    empty = {0: stage(0, 9), 1: stage(0, 0), 7: stage(4, 90)}
+    (told,) = divisions.of_stages(empty, 8, 7)
+    assert told.level == FAILS and "7 of pp=8 stages hold no layer, the last one 4" in told.text
+    assert list(divisions.of_stages({0: stage(4, 10)}, 1, 0)) == []
+
+
+def checked(
+    tmp_path: Path, layout: dict[str, int], wrapper: str = "fsdp2", length: int = 0
+) -> Checked:
+    transformers.Qwen3MoeConfig(**SMALL).save_pretrained(tmp_path / "model")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    trial = Trial(
+        name="check", scenario="check", variant="check", layout=layout, record=False,
+        task=CheckTask(str(tmp_path / "model"), simulate=False, length=length),
+        world_size=math.prod(layout.values()), wrapper=WrapperSpec(kind=wrapper),
+    )  # fmt: skip
+    return check.run(trial, folder)
+
+
+@pytest.mark.filterwarnings("ignore:Slicing a flattened dim")
+def test_fully_shard_shards_over_context_parallel_ranks(tmp_path: Path) -> None:
+    found = checked(tmp_path, {"dp_shard": 4, "cp": 2}, length=64)
+    assert found.problem == "" and not [f for f in found.findings if f.level == FAILS]
+    rows = {row.name: row for row in found.plan}
+    assert rows["model.layers.*.self_attn.q_proj.weight"].most == 32 * 32 // 8
+    assert {unit.shards for unit in found.units} == {8}
+    assert any("keys and values" in text for text in found.not_seen)
+
+
+@pytest.mark.filterwarnings("ignore:Slicing a flattened dim")
+def test_a_length_that_cp_cannot_cut_fails(tmp_path: Path) -> None:
+    found = checked(tmp_path, {"dp_shard": 4, "cp": 2}, length=66)
+    assert any(f.level == FAILS and "no multiple of 4" in f.text for f in found.findings)
+
+
+def test_a_layout_that_nothing_here_shards_is_still_divided(tmp_path: Path) -> None:
+    found = checked(tmp_path, {"dp_shard": 2, "etp": 5}, "transformers")
+    assert "no mesh axis etp" in found.problem and found.experts == 8
+    assert [f.level for f in found.findings] == [MAY_FAIL]

@@ -22,7 +22,7 @@ import moediag
 from bench.speed import suite as speed
 from moediag import doctor, hardware
 from moediag.campaign.engine import shown
-from moediag.campaign.sweep.runs import Ran, Runs
+from moediag.campaign.sweep.shared_runs import Ran, Runs
 from moediag.errors import MoediagError
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.run_folder import run_folder

@@ -33,7 +33,7 @@ from moediag.campaign.nightly.history import History
 from moediag.campaign.nightly.jobs import Asked, Planned
 from moediag.campaign.nightly.night import Entry, Hunted, Job, Night, known
 from moediag.campaign.run import digest
-from moediag.campaign.sweep.runs import Runs
+from moediag.campaign.sweep.shared_runs import Runs
 from moediag.errors import ExitCode, Interrupted
 from moediag.launch.settings import LaunchOptions
 from moediag.result import RunResult, read_result

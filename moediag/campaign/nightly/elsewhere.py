@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moediag.campaign.engine import Display
 from moediag.campaign.executors import Lost, Remote, build_here
-from moediag.campaign.sweep.runs import Ran, Runs
+from moediag.campaign.sweep.shared_runs import Ran, Runs
 from moediag.errors import ExitCode
 from moediag.launch.settings import LaunchOptions
 from moediag.scenario.plan import Plan

@@ -18,7 +18,7 @@ import moediag
 from moediag import hardware
 from moediag.campaign import run as runner
 from moediag.campaign.engine import Display, Header, Journal, Line, Records, Strategy, drive
-from moediag.campaign.sweep.runs import Runs
+from moediag.campaign.sweep.shared_runs import Runs
 from moediag.campaign.sweep.summary import Row, Sweep
 from moediag.errors import ExitCode, LayoutError, MoediagError
 from moediag.launch.settings import LaunchOptions

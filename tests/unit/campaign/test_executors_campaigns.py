@@ -22,7 +22,7 @@ from moediag.campaign.matrix.question import MatrixQuestion, Subject
 from moediag.campaign.matrix.session import Maker
 from moediag.campaign.matrix.work import Way
 from moediag.campaign.nightly.elsewhere import Elsewhere as Jobs
-from moediag.campaign.sweep.runs import Runs
+from moediag.campaign.sweep.shared_runs import Runs
 from moediag.errors import ExitCode, Interrupted, MachineError, StackError
 from moediag.launch.settings import LaunchOptions
 from moediag.scenario import catalogue, load, plan

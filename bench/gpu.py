@@ -8,6 +8,7 @@ fills the GPU. Rows that need an unavailable release are listed as not measured,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 import tempfile
@@ -21,9 +22,8 @@ import moediag
 from bench.speed import suite as speed
 from moediag import doctor, hardware
 from moediag.campaign.engine import shown
-from moediag.campaign.sweep import session as sweeping
+from moediag.campaign.sweep.shared_runs import Ran, Runs
 from moediag.errors import MoediagError
-from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import write_json
@@ -120,7 +120,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def row(question: Question, ran: sweeping.Ran | None, problem: str = "") -> Row:
+def row(question: Question, ran: Ran | None, problem: str = "") -> Row:
     result = ran.result if ran else None
     return Row(
         command=question.command,
@@ -191,21 +191,16 @@ def _why(one: Row) -> str:
 
 def measure(asked: Sequence[Question], folder: Path, timeout: float | None) -> Iterator[Row]:
     """Runs each scenario in its own folder; a failing one affects only its own row."""
-    options = LaunchOptions()
-    hosts = Hosts(folder / sweeping.HOSTS_FOLDER, options)
-    try:
-        with shown() as observer:
-            for number, question in enumerate(asked):
-                try:
-                    scenario = loading.load(catalogue.find(question.scenario))
-                    plan = planning.plan(scenario, question.ranks, question.device, timeout=timeout)
-                except MoediagError as error:
-                    yield row(question, None, error.message)
-                    continue
-                below = folder / f"{number}-{question.scenario}"
-                yield row(question, sweeping.run_one(plan, below, options, hosts, observer))
-    finally:
-        hosts.close()
+    with contextlib.closing(Runs(folder, LaunchOptions())) as runs, shown() as observer:
+        for number, question in enumerate(asked):
+            try:
+                scenario = loading.load(catalogue.find(question.scenario))
+                plan = planning.plan(scenario, question.ranks, question.device, timeout=timeout)
+            except MoediagError as error:
+                yield row(question, None, error.message)
+                continue
+            below = folder / f"{number}-{question.scenario}"
+            yield row(question, runs.run(plan, below, observer))
 
 
 def versions() -> dict[str, str | None]:

@@ -98,6 +98,8 @@ def bisect(
             "--jobs", "-j", min=1, metavar="N", help="Run N probes at once. The answer is the same."
         ),
     ] = 1,
+    executor: o.ExecutorOption = o.ExecutorKind.local,
+    executor_arg: o.ExecutorArgs = [],  # noqa: B006
     out: o.Out = None,
     resume: o.Resume = False,
     dry_run: o.DryRun = False,
@@ -115,13 +117,15 @@ def bisect(
     held = o.pairs(hold, "--hold")
 
     from moediag.campaign.bisect import answer_page, question, session
-    from moediag.campaign.bisect.probe import Releases
+    from moediag.campaign.bisect.elsewhere import prober
     from moediag.campaign.bisect.signature_match import Match
     from moediag.campaign.engine import shown
+    from moediag.campaign.executors import Choice
     from moediag.launch.settings import LaunchOptions
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
 
+    chosen = Choice.parse(executor.value, executor_arg)
     scenario = loading.load(catalogue.find(name), set_)
     asked = question.Asked(
         name=name, package=package, bad=bad, good=good, oldest=oldest, window=window,
@@ -139,12 +143,13 @@ def bisect(
             for line in forecast.lines():
                 stdout.line(line)
         return
-    o.require_gpus(device, what.world_size * jobs, held.get("torch"))
+    if chosen.here:
+        o.require_gpus(device, what.world_size * jobs, held.get("torch"))
     clone = _clone(repo, what) if repo and not git_bisect else None
     command = o.command(context)
     launch = LaunchOptions(quiescence=quiescence)
     with shown(no_color) as display:
-        make = functools.partial(Releases, display=display, launch=launch)
+        make = functools.partial(prober, display=display, launch=launch, executor=chosen)
         if git_bisect:
             from moediag.campaign.bisect.commits import git_bisect as adapter
             from moediag.campaign.bisect.commits.clone import Clone
@@ -152,7 +157,9 @@ def bisect(
             here = Clone(repo or Path.cwd())
             verdict = adapter.judge_checkout(what, here, out, command, make, display)
             raise typer.Exit(adapter.code(verdict))
-        report, folder = session.run(what, out, resume, command, make, display, jobs, clone)
+        report, folder = session.run(
+            what, out, resume, command, make, display, chosen.at_once(jobs), clone, chosen
+        )
     if as_json:
         stdout.data(answer_page.to_json(report))
     else:

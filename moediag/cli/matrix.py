@@ -74,6 +74,8 @@ def matrix(
     launcher: o.LauncherOption = o.LauncherKind.auto,
     timeout: o.Timeout = None,
     quiescence: o.Quiescence = 3.0,
+    executor: o.ExecutorOption = o.ExecutorKind.local,
+    executor_arg: o.ExecutorArgs = [],  # noqa: B006
     out: o.Out = None,
     resume: Annotated[
         bool,
@@ -101,10 +103,12 @@ def matrix(
 
     from moediag.campaign.bisect.question import Asked
     from moediag.campaign.engine import shown
-    from moediag.campaign.matrix import question, session, table_page
+    from moediag.campaign.executors import Choice
+    from moediag.campaign.matrix import elsewhere, question, session, table_page
     from moediag.campaign.matrix.work import Way
     from moediag.launch.settings import LaunchOptions
 
+    chosen = Choice.parse(executor.value, executor_arg)
     wanted = question.Wanted(
         names=tuple(scenarios), overrides=tuple(set_), families=tuple(family), package=package,
         releases=o.names([releases]),
@@ -118,11 +122,14 @@ def matrix(
     if markdown is not None:
         session.check_page(markdown)
     asked = question.ask(wanted)
-    o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
+    if chosen.here:
+        o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
     command = o.command(context)
     with shown(no_color) as display:
-        make = functools.partial(session.Cells, launch=LaunchOptions(quiescence=quiescence))
-        found, folder = session.run(asked, out, resume, command, display, make)
+        make = functools.partial(
+            elsewhere.maker, launch=LaunchOptions(quiescence=quiescence), executor=chosen
+        )
+        found, folder = session.run(asked, out, resume, command, display, make, chosen.at_once(1))
     if markdown is not None:
         session.write_page(markdown, found, command)
     if as_json:

@@ -15,6 +15,7 @@ from moediag.report import stdout
 
 if TYPE_CHECKING:
     from moediag.campaign.engine import Display
+    from moediag.campaign.executors import Choice
     from moediag.campaign.nightly.blame import Blame
     from moediag.campaign.nightly.changes import Compared
     from moediag.campaign.nightly.jobs import Asked, Planned
@@ -84,6 +85,8 @@ def nightly(
     ] = False,
     launcher: o.LauncherOption = o.LauncherKind.auto,
     timeout: o.Timeout = None,
+    executor: o.ExecutorOption = o.ExecutorKind.local,
+    executor_arg: o.ExecutorArgs = [],  # noqa: B006
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
@@ -100,6 +103,7 @@ def nightly(
         raise UsageError("--annotate and --json exclude each other", "--json lists them too.")
 
     from moediag.campaign.engine import opened, resumable, shown
+    from moediag.campaign.executors import Choice
     from moediag.campaign.nightly import drive, jobs, tracks
     from moediag.campaign.nightly import summary as pages
     from moediag.campaign.nightly.changes import Change, compare
@@ -109,7 +113,9 @@ def nightly(
     from moediag.stacks.base import cache_root, current_base
 
     wanted = tracks.parse(track)
-    o.require_gpus(device, world_size or 1)
+    engine = Choice.parse(executor.value, executor_arg)
+    if engine.here:
+        o.require_gpus(device, world_size or 1)
     base = current_base(cache_root())
     asked = jobs.Asked(
         tuple(scenario), world_size, device, launcher.value, timeout, (base.torch or "")
@@ -125,11 +131,12 @@ def nightly(
         at_once = (world_size or 1) if device == "cpu" else 1
         ran = drive.run(
             planned, asked, notes, kept, journal, minutes, display,
-            hunt=lambda: hunted(chosen, history, limit, at_once, display),
+            hunt=lambda: hunted(chosen, history, limit, at_once, display, engine),
+            executor=engine,
         )  # fmt: skip
         compared = compare(ran.night, kept.nights, nights)
         with resumable(journal, lambda: ran.done):
-            blames = _blames(compared, planned, asked, folder, bisect_minutes, display)
+            blames = _blames(compared, planned, asked, folder, bisect_minutes, display, engine)
     found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable))
     _write(found, ran.results, folder, junit, summary)
     if as_json:
@@ -148,7 +155,7 @@ def nightly(
 
 def _blames(
     compared: tuple[Compared, ...], planned: list[Planned], asked: Asked, folder: Path,
-    minutes: float, display: Display,
+    minutes: float, display: Display, executor: Choice,
 ) -> Mapping[tuple[str, str, str], Blame]:  # fmt: skip
     """Bisects each new failure until the time is up."""
     from moediag.campaign.engine import Clock
@@ -163,7 +170,7 @@ def _blames(
             where = folder / "bisect" / str(number + 1)
             name = names[one.entry.scenario]
             found[one.entry.key] = blame(
-                one, name, asked, where, clock.left, display, LaunchOptions()
+                one, name, asked, where, clock.left, display, LaunchOptions(), executor
             )
     return found
 

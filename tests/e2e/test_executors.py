@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -155,6 +156,31 @@ def test_interrupted_then_a_worker_is_killed(executor: str, tmp_path: Path) -> N
     (cell,) = json.loads(out)["cells"]
     assert [way["holds"] for way in cell["outcome"]["ways"]] == [True, True]
     assert not [*(tmp_path / "hunt").glob(".seen-by-workers-*")]
+
+
+def test_matrix_bisect_and_nightly(executor: str, tmp_path: Path) -> None:
+    for version in ("4.53.2", "4.57.6", "5.0.0"):
+        need({"transformers": version})
+
+    def run(*words: str, out: str) -> Any:
+        with _command(
+            *words, "--executor", executor, "--out", str(tmp_path / out), "--json"
+        ) as one:
+            printed, said = one.communicate(timeout=LONGEST)
+        assert one.returncode in (0, 1), said
+        return json.loads(printed)
+
+    table = run("matrix", "expert-starvation", "--releases", "4.53.2", out="matrix")
+    assert [cell["shows"] for cell in table["cells"]] == [True]
+    answer = run("bisect", "expert-starvation", "--bad", "4.57.6", "--good", "5.0.0", out="bisect")
+    assert answer["timeline"] == "4.57 B │ 5.0 G"
+    assert answer["environment"]["machines"] == f"those of {executor}"
+    night = run(
+        "nightly", "--scenario", "expert-starvation", "--track", "pinned",
+        "--history", str(tmp_path / "history"), out="night",
+    )["night"]  # fmt: skip
+    assert [job["finished"] for job in night["jobs"]] == [True]
+    assert {entry["state"] for entry in night["entries"]} <= {"good", "bad"}
 
 
 def test_slurm_refuses_a_partition(slurm: None, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from moediag.campaign.bisect.search.search import Search, most_probes
 from moediag.campaign.bisect.state import State
 from moediag.campaign.engine import Display, resumable
 from moediag.campaign.engine.journal import JOURNAL_FILE
+from moediag.campaign.executors import HERE, Choice
 from moediag.errors import MoediagError
 from moediag.protocol import write_json
 from moediag.report.printable import printable
@@ -54,9 +55,11 @@ def run(
     display: Display,
     jobs: int = 1,
     clone: Clone | None = None,
+    executor: Choice = HERE,
 ) -> tuple[answer_page.Report, Path]:
     """Returns the report and its folder. The folder has ``result.json`` and ``report.md`` beside
-    the journal and the probes' run directories. ``clone``: where to search for the commit.
+    the journal and the probes' run directories. ``clone``: where to search for the commit;
+    ``executor``: what runs the probes of ``make``'s prober.
 
     Raises UsageError for a folder that is unusable or belongs to another bisect, Interrupted after
     Ctrl-C, and MoediagError if nothing can be probed.
@@ -73,7 +76,7 @@ def run(
             follow = Follow(state, prober, display, state.target)
             with contextlib.closing(prober), resumable(state.journal, state.done):
                 beyond = dict(afterwards(asked, search, follow, clone, folder))
-        report = _report(asked, state, search, beyond)
+        report = _report(asked, state, search, beyond, executor)
         write_json(folder / RESULT_FILE, answer_page.to_json(report))
         (folder / REPORT_FILE).write_text(printable(answer_page.markdown(report)), encoding="utf-8")
     return report, folder
@@ -98,7 +101,7 @@ def _clean(answer: Answer) -> bool:
 
 
 def _report(
-    question: Question, state: State, search: Search, beyond: Mapping[str, Beyond]
+    question: Question, state: State, search: Search, beyond: Mapping[str, Beyond], executor: Choice
 ) -> answer_page.Report:
     answer, target = search.answer, state.target
     assert answer is not None
@@ -112,7 +115,7 @@ def _report(
         signatures=target.signatures if target else (),
         match=str(question.asked.match),
         reproduce=tuple(_reproduce(question, answer, state.releases)),
-        environment=_environment(question),
+        environment=_environment(question, executor),
         beyond=beyond,
         extras=state.extras,
     )
@@ -145,8 +148,7 @@ def _command(question: Question, request: dict[str, str]) -> str:
     return shlex.join(words)
 
 
-def _environment(question: Question) -> dict[str, str]:
-    machine = hardware.machine()
+def _environment(question: Question, executor: Choice) -> dict[str, str]:
     torch = current_base(cache_root()).torch
     held = {**question.asked.hold}
     facts: dict[str, Any] = {
@@ -155,11 +157,13 @@ def _environment(question: Question) -> dict[str, str]:
         "torch": held.get("torch", torch) if question.package != "torch" else "as searched",
         "held": ", ".join(f"{n} {v}" for n, v in held.items() if n != "torch"),
         "ranks": f"{question.world_size} on {question.backend}",
-        "os": machine["os"],
-        "arch": machine["arch"],
-        "cores": machine["cores"],
-        "gpus": ", ".join(machine["gpus"]),
     }
+    if executor.here:
+        machine = hardware.machine()
+        facts |= {name: machine[name] for name in ("os", "arch", "cores")}
+        facts["gpus"] = ", ".join(machine["gpus"])
+    else:  # each probe's result names its machine
+        facts["machines"] = f"those of {executor.kind}"
     return {name: str(value) for name, value in facts.items() if value}
 
 

@@ -60,6 +60,11 @@ class Choice:
         jobs = int(_positive("jobs", found.pop("jobs"))) if "jobs" in found else None
         return cls(kind, found, limit, jobs)
 
+    @property
+    def here(self) -> bool:
+        """Whether items run on this machine."""
+        return self.kind == LOCAL
+
     def at_once(self, otherwise: int) -> int:
         """Returns how many items run at once; ``otherwise``: without ``jobs=``."""
         return self.jobs or otherwise
@@ -72,7 +77,7 @@ HERE = Choice()
 def opened(choice: Choice, folder: Path, say: Callable[[str], None]) -> Iterator[Remote | None]:
     """Connects to the engine; None for the local executor, which needs none. ``folder``: of the
     campaign. Raises MachineError if the engine cannot be reached."""
-    if choice.kind == LOCAL:
+    if choice.here:
         yield None
         return
     remote = Remote(_executor(choice, folder), folder, choice.limit, say)

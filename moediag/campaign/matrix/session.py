@@ -44,6 +44,10 @@ class Maker(Protocol):
         """Starts to prepare what this cell needs, and returns at once."""
         ...
 
+    def stop(self) -> None:
+        """Ends the cells of other threads as after Ctrl-C."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -57,15 +61,17 @@ def run(
     command: Sequence[str],
     display: Display,
     make: MakeMaker,
+    jobs: int = 1,
 ) -> tuple[Matrix, Path]:
     """Returns the table and its folder. The folder has ``matrix.json`` and ``matrix.md`` beside the
-    journal and the cells' evidence. Raises UsageError for a folder that is unusable or belongs to
-    another question, Interrupted after Ctrl-C, MoediagError if nothing can be run."""
+    journal and the cells' evidence. ``jobs``: cells at once. Raises UsageError for a folder that is
+    unusable or belongs to another question, Interrupted after Ctrl-C, MoediagError if nothing can
+    be run."""
     name = f"matrix-{question.subjects[0].question.scenario.name}"
     with opened(question.header(command), out, resume, name) as journal:
         with contextlib.closing(make(question, journal.folder, display)) as maker:
-            strategy = _Fill(question, journal, maker, display)
-            drive(strategy, journal, display)
+            strategy = _Fill(question, journal, maker, display, jobs)
+            drive(strategy, journal, display, jobs)
         return strategy.table(), journal.folder
 
 
@@ -73,7 +79,7 @@ class _Fill(Strategy[Key, Cell]):
     """Makes cells until none is missing. The next cell follows from the existing ones."""
 
     def __init__(
-        self, question: MatrixQuestion, journal: Journal, maker: Maker, display: Display
+        self, question: MatrixQuestion, journal: Journal, maker: Maker, display: Display, jobs: int
     ) -> None:
         self.question = question
         self.folder = journal.folder
@@ -83,7 +89,7 @@ class _Fill(Strategy[Key, Cell]):
         self.cells: dict[Key, Cell] = {cell.key: cell for cell in self.records.values()}
         title = ", ".join(subject.key for subject in question.subjects)
         earlier = [cell.seconds for cell in self.cells.values()]
-        display.begin(f"{question.package}: {title}", len(earlier), earlier)
+        display.begin(f"{question.package}: {title}", len(earlier), earlier, jobs)
 
     def wanted(self, most: int) -> Sequence[Key]:
         work = self.plan().work
@@ -104,6 +110,9 @@ class _Fill(Strategy[Key, Cell]):
         following = next((key for key in later if key[1] != now[1]), None)
         if following is not None:
             self.maker.prepare(following)
+
+    def stop(self) -> None:
+        self.maker.stop()
 
     def line(self, value: Cell) -> Line:
         return Line(one_line(value), seconds=value.seconds)
@@ -212,6 +221,10 @@ class Cells:
 
     def prepare(self, key: Key) -> None:
         self.probers[key[0]].prepare([key[1]])
+
+    def stop(self) -> None:
+        for prober in self.probers.values():
+            prober.stop()
 
     def close(self) -> None:
         for prober in self.probers.values():

@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from moediag.campaign.engine import Clock, Display
 from moediag.campaign.engine.journal import JOURNAL_FILE
+from moediag.campaign.executors import HERE, Choice
 from moediag.campaign.nightly.changes import Compared
 from moediag.campaign.nightly.night import Entry
 from moediag.campaign.nightly.tracks import PACKAGES
@@ -20,7 +21,7 @@ from moediag.result import Role
 from moediag.scenario import devices
 
 if TYPE_CHECKING:
-    from moediag.campaign.bisect.probe import Releases
+    from moediag.campaign.bisect.prober import Prober
     from moediag.campaign.bisect.question import Question
     from moediag.campaign.nightly.jobs import Asked
     from moediag.launch.settings import LaunchOptions
@@ -86,7 +87,7 @@ def _day(night: str) -> str:
 
 def blame(
     compared: Compared, name: str, asked: Asked, folder: Path, seconds: float, display: Display,
-    launch: LaunchOptions,
+    launch: LaunchOptions, executor: Choice = HERE,
 ) -> Blame:  # fmt: skip
     """Bisects for at most ``seconds``, in ``folder``. ``name``: of the scenario, as typed."""
     found = span(compared)
@@ -96,7 +97,9 @@ def blame(
     if seconds < LEAST:
         return Blame(f"Not bisected: no time was left. To do it: `{command}`", command=command)
     try:
-        return _bisect(found, compared, name, asked, folder, seconds, display, launch, command)
+        return _bisect(
+            found, compared, name, asked, folder, seconds, display, launch, executor, command
+        )
     except Interrupted:
         raise
     except MoediagError as error:
@@ -105,10 +108,10 @@ def blame(
 
 def _bisect(
     found: Span, compared: Compared, name: str, asked: Asked, folder: Path, seconds: float,
-    display: Display, launch: LaunchOptions, command: str,
+    display: Display, launch: LaunchOptions, executor: Choice, command: str,
 ) -> Blame:  # fmt: skip
     from moediag.campaign.bisect import answer_page, question, session
-    from moediag.campaign.bisect.probe import Releases
+    from moediag.campaign.bisect.elsewhere import prober
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
 
@@ -121,23 +124,25 @@ def _bisect(
             launcher=asked.launcher, timeout=asked.timeout,
         ),
     )  # fmt: skip
-    probers: list[Releases] = []
+    probers: list[Prober] = []
 
-    def make(asked_now: Question, where: Path) -> Releases:
-        probers.append(Releases(asked_now, where, display=display, launch=launch))
+    def make(asked_now: Question, where: Path) -> Prober:
+        probers.append(prober(asked_now, where, display, launch, executor))
         if clock.up:  # before the bisect started
             stop()
         return probers[-1]
 
     def stop() -> None:
-        for prober in probers:
-            prober.stop()
+        for one in probers:
+            one.stop()
 
     words = tuple(shlex.split(command))
     with Clock(seconds, stop) as clock:
         try:
             begun = (folder / JOURNAL_FILE).exists()  # by the night being resumed
-            report, _ = session.run(what, folder, begun, words, make, display)
+            report, _ = session.run(
+                what, folder, begun, words, make, display, executor.at_once(1), executor=executor
+            )
         except Interrupted as error:
             if not clock.up:
                 raise

@@ -25,14 +25,16 @@ from moediag.campaign.engine import (
     drive,
     resumable,
 )
+from moediag.campaign.executors import HERE, Choice
+from moediag.campaign.executors import opened as executor_opened
 from moediag.campaign.nightly import jobs, judged
+from moediag.campaign.nightly.elsewhere import Elsewhere
 from moediag.campaign.nightly.history import History
 from moediag.campaign.nightly.jobs import Asked, Planned
 from moediag.campaign.nightly.night import Entry, Hunted, Job, Night, known
 from moediag.campaign.run import digest
-from moediag.campaign.sweep import session
+from moediag.campaign.sweep.shared_runs import Runs
 from moediag.errors import ExitCode, Interrupted
-from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.result import RunResult, read_result
 from moediag.scenario import devices
@@ -108,19 +110,25 @@ def run(
     display: Display,
     launch: LaunchOptions | None = None,
     hunt: Callable[[], Hunted | None] = lambda: None,
+    executor: Choice = HERE,
 ) -> Result:
     """Runs what fits into ``minutes``, then ``hunt``, and saves the night in ``history`` after each
     job. A resumed night runs what did not fit or was not finished.
 
     Raises Interrupted after Ctrl-C; finished jobs are kept."""
-    with Clock(minutes * 60) as clock:
-        options = dataclasses.replace(launch or LaunchOptions(), stop=clock.stop)
+    options = launch or LaunchOptions()
+    with (
+        executor_opened(executor, journal.folder, display.say) as remote,
+        Clock(minutes * 60, remote.stop if remote else None) as clock,
+    ):
         display.bound = lambda: clock.left
-        with contextlib.closing(Hosts(journal.folder / session.HOSTS_FOLDER, options)) as hosts:
-            tonight = _Tonight(
-                planned, asked, notes, history, journal, options, hosts, display, clock
-            )
-            drive(tonight, journal, display)
+        runs = (
+            Elsewhere(journal.folder, options, remote) if remote
+            else Runs(journal.folder, dataclasses.replace(options, stop=clock.stop))
+        )  # fmt: skip
+        with contextlib.closing(runs):
+            tonight = _Tonight(planned, asked, notes, history, journal, runs, display, clock)
+            drive(tonight, journal, display, executor.at_once(1))
     display.bound = None
     with resumable(journal, tonight.done):
         tonight.hunted = hunt()
@@ -134,14 +142,13 @@ class _Tonight(Strategy[str, _Done]):
 
     def __init__(
         self, planned: Sequence[Planned], asked: Asked, notes: Sequence[str], history: History,
-        journal: Journal, options: LaunchOptions, hosts: Hosts, display: Display, clock: Clock,
+        journal: Journal, runs: Runs, display: Display, clock: Clock,
     ) -> None:  # fmt: skip
         self.asked = asked
         self.notes = notes
         self.history = history
         self.folder = journal.folder
-        self.options = options
-        self.hosts = hosts
+        self.runs = runs
         self.display = display
         self.clock = clock
         self.started, self.path = _night_of(journal, history, asked.lane)
@@ -178,9 +185,7 @@ class _Tonight(Strategy[str, _Done]):
         begun = time.monotonic()
         where = f"{RUNS}/{one.folder}"
         try:
-            ran = session.run_one(
-                one.plan, self.folder / where, self.options, self.hosts, self.display
-            )
+            ran = self.runs.run(one.plan, self.folder / where, self.display)
         except Interrupted:
             if not self.clock.up:
                 raise
@@ -197,6 +202,9 @@ class _Tonight(Strategy[str, _Done]):
     def taken(self, item: str, value: _Done) -> None:
         self.done_jobs[item] = value
         self.write("")
+
+    def stop(self) -> None:
+        self.runs.stop()
 
     def line(self, value: _Done) -> Line:
         return Line(value.jobs[0].scenario)

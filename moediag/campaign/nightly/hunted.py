@@ -12,6 +12,7 @@ from pathlib import Path
 import moediag
 from moediag.campaign.engine import Display
 from moediag.campaign.engine.journal import JOURNAL_FILE
+from moediag.campaign.executors import HERE, Choice
 from moediag.campaign.hunt import session
 from moediag.campaign.hunt.findings import Finding, Hunt, State
 from moediag.campaign.hunt.question import PACKAGE, PREVIOUS, Wanted
@@ -25,7 +26,12 @@ LONGEST = 120.0  # seconds for one cell
 
 
 def hunted(
-    tracks: Sequence[Track], history: Path, minutes: float, at_once: int, display: Display
+    tracks: Sequence[Track],
+    history: Path,
+    minutes: float,
+    at_once: int,
+    display: Display,
+    executor: Choice = HERE,
 ) -> Hunted | None:
     """Continues the hunt for ``minutes``; None without a track of transformers. A failure other
     than Ctrl-C, which raises Interrupted, is part of what it returns."""
@@ -34,11 +40,11 @@ def hunted(
         return None
     # The pre-release comes last. accelerate is the same on both sides: one package moves.
     wanted = Wanted(
-        releases[-1], stack={"accelerate": ""}, timeout=LONGEST, at_once=at_once, minutes=minutes,
-        against=PREVIOUS,
+        releases[-1], stack={"accelerate": ""}, timeout=LONGEST,
+        at_once=executor.at_once(at_once), minutes=minutes, against=PREVIOUS,
     )  # fmt: skip
     try:
-        found, folder = _continued(wanted, history / FOLDER, display)
+        found, folder = _continued(wanted, history / FOLDER, display, executor)
     except Interrupted:
         raise
     except MoediagError as error:
@@ -46,7 +52,9 @@ def hunted(
     return of(found, str(folder))
 
 
-def _continued(wanted: Wanted, folder: Path, display: Display) -> tuple[Hunt, Path]:
+def _continued(
+    wanted: Wanted, folder: Path, display: Display, executor: Choice
+) -> tuple[Hunt, Path]:
     """Resumes the hunt of an earlier night, or begins one if its question was another: other
     releases, another Python, another moediag."""
     for number in itertools.count(1):
@@ -55,7 +63,7 @@ def _continued(wanted: Wanted, folder: Path, display: Display) -> tuple[Hunt, Pa
         words = ["moediag", "hunt", "--release", wanted.release, "--against", wanted.against]
         words += ["--stack", "accelerate=newest", "--cpu", str(wanted.at_once)]
         try:
-            return session.run(wanted, folder / name, there, words, display)
+            return session.run(wanted, folder / name, there, words, display, executor)
         except UsageError:
             if not there:
                 raise

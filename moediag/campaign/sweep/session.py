@@ -9,34 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 
 import moediag
 from moediag import hardware
 from moediag.campaign import run as runner
-from moediag.campaign.engine import Display, Header, Journal, Line, Records, Strategy, drive, opened
-from moediag.campaign.engine.journal import JOURNAL_FILE
+from moediag.campaign.engine import Display, Header, Journal, Line, Records, Strategy, drive
+from moediag.campaign.sweep.shared_runs import Runs
 from moediag.campaign.sweep.summary import Row, Sweep
-from moediag.errors import DiskFull, ExitCode, Interrupted, LayoutError, MoediagError
-from moediag.launch.hosts import Hosts
+from moediag.errors import ExitCode, LayoutError, MoediagError
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline.trials import TrialOptions
-from moediag.report import page
-from moediag.result import RunResult, wording
+from moediag.result import wording
 from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
 from moediag.scenario.plan import Plan
 from moediag.scenario.schema import Scenario
-
-HOSTS_FOLDER = "hosts"
-TRACEBACK_FILE = "traceback.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +106,8 @@ def sweep(
     there after each.
 
     Raises Interrupted after Ctrl-C, and DiskFull; finished scenarios are in the summary."""
-    with contextlib.closing(Hosts(journal.folder / HOSTS_FOLDER, options.launch)) as hosts:
-        strategy = _Sweep(planned, options, journal, hosts, display)
+    with contextlib.closing(Runs(journal.folder, options.launch)) as runs:
+        strategy = _Sweep(planned, options, journal, runs, display)
         drive(strategy, journal, display)
     return strategy.summary()
 
@@ -127,14 +118,14 @@ class _Sweep(Strategy[str, Row]):
     counted = False
 
     def __init__(
-        self, planned: Sequence[Planned], options: SweepOptions, journal: Journal, hosts: Hosts,
+        self, planned: Sequence[Planned], options: SweepOptions, journal: Journal, runs: Runs,
         display: Display,
     ) -> None:  # fmt: skip
         self.planned = {p.name: p for p in planned}
         self.options = options
         self.folder = journal.folder
         self.started = str(journal.header.kept["started"])
-        self.hosts = hosts
+        self.runs = runs
         self.display = display
         self.records = Records(journal, "scenario", Row.from_json, dataclasses.asdict)
         self.rows = {name: self.records[name] for name in self.planned if name in self.records}
@@ -154,7 +145,7 @@ class _Sweep(Strategy[str, Row]):
         if plan is None:
             problem = self.planned[item].problem
             return Row(item, exit_code=ExitCode.CANNOT_RUN_HERE, problem=problem)
-        ran = run_one(plan, self.folder / item, self.options.launch, self.hosts, self.display)
+        ran = self.runs.run(plan, self.folder / item, self.display)
         ranks = plan.trials[0].trial.world_size
         return Row.of(item, ran.result, ran.exit_code, ran.problem, ran.seconds, ranks)
 
@@ -211,40 +202,3 @@ def _planned(name: str, options: SweepOptions) -> Planned:
 
 def _stack(plan: Plan | None) -> tuple[tuple[str, str], ...]:
     return () if plan is None else tuple(sorted(plan.scenario.stack.items()))
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """How a run ended."""
-
-    result: RunResult | None
-    exit_code: int
-    """The exit code of `moediag run` of this scenario alone."""
-    problem: str
-    """Why there is no result, or no complete one."""
-    seconds: float
-
-
-def run_one(plan: Plan, below: Path, launch: LaunchOptions, hosts: Hosts, display: Display) -> Ran:
-    """Runs ``plan`` in the run directory ``below``, or resumes it there, and reports any outcome.
-    Raises Interrupted, and DiskFull or OSError if the disk is full."""
-    begun = time.monotonic()
-    code, problem, result = int(ExitCode.OK), "", None
-    try:
-        resumed = (below / JOURNAL_FILE).exists()
-        asked = runner.header(plan, launch)
-        with opened(asked, below, resumed, plan.scenario.name) as journal:
-            result = runner.run(plan, journal, TrialOptions(launch, hosts.launcher), display)
-        code, problem = page.exit_code(result), result.incomplete
-    except (Interrupted, DiskFull):
-        raise
-    except MoediagError as error:
-        code, problem = error.exit_code, error.message
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # the next runs would fail the same way
-        code = ExitCode.BUG
-        problem = f"a bug in moediag: {type(error).__name__}: {error} ({TRACEBACK_FILE})"
-        below.mkdir(parents=True, exist_ok=True)
-        (below / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
-    return Ran(result, code, problem, round(time.monotonic() - begun, 1))

@@ -13,7 +13,7 @@ import pytest
 
 from bench import gpu as suite
 from moediag import doctor, hardware
-from moediag.campaign.sweep import session
+from moediag.campaign.sweep import shared_runs
 from moediag.errors import ExitCode, StackError
 from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, devices
@@ -103,7 +103,8 @@ def test_a_row_of_trials_without_a_verdict_counts_as_not_measured() -> None:
     )
     result = dataclasses.replace(GOLDEN, trials=trials)
     one = suite.row(
-        suite.Question("expert-starvation-hang", 2, devices.SHARED), session.Ran(result, 3, "", 1.0)
+        suite.Question("expert-starvation-hang", 2, devices.SHARED),
+        shared_runs.Ran(result, 3, "", 1.0),
     )
     assert not one.measured
     report = suite.Report("2026-01-01", "0", {"gpus": ["X"], "driver": "1"}, {}, (one,))

@@ -46,7 +46,7 @@ class World:
         self.asked = asked
         return question(self.letters, 7, asked.window)
 
-    def make(self, asked: Question, folder: Path, **_: Any) -> Fake:
+    def make(self, asked: Question, folder: Path, *_: Any) -> Fake:
         return self.prober(self.letters)
 
 

@@ -15,7 +15,7 @@ import pytest
 from moediag.campaign.engine import Display, opened
 from moediag.campaign.engine.display import Line, Lines
 from moediag.campaign.engine.journal import JOURNAL_FILE
-from moediag.campaign.sweep import session
+from moediag.campaign.sweep import session, shared_runs
 from moediag.campaign.sweep import summary as view
 from moediag.campaign.sweep.session import SweepOptions, plan_all, ranks_for
 from moediag.campaign.sweep.summary import Row, Sweep
@@ -93,7 +93,9 @@ def test_a_failing_scenario_affects_only_its_own_row(
     )  # fmt: skip
     assert [row.status for row in found.rows] == ["as expected", "BUG", "as expected"]
     assert "a bug in moediag: ValueError: a mistake of ours" in found.rows[1].problem
-    assert "a mistake" in (tmp_path / found.rows[1].scenario / session.TRACEBACK_FILE).read_text()
+    assert (
+        "a mistake" in (tmp_path / found.rows[1].scenario / shared_runs.TRACEBACK_FILE).read_text()
+    )
     assert found.exit_code == ExitCode.BUG
     assert json.loads((tmp_path / view.SUMMARY_FILE).read_text())["exit_code"] == ExitCode.BUG
 

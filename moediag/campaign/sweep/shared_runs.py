@@ -1,0 +1,76 @@
+"""Complete runs of several scenarios, which share fork hosts."""
+
+from __future__ import annotations
+
+import errno
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from moediag.campaign import run as runner
+from moediag.campaign.engine import Display, opened
+from moediag.campaign.engine.journal import JOURNAL_FILE
+from moediag.errors import DiskFull, ExitCode, Interrupted, MoediagError
+from moediag.launch.hosts import Hosts
+from moediag.launch.settings import LaunchOptions
+from moediag.pipeline.trials import TrialOptions
+from moediag.report import page
+from moediag.result import RunResult
+from moediag.scenario.plan import Plan
+
+HOSTS_FOLDER = "hosts"
+TRACEBACK_FILE = "traceback.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a run ended."""
+
+    result: RunResult | None
+    exit_code: int
+    """The exit code of `moediag run` of this scenario alone."""
+    problem: str
+    """Why there is no result, or no complete one."""
+    seconds: float
+
+
+class Runs:
+    """Runs scenarios one after the other; the host of a release imports once. Call :meth:`close`
+    at the end."""
+
+    def __init__(self, folder: Path, launch: LaunchOptions) -> None:
+        """``folder``: of the campaign, for the logs of the hosts."""
+        self._launch = launch
+        self._hosts = Hosts(folder / HOSTS_FOLDER, launch)
+
+    def run(self, plan: Plan, below: Path, display: Display) -> Ran:
+        """Runs ``plan`` in the run directory ``below``, or resumes it there, and reports any
+        outcome. Raises Interrupted, and DiskFull or OSError if the disk is full."""
+        begun = time.monotonic()
+        code, problem, result = int(ExitCode.OK), "", None
+        try:
+            resumed = (below / JOURNAL_FILE).exists()
+            asked = runner.header(plan, self._launch)
+            with opened(asked, below, resumed, plan.scenario.name) as journal:
+                options = TrialOptions(self._launch, self._hosts.launcher)
+                result = runner.run(plan, journal, options, display)
+            code, problem = page.exit_code(result), result.incomplete
+        except (Interrupted, DiskFull):
+            raise
+        except MoediagError as error:
+            code, problem = error.exit_code, error.message
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # the next runs would fail the same way
+            code = ExitCode.BUG
+            problem = f"a bug in moediag: {type(error).__name__}: {error} ({TRACEBACK_FILE})"
+            below.mkdir(parents=True, exist_ok=True)
+            (below / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
+        return Ran(result, code, problem, round(time.monotonic() - begun, 1))
+
+    def stop(self) -> None:
+        """Does nothing: the only run that runs is in the main thread, which Ctrl-C reaches."""
+
+    def close(self) -> None:
+        self._hosts.close()

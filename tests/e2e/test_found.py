@@ -48,6 +48,17 @@ FIXES = {
         ("z=gate[..., 0],", "z=gate[..., t],"),
         (").unsqueeze(-1)\n", ").unsqueeze(-1) for t in range(seq_len)], -1)\n"),
     ]),
+    "loading_unfreezes": ("transformers", "core_model_loading.py", [(
+        "torch.nn.Parameter(param_value, requires_grad=param_value.is_floating_point())",
+        "torch.nn.Parameter(param_value, requires_grad=ref.requires_grad"
+        " and param_value.is_floating_point())",
+    )]),
+    "resume_layer_types": ("transformers", "trainer.py", [
+        ("config = PreTrainedConfig.from_json_file(config_file)",
+         "config = PreTrainedConfig._dict_from_json_file(config_file)"),
+        ("checkpoint_version = config.transformers_version",
+         'checkpoint_version = config.get("transformers_version")'),
+    ]),
     "ep_size_empty_tp_plan": ("transformers", "distributed/mixin.py", [(
         "            if size > 1 and not plan:\n",
         "            given = getattr(distributed_config, f\"{kind}_plan\", None)\n"

@@ -73,6 +73,11 @@ FAULTS = {
         "    _supports_sdpa = True\n"
         '    _keys_to_ignore_on_save = ["model.layers.1.mlp.gate.weight"]\n', "save-and-load",
     ),
+    "loading makes the router trainable that the class freezes": (
+        MODELING, "torch.zeros(self.num_experts, self.hidden_dim))",
+        "torch.zeros(self.num_experts, self.hidden_dim), requires_grad=False)",
+        "trainable-parameters",
+    ),
     "recomputing a layer computes something else": (
         MODELING, "        _, routing_weights, selected_experts = self.gate(",
         "        if torch._C._current_graph_task_id() >= 0:\n"
@@ -265,8 +270,8 @@ def test_a_fault_in_a_family_drawn_by_lot_is_found(fault: str, family: str, tmp_
 @pytest.mark.parametrize("edit", HARMLESS)
 def test_a_harmless_edit_confirms_nothing(edit: str, tmp_path: Path) -> None:
     need(STACK)
-    relations = ("save-and-load", "expert-implementations", "padding", "gradient", "use-cache",
-                 "compile")  # fmt: skip
+    relations = ("save-and-load", "trainable-parameters", "expert-implementations", "padding",
+                 "gradient", "use-cache", "compile")  # fmt: skip
     file, old, new = HARMLESS[edit]
     stack = environment.ensure(STACK)
     with overlay(stack, tmp_path / "overlay", "transformers", file, (old, new)) as stack:

@@ -22,9 +22,11 @@ from moediag.worker.relations.recomputation import Recomputation
 from moediag.worker.relations.relation import Relation
 from moediag.worker.relations.resumed_training import ResumedTraining
 from moediag.worker.relations.saved_bytes import SavedBytes
+from moediag.worker.relations.trainable_parameters import TrainableParameters
 
 RELATIONS: Tuple[Relation, ...] = (
     SavedBytes(),
+    TrainableParameters(),
     ExpertImplementations(),
     AttentionImplementations(),
     Recomputation(),

@@ -152,7 +152,7 @@ def test_without_a_new_finding_nothing_is_pursued(
     [
         "save-and-load", "expert-implementations", "attention-implementations", "checkpointing",
         "padding", "packing", "batch", "causality", "use-cache", "accumulation", "gradient",
-        "reached-parameters", "plans",
+        "reached-parameters", "plans", "trainable-parameters",
     ],
 )  # fmt: skip
 def test_the_file_of_each_relation_needs_nothing_of_moediag(relation: str) -> None:

@@ -59,6 +59,11 @@ FIXES = {
         ("checkpoint_version = config.transformers_version",
          'checkpoint_version = config.get("transformers_version")'),
     ]),
+    "apertus_tensor_parallel": ("transformers", "models/apertus/configuration_apertus.py", [(
+        '        "layers.*.mlp.up_proj": "colwise",\n',
+        '        "layers.*.mlp.up_proj": "colwise",\n'
+        '        "layers.*.mlp.act_fn": "replicated_with_grad_allreduce",\n',
+    )]),
     "ep_size_empty_tp_plan": ("transformers", "distributed/mixin.py", [(
         "            if size > 1 and not plan:\n",
         "            given = getattr(distributed_config, f\"{kind}_plan\", None)\n"

@@ -180,7 +180,7 @@ def _fields(family: ReleaseFamily, config: Any, size: Size, draft: _Draft) -> Di
         elif own in rows:
             fields[name] = rows[own]
         elif _TOKEN.search(name):
-            fields[name] = _token(name, value)
+            fields[name] = _token(name, value, known.get(name))
         elif name == "use_mamba_kernels":
             fields[name] = False  # they need a GPU
         elif value is False and _SPARSE.match(name):
@@ -200,11 +200,13 @@ def _fields(family: ReleaseFamily, config: Any, size: Size, draft: _Draft) -> Di
     return fields
 
 
-def _token(name: str, value: Any) -> Any:
-    """Returns a special token that no test uses."""
+def _token(name: str, value: Any, declared: Any) -> Any:
+    """Returns a special token that no test uses. ``declared``: the field or parameter."""
     if name.startswith("pad"):
         return 0
-    return None if name.startswith(("bos", "eos")) or value is None else VOCAB - 1
+    if name.startswith(("bos", "eos")):
+        return 1 if getattr(declared, "type", None) in (int, "int") else None
+    return None if value is None else VOCAB - 1
 
 
 def parameters(config: Any) -> Dict[str, Any]:

@@ -1,0 +1,32 @@
+"""Rules for the fields of a tiny configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("torch")
+
+from moediag.protocol import VOCAB
+from moediag.worker.models import tiny_family
+
+
+@dataclasses.dataclass
+class Configuration:
+    bos_token_id: int = 128000
+    eos_token_id: int | list[int] | None = 128001
+    pad_token_id: int | None = None
+    image_token_id: int = 128256
+    audio_token_id: int | None = None
+
+
+def test_special_tokens_are_none_where_the_class_allows_it() -> None:
+    fields = tiny_family.parameters(Configuration)
+    tokens = {
+        name: tiny_family._token(name, field.default, field) for name, field in fields.items()
+    }
+    assert tokens == {
+        "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "image_token_id": VOCAB - 1,
+        "audio_token_id": None,
+    }  # fmt: skip

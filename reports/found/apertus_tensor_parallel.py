@@ -18,7 +18,8 @@ from transformers.distributed import DistributedConfig
 TOKENS = torch.arange(2, 26).view(2, 12)
 CONFIG = ApertusConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16384, dtype=torch.float32,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16384,
+    dtype=torch.float32,
 )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ class Configuration:
 
 
 def test_special_tokens_are_none_where_the_class_allows_it() -> None:
-    fields = tiny_family.parameters(Configuration)
     tokens = {
-        name: tiny_family._token(name, field.default, field) for name, field in fields.items()
+        field.name: tiny_family._token(field.name, field.default, field)
+        for field in dataclasses.fields(Configuration)
     }
     assert tokens == {
         "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "image_token_id": VOCAB - 1,

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class ExitCode:
     """The exit codes, documented in the README."""
@@ -79,6 +81,12 @@ class MachineError(MoediagError):
 
 class DiskFull(MachineError):
     """No space is left for results or evidence. What was finished before is kept."""
+
+
+def says_disk_full(error: BaseException) -> bool:
+    """Whether the error means that no space, or no quota, is left."""
+    code = error.errno if isinstance(error, OSError) else None
+    return isinstance(error, DiskFull) or code in (errno.ENOSPC, errno.EDQUOT)
 
 
 class LaunchError(MoediagError):

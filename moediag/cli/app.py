@@ -35,7 +35,7 @@ from moediag.cli import (
     watch,
 )
 from moediag.cli import options as o
-from moediag.errors import ExitCode, MachineError, MoediagError, UsageError
+from moediag.errors import ExitCode, MachineError, MoediagError, UsageError, says_disk_full
 from moediag.launch import signals
 from moediag.report import stderr, stdout
 
@@ -272,7 +272,7 @@ def _known(error: Any) -> MoediagError | None:
         return MachineError("not enough memory", "Type: ulimit -v   (it shows the shell's limit)")
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if says_disk_full(error):
             return MachineError(f"the disk is full{where}", _MAKE_ROOM)
         if where and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return MachineError(f"{error.strerror}{where}", _MAY_NOT_WRITE)

@@ -128,6 +128,11 @@ def watch(
         done = watcher.watch(command, options, tell, view.progress, law)
     for how in done.commands:
         stderr.line(f"moediag: {how}")
+    if done.full:
+        stderr.line(
+            f"moediag: evidence is missing, because the disk was full ({done.full}). "
+            "Make room, or use --out on another disk."
+        )
     if as_json:
         stdout.write(json_view.render(done.result))
     else:

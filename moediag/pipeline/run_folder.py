@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 from datetime import datetime
 from pathlib import Path
 
-from moediag.errors import UsageError
+from moediag.errors import UsageError, says_disk_full
 
 
 def run_folder(out: Path | None, name: str) -> Path:
@@ -17,7 +16,7 @@ def run_folder(out: Path | None, name: str) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         taken = any(out.iterdir())
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if says_disk_full(error):
             raise
         if isinstance(error, FileExistsError | NotADirectoryError):
             problem = "is a file, or below one"

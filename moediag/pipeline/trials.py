@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,15 @@ from typing import Protocol
 
 import moediag
 from moediag.diagnosis import diagnose
-from moediag.errors import DiskFull, LaunchError, NodeLost, NoSuchRelease, StackError, UsageError
+from moediag.errors import (
+    DiskFull,
+    LaunchError,
+    NodeLost,
+    NoSuchRelease,
+    StackError,
+    UsageError,
+    says_disk_full,
+)
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch.base import Launcher
 from moediag.launch.follow.several_nodes import BROKEN_OFF
@@ -351,7 +358,7 @@ def _require_space(folder: Path) -> None:
     try:
         probe.write_bytes(bytes(_SPACE))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if says_disk_full(error):
             raise DiskFull(f"no space left on device: {folder}") from error
     finally:
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from types import FrameType
 
 import moediag
 from moediag import hardware, protocol
-from moediag.errors import ExitCode, Interrupted
+from moediag.errors import ExitCode, Interrupted, says_disk_full
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import watched
 from moediag.launch.base import Running
@@ -70,6 +70,8 @@ class Watched:
     """The job's exit code; negative: a signal."""
     commands: tuple[str, ...] = ()
     """How each run of the ``--on-hang`` command ended."""
+    full: str = ""
+    """Why evidence is missing, if the disk was full while the job ran."""
 
     @property
     def exit_code(self) -> int:
@@ -140,6 +142,7 @@ class _Watch:
         self.told: TrialResult | None = None  # of the current attempt
         self.held_back = False  # ``told`` is shown once the job's own last words are
         self.commands: list[HangCommand] = []
+        self.full = ""
 
     def run(self) -> Watched:
         self._new_attempt(0)  # a full disk is found before the job begins
@@ -161,7 +164,7 @@ class _Watch:
                 f"interrupted; the job was ended, evidence is in {self.folder}",
                 f"`moediag diagnose {self.folder}` tells what it shows.",
             )
-        return Watched(result, self.folder, running.poll() or 0, said)
+        return Watched(result, self.folder, running.poll() or 0, said, self.full)
 
     def _attempts(self, running: Running) -> LaunchRecord:
         attempt = 0
@@ -191,6 +194,15 @@ class _Watch:
         folder.mkdir(parents=True, exist_ok=True)
         self._trial(folder).write(folder)  # readable even if moediag is killed
         return folder
+
+    def _keep(self, write: Callable[[], object]) -> None:
+        """Writes evidence of a job that has begun. A full disk must not decide how the job ends."""
+        try:
+            write()
+        except OSError as error:
+            if not says_disk_full(error):
+                raise
+            self.full = str(error)
 
     def _progress(self, progress: Progress, folder: Path) -> None:
         if self.laws is not None:
@@ -228,7 +240,8 @@ class _Watch:
                 self.on_result(found, self.folder)
             self.results.append(found)
         else:
-            protocol.write_json(folder / END_FILE, dataclasses.asdict(record))
+            end = dataclasses.asdict(record)
+            self._keep(lambda: protocol.write_json(folder / END_FILE, end))
             self.results.append(told)
             if self.held_back:
                 self.on_result(told, self.folder)
@@ -236,9 +249,9 @@ class _Watch:
         self.told = None
 
     def _diagnose(self, record: LaunchRecord, folder: Path) -> TrialResult:
-        record.write(folder)
         trial = self._trial(folder)
-        trial.write(folder)
+        self._keep(lambda: record.write(folder))
+        self._keep(lambda: trial.write(folder))
         evidence = read_trial(folder)
         evidence = dataclasses.replace(
             evidence, not_seen=(*evidence.not_seen, *self._not_recorded(evidence.ranks))
@@ -309,7 +322,7 @@ class _Watch:
             overrides=(f"watch -- {shlex.join(self.command)}",),
             incomplete="interrupted" if record.interrupted else "",
         )
-        result.write(self.folder)
+        self._keep(lambda: result.write(self.folder))
         return result
 
 

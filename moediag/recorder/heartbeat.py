@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -21,6 +22,7 @@ class HeartbeatWriter:
     """
 
     def __init__(self, path: str) -> None:
+        """Raises OSError if the file cannot be made, also on a full disk."""
         self.progress = 0
         self.step = 0
         self.collective = -1
@@ -32,7 +34,9 @@ class HeartbeatWriter:
         self._lock = threading.RLock()
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            os.ftruncate(fd, Heartbeat.SIZE)
+            # Blocks on the disk: on a full one, a write to a mapping without them kills the rank.
+            if os.pwrite(fd, bytes(Heartbeat.SIZE), 0) < Heartbeat.SIZE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             self._map = mmap.mmap(fd, Heartbeat.SIZE)
         finally:
             os.close(fd)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moediag.errors import EvidenceError, UsageError
+from moediag.errors import EvidenceError, UsageError, says_disk_full
 from moediag.report import stdout
 from moediag.report.printable import printable
 from moediag.result import RESULT_FILE, RunResult, read_result
@@ -65,7 +64,7 @@ def put(target: Path, text: str, option: str) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if says_disk_full(error):
             raise
         raise UsageError(f"{option} {target}: {error.strerror or error}") from error
     return f"{verb} {target}"

@@ -7,7 +7,6 @@ everything (docs/reference/stacks.md has the numbers).
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moediag.errors import NoSuchRelease, StackError
+from moediag.errors import NoSuchRelease, StackError, says_disk_full
 from moediag.protocol import write_json
 from moediag.stacks.base import NEWEST, Base, Part
 
@@ -105,7 +104,7 @@ def make(
         record = _fill(building, key, resolution, base, parts, config, progress)
         building.rename(final)
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if says_disk_full(error):
             raise uv.disk_full(root) from error
         raise StackError(f"cannot build the environment {final}: {error}") from error
     finally:

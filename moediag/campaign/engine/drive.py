@@ -7,7 +7,6 @@ only the running items, and the result depends neither on parallelism nor on int
 from __future__ import annotations
 
 import contextlib
-import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
@@ -15,7 +14,7 @@ from typing import Generic, TypeVar
 from moediag.campaign.engine.crew import Crew
 from moediag.campaign.engine.display import Display, Line
 from moediag.campaign.engine.journal import Journal, Records
-from moediag.errors import DiskFull, Interrupted
+from moediag.errors import DiskFull, Interrupted, says_disk_full
 from moediag.launch import signals
 
 AHEAD = 2  # items whose environments are prepared meanwhile
@@ -117,15 +116,10 @@ def resumable(
     except BaseException as error:
         with contextlib.suppress(OSError):  # report the original error
             write(f"ended by an error: {error}")
-        if _full(error):
+        if says_disk_full(error):
             raise DiskFull(
                 f"the disk is full: {error}; {done()} are finished and kept",
                 "Make room: `moediag stacks clean`, old folders in moediag-runs.\n"
                 f"To resume: {journal.resume_command}",
             ) from error
         raise
-
-
-def _full(error: BaseException) -> bool:
-    code = getattr(error, "errno", None)
-    return isinstance(error, DiskFull) or code in (errno.ENOSPC, errno.EDQUOT)

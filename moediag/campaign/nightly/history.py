@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from pathlib import Path
 
 from moediag.campaign.nightly.night import Night, from_json
-from moediag.errors import UsageError
+from moediag.errors import UsageError, says_disk_full
 from moediag.protocol import read_json, write_json
 
 
@@ -20,7 +19,7 @@ class History:
             folder.mkdir(parents=True, exist_ok=True)
             paths = sorted(folder.glob("*.json"))
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if says_disk_full(error):
                 raise
             raise UsageError(
                 f"--history {folder}: {error.strerror or error}",

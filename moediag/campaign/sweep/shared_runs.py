@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 import traceback
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from moediag.campaign import run as runner
 from moediag.campaign.engine import Display, opened
 from moediag.campaign.engine.journal import JOURNAL_FILE
-from moediag.errors import DiskFull, ExitCode, Interrupted, MoediagError
+from moediag.errors import DiskFull, ExitCode, Interrupted, MoediagError, says_disk_full
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import TrialOptions
@@ -61,7 +60,7 @@ class Runs:
         except MoediagError as error:
             code, problem = error.exit_code, error.message
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if says_disk_full(error):
                 raise  # the next runs would fail the same way
             code = ExitCode.BUG
             problem = f"a bug in moediag: {type(error).__name__}: {error} ({TRACEBACK_FILE})"

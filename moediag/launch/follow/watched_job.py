@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 from moediag import protocol
+from moediag.errors import says_disk_full
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
 from moediag.launch.base import Running
 from moediag.launch.capture import dumps, source_files
@@ -95,8 +96,23 @@ class JobSupervisor(Supervisor):
         return self.record(kind)
 
     def _share(self) -> None:
-        self.record("watch").write(self.folder)
-        self.seen.not_seen += self.nodes.share(self._look)
+        with self._losing("the evidence of other nodes"):
+            self.record("watch").write(self.folder)
+            self.seen.not_seen += self.nodes.share(self._look)
+
+    def _capture(self, samples: Sequence[RankSample]) -> None:
+        with self._losing("the stacks of the ranks"):
+            super()._capture(samples)
+
+    @contextmanager
+    def _losing(self, evidence: str) -> Iterator[None]:
+        """Notes what is missing because of a full disk, which must not end a job."""
+        try:
+            yield
+        except OSError as error:
+            if not says_disk_full(error):
+                raise
+            self.seen.not_seen.append(f"{evidence} ({error})")
 
     def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         stall = self.patience.observe(now, [*samples, *self.nodes.others])

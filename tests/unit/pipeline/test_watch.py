@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moediag import protocol
 from moediag.cli import app
 from moediag.diagnosis.end_states.whereabouts import whereabouts
+from moediag.errors import ExitCode
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack, Stall
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.watched_job import JobSupervisor, Then
@@ -25,7 +30,7 @@ from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
 from moediag.report import watch_display
-from moediag.result import TrialResult, Verdict
+from moediag.result import RunResult, TrialResult, Verdict
 from tests.unit.trial_results import changed, trial_result
 
 
@@ -341,3 +346,25 @@ def test_the_last_line_repeats_the_failure() -> None:
         "moediag: hang, culprit rank 1; the page again: moediag report run"
     )
     assert "culprit" not in watch_display.closing(of("train.py", [trial("hang")]), "run")
+
+
+# ------------------------------------------------------------------------ a full disk
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, ExitCode.OK), (7, ExitCode.INCONCLUSIVE)])
+def test_a_full_disk_does_not_decide_how_a_job_ends(
+    code: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LaunchRecord, "write", full)
+    monkeypatch.setattr(RunResult, "write", full)
+    command = [sys.executable, "-c", f"raise SystemExit({code})"]
+    options = watch.WatchOptions(out=tmp_path / "run")
+    done = watch.watch(command, options, lambda *_: None)
+    assert (done.code, done.exit_code) == (code, expected)
+    assert "No space left" in done.full
+    monkeypatch.undo()
+    done = watch.watch(command, dataclasses.replace(options, out=tmp_path / "two"), lambda *_: None)
+    assert (done.code, done.full) == (code, "")

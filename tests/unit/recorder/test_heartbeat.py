@@ -44,3 +44,15 @@ def test_the_recorder_thread_keeps_the_state_in_collective(
 def test_a_heartbeat_without_an_end_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "beat").symlink_to("/dev/zero")
     assert Heartbeat.read(tmp_path / "beat") is None
+
+
+def test_a_full_disk_is_an_error_before_the_mapping_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write to a mapping without blocks on the disk kills the process (SIGBUS)."""
+    monkeypatch.setattr(heartbeat.os, "pwrite", lambda *_: 0)
+    with pytest.raises(OSError, match="No space left"):
+        HeartbeatWriter(str(tmp_path / "beat"))
+    monkeypatch.undo()
+    HeartbeatWriter(str(tmp_path / "beat")).beat()
+    assert (tmp_path / "beat").stat().st_size == Heartbeat.SIZE

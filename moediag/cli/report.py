@@ -54,7 +54,7 @@ def report(
     if markdown is not None:
         from moediag.upstream import draft_evidence
 
-        draft = draft_evidence.of_runs(loaded, for_)
+        draft = draft_evidence.of_runs(loaded, for_, stderr.line)
         if draft is not None:
             made["markdown"] = draft.text
             beside = draft.attachment

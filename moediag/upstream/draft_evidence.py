@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,11 @@ class Written:
         return None if inlined(self.text, self.program) or not self.program.text else self.program
 
 
-def of_runs(loaded: Sequence[tuple[RunResult, Path]], project: str) -> Written | None:
-    """What `moediag report --markdown` writes for these runs, or None if it writes tables.
+def of_runs(
+    loaded: Sequence[tuple[RunResult, Path]], project: str, say: Callable[[str], None]
+) -> Written | None:
+    """What `moediag report --markdown` writes for these runs, or None if it writes tables. ``say``:
+    gets what a user should know.
 
     Raises UsageError if a draft for ``project`` was requested and there is none.
     """
@@ -61,7 +64,7 @@ def of_runs(loaded: Sequence[tuple[RunResult, Path]], project: str) -> Written |
             )
         return None
     result, folder = loaded[0]
-    found = write(result, folder, project)
+    found = write(result, folder, project, say=say)
     if found is None and project:
         raise UsageError(
             f"--for {project}: nothing failed in {folder}, so there is nothing to report",
@@ -71,8 +74,9 @@ def of_runs(loaded: Sequence[tuple[RunResult, Path]], project: str) -> Written |
 
 
 def write(
-    result: RunResult, folder: Path, project: str = "", variant: str = "", began: str = ""
-) -> Written | None:
+    result: RunResult, folder: Path, project: str = "", variant: str = "", began: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Written | None:  # fmt: skip
     """The draft about the failure in the run directory ``folder``.
 
     ``project`` defaults to the one that the scenario's sources or stack name; ``variant`` selects
@@ -84,7 +88,7 @@ def write(
     trial = failing(result, variant)
     if trial is None:
         return None
-    scenario = _scenario(folder)
+    scenario = _scenario(folder, say)
     if not project:
         if scenario is None:
             return None
@@ -128,11 +132,16 @@ def _program(variant: Variant) -> dict[str, Any]:
     return variant.model_dump(exclude=_WORDS)
 
 
-def _scenario(folder: Path) -> Scenario | None:
-    """The scenario as it ran, with every --set; None if this is not a run of a scenario."""
+def _scenario(folder: Path, say: Callable[[str], None]) -> Scenario | None:
+    """The scenario as it ran, with every --set; None if this is not a run of a scenario, or if the
+    file cannot be used, which is said."""
+    path = folder / SCENARIO_FILE
+    if not path.exists():
+        return None
     try:
-        return loading.load(folder / SCENARIO_FILE)
-    except (MoediagError, OSError):
+        return loading.load(path)
+    except (MoediagError, OSError) as error:
+        say(f"the scenario of this run cannot be used: {error}")
         return None
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.nightly import drive, tracks
+from moediag.campaign.nightly import tracks
+from moediag.campaign.sweep import shared_runs
 from moediag.errors import ExitCode, StackError
 from moediag.pipeline import trials
 from moediag.stacks import releases
@@ -62,7 +63,7 @@ def test_a_failure_is_reported_as_new_and_then_as_fixed(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(drive, "Hosts", Shared)
+    monkeypatch.setattr(shared_runs, "Hosts", Shared)
     code, said, _ = nights("5.0.0", "--bisect-minutes", "0")
     assert (code, said.split()[1:4]) == (ExitCode.OK, ["0", "new", "failures,"])
     code, said, out = nights("4.53.2", "--bisect-minutes", "0", "--annotate")

@@ -206,6 +206,20 @@ def run_directory(folder: Path, result: RunResult = RESULT) -> Path:
     return folder
 
 
+def test_a_scenario_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    said: list[str] = []
+    found = draft_evidence.of_runs([(RESULT, folder)], "", said.append)
+    assert found is not None and not said
+    (folder / "scenario.yaml").write_text("name: [")
+    assert draft_evidence.of_runs([(RESULT, folder)], "", said.append) is None
+    assert draft_evidence.of_runs([(RESULT, folder)], "transformers", said.append) is not None
+    assert len(said) == 2 and "scenario.yaml" in said[0]
+    (folder / "scenario.yaml").unlink()
+    assert draft_evidence.of_runs([(RESULT, folder)], "", said.append) is None
+    assert len(said) == 2
+
+
 def test_a_draft_contains_the_exported_python_file(tmp_path: Path) -> None:
     found = draft_evidence.write(RESULT, run_directory(tmp_path / "run"))
     assert found is not None and found.project == "transformers"

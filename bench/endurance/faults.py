@@ -113,10 +113,10 @@ def faults(place: Path) -> Iterator[Fault]:
         yield Fault("read-only cache", read_only, words, said, cache)
     for words, said in ((WATCH, DONE), (RUN, ""), (DIAGNOSE, "")):
         yield Fault("64 open files", "ulimit -n 64", words, said)
-    for words, said in ((DIAGNOSE, ""), (WATCH, ""), (RUN, "memory|failed to map")):
+    for words, said in ((DIAGNOSE, ""), (WATCH, ""), (RUN, "not enough memory")):
         yield Fault("200 MB of memory", "ulimit -v 204800", words, said)
     no_shm = "mount -t tmpfs -o ro none /dev/shm"
-    for words, said in ((RUN, ""), (HANG, "rank 1")):
+    for words, said in ((RUN, "--launcher torchrun"), (HANG, "rank 1")):
         yield Fault("no /dev/shm", no_shm, words, said)
     yield Fault("no ptrace", "true", HANG, "rank 1", ptrace=False)
     empty = (("MOEDIAG_CACHE", "cache"), ("UV_CACHE_DIR", "uv"))

@@ -1,11 +1,13 @@
-"""What `run --dry-run` prints: the trials, and which environments have to be built for them."""
+"""What `--dry-run` prints of `run`, `matrix` and `nightly`: the trials, and which environments have
+to be built for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from moediag.errors import MoediagError
+from moediag.report import stdout
 from moediag.report.text_layout import columns
 from moediag.result import wording
 from moediag.scenario.plan import Plan
@@ -14,7 +16,7 @@ from moediag.stacks import environment
 
 @dataclass(frozen=True, slots=True)
 class DryTrial:
-    """A trial that would run."""
+    """A trial that would run. ``scenario``: in a matrix with its family."""
 
     scenario: str
     trial: str
@@ -24,19 +26,42 @@ class DryTrial:
     built: bool  # its environment exists
 
 
+class Cache:
+    """Which environments exist; each is looked up once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, str], ...], bool] = {}
+
+    def has(self, request: Mapping[str, str]) -> bool:
+        key = tuple(sorted(request.items()))
+        if key not in self._known:
+            try:
+                self._known[key] = environment.ready(request) is not None
+            except MoediagError:
+                self._known[key] = False
+        return self._known[key]
+
+
 def trials(plans: Iterable[Plan]) -> Iterator[DryTrial]:
     """Yields all trials in order. Starts no process, builds nothing and makes no query."""
-    known: dict[tuple[tuple[str, str], ...], bool] = {}
+    cache = Cache()
     for plan in plans:
         for one in plan.trials:
-            key = tuple(sorted(one.stack.items()))
-            if key not in known:
-                known[key] = _built(one.stack)
             trial = one.trial
             yield DryTrial(
                 plan.scenario.name, trial.name, trial.world_size, trial.backend, one.stack,
-                known[key],
+                cache.has(one.stack),
             )  # fmt: skip
+
+
+def show(found: Sequence[DryTrial], as_json: bool, problems: Sequence[str] = ()) -> None:
+    """Prints the trials. ``problems``: what cannot run, and why."""
+    if as_json:
+        trials = [asdict(one) for one in found]
+        stdout.data({"trials": trials, "cannot_run": list(problems)})
+        return
+    for line in (*(f"cannot run: {problem}" for problem in problems), *lines(found)):
+        stdout.line(line)
 
 
 def lines(found: Sequence[DryTrial]) -> Iterator[str]:
@@ -54,10 +79,3 @@ def lines(found: Sequence[DryTrial]) -> Iterator[str]:
 def _stack(one: DryTrial) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in one.stack.items())
     return versions + " (to be built)" * (not one.built)
-
-
-def _built(request: Mapping[str, str]) -> bool:
-    try:
-        return environment.ready(request) is not None
-    except MoediagError:
-        return False

@@ -179,15 +179,17 @@ def _clone(repo: Path, what: Question) -> Clone:
 def _show(report: Report, folder: Path) -> None:
     from moediag.campaign.bisect import answer_page, session
     from moediag.campaign.bisect.timeline import timeline
-    from moediag.report import views
+    from moediag.report import terminal, views
 
     stdout.line(timeline(report.releases, report.verdicts))
     stdout.line()
-    for sentence in answer_page.sentences(report.package, report.releases, report.answer):
-        stdout.line(sentence)
-    for one in report.beyond.values():
-        for line in one.lines():
-            stdout.line(line)
+    sentences = [*answer_page.sentences(report.package, report.releases, report.answer)]
+    beyond = [line for one in report.beyond.values() for line in one.lines()]
+    for line in (*sentences, *beyond):
+        stdout.line(line)
+    if len(beyond) > terminal.LONG:
+        stdout.line()
+        stdout.line(sentences[0])
     further = f" and {len(report.extras)} more" if report.extras else ""
     stdout.line(f"Confidence {report.answer.confidence}, {len(report.probes)} probes{further}.")
     stdout.line(f"Report: {views.short(folder) / session.REPORT_FILE}")

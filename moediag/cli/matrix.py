@@ -83,6 +83,7 @@ def matrix(
             "--resume", help="Resume the matrix in --out DIR, also with more columns or releases."
         ),
     ] = False,
+    dry_run: o.DryRun = False,
     as_json: o.Json = False,
     markdown: Annotated[
         Path | None,
@@ -122,6 +123,11 @@ def matrix(
     if markdown is not None:
         session.check_page(markdown)
     asked = question.ask(wanted)
+    if dry_run:
+        from moediag.campaign import dry_run as dry
+
+        dry.show([*session.dry_trials(asked)], as_json)
+        return
     if chosen.here:
         o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
     command = o.command(context)

@@ -87,6 +87,7 @@ def nightly(
     timeout: o.Timeout = None,
     executor: o.ExecutorOption = o.ExecutorKind.local,
     executor_arg: o.ExecutorArgs = [],  # noqa: B006
+    dry_run: o.DryRun = False,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
@@ -114,16 +115,27 @@ def nightly(
 
     wanted = tracks.parse(track)
     engine = Choice.parse(executor.value, executor_arg)
-    if engine.here:
+    if engine.here and not dry_run:
         o.require_gpus(device, world_size or 1)
     base = current_base(cache_root())
     asked = jobs.Asked(
         tuple(scenario), world_size, device, launcher.value, timeout, (base.torch or "")
     )
-    kept = History(history)
     notes: list[str] = []
     chosen = list(tracks.resolved(wanted, base.python, notes.append))
     planned = jobs.plan_all(chosen, asked)
+    if dry_run:
+        from moediag.campaign import dry_run as dry
+
+        plans = [one.plan for one in planned if one.plan]
+        problems = [
+            f"{one.scenario} on {', '.join(track.name for track in one.tracks)}: {one.problem}"
+            for one in planned
+            if one.plan is None
+        ]
+        dry.show([*dry.trials(plans)], as_json, [*notes, *problems])
+        return
+    kept = History(history)
     question = drive.header(planned, asked, o.command(context))
     with opened(question, out, resume, "nightly") as journal, shown(no_color) as display:
         folder = journal.folder

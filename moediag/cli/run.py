@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +13,6 @@ from moediag.report import stdout
 
 if TYPE_CHECKING:
     from moediag.campaign.sweep.session import SweepOptions
-    from moediag.scenario.plan import Plan
 
 
 def run(
@@ -72,9 +69,11 @@ def run(
             stack_overrides, launch, timed=not no_cost,
         )  # fmt: skip
         if dry_run:
+            from moediag.campaign import dry_run as dry
             from moediag.campaign.sweep import session
 
-            _dry((one.plan for one in session.plan_all(options) if one.plan), as_json)
+            plans = (one.plan for one in session.plan_all(options) if one.plan)
+            dry.show([*dry.trials(plans)], as_json)
             return
         raise typer.Exit(_all(options, out, resume, o.command(context), as_json, no_color))
 
@@ -99,7 +98,9 @@ def run(
         timed=not no_cost,
     )
     if dry_run:
-        _dry([plan], as_json)
+        from moediag.campaign import dry_run as dry
+
+        dry.show([*dry.trials([plan])], as_json)
         return
     ranks = world_size or scenario.world.default
     o.require_gpus(device, ranks // nnodes, plan.scenario.stack.get("torch"))
@@ -111,17 +112,6 @@ def run(
     else:
         terminal.render(result, consoles.output(no_color), views.short(journal.folder))
     raise typer.Exit(page.exit_code(result))
-
-
-def _dry(plans: Iterable[Plan], as_json: bool) -> None:
-    from moediag.campaign import dry_run
-
-    found = list(dry_run.trials(plans))
-    if as_json:
-        stdout.data({"trials": [dataclasses.asdict(one) for one in found]})
-        return
-    for line in dry_run.lines(found):
-        stdout.line(line)
 
 
 def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[str]) -> None:

@@ -19,6 +19,18 @@ from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.protocol import TRIAL_FILE, Trial, parse_json
 
 _PYTHONPATH = "PYTHONPATH"
+_END = 40  # lines of a log that tell why it ended
+# What a launcher's log has if the machine lacks something.
+_LACKS = (
+    (
+        ("failed to map segment", "Cannot allocate memory", "std::bad_alloc"),
+        "there is not enough memory: `ulimit -v` shows the shell's limit",
+    ),
+    (
+        ("_multiprocessing.SemLock(",),
+        "no semaphore can be made in /dev/shm: type --launcher torchrun, which needs none",
+    ),
+)
 
 
 class StackLike(Protocol):
@@ -148,12 +160,17 @@ def _clear(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def last_lines(path: Path, count: int = 5) -> str:
-    """Returns the end of a log, for an error message; empty if there is none."""
+def last_words(log: Path, count: int = 5) -> str:
+    """Returns what the machine lacks and the last line of a launcher's log if it shows that, else
+    its last ``count`` lines; empty if there is no log."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
+    end = "\n".join(lines[-_END:])
+    for marks, lack in _LACKS:
+        if any(mark in end for mark in marks):
+            return f"{lack} ({lines[-1].strip()})"
     return "\n".join(lines[-count:])
 
 

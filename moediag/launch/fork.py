@@ -20,7 +20,7 @@ from moediag.launch.base import (
     Running,
     StackLike,
     json_lines,
-    last_lines,
+    last_words,
 )
 from moediag.launch.processes import Family, oom_kills
 from moediag.launch.settings import LaunchOptions
@@ -118,7 +118,7 @@ class Host:
                 return LaunchError(
                     f"the launcher's host was ended by {sig.name}{memory}: {self.log}"
                 )
-        return LaunchError(f"the launcher's host died:\n{last_lines(self.log)}")
+        return LaunchError(f"the launcher's host died:\n{last_words(self.log)}")
 
     def _expect(self, kind: str, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds

@@ -1,4 +1,5 @@
-"""The page of a check: what fails first, then the plan, the experts, the cost and what is known."""
+"""The page of a check: the plan, the experts, the cost, what is known; last what fails and the answer,
+where a terminal shows them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from moediag.axes import EP
 from moediag.pipeline.check import CheckResult, JudgedCase, share
 from moediag.pipeline.check_cost import AxisCost, Wire
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
-from moediag.report.text_layout import Line, columns, labelled
+from moediag.report.text_layout import Line, columns, indented, labelled
 from moediag.result import wording
 
 _TITLES = {FAILS: ("FAILS", "bad"), MAY_FAIL: ("MAY FAIL", "doubt"), NOTE: ("note", "plain")}
@@ -24,20 +25,8 @@ ALWAYS = (
 
 
 def lines(result: CheckResult, width: int) -> Iterator[Line]:
-    verdict, style = _verdict(result)
-    yield ((f" CHECK    {verdict}", style),)
-    yield ()
     for label, text in _question(result):
         yield from labelled(label, text, width)
-    yield ()
-    findings = sorted(result.checked.findings, key=lambda f: list(_TITLES).index(f.level))
-    for case, others in _distinct(result.cases):
-        yield from labelled("FAILS", _parted(case, others), width, "bad")
-    for finding in findings:
-        label, style = _TITLES[finding.level]
-        yield from labelled(label, _finding(finding), width, style)
-    if result.cases and not any(case.parts for case in result.cases):
-        yield from labelled("schedule", _agreed(result), width)
     yield ()
     yield from _plan(result.checked.plan, width)
     for owner in result.checked.owners:
@@ -50,6 +39,22 @@ def lines(result: CheckResult, width: int) -> Iterator[Line]:
         yield from labelled("NOT SEEN", text, width, "doubt")
     if result.checked.plan:
         yield from labelled("NOT SEEN", ALWAYS, width, "faint")
+    yield ()
+    yield from _found(result, width)
+    verdict, style = _verdict(result)
+    yield ((f" CHECK    {verdict}", style),)
+
+
+def _found(result: CheckResult, width: int) -> Iterator[Line]:
+    """Yields the findings, the worst last."""
+    levels = list(_TITLES)
+    if result.cases and not any(case.parts for case in result.cases):
+        yield from labelled("schedule", _agreed(result), width)
+    for finding in sorted(result.checked.findings, key=lambda f: -levels.index(f.level)):
+        label, style = _TITLES[finding.level]
+        yield from labelled(label, _finding(finding), width, style)
+    for case, others in _distinct(result.cases):
+        yield from labelled("FAILS", _parted(case, others), width, "bad")
 
 
 def _verdict(result: CheckResult) -> tuple[str, str]:
@@ -135,10 +140,15 @@ def _plan(plan: Sequence[PlannedParameter], width: int) -> Iterator[Line]:
         number = f" ({row.count}x)" if row.count > 1 else ""
         shape = "x".join(map(str, row.shape))
         rows.append((f"{row.name}{number}", shape, _placement(row), _elements(row), row.rule))
-    for at, cells in enumerate(columns(rows)):
-        yield ((f" {'  '.join(cells)}".rstrip(), "plain" if at else "label"),)
+    table = [f" {'  '.join(cells)}".rstrip() for cells in columns(rows)]
+    if max(map(len, table)) <= width:
+        yield from (((line, "plain" if at else "label"),) for at, line in enumerate(table))
+    else:
+        for name, shape, placement, elements, rule in rows[1:]:
+            yield ((f" {name}", "plain"),)
+            text = f"{shape}, {placement}, {elements} on a rank, by {rule}"
+            yield from indented(text, width, 4, "faint")
     yield ()
-    del width  # a table is not wrapped
 
 
 def _placement(row: PlannedParameter) -> str:

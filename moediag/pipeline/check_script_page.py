@@ -1,4 +1,4 @@
-"""The page of `moediag check --script`: where ranks part, then what was compared and what not."""
+"""The page of `moediag check --script`: what was compared and what not, last where ranks part."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ ALWAYS = (
 
 
 def lines(result: ScriptResult, width: int) -> Iterator[Line]:
-    verdict, style = _verdict(result)
-    yield ((f" CHECK    {verdict}", style),)
-    yield ()
     yield from labelled("script", result.script, width)
     simulated = wording.ranks([one.rank for one in result.ranks])
     yield from labelled("ranks", f"{simulated} of {result.world}, simulated one by one", width)
     versions = ", ".join(f"{name} {v}" for name, v in result.versions.items() if v)
     yield from labelled("stack", versions, width)
     yield ()
-    if result.failing and result.diagnosis is not None:
-        yield from labelled("FAILS", result.diagnosis.cause, width, "bad")
-        if result.diagnosis.next_step:
-            yield from labelled("next", result.diagnosis.next_step, width)
     yield from labelled("compared", _compared(result), width)
     for one in result.ranks:
         text = one.problem or one.unseen
         if text:
             yield from labelled("NOT SEEN", _not_seen(one, text), width, "doubt")
     yield from labelled("NOT SEEN", ALWAYS, width, "faint")
+    yield ()
+    if result.failing and result.diagnosis is not None:
+        yield from labelled("FAILS", result.diagnosis.cause, width, "bad")
+        if result.diagnosis.next_step:
+            yield from labelled("next", result.diagnosis.next_step, width)
+    verdict, style = _verdict(result)
+    yield ((f" CHECK    {verdict}", style),)
 
 
 def _verdict(result: ScriptResult) -> tuple[str, str]:

@@ -71,6 +71,8 @@ class Reference:
     """None, or the verdict of every trial that needs this reference."""
     reason: str = ""
     """The reason for that verdict."""
+    launch_error: str = ""
+    """Why its process could not be launched."""
 
 
 class References(Protocol):
@@ -230,6 +232,8 @@ class Trials:
         took = None
         if planned.reference_key is not None:
             reference, took = self._reference(planned, stack, start)
+            if reference.launch_error:
+                self.launch_errors.append(LaunchError(reference.launch_error))
             if reference.verdict is not None:
                 self._meet(reference.reason)
                 return rows.without_launch(planned, versions, reference.verdict, reference.reason)
@@ -245,6 +249,8 @@ class Trials:
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
         if not record.succeeded:
             _require_space(self.folder)
+        if record.launch_error and record.first_progress is None:
+            self.launch_errors.append(LaunchError(record.launch_error))
         if record.launch_error == BROKEN_OFF:  # what its ranks raised after that proves nothing
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, BROKEN_OFF)
         evidence = read_trial(folder)
@@ -291,8 +297,7 @@ class Trials:
             reason = Outcome.read(folder / outcome_file(0)).applicable
             found = Reference(path, Verdict.NOT_APPLICABLE if reason else None, reason or "")
         except LaunchError as error:
-            self.launch_errors.append(error)
-            found = Reference(path, Verdict.INCONCLUSIVE, error.message)
+            found = Reference(path, Verdict.INCONCLUSIVE, error.message, error.message)
         except (OSError, ValueError):
             _require_space(self.folder)
             log = folder / output_file(0)
@@ -301,6 +306,7 @@ class Trials:
                 Verdict.INCONCLUSIVE,
                 f"the single-process reference failed, so nothing can be judged: "
                 f"{_why(record, log)} (all of it in {name}/{log.name})",
+                record.launch_error,
             )
         self.references.add(name, found)
         return found, round(time.monotonic() - began, 3)

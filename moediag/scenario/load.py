@@ -3,8 +3,10 @@ error, with its position."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,6 +19,7 @@ from moediag.scenario.schema import Scenario
 from moediag.scenario.source import KeyPath, Source, read
 
 _MOST = 20  # mistakes that an error lists
+_DEEPEST = 5  # levels of sections that require fields
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -31,11 +34,47 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
         scenario = Scenario.model_validate(source.data)
     except ValidationError as error:
         found = explain.problems(error.errors(include_url=False), source.data)
-        raise _error(found, source, given) from None
+        raise _error([*found, *_beside(found, source.data)], source, given) from None
     found = list(check(scenario))
     if found:
         raise _error(found, source, given)
     return scenario.with_overrides([f"--set {text}" for text in overrides])
+
+
+def _beside(found: Sequence[Problem], data: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields the mistakes between fields, so that all are told at once, in the sections that have
+    none of ``found``: without a wrong field its default would be judged."""
+    if any(problem.of_key and len(_inner(problem.path)) == 1 for problem in found):
+        return  # which section was meant is not known
+    rest, wrong = copy.deepcopy(dict(data)), set()
+    for _ in range(_DEEPEST):
+        for problem in found:
+            path = problem.path[:-1] if problem.missing else problem.path
+            _remove(rest, path)
+            wrong.add(_inner(path)[:1])
+        try:
+            scenario = Scenario.model_validate(rest)
+            break
+        except ValidationError as error:  # a required field was removed: so is what requires it
+            found = explain.problems(error.errors(include_url=False), rest)
+    else:
+        return
+    for problem in check(scenario):
+        if wrong.isdisjoint(_inner(path)[:1] for path in (problem.path, *problem.involved)):
+            yield problem
+
+
+def _inner(path: KeyPath) -> KeyPath:
+    """Returns the place in the scenario or in its variant; its first part is the section."""
+    return path[2:] if path[:1] == ("variants",) else path
+
+
+def _remove(data: Any, path: KeyPath) -> None:
+    """Removes a field. What is below a list stays."""
+    for part in path[:-1]:
+        data = data.get(part) if isinstance(data, dict) else None
+    if path and isinstance(data, dict):
+        data.pop(path[-1], None)
 
 
 def _error(found: Sequence[Problem], source: Source, given: Mapping[KeyPath, str]) -> ScenarioError:

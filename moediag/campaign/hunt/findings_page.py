@@ -101,17 +101,27 @@ def cell_line(cell: HuntCell) -> tuple[str, bool | None]:
 
 
 def lines(hunt: Hunt, width: int) -> Iterator[Line]:
-    """Yields the page: what is new first; with an earlier release, what changed."""
-    yield ((f" HUNT     {summary(hunt)}", "plain"),)
-    for title, finding in _shown(hunt):
-        style = "bad" if finding.state == State.NEW and title != _GONE else "doubt"
-        yield ()
-        yield from labelled(title, _headline(hunt, finding), width, style)
-        for label, text in _details(finding, hunt.traces.get(finding.signature)):
-            yield from labelled(label, text, width)
-    yield ()
+    """Yields the page: what is not new in short, which hunt.md has in full; what is new; the answer
+    last, where a terminal shows it."""
     for label, text in _rest(hunt):
         yield from labelled(label, text, width)
+    for title, finding in reversed([*_shown(hunt)]):
+        style = "bad" if finding.state == State.NEW and title != _GONE else "doubt"
+        trace = hunt.traces.get(finding.signature)
+        short = hunt.before is None and finding.state != State.NEW
+        yield ()
+        yield from labelled(title, _headline(hunt, finding, short), width, style)
+        for label, text in _briefly(finding) if short else _details(finding, trace):
+            yield from labelled(label, text, width)
+    yield ()
+    yield from labelled("HUNT", summary(hunt), width)
+
+
+def _briefly(finding: Finding) -> Iterator[tuple[str, str]]:
+    if finding.entry is not None:
+        yield "see", f"{finding.entry.summary} ({finding.entry.where})"
+    else:
+        yield "not met", _not_met(finding)
 
 
 def _shown(hunt: Hunt) -> Iterator[tuple[str, Finding]]:
@@ -135,7 +145,9 @@ def summary(hunt: Hunt) -> str:
             f"away; {found.same} ways fail on both"
         )
     built = len(hunt.families) - len(hunt.not_built)
-    counts = [f"{len(hunt.of(state))} {state}" for state in State if hunt.of(state)]
+    others = [state for state in State if state != State.NEW and hunt.of(state)]
+    counts = [f"{len(hunt.of(State.NEW)) or 'nothing'} new"] if hunt.findings else []
+    counts += [f"{len(hunt.of(state))} {state}" for state in others]
     return (
         f"transformers {version(hunt)}: {len(hunt.cells)} cells, "
         f"{built} of {families(len(hunt.families))} built; "
@@ -143,9 +155,11 @@ def summary(hunt: Hunt) -> str:
     )
 
 
-def _headline(hunt: Hunt, finding: Finding) -> str:
-    says = hunt.relations.get(finding.relation, "")
+def _headline(hunt: Hunt, finding: Finding, short: bool = False) -> str:
     failed = f"{finding.relation} ({_ways(finding.ways)})"
+    if short:
+        return f"{failed}: {_named(finding.families)}"
+    says = hunt.relations.get(finding.relation, "")
     return f"{failed}, {families(len(finding.families))}. It should hold that {says}."
 
 
@@ -154,8 +168,7 @@ def _details(finding: Finding, trace: Pursued | None) -> Iterator[tuple[str, str
     worst = max(finding.shown, key=lambda shown: shown.way.error or 0.0)
     yield worst.family, worst.way.text
     if finding.state == State.NOT_CONFIRMED:
-        failed = dict.fromkeys(shown.way.failed for shown in finding.shown)
-        yield "not met", "; ".join(CONDITIONS.get(name, "checked in part") for name in failed)
+        yield "not met", _not_met(finding)
     if finding.entry is not None:
         yield "see", f"{finding.entry.summary} ({finding.entry.where})"
     if worst.evidence:
@@ -166,6 +179,11 @@ def _details(finding: Finding, trace: Pursued | None) -> Iterator[tuple[str, str
         yield "since", trace.since or "the time was up before it was found"
         yield "file", trace.program if not trace.problem else f"none: {trace.problem}"
         yield "draft", trace.draft
+
+
+def _not_met(finding: Finding) -> str:
+    failed = dict.fromkeys(shown.way.failed for shown in finding.shown)
+    return "; ".join(CONDITIONS.get(name, "checked in part") for name in failed)
 
 
 def _rest(hunt: Hunt) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from typing import Protocol
 import moediag
 from moediag import hardware
 from moediag.campaign.bisect.probe import Releases, new_folder
+from moediag.campaign.dry_run import Cache, DryTrial
 from moediag.campaign.engine import Display, Journal, Line, Records, Strategy, drive, opened
 from moediag.campaign.matrix import table_page
 from moediag.campaign.matrix.cells import Cell, Key, Matrix, Mode, of_probe, ordered
@@ -73,6 +74,23 @@ def run(
             strategy = _Fill(question, journal, maker, display, jobs)
             drive(strategy, journal, display, jobs)
         return strategy.table(), journal.folder
+
+
+def dry_trials(question: MatrixQuestion) -> Iterator[DryTrial]:
+    """Yields the trials of all cells that an empty matrix can make at once, in order: with
+    ``--confirm`` its predictions. Starts no process, builds nothing and makes no query."""
+    cache = Cache()
+    subjects = {subject.key: subject.question for subject in question.subjects}
+    first = plan(question.way, question.keys, question.versions, question.listed, {})
+    for key, version, mode in first.work:
+        asked = subjects[key]
+        request = asked.request(next(r for r in asked.releases if r.version == version))
+        built = cache.has(request)
+        if mode == Mode.FAST:
+            yield DryTrial(key, "prediction", 1, "one process", request, built)
+            continue
+        for name in asked.scenario.variants:
+            yield DryTrial(key, name, asked.world_size, asked.backend, request, built)
 
 
 class _Fill(Strategy[Key, Cell]):

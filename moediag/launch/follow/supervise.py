@@ -14,7 +14,7 @@ from moediag import protocol
 from moediag.errors import LaunchError
 from moediag.evidence.model import ExitStatus, Stall
 from moediag.launch import shutdown, signals
-from moediag.launch.base import Running, json_lines, last_lines
+from moediag.launch.base import Running, json_lines, last_words
 from moediag.launch.capture import machine
 from moediag.launch.capture.collect import blocked_frames, capture, on_device, python_frames
 from moediag.launch.follow.seen import Seen, status_of
@@ -313,7 +313,7 @@ class Supervisor:
         if code in (0, None) or explained:
             return ""
         assert code is not None
-        log = last_lines(self.folder / protocol.LAUNCHER_LOG, 15)
+        log = last_words(self.folder / protocol.LAUNCHER_LOG, 15)
         what = f"signal {status_of(code).signal}" if code < 0 else f"exit code {code}"
         return f"{self.launcher} ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
 

@@ -1,9 +1,10 @@
-"""What `run --dry-run` prints."""
+"""What `--dry-run` of `run` and `nightly` prints."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +40,14 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "expert-starvation", "--dry-run", "--json", "-v", "unfixed"]) == 0
     (trial,) = json.loads(capsys.readouterr().out)["trials"]
     assert (trial["trial"], trial["built"]) == ("unfixed", True)
+
+
+@pytest.mark.usefixtures("built")
+def test_of_a_night(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--scenario", "expert-starvation", "--scenario", "empty-ep-rank", "--gpus", "1"]
+    where = ["--history", str(tmp_path / "history"), "--out", str(tmp_path / "out")]
+    assert main(["nightly", *words, "--track", "pinned", "--dry-run", *where]) == ExitCode.OK
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "cannot run: expert-starvation on pinned: needs 2 ranks or more"
+    assert last.endswith("nothing was run.")
+    assert not [*tmp_path.iterdir()]

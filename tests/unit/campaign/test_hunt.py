@@ -193,11 +193,21 @@ def test_the_page_names_what_is_new_what_is_unsure_and_what_is_missing() -> None
     )
     assert "4 cells, 2 of 3 families built; 1 new, 1 not confirmed" in page
     assert "NEW      padding (left), 1 family" in page
-    assert "UNSURE" in page
+    assert "UNSURE   padding (left): beta" in page
+    assert page.index("gamma:") < page.index("UNSURE") < page.index("NEW") < page.index("HUNT")
     assert "it shows twice" in page
     assert "gamma: TypeError: no size" in page
     assert "alpha packing: the time limit was reached" in page
     assert "1 cell" in page, "beta packing was not run"
+
+
+def test_what_the_register_has_is_short_in_the_terminal_and_whole_in_markdown() -> None:
+    entry = Entry(("padding",), "known", "https://…/1", "leaks")
+    hunt = found(cell("alpha", "padding", WRONG), known=(entry,))
+    page = text(hunt)
+    assert "KNOWN    padding (left): alpha\n see      leaks (https://…/1)" in page
+    assert page.endswith("nothing new, 1 known")
+    assert WRONG.text not in page and WRONG.text in findings_page.markdown(hunt)
 
 
 def test_the_page_of_a_hunt_without_findings_says_so() -> None:
@@ -416,7 +426,7 @@ def test_against_checks_both_releases_by_turns_and_shows_what_differs(
     page = capsys.readouterr().out
     assert "5.0.0 against 4.0.0: 2 and 1 cells; 1 finding appeared, 1 went away" in page
     assert "5.0.0 has alpha; 4.0.0 has not" in page
-    assert page.index("APPEARED") < page.index("GONE")
+    assert page.index("GONE") < page.index("APPEARED")
     assert (world.made, world.older) == ([("alpha", "padding"), ("beta", "padding")],
                                          [("beta", "padding")])  # fmt: skip
     assert hunt(tmp_path / "out", *words, "--resume", "--json") == ExitCode.FAILURE_FOUND

@@ -211,3 +211,15 @@ def test_a_page_contains_the_command(world: World, run: Any) -> None:
         assert code == ExitCode.USAGE
         assert "--markdown" in err
     assert world.made == []  # refused before anything runs
+
+
+def test_dry_run_makes_nothing(world: World, run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("--dry-run", "--releases", "4.52.1,4.53.0", "--cpu", "2")
+    assert (code, world.made) == (ExitCode.OK, [])
+    first, *trials, last = out.splitlines()
+    assert re.fullmatch(r"expert-starvation \S+: \d+ trials on 2 ranks, gloo", first)
+    assert [line.split()[0] for line in trials].count("unfixed") == 2
+    assert last.endswith("nothing was run.")
+    assert not [*Path.cwd().iterdir()]
+    code, out, _ = run("--dry-run", "--fast", "--releases", "4.52.1,4.53.0")
+    assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["prediction"] * 2

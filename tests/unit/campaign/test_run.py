@@ -292,13 +292,18 @@ class Killed(Ranks):
     [
         ({"exits": {0: ExitStatus(signal="SIGKILL")}, "oom_kills": 1}, "it was killed for memory"),
         ({"exits": {0: ExitStatus(signal="SIGKILL")}, "oom_kills": 0}, "it was ended by SIGKILL"),
-        ({"launch_error": "the host was ended by SIGKILL"}, "the host was ended by SIGKILL"),
         ({"exits": {0: ExitStatus(code=1)}}, "it left no output"),
     ],
 )
 def test_a_failed_reference_says_why(tmp_path: Path, record: dict[str, Any], why: str) -> None:
     result = run(tmp_path, Killed(**record), planned(["unfixed"]))
     assert why in result.trials[0].cause
+
+
+def test_a_launcher_that_died_below_every_reference_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="not enough memory"):
+        run(tmp_path, Killed(launch_error="not enough memory"), planned(["unfixed"]))
+    assert [found.variant for found in read_result(tmp_path).trials] == ["unfixed"]
 
 
 def test_a_launch_that_failed_on_a_full_disk_proves_nothing(tmp_path: Path) -> None:

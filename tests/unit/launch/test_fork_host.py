@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from moediag.errors import LaunchError
+from moediag.launch.base import last_words
 from moediag.launch.fork import Host
 from moediag.launch.settings import LaunchOptions
 
@@ -49,3 +50,24 @@ def test_another_end_is_a_launch_error_with_its_reason(
     monkeypatch.setattr("moediag.launch.fork.oom_kills", lambda: 1 << 40)
     with pytest.raises(LaunchError, match="ended by SIGKILL for memory"):
         host.start({}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("import torch\nImportError: libtorch_cpu.so: failed to map segment from shared object\n",
+         "not enough memory: `ulimit -v` shows the shell's limit (ImportError: libtorch_cpu"),
+        ("sl = _multiprocessing.SemLock(\nOSError: [Errno 30] Read-only file system\n",
+         "type --launcher torchrun, which needs none (OSError: [Errno 30] Read-only"),
+        ("one\ntwo\nthree\n", "two\nthree"),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_the_log_of_a_launcher_says_what_the_machine_lacks(
+    tmp_path: Path, log: str | None, said: str
+) -> None:
+    path = tmp_path / "launcher.log"
+    if log is not None:
+        path.write_text(log)
+    found = last_words(path, 2)
+    assert said in found if said else not found

@@ -206,7 +206,7 @@ def test_exit_codes() -> None:
 
 def test_the_page_of_what_fails_names_call_parameters_and_condition() -> None:
     text = page(result(CHECKED, judged("idle", PARTED), judged("other", PARTED)))
-    assert text.startswith(" CHECK    this model, layout and stack fail")
+    assert text.endswith(" CHECK    this model, layout and stack fail")
     assert text.count("FAILS") == 1, "each place once"
     assert "If an expert is idle, the ranks part at call 6 on axis dp_shard, in backward" in text
     assert "rank 1: reduce_scatter of 60 elements" in text and "experts.3.up" in text
@@ -217,6 +217,15 @@ def test_the_page_of_what_was_not_decided_claims_nothing() -> None:
     text = page(result(Checked(problem="unknown model")))
     assert "not decided" in text and "NOT SEEN unknown model" in text
     assert "agree" not in text and "nothing was found" not in text
+
+
+def test_a_table_wider_than_the_terminal_has_a_parameter_on_lines_of_its_own() -> None:
+    found = result(CHECKED, judged("control", CLEAN))
+    name = f"{EXPERTS.name} (2x)"
+    for width, alone in ((40, True), (400, False)):
+        told = [plain(line) for line in check_page.lines(found, width)]
+        assert any(line.strip() == name for line in told) is alone
+        assert width == 400 or max(map(len, told)) <= 1 + len(name)
 
 
 def test_the_page_of_a_clean_check() -> None:

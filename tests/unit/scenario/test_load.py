@@ -191,6 +191,24 @@ def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "none.yaml")
 
 
+def test_mistakes_between_fields_are_told_beside_those_of_fields(tmp_path: Path) -> None:
+    text = GOOD.replace("top_k: 2", "top_k: 9").replace("verdict: hang", "verdict: hung")
+    lines = refused(tmp_path, text).splitlines()
+    assert [line.split(" ")[:2] for line in lines] == [
+        ["s.yaml:8:10:", "model.top_k:"],
+        ["s.yaml:11:5:", "skew.starve:"],
+        ["s.yaml:15:23:", "variants.unfixed.expect.verdict:"],
+    ]
+
+
+def test_a_rule_does_not_judge_the_default_of_a_wrong_field(tmp_path: Path) -> None:
+    text = GOOD.replace("experts: 8", "experts: many").replace("expert: 3", "expert: 12")
+    (only,) = refused(tmp_path, text).splitlines()
+    assert only.startswith("s.yaml:7:12: model.experts: ")
+    text = GOOD.replace("model:", "modle:").replace("expert: 3", "expert: 12")
+    assert "12" not in refused(tmp_path, text)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

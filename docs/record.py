@@ -1,12 +1,13 @@
-"""Runs `moediag watch` on the tutorial's program and writes its page as docs/assets/watch.svg.
+"""Runs commands of the docs in a pseudo-terminal and writes their pages as docs/assets/NAME.svg.
 
-    .venv/bin/python docs/record.py
+    .venv/bin/python docs/record.py [NAME …]
 
-The command runs in a pseudo-terminal. The picture has its stdout, which is the page; progress and
-the job's own output go to stderr and are left out.
+A picture has stdout, which is the page; progress and a job's own output go to stderr and are left
+out.
 """
 
 import io
+import json
 import os
 import pty
 import re
@@ -23,7 +24,17 @@ from rich.text import Text
 DOCS = Path(__file__).parent
 ASSETS = DOCS / "assets"
 WIDTH, HEIGHT = 92, 40
-COMMAND = "moediag watch --on-hang abort -- torchrun --nproc-per-node 2 train.py"
+# The order counts: `diagnose` reads what `watch` left.
+COMMANDS = {
+    "watch": "moediag watch --on-hang abort --out job -- torchrun --nproc-per-node 2 train.py",
+    "diagnose": "moediag diagnose job",
+    "run": "moediag run expert-starvation --cpu 2 -v unfixed -v zero-fill -v loops-over-all",
+    "check": "moediag check ./Qwen3-30B-A3B --layout dp_shard=512 --stack transformers=4.53.2",
+    "bisect": "moediag bisect expert-starvation --good 4.52.4 --bad 4.53.2 --cpu 2",
+    "hunt": "moediag hunt --release 5.23.0 --family zaya,jamba --cpu 2",
+}
+# What `config.json` of a real model has that its class does not have by default.
+MODEL = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "head_dim": 128}
 
 
 def program() -> str:
@@ -55,22 +66,28 @@ def record(command: str, folder: Path) -> str:
                 return text
 
 
-def svg(text: str) -> str:
+def svg(text: str, name: str) -> str:
     """The text with its colours as SVG."""
     console = Console(
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
     console.print(Text.from_ansi(text.replace("\r\n", "\n").rstrip()))
-    return console.export_svg(title="moediag watch", theme=MONOKAI, unique_id="watch")
+    return console.export_svg(title=f"moediag {name}", theme=MONOKAI, unique_id=name)
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="tutorial-") as name:
-        folder = Path(name)
-        (folder / "train.py").write_text(program(), encoding="utf-8")
-        text = record(COMMAND, folder)
+    wanted = sys.argv[1:] or list(COMMANDS)
     ASSETS.mkdir(exist_ok=True)
-    (ASSETS / "watch.svg").write_text(svg(text), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="tutorial-") as place:
+        folder = Path(place)
+        (folder / "train.py").write_text(program(), encoding="utf-8")
+        (folder / "Qwen3-30B-A3B").mkdir()
+        (folder / "Qwen3-30B-A3B" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+        if "diagnose" in wanted and "watch" not in wanted:
+            record(COMMANDS["watch"], folder)
+        for name in wanted:
+            picture = svg(record(COMMANDS[name], folder), name)
+            (ASSETS / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The page of a check: the plan, the experts, the cost, what is known; last what fails and the answer,
-where a terminal shows them."""
+"""The page of a check: the plan, the experts, the cost and what is known; last what fails and the
+answer, where a terminal shows them."""
 
 from __future__ import annotations
 

@@ -87,9 +87,7 @@ def variables(mark: str) -> dict[str, str]:
     return {**os.environ, **given}
 
 
-def start(
-    words: Sequence[str], place: Path, mark: str, **more: str
-) -> subprocess.Popen[bytes]:
+def start(words: Sequence[str], place: Path, mark: str, **more: str) -> subprocess.Popen[bytes]:
     """Starts a command in ``place``, its output in ``output.txt``, its processes marked."""
     with (place / "output.txt").open("ab") as out:
         return subprocess.Popen(

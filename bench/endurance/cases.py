@@ -81,14 +81,17 @@ def folder() -> Iterator[Path]:
         yield place
 
 
-def start(
-    words: Sequence[str], place: Path, mark: str, **variables: str
-) -> subprocess.Popen[bytes]:
-    """Starts a command in ``place``, its output in ``output.txt``, its processes marked."""
+def variables(mark: str) -> dict[str, str]:
+    """The environment of a command whose processes are marked."""
     given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", MARK: mark}
+    return {**os.environ, **given}
+
+
+def start(words: Sequence[str], place: Path, mark: str, **more: str) -> subprocess.Popen[bytes]:
+    """Starts a command in ``place``, its output in ``output.txt``, its processes marked."""
     with (place / "output.txt").open("ab") as out:
         return subprocess.Popen(
-            words, cwd=place, env={**os.environ, **given, **variables}, stdout=out, stderr=out,
+            words, cwd=place, env={**variables(mark), **more}, stdout=out, stderr=out,
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
@@ -116,13 +119,17 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def gone(mark: str, seconds: float) -> float | None:
+def gone(mark: str, seconds: float, stayed: list[str] | None = None) -> float | None:
     """Waits until no process of a command is left; returns the seconds, or None if some stay. Those
-    are killed."""
+    are killed; ``stayed`` gets the state, parent and command of each."""
     began = time.monotonic()
     while left := marked(mark):
         if time.monotonic() - began > seconds:
             for pid in left:
+                if stayed is not None:
+                    stat = all_stats().get(pid)
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                    stayed.append(f"{stat}: {b' '.join(command).decode(errors='replace')[-60:]}")
                 os.kill(pid, signal.SIGKILL)
             return None
         time.sleep(0.05)

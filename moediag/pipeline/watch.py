@@ -22,7 +22,7 @@ import moediag
 from moediag import hardware, protocol
 from moediag.errors import ExitCode, Interrupted, says_disk_full
 from moediag.evidence.trial_folder import read_trial
-from moediag.launch import watched
+from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import Process
@@ -146,18 +146,24 @@ class _Watch:
 
     def run(self) -> Watched:
         self._new_attempt(0)  # a full disk is found before the job begins
-        running = watched.start(
-            self.command, self.folder, self.options.job, self.options.stdout, self.options.stderr
-        )
-        with passed_on(Process.of(running.root)):
-            try:
+        with signals.held() as came:
+            running = watched.start(
+                self.command, self.folder, self.options.job, self.options.stdout,
+                self.options.stderr,
+            )  # fmt: skip
+        interrupted = True
+        try:
+            if came:
+                raise KeyboardInterrupt
+            with passed_on(Process.of(running.root)):
                 record = self._attempts(running)
-                interrupted = record.interrupted
-            except BaseException:
-                interrupted = True
-                raise
-            finally:
-                said = self._commands_ended(wait=not interrupted)
+            interrupted = record.interrupted
+        except BaseException:  # nobody follows the job then, so it must not go on
+            with signals.held():
+                shutdown.end(running.family, self.options.launch.graces)
+            raise
+        finally:
+            said = self._commands_ended(wait=not interrupted)
         result = self._write(record)
         if record.interrupted:
             raise Interrupted(

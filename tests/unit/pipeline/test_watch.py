@@ -368,3 +368,32 @@ def test_a_full_disk_does_not_decide_how_a_job_ends(
     monkeypatch.undo()
     done = watch.watch(command, dataclasses.replace(options, out=tmp_path / "two"), lambda *_: None)
     assert (done.code, done.full) == (code, "")
+
+
+@pytest.mark.parametrize("at", ["start", "_new_attempt"])
+def test_an_interruption_before_the_job_is_followed_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    begun: list[WatchedJob] = []
+    start, new_attempt = watch.watched.start, watch._Watch._new_attempt
+
+    def interrupted(*words: Any) -> WatchedJob:
+        begun.append(start(*words))
+        if at == "start":
+            os.kill(os.getpid(), signal.SIGINT)
+        return begun[0]
+
+    def attempt(self: Any, number: int) -> Path:
+        if begun and at == "_new_attempt":
+            raise KeyboardInterrupt
+        return new_attempt(self, number)
+
+    monkeypatch.setattr(watch.watched, "start", interrupted)
+    monkeypatch.setattr(watch._Watch, "_new_attempt", attempt)
+    options = watch.WatchOptions(out=tmp_path / "out", stdout=subprocess.DEVNULL)
+    with pytest.raises(KeyboardInterrupt):
+        watch.watch(
+            [sys.executable, "-c", "import signal; signal.pause()"], options, lambda *_: None
+        )
+    assert begun[0].poll() is not None
+    assert not begun[0].family.alive()

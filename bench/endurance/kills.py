@@ -145,7 +145,8 @@ def _case(name: str, seed: str, place: Path, report: Report) -> None:
     with suppress(ProcessLookupError):
         os.kill(process.pid, last)
     # Of a job whose root is dead, moediag ends the ranks that recorded something.
-    unknown = "plain.py" in words and "SIGKILL to launcher" in sent
+    ends = [f"{one.name} to launcher" for one in SIGNALS if one is not signal.SIGSTOP]
+    unknown = "plain.py" in words and not set(ends).isdisjoint(sent)
     if last is signal.SIGKILL or "SIGKILL to moediag" in sent or unknown:
         for pid in stopped:  # nobody is left who could
             with suppress(ProcessLookupError):

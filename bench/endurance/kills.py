@@ -189,7 +189,7 @@ def _answer(words: list[str], place: Path, names: tuple[str, ...]) -> Any:
     found = raw[names[0]]
     if isinstance(found, list):
         return sorted(tuple(str(one.get(name)) for name in names[1:]) for one in found)
-    return tuple(str(found.get(name)) for name in names[1:])
+    return tuple(str((found or {}).get(name)) for name in names[1:])
 
 
 def _role(pid: int, moediag: int) -> str:

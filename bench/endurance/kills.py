@@ -145,7 +145,8 @@ def _case(name: str, seed: str, place: Path, report: Report) -> None:
     with suppress(ProcessLookupError):
         os.kill(process.pid, last)
     # Of a job whose root is dead, moediag ends the ranks that recorded something.
-    unknown = "plain.py" in words and "SIGKILL to launcher" in sent
+    ends = [f"{one.name} to launcher" for one in SIGNALS if one is not signal.SIGSTOP]
+    unknown = "plain.py" in words and not set(ends).isdisjoint(sent)
     if last is signal.SIGKILL or "SIGKILL to moediag" in sent or unknown:
         for pid in stopped:  # nobody is left who could
             with suppress(ProcessLookupError):
@@ -188,7 +189,7 @@ def _answer(words: list[str], place: Path, names: tuple[str, ...]) -> Any:
     found = raw[names[0]]
     if isinstance(found, list):
         return sorted(tuple(str(one.get(name)) for name in names[1:]) for one in found)
-    return tuple(str(found.get(name)) for name in names[1:])
+    return tuple(str((found or {}).get(name)) for name in names[1:])
 
 
 def _role(pid: int, moediag: int) -> str:

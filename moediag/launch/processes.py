@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,11 +189,12 @@ class Family:
             if stat.state == "T":
                 stat.process.send(signal.SIGCONT)
 
-    def wait(self, seconds: float) -> bool:
-        """Waits up to ``seconds``; returns whether all members are gone."""
+    def wait(self, seconds: float, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Waits up to ``seconds``, or until ``stop`` returns True; returns whether all members are
+        gone."""
         deadline = time.monotonic() + seconds
         while self.alive():
-            if time.monotonic() >= deadline:
+            if stop() or time.monotonic() >= deadline:
                 return False
             time.sleep(0.01)
         return True

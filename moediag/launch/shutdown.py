@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Sequence
 
@@ -10,8 +11,11 @@ from moediag.launch.processes import Family, Process
 STEPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
-def end(family: Family, graces: Sequence[float]) -> tuple[dict[Process, str], list[int]]:
-    """Ends every process of ``family``.
+def end(
+    family: Family, graces: Sequence[float], asked: Sequence[int] = ()
+) -> tuple[dict[Process, str], list[int]]:
+    """Ends every process of ``family``. ``asked``: the signals that came to moediag meanwhile, as
+    :func:`signals.held` collects them; each further one ends a grace.
 
     Returns the signal that ended each process, and the pids that survived SIGKILL for its grace (a
     process stuck in the kernel).
@@ -21,13 +25,18 @@ def end(family: Family, graces: Sequence[float]) -> tuple[dict[Process, str], li
     for step, grace in zip(STEPS, graces, strict=True):
         if not before:
             break
+        known = len(asked)
         family.signal(step)
         family.resume()
-        family.wait(grace)
+        family.wait(grace, functools.partial(_more, asked, known))
         after = _alive(family)
         gone.update(dict.fromkeys(before - after, step.name))
         before = after
     return gone, sorted(process.pid for process in before)
+
+
+def _more(asked: Sequence[int], known: int) -> bool:
+    return len(asked) > known
 
 
 def _alive(family: Family) -> set[Process]:

@@ -478,3 +478,21 @@ def test_repeats_are_separate(pipeline: Pipeline) -> None:
 def test_options_of_any_command_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["explain", "on-hang"]) == ExitCode.OK
     assert "--on-hang (option)" in capsys.readouterr().out
+
+
+def test_an_interruption_while_modules_are_imported_has_no_traceback() -> None:
+    program = """
+import sys
+class Interrupted:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted)
+from moediag.cli import main
+sys.exit(main(["list"]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (ExitCode.INTERRUPTED, "error: interrupted\n")

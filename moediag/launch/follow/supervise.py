@@ -65,6 +65,7 @@ class Supervisor:
         self._root_code: int | None = None
         self.agent: int | None = None  # pid of an elastic agent that named itself
         self._end_begun: float | None = None
+        self._came: Sequence[int] = ()  # signals to moediag during the end
 
     def run(self, kind: str) -> LaunchRecord:
         try:
@@ -75,6 +76,7 @@ class Supervisor:
             self.seen.interrupted = True
         finally:
             with signals.held() as came:
+                self._came = came
                 try:
                     if self.seen.interrupted:
                         self._tell_interruption()
@@ -289,7 +291,7 @@ class Supervisor:
         """Ends the launch; returns the signal that ended each process."""
         self._tell("ending", (), force=True)
         self._end_begun = time.time()
-        gone, stuck = shutdown.end(self.running.family, self._graces())
+        gone, stuck = shutdown.end(self.running.family, self._graces(), self._came)
         if stuck:
             self.seen.not_seen.append(f"end of processes {stuck}: they survived SIGKILL")
         deadline = time.monotonic() + 2.0

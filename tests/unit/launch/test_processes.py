@@ -128,6 +128,21 @@ def test_a_process_that_handles_the_first_signal_exits_on_it(spawn: Spawner) -> 
     assert stuck == []
 
 
+def test_each_further_request_ends_a_grace(spawn: Spawner) -> None:
+    class Asked(list[int]):
+        """Somebody asks again each time it is looked at."""
+
+        def __len__(self) -> int:
+            self.append(2)
+            return super().__len__()
+
+    parent, line = spawn(ORPHAN, IGNORE)
+    family = Family(parent.pid, spawn.token)
+    parent.communicate(b"leave\n")
+    gone, _ = shutdown.end(family, (600.0, 600.0, 5.0), Asked())
+    assert {process.pid: step for process, step in gone.items()} == {int(line): "SIGKILL"}
+
+
 def test_a_stopped_process_is_ended_by_the_first_signal(spawn: Spawner) -> None:
     """SIGSTOP holds back all signals but SIGKILL, and a scheduler does not wait for a second."""
     process, _ = spawn(WAIT)

@@ -8,7 +8,7 @@ import pytest
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence.model import ExitStatus, Stall
-from moediag.launch.base import json_lines, last_lines
+from moediag.launch.base import json_lines, last_words
 from moediag.launch.launcher import launcher
 from moediag.launch.record import Death, LaunchRecord
 from moediag.launch.settings import LaunchOptions
@@ -79,7 +79,7 @@ def test_half_written_lines_are_skipped() -> None:
     assert json_lines('{"e": 1}\n7\n{"e": 2}\n{"e"') == [{"e": 1}, {"e": 2}]
 
 
-def test_last_lines_of_a_log_are_read(tmp_path: Path) -> None:
+def test_last_words_of_a_log_are_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("a\nb\nc\n")
-    assert last_lines(tmp_path / "log", 2) == "b\nc"
-    assert last_lines(tmp_path / "none") == ""
+    assert last_words(tmp_path / "log", 2) == "b\nc"
+    assert last_words(tmp_path / "none") == ""

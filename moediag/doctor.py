@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ def checks(network: bool = True) -> list[Check]:
         ("ptrace", _ptrace),
         ("gpus", _gpus),
         ("loopback", _loopback),
+        ("host name", _host_name),
         ("cores", _cores),
         ("memory", _memory),
         ("shared memory", _shared_memory),
@@ -227,6 +229,20 @@ def _loopback() -> Check:
 
     require_loopback()
     return Check("loopback", "ok", "up")
+
+
+def _host_name() -> Check:
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return Check(
+            "host name",
+            "warn",
+            f"{name} does not resolve: the ranks of `torchrun --standalone` cannot meet",
+            f"Type as root: echo '127.0.0.1 {name}' >> /etc/hosts",
+        )
+    return Check("host name", "ok", name)
 
 
 def _shared_memory() -> Check:

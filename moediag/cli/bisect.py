@@ -180,6 +180,7 @@ def _show(report: Report, folder: Path) -> None:
     from moediag.campaign.bisect import answer_page, session
     from moediag.campaign.bisect.timeline import timeline
     from moediag.report import terminal, views
+    from moediag.result.wording import plural
 
     stdout.line(timeline(report.releases, report.verdicts))
     stdout.line()
@@ -189,7 +190,9 @@ def _show(report: Report, folder: Path) -> None:
         stdout.line(line)
     if len(beyond) > terminal.LONG:
         stdout.line()
-        stdout.line(sentences[0])
-    further = f" and {len(report.extras)} more" if report.extras else ""
-    stdout.line(f"Confidence {report.answer.confidence}, {len(report.probes)} probes{further}.")
+        for line in sentences:
+            stdout.line(line)
+    probes = plural(len(report.probes), "probe")
+    further = f" and {len(report.extras)} further" if report.extras else ""
+    stdout.line(f"Confidence {report.answer.confidence}, {probes}{further}.")
     stdout.line(f"Report: {views.short(folder) / session.REPORT_FILE}")

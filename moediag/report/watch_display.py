@@ -88,7 +88,7 @@ class Pulse:
 def summary(views: list[RankView], doing: str, balance: str = "") -> str:
     """Returns ``4 ranks at step 120, 3.1 steps/s, ahead: rank 3, 1.2 GB``; one line for a log."""
     if not views:
-        return "no rank yet"
+        return "waiting for ranks" if doing == "running" else f"{doing}: no rank runs"
     steps = sorted({v.step for v in views})
     at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     pieces = [f"{wording.plural(len(views), 'rank')} at {at}"]

@@ -185,6 +185,15 @@ def test_shared_memory_is_checked(monkeypatch: pytest.MonkeyPatch, size: int, st
     assert named("shared memory", network=False).status == status
 
 
+def test_the_host_name_must_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    assert doctor._host_name().status == "ok"
+    monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")
+    check = doctor._host_name()
+    assert check.status == "warn" and "torchrun --standalone" in check.found
+    assert "no-such-host.invalid' >> /etc/hosts" in check.advice
+
+
 def test_cache_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert named("cache", network=False).status == "ok"
     (tmp_path / "file").touch()

@@ -317,7 +317,8 @@ def test_step_rates_and_the_slowest_rank_are_shown() -> None:
 
 
 def test_a_job_without_ranks_has_nothing_to_show() -> None:
-    assert watch_display.summary([], "running") == "no rank yet"
+    assert watch_display.summary([], "running") == "waiting for ranks"
+    assert watch_display.summary([], "ending") == "ending: no rank runs"
 
 
 def test_latest_tokens_per_expert_are_summed_over_ranks(tmp_path: Path) -> None:

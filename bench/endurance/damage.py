@@ -128,8 +128,9 @@ def _lines(data: bytes, chance: random.Random) -> bytes:
     lines = data.split(b"\n")
     at = chance.randrange(len(lines))
     one = lines[at]
+    long = one * min(200, 1 + 2**20 // max(1, len(one)))  # damaged lines may be long already
     lines[at : at + 1] = chance.choice((
-        [], [one, one], [b"  " + one], [one.lstrip()], [one[::-1]], [one * 200],
+        [], [one, one], [b"  " + one], [one.lstrip()], [one[::-1]], [long],
         [one + b" &a [*a, *a]"], [one + b" !!python/object:os.system x"],
         [one + b"\x00"], [b"\t" + one], [b"<<: *x", one], [b"? " + one], [b"---", one],
         [one, chance.choice(lines)],

@@ -55,6 +55,7 @@ class RankLog:
     batches: list[BatchCount] = field(default_factory=list)
     handling: RankError | None = None
     last_phase: str = ""
+    restart: int | None = None
     error: RankError | None = None
     finished: bool = False
     not_seen: list[str] = field(default_factory=list)
@@ -152,6 +153,8 @@ class _Reader:
         self.log.backend = str(event.get("backend") or "")
         folders = tuple(str(folder) for folder in event.get("libraries") or ())
         self.log.libraries = self.intern.setdefault(folders, folders)
+        restart = event.get("restart")
+        self.log.restart = restart if isinstance(restart, int) else None
         self.versions(event)
 
     def versions(self, event: Mapping[str, Any]) -> None:
@@ -174,7 +177,7 @@ class _Reader:
         )
 
     def name_list(self, event: Mapping[str, Any]) -> None:
-        fqns = tuple(plain_name(str(fqn)) for fqn in event["fqns"])
+        fqns = tuple(plain_name(fqn) for fqn in event["fqns"])
         self.names[int(event["id"])] = self.intern.setdefault(fqns, fqns)
 
     def collective(self, event: Mapping[str, Any]) -> None:
@@ -195,7 +198,7 @@ class _Reader:
             numel_out=int(event.get("numel_out") or 0),
             dtype=str(event.get("dtype") or "").removeprefix("torch."),
             phase=str(event.get("phase") or "other"),
-            module=plain_name(str(event.get("module") or "")),
+            module=plain_name(event.get("module") or ""),
             step=int(event.get("step") or 0),
             splits_in=_splits(event.get("splits_in")),
             splits_out=_splits(event.get("splits_out")),
@@ -224,7 +227,7 @@ class _Reader:
 
     def tokens(self, event: Mapping[str, Any]) -> None:
         counts = tuple(int(c) for c in event["counts"])
-        layer = plain_name(str(event["layer"]))
+        layer = plain_name(event["layer"])
         self.log.tokens.append(TokenCount(int(event.get("step") or 0), layer, counts))
 
     def no_gradient(self, event: Mapping[str, Any]) -> None:
@@ -237,8 +240,8 @@ class _Reader:
             HeldWeights(
                 when=str(event["when"]),
                 experts=tuple(_expert_rows(row) for row in event["experts"]),
-                unequal=tuple(plain_name(str(fqn)) for fqn in unequal),
-                instead={plain_name(str(fqn)): str(t) for fqn, t in instead if t},
+                unequal=tuple(plain_name(fqn) for fqn in unequal),
+                instead={plain_name(fqn): str(t) for fqn, t in instead if t},
                 compared=int(event.get("compared") or 0),
                 asked=int(event.get("asked") or 1),
                 whole=_experts(event.get("whole") or 0),
@@ -248,7 +251,7 @@ class _Reader:
 
     def experts_used(self, event: Mapping[str, Any]) -> None:
         for fqn, rows in event["rows"].items():
-            self.log.experts_used[plain_name(str(fqn))] = int(rows)
+            self.log.experts_used[plain_name(fqn)] = int(rows)
 
     def note(self, event: Mapping[str, Any]) -> None:
         self.log.notes.append(str(event["text"]))
@@ -309,13 +312,15 @@ class _Reader:
         return None if number is None else self.names.get(int(number))
 
 
-def plain_name(fqn: str) -> str:
-    """The name of a parameter or module without wrappers' prefixes."""
-    if "_" in fqn:
+def plain_name(fqn: object) -> str:
+    """The name of a parameter or module without wrappers' prefixes; anything else in its place, in
+    a damaged log, as text."""
+    name = str(fqn)
+    if "_" in name:
         for wrapper in WRAPPERS:
-            fqn = fqn.replace(wrapper, "")
-            fqn = fqn.removesuffix("." + wrapper[:-1])
-    return fqn
+            name = name.replace(wrapper, "")
+            name = name.removesuffix("." + wrapper[:-1])
+    return name
 
 
 def _expert_rows(row: Mapping[str, Any]) -> ExpertRows:
@@ -325,7 +330,7 @@ def _expert_rows(row: Mapping[str, Any]) -> ExpertRows:
         raise ValueError(f"{len(held)} rows, {len(declared)} declared")
     first, should = (None if row.get(k) is None else float(row[k]) for k in ("first", "should"))
     return ExpertRows(
-        fqn=plain_name(str(row["fqn"])),
+        fqn=plain_name(row["fqn"]),
         held=held,
         declared=declared,
         rows=int(row["rows"]),

@@ -61,7 +61,7 @@ def read_launch(path: Path) -> LaunchFacts:
                 None if signal is None else str(signal),
                 bool(status.get("by_us")),
             )
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, OverflowError):
             lost.append(f"rank {rank}: how it ended (launch.json)")
     return LaunchFacts(
         exits=exits,
@@ -92,7 +92,7 @@ def _stall(raw: Any, lost: list[str]) -> Stall | None:
             waiting=tuple(int(r) for r in raw.get("waiting") or ()),
             elsewhere=tuple(int(r) for r in raw.get("elsewhere") or ()),
         )
-    except (AttributeError, TypeError, KeyError, ValueError):
+    except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
         lost.append("what the watchdog saw (launch.json)")
         return None
 
@@ -246,5 +246,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _time(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0

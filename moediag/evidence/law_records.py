@@ -133,7 +133,7 @@ class _Reader:
                     for at, (total, norm) in (event.get("sketches") or {}).items()
                 },
                 state={str(name): tuple(row) for name, row in event["state"].items()},
-                hyper=tuple(dict(one) for one in event["hyper"]),
+                hyper=tuple({name: str(one[name]) for name in one} for one in event["hyper"]),
                 nonfinite=tuple(map(plain_name, event.get("nonfinite") or ())),
                 nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
                 scaled=bool(event.get("scaler")),

@@ -40,7 +40,7 @@ def read_nodes(folder: Path) -> tuple[tuple[Node, ...], tuple[Path, ...]]:
         return (), ()
     nodes, places = [], []
     for one in raw.get("nodes") or ():
-        with suppress(KeyError, TypeError, ValueError, AttributeError):
+        with suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
             silent = one["silent"]
             node = Node(
                 str(one["name"]), str(one["host"]), tuple(sorted(int(r) for r in one["ranks"])),

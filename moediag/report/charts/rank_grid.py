@@ -12,6 +12,7 @@ CELL = 26  # pixels of one rank's square, gap included
 PER_ROW = 16
 PER_NODE = 8  # ranks in a row, as far as a page has room for so many rows
 MOST_LABELLED = 256  # beyond this many ranks, squares have no numbers
+MOST_DRAWN = 32_768  # a square takes about 130 bytes of the page
 LETTERS = {"waiting": "W", "elsewhere": "E", "failed": "X", "finished": "F", "unseen": "?"}
 
 
@@ -22,7 +23,7 @@ def rank_grid(
     states: Sequence[RankState] = (),
 ) -> Markup:
     """Returns the ranks as an inline SVG, row by row, filled by blame, else by final state. Letters
-    and colours show both."""
+    and colours show both. More than ``MOST_DRAWN`` ranks are a sentence."""
     per_row = PER_NODE if world_size <= 8 * PER_NODE else PER_ROW
     columns = min(world_size, per_row if world_size <= MOST_LABELLED else 64)
     cell = CELL if world_size <= MOST_LABELLED else 10
@@ -31,6 +32,8 @@ def rank_grid(
         f"{world_size} ranks; culprits: {wording.ranks(culprits)}; "
         f"victims: {wording.ranks(victims)}"
     )
+    if world_size > MOST_DRAWN:
+        return Markup("<p>{}; too many ranks to draw</p>").format(label)
     width, height = columns * cell, rows * cell
     parts = [
         f'<svg class="grid" role="img" aria-label="{label}" width="{width}" height="{height}" '

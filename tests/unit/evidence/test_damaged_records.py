@@ -10,7 +10,7 @@ import pytest
 from moediag.cli.app import _known
 from moediag.errors import ExitCode
 from moediag.evidence.events import read_log
-from moediag.evidence.exits import read_launch
+from moediag.evidence.exits import read_error_file, read_launch
 from moediag.protocol import events_file
 from moediag.protocol.user_code import is_moediag
 
@@ -30,6 +30,22 @@ def test_an_endless_step_is_garbage(tmp_path: Path) -> None:
     (tmp_path / events_file(0)).write_text(f"{json.dumps(good)}\n{bad}\n")
     log = read_log(tmp_path, 0, {})
     assert (log.world_size, log.garbage) == (2, 1)
+
+
+def test_a_number_beyond_a_float_is_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    said = {"message": "ValueError: no", "extraInfo": {"timestamp": 10**400}}
+    path.write_text(json.dumps({"message": said}))
+    error = read_error_file(path)
+    assert error is not None
+    assert (error.message, error.time) == ("no", 0.0)
+    path = tmp_path / "launch.json"
+    stall = {"at": 10**400, "window": 3.0, "waiting": [0]}
+    ends = {"0": {"code": 1e999}}
+    path.write_text(json.dumps({"schema_version": 1, "stall": stall, "exits": ends}))
+    read = read_launch(path)
+    assert (read.stall, read.exits) == (None, {})
+    assert len(read.not_seen) == 2
 
 
 def test_a_file_name_that_is_too_long_is_no_module_of_moediag() -> None:

@@ -54,3 +54,12 @@ def test_a_truncated_line_is_skipped_and_damage_is_told(tmp_path: Path) -> None:
     assert laws is not None
     assert [check.step for check in laws.checks] == [1]
     assert "unreadable" in lost[0]
+
+
+def test_names_and_numbers_of_groups_are_text(tmp_path: Path) -> None:
+    pieces = {**PIECES, "names": [["a"], "b"]}
+    write(tmp_path / laws_file(0), pieces, {**event(1), "hyper": [{"nesterov": True}]})
+    laws, _ = read_laws(tmp_path, 0)
+    assert laws is not None
+    assert laws.checks[0].pieces[0].name == "['a']"
+    assert laws.checks[0].hyper == ({"nesterov": "True"},)

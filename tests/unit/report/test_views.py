@@ -62,6 +62,10 @@ def test_rank_grid_marks_culprits_with_letters_too() -> None:
 
 def test_rank_grid_of_many_ranks_stays_small() -> None:
     assert len(html.rank_grid(4096, [7], range(8))) < 1_000_000
+    grid = html.rank_grid(1_000_000, [7], range(7))
+    assert grid == (
+        "<p>1000000 ranks; culprits: rank 7; victims: ranks 0..6; too many ranks to draw</p>"
+    )
 
 
 def test_markdown_escapes_text_from_the_run(nasty: RunResult) -> None:

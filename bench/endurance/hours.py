@@ -13,12 +13,18 @@ from bench.endurance import cases
 from bench.endurance.cases import MOEDIAG
 
 _JOB = """
-import os, signal, sys, time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
+import os, sys, time, torch, torch.distributed as dist
+# torchrun gives restarted ranks the store of those before them (torch 2.13), with the addresses of
+# dead processes: without a prefix, gloo connects to these or waits in init_process_group.
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 end = time.monotonic() + float(sys.argv[1])
 while True:
     model(torch.ones(2, 64)).sum().backward()
+    time.sleep(0.02)
     if time.monotonic() > end and dist.get_rank() == 0:
         os._exit(7)  # as a failing rank does; torchrun starts all of them again
 """

@@ -302,6 +302,8 @@ class RankEvidence:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()  # folders of its libraries; empty if it recorded none
     last_phase: str = ""
+    #: How often the elastic agent has started ranks again on its own store; None without one.
+    restart: int | None = None
     #: Optimizers that it constructed although it had peers and never created a process group; None
     #: if that is unknown, or it did create one.
     alone: tuple[str, ...] | None = None

@@ -165,6 +165,7 @@ def _rank(
         versions=versions,
         libraries=libraries,
         last_phase=log.last_phase,
+        restart=log.restart,
         alone=_alone(folder / protocol.alone_file(rank)),
         finished=log.finished,
         not_seen=(

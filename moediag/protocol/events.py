@@ -14,6 +14,7 @@ from moediag.protocol.stored import open_stored
 # start       rank world_size pid host python torch transformers accelerate backend
 #             nccl(version of the NCCL that torch loaded|null)
 #             libraries[folders of installed packages, of the standard library, torch and moediag]
+#             restart(how often the elastic agent has started ranks again on its own store|null)
 # versions    transformers|accelerate   a package that a watched job imported later
 # file        path                  a file of the user's code, as frames name it
 # group       group(name) desc axis(mesh axis name or null) ranks backend

@@ -54,7 +54,7 @@ def install(
         "start", keep=True, rank=rank, world_size=world_size, pid=os.getpid(),
         host=socket.gethostname(), python=platform.python_version(), torch=torch.__version__,
         **{package: _version(package, imported=of_job) for package in _PACKAGES},
-        backend=None, nccl=_nccl(), libraries=library_folders(),
+        backend=None, nccl=_nccl(), libraries=library_folders(), restart=_restart(),
     )  # fmt: skip
     for package in _PACKAGES if of_job else ():
         if package not in sys.modules:
@@ -69,6 +69,13 @@ def install(
     installed = recorder
     _leave_children_alone(recorder)
     return recorder
+
+
+def _restart() -> Optional[int]:
+    """The restart of this rank, if it uses the store of its elastic agent."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return int(count) if shared and count.isdigit() else None
 
 
 def _begin(recorder: Recorder, name: str, start: Callable[[Recorder], None]) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 # One that hangs, one that dies, one whose end hides a failure, one that is only slow. `make wide`
 # runs the others.
-DEFAULT = ("skips", "raises", "swallows", "slow")
+DEFAULT = ("skips", "raises", "swallows", "slow", "unmet", "late")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 

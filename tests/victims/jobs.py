@@ -248,11 +248,28 @@ def alone() -> None:
         optimizer.step()
 
 
+def unmet() -> None:
+    """Each rank has a part of the store of its own, so they never meet."""
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore(os.environ["RANK"], dist.TCPStore(*where, is_master=False))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+
 # ------------------------------------------------------------------------ nothing is wrong
 
 
 def clean(job: Job) -> None:
     job.steps()
+
+
+def late() -> None:
+    """Rank 1 joins the others after the patience of its test."""
+    if os.environ["RANK"] == "1":
+        burn(6.0)
+    dist.init_process_group("gloo")
+    Job().steps()
+    dist.destroy_process_group()
 
 
 def slow(job: Job) -> None:
@@ -302,8 +319,8 @@ def saves(job: Job) -> None:
 
 
 def main() -> None:
-    if sys.argv[1] == alone.__name__:
-        alone()
+    if without_a_group := {one.__name__: one for one in (alone, unmet, late)}.get(sys.argv[1]):
+        without_a_group()
         return
     dist.init_process_group("gloo")
     globals()[sys.argv[1]](Job())

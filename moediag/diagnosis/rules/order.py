@@ -27,6 +27,7 @@ from moediag.diagnosis.rules.hung import (
     stuck_operation,
     stuck_watchdog,
     unexplained_wait,
+    unmet_ranks,
 )
 from moediag.diagnosis.rules.incomplete import (
     cut_short,
@@ -115,6 +116,7 @@ RULES: tuple[Detector, ...] = (
     stuck_operation,
     silent_node,
     busy_ranks,
+    unmet_ranks,
     stacks_alone,
     stuck_watchdog,
     unexplained_wait,

@@ -16,7 +16,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -270,16 +270,30 @@ def in_collective(dump: bytes) -> bool:
     """
     thread = _main_of(dump)
     frames = _frames(thread)
-    python = [f for f in frames if str(f.get("filename", "")).endswith((".py", ">"))]
+    python = _python(frames)
     names = [str(f.get("filename", "")) for f in python[:6]]
     if thread.get("active") or any("importlib" in name for name in names):
         return False
-    if any(f.get("name") == "init_process_group" for f in python[:6]):
+    if _in_rendezvous(python):
         return False
     if any("torch/distributed/" in n and not any(x in n for x in _NO_CALLS) for n in names):
         return True
     native = frames[: frames.index(python[0])] if python else []
     return any(_COMMUNICATION.search(str(f.get("name", ""))) for f in native)
+
+
+def joins(dump: bytes) -> bool:
+    """Whether py-spy's JSON shows the main thread asleep in ``init_process_group``."""
+    thread = _main_of(dump)
+    return not thread.get("active") and _in_rendezvous(_python(_frames(thread)))
+
+
+def _in_rendezvous(frames: Sequence[Mapping[str, object]]) -> bool:
+    return any(frame.get("name") == "init_process_group" for frame in frames[:6])
+
+
+def _python(frames: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    return [f for f in frames if str(f.get("filename", "")).endswith((".py", ">"))]
 
 
 def in_backward(dump: bytes) -> bool:

@@ -10,6 +10,8 @@ history:
 - one whose stack shows compiling, importing, loading or saving a checkpoint: forty times that;
 - ranks whose native stacks show that they wait for their devices, or in C++ for a collective,
   count as waiting;
+- ranks in ``init_process_group`` count as waiting once every rank of the job has been there for
+  that time: before, they wait for one that starts late;
 - never less than three times the longest pause from which the job recovered by itself;
 - ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 
@@ -22,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from moediag.evidence.model import Stall
-from moediag.launch.capture.collect import in_collective, main_frames, on_device
+from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.rank_sample import RankSample
 
@@ -59,6 +61,7 @@ class Patience:
         self._progress: tuple[tuple[int, int, bool], ...] = ()
         self._since = float("inf")
         self._looked = 0.0
+        self._joining = float("inf")  # when the stacks first showed all ranks in the rendezvous
         self._step = 0
         self._work: dict[int, str] = {}
         self._on_device: set[int] = set()
@@ -74,8 +77,11 @@ class Patience:
         """Ranks with a collective on their stack."""
         return sorted({*self.watchdog.by_stack, *self._blocked})
 
-    def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
-        """Returns the stall once it is a hang; None while the job runs or may continue."""
+    def observe(
+        self, now: float, samples: Sequence[RankSample], whole: bool = False
+    ) -> Stall | None:
+        """Returns the stall once it is a hang; None while the job runs or may continue. ``whole``:
+        the samples are those of every rank of the job."""
         progress = tuple((s.rank, s.progress, s.alive) for s in samples)
         stall = self.watchdog.observe(now, samples)
         if progress != self._progress:
@@ -97,7 +103,7 @@ class Patience:
             return None
         if now - self._looked > _LOOK_AGAIN:
             self._looked = now
-            self._look([s.rank for s in away if not s.stopped], not waiting)
+            self._look([s.rank for s in away if not s.stopped], not waiting, whole and not waiting)
         waiting |= self._on_device | self._blocked | {s.rank for s in away if s.on_device}
         away = [s for s in away if s.rank not in waiting]
         elapsed = min((self._own[s.rank] for s in away), default=quiet)
@@ -140,13 +146,19 @@ class Patience:
                 self._own[s.rank] = now - self._since
             self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
 
-    def _look(self, ranks: Sequence[int], native: bool) -> None:
+    def _look(self, ranks: Sequence[int], native: bool, whole: bool) -> None:
         """Reads from the stacks of ``ranks`` what they do, whether they wait in a collective and,
         with ``native``, whether they wait for their devices."""
         found = self._stacks(ranks, native)
         self._work = {rank: work_of(dump) for rank, dump in found.items()}
         self._on_device = {rank for rank, dump in found.items() if native and on_device(dump)}
         self._blocked = {rank for rank, dump in found.items() if in_collective(dump)}
+        if not whole or set(ranks) != {rank for rank, dump in found.items() if joins(dump)}:
+            self._joining = float("inf")
+            return
+        self._joining = min(self._joining, self._looked)
+        if self._looked - self._joining >= self.seconds:
+            self._blocked = set(ranks)
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
         if self._step > 1:  # skip the imports and the first compile
@@ -154,6 +166,7 @@ class Patience:
         self._step = max((s.step for s in samples), default=0)
         self._since, self._looked = now, -_LOOK_AGAIN
         self._work, self._on_device, self._blocked = {}, set(), set()
+        self._joining = float("inf")
         self._cpu = {s.rank: s.cpu for s in samples}
         self._last = {s.rank: _clock(s, now) for s in samples}
         self._last_cpu, self._own = dict(self._cpu), {}

@@ -115,7 +115,8 @@ class JobSupervisor(Supervisor):
             self.seen.not_seen.append(f"{evidence} ({error})")
 
     def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
-        stall = self.patience.observe(now, [*samples, *self.nodes.others])
+        every = [*samples, *self.nodes.others]
+        stall = self.patience.observe(now, every, whole=len(every) == self.nodes.world)
         return self.nodes.agreed(stall, samples)
 
     def _blocked(self, ranks: Sequence[int]) -> list[int]:

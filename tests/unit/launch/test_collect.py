@@ -18,6 +18,7 @@ from moediag.launch.capture.collect import (
     blocked_frames,
     capture,
     in_collective,
+    joins,
     python_frames,
     reason,
 )
@@ -149,6 +150,15 @@ def dump(*files: str, thread: str = "MainThread") -> bytes:
 )
 def test_a_collective_on_the_stack_is_recognised(raw: bytes, expected: bool) -> None:
     assert in_collective(raw) is expected
+
+
+def test_a_rank_that_joins_the_others_sleeps_in_init_process_group() -> None:
+    joining = dump("/x/torch/distributed/c10d.py", "/x/train.py")
+    assert not joins(joining)
+    joining = joining.replace(b'"f"', b'"init_process_group"', 1)
+    assert joins(joining)
+    assert not joins(joining.replace(b'"frames"', b'"active": true, "frames"'))
+    assert not joins(b"[]")
 
 
 ENGINE = "/x/torch/autograd/graph.py"

@@ -168,6 +168,48 @@ def test_an_interruption_before_the_first_look_finds_no_pause() -> None:
     assert Patience(Watchdog(3.0, 100.0), 30.0, lambda ranks, _: {}).pause(1.0, [WAITS]) is None
 
 
+JOINING = stack("/x/torch/distributed/distributed_c10d.py").replace(b'"f"', b'"init_process_group"')
+
+
+def joining(joined: tuple[int, ...], whole: bool) -> tuple[float, Stall] | None:
+    """Two ranks before their first call; ``joined`` ones are in the rendezvous."""
+
+    def look(ranks: Sequence[int], _: bool) -> dict[int, bytes]:
+        return {rank: JOINING if rank in joined else stack("/x/train.py") for rank in ranks}
+
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, look)
+    ranks = [RankSample(rank, state="starting", progress=0) for rank in (0, 1)]
+    for tick in range(int(60 / TURN)):
+        if stall := patience.observe(tick * TURN, ranks, whole):
+            return tick * TURN, stall
+    return None
+
+
+def test_ranks_that_are_all_in_the_rendezvous_do_not_meet() -> None:
+    found = joining((0, 1), whole=True)
+    assert found is not None
+    assert 20.0 <= found[0] < 32.0  # the patience passes before the first look and after it
+    assert (found[1].waiting, found[1].elsewhere) == ((0, 1), ())
+
+
+def test_a_late_start_leaves_the_rendezvous_its_patience() -> None:
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda ranks, _: dict.fromkeys(ranks, inside))
+    inside = stack("/x/train.py")
+    ranks = [RankSample(rank, state="starting", progress=0) for rank in (0, 1)]
+    for tick in range(int(120 / TURN)):
+        if tick * TURN > 100:
+            inside = JOINING
+        assert patience.observe(tick * TURN, ranks, True) is None or tick * TURN > 110
+
+
+def test_a_rank_that_joins_late_is_no_hang() -> None:
+    assert joining((0,), whole=True) is None
+
+
+def test_ranks_of_other_nodes_may_still_join() -> None:
+    assert joining((0, 1), whole=False) is None
+
+
 def spinning(stacks: dict[int, str], until: float) -> tuple[float, Stall] | None:
     """Two ranks that compute without end; ``stacks``: the innermost native function of each."""
 

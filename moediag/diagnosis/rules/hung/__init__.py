@@ -9,4 +9,5 @@ __all__ = [
     "stuck_operation",
     "stuck_watchdog",
     "unexplained_wait",
+    "unmet_ranks",
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from moediag.stacks import environment
 
 ROOT = Path(__file__).parent.parent
+_DEATH = ("terminate called", "what():", "Fatal Python error", "Signal ")
 
 
 def command(stack: environment.Stack, ranks: int, module: str) -> list[str]:
@@ -43,8 +44,15 @@ def launch(arguments: Sequence[str], values: Mapping[str, str], folder: str, tim
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    if code == 0:
-        return ""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line and "ChildFailed" not in line]
-    return f"exit code {code}: {(named or lines or ['no output'])[-1].strip()[:300]}"
+    return f"exit code {code}: {_cause(log.read_text(errors='replace'))}" if code else ""
+
+
+def _cause(log: str) -> str:
+    """The last exception in a log; without one, a rank's last words and its signal."""
+    lines = [line.strip() for line in log.splitlines() if line.strip("=- \t")]
+    raised = [line for line in lines if "Error" in line and "ChildFailed" not in line]
+    if not raised:
+        # A rank that aborts raises nothing: C++ says why, and torchrun's footer names the signal.
+        lines = [line for line in lines if any(word in line for word in _DEATH)] or lines
+        return "; ".join(line[:300] for line in lines[-3:]) or "no output"
+    return raised[-1][:300]

@@ -159,7 +159,11 @@ def main() -> None:
     found = run(spec, torch.device("cuda", torch.cuda.current_device()) if gpu else CPU)
     write_json(folder / f"rank-{dist.get_rank()}.json", dataclasses.asdict(found))
     dist.barrier()
-    dist.destroy_process_group()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Everything is measured and written. In 2 of about 150 runs a rank failed without an exception,
+    # so not in Python; what remains of torch is left to the operating system.
+    os._exit(0)
 
 
 if __name__ == "__main__":

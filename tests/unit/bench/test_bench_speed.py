@@ -204,6 +204,40 @@ def test_a_failing_or_slow_run_is_reported(tmp_path: Path) -> None:
     assert torchrun.launch([sys.executable, "-c", ""], {}, folder, 60) == ""
 
 
+ABORTED = """\
+terminate called after throwing an instance of 'gloo::IoException'
+  what():  [pair.cc:553] Connection closed by peer
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+======================
+rank FAILED
+----------------------
+  exitcode  : -6 (pid: 7)
+  traceback : Signal 6 (SIGABRT) received by PID 7
+======================
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            ABORTED,
+            "terminate called after throwing an instance of 'gloo::IoException'; "
+            "what():  [pair.cc:553] Connection closed by peer; "
+            "traceback : Signal 6 (SIGABRT) received by PID 7",
+        ),
+        ("no port left\n=====\n", "no port left"),
+        ("=====\n", "no output"),
+    ],
+)
+def test_a_rank_that_raised_nothing_is_reported_with_its_last_words(
+    tmp_path: Path, said: str, told: str
+) -> None:
+    dying = [sys.executable, "-c", f"print({said!r}); raise SystemExit(3)"]
+    assert torchrun.launch(dying, {}, str(tmp_path), 60) == f"exit code 3: {told}"
+
+
 def test_an_unavailable_stack_is_reported_as_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(request: Any) -> Any:
         raise StackError("transformers 5.17.0 is wanted and 5.12.1 is installed")

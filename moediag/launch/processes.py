@@ -183,17 +183,15 @@ class Family:
             if stat.group in kept:
                 stat.process.send(sig)
 
-    def resume(self) -> None:
-        """Lets stopped members run: until then they take no signal but SIGKILL."""
-        for stat in self.alive().values():
-            if stat.state == "T":
-                stat.process.send(signal.SIGCONT)
-
     def wait(self, seconds: float, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Waits up to ``seconds``, or until ``stop`` returns True; returns whether all members are
-        gone."""
+        """Waits until all members are gone, and returns True; or until ``seconds`` are over or
+        ``stop`` returns True. A stopped member is continued: until then it takes no signal but
+        SIGKILL. It may stop late, where SIGSTOP came before it was scheduled again."""
         deadline = time.monotonic() + seconds
-        while self.alive():
+        while members := self.alive():
+            for stat in members.values():
+                if stat.state == "T":
+                    stat.process.send(signal.SIGCONT)
             if stop() or time.monotonic() >= deadline:
                 return False
             time.sleep(0.01)

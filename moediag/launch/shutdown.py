@@ -15,7 +15,8 @@ def end(
     family: Family, graces: Sequence[float], asked: Sequence[int] = ()
 ) -> tuple[dict[Process, str], list[int]]:
     """Ends every process of ``family``. ``asked``: the signals that came to moediag meanwhile, as
-    :func:`signals.held` collects them; each further one ends a grace.
+    :func:`signals.held` collects them; each further one ends a grace, but not the last one: SIGKILL
+    has its effect a moment later.
 
     Returns the signal that ended each process, and the pids that survived SIGKILL for its grace (a
     process stuck in the kernel).
@@ -25,10 +26,10 @@ def end(
     for step, grace in zip(STEPS, graces, strict=True):
         if not before:
             break
-        known = len(asked)
+        hurry = asked if step is not STEPS[-1] else ()
+        known = len(hurry)
         family.signal(step)
-        family.resume()
-        family.wait(grace, functools.partial(_more, asked, known))
+        family.wait(grace, functools.partial(_more, hurry, known))
         after = _alive(family)
         gone.update(dict.fromkeys(before - after, step.name))
         before = after

@@ -153,6 +153,25 @@ def test_a_stopped_process_is_ended_by_the_first_signal(spawn: Spawner) -> None:
     assert process.wait(10) in (-signal.SIGINT, 1)
 
 
+STOPS_LATE = """
+import os, signal, sys
+def late(*_):
+    for _ in range(2):  # the second time after it was continued
+        os.kill(os.getpid(), signal.SIGSTOP)
+    sys.exit(1)
+signal.signal(signal.SIGINT, late)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_process_that_stops_after_the_first_signal_is_continued(spawn: Spawner) -> None:
+    process, _ = spawn(STOPS_LATE)
+    gone, stuck = shutdown.end(Family(process.pid, spawn.token), (30.0, 0.1, 5.0))
+    assert (list(gone.values()), stuck) == (["SIGINT"], [])
+
+
 def test_kept_and_unrelated_processes_are_not_stopped(spawn: Spawner) -> None:
     kept, _ = spawn(WAIT)
     ended, _ = spawn(WAIT)

@@ -1,5 +1,6 @@
 """Faults of the machine below a command of moediag: full disk, no memory, no files, no /dev/shm, no
-ptrace, no network, a clock that is set back, renames that are late or whose answer is lost.
+ptrace, no network, one that is lost in a build, a clock that is set back, renames that are late or
+whose answer is lost.
 
 Checked: the command ends and leaves no process; it reports no bug of its own; where the fault
 decides, it says so. Mounts are made in a namespace of the command; nobody else sees them.
@@ -23,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.endurance import cases
+from bench.endurance import cases, lost_network
 from bench.endurance.cases import MOEDIAG, ROOT, TORCHRUN
 
 LONGEST = 240.0  # seconds; a command that takes longer counts as a hang
@@ -140,7 +141,10 @@ def run(only: str = "", seed: int = 0) -> Iterator[tuple[str, Report]]:
                 for fault in some:
                     _attempt(fault, report)
                 yield name, report
-    for name, check in (("two builds, one killed, then a cache of another version", _builds),):
+    for name, check in (
+        ("network lost in a build", _lost),
+        ("two builds, one killed, then a cache of another version", _builds),
+    ):
         if only in name:
             report = Report()
             with cases.folder() as place:
@@ -193,6 +197,28 @@ def _check(what: str, end: cases.Ended, report: Report) -> None:
         report.failures.append(f"{what}: no end in {LONGEST:.0f} s: {end.text[-300:]!r}")
     elif end.code == 5 or cases.BUG.search(end.text):
         report.failures.append(f"{what}: exit {end.code}: {end.text[-600:]!r}")
+
+
+def _lost(place: Path, chance: random.Random, report: Report) -> None:
+    """The index is lost after some megabytes of 60; once it does not answer, else it refuses. The
+    same command builds the stack when the network is back."""
+    for number, silent in enumerate((False, False, False, False, True)):
+        own = place / str(number)
+        own.mkdir()
+        cache = {"MOEDIAG_CACHE": str(own / "cache"), "UV_CACHE_DIR": str(own / "uv")}
+        budget = int(chance.uniform(0.1e6, 45e6))
+        what = f"network lost after {budget / 1e6:.1f} MB{', silent' * silent}"
+        with lost_network.proxy(budget, silent) as index:
+            given = {"HTTPS_PROXY": index.url, "PIP_DEFAULT_TIMEOUT": "15", **cache}
+            end = cases.ended(cases.start(BUILD, own, cases.new_mark(), **given), own, LONGEST)
+        _check(what, end, report)
+        if end.code != 4 or not end.said.startswith("error: "):
+            report.failures.append(f"{what}: exit {end.code}: {end.text[-300:]!r}")
+        report.said = end.said
+        again = cases.ended(cases.start(BUILD, own, cases.new_mark(), **cache), own, LONGEST)
+        _check(f"{what}, again", again, report)
+        if again.code:
+            report.failures.append(f"{what}, again: {again.text[-300:]!r}")
 
 
 def _builds(place: Path, chance: random.Random, report: Report) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -23,8 +24,9 @@ from moediag.stacks.indexes import IndexConfig, read_config
 NO_NETWORK_HELP = (
     "Check the network, proxy (HTTPS_PROXY) and index (PIP_INDEX_URL or pip.conf); "
     "`moediag doctor` tries them.\n"
-    "For a machine without a network: on one that has it, type\n"
-    "  moediag stacks build --python-version 3.12 --out wheels transformers=4.53.2\n"
+    "For a machine without a network: on one that has it, type, with the releases you need,\n"
+    f"  moediag stacks build --python-version {sys.version_info[0]}.{sys.version_info[1]} "
+    "--out wheels transformers=4.53.2\n"
     "copy the folder over and set MOEDIAG_WHEELS to it."
 )
 

@@ -20,6 +20,7 @@ _NO_NETWORK = (
     "network connectivity is disabled", "request failed after", "operation timed out",
     "connection refused", "tcp connect error",
 )  # fmt: skip
+_PROGRESS = ("warning:", "Downloading ", "Downloaded ", "Resolved ", "Prepared ")
 _DISK_FULL = ("no space left on device", "os error 28", "disk quota exceeded", "os error 122")
 
 
@@ -92,7 +93,7 @@ def disk_full(where: Path) -> StackError:
 
 
 def _error(lines: list[str], what: str) -> StackError:
-    text = "\n".join(line for line in lines if line and not line.startswith("warning:"))
+    text = "\n".join(line for line in lines if line and not line.lstrip().startswith(_PROGRESS))
     low = text.lower()
     tail = "\n".join(text.splitlines()[-12:])
     if any(mark in low for mark in _DISK_FULL):

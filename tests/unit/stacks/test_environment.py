@@ -339,6 +339,17 @@ def test_uv_errors_become_messages(
     assert caught.value.help_text
 
 
+def test_without_a_network_the_progress_is_left_out_and_the_help_is_for_this_python(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_uv(tmp_path, monkeypatch, "Downloading numpy (16.1MiB)\nerror: Request failed after 3")
+    with pytest.raises(StackError) as caught:
+        environment.ensure({"transformers": "1.0"})
+    assert str(caught.value).splitlines()[1:] == ["error: Request failed after 3"]
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert f"build --python-version {python} --out" in caught.value.help_text
+
+
 def test_without_a_solution_the_cutoff_is_dropped_and_noted(index: Index) -> None:
     # accelerate 1.5 is a year younger than the cut-off of transformers 1.1 would be; hub 2.5 too
     with pytest.raises(StackError, match="no set of releases fits"):

@@ -81,35 +81,40 @@ def _counts() -> str:
 
 
 def warm_against_serial() -> tuple[float, str]:
-    """Returns (plain serial bisect : `moediag bisect` with environments built), same releases."""
+    """Returns (the same probes one after the other, each in a new environment, each trial by
+    torchrun : `moediag bisect` with environments built). The plain probes compare nothing."""
     with tempfile.TemporaryDirectory() as folder:
         _bisect(f"{folder}/first")  # builds what is missing
-        warm, probes = _bisect(f"{folder}/warm")
-        cold, _ = _bisect(f"{folder}/cold", MOEDIAG_CACHE=f"{folder}/cache")
-    each = _plain_probe()
-    serial = each * probes
+        warm, probes, trials = _bisect(f"{folder}/warm")
+        two, *_ = _bisect(f"{folder}/two", "--jobs", "2")
+        cold, *_ = _bisect(f"{folder}/cold", MOEDIAG_CACHE=f"{folder}/cache")
+    first, again = _plain_probe()
+    serial = first * probes + again * (trials - probes)
     detail = (
-        f"warm {warm:.0f} s, cold {cold:.0f} s ({serial / cold:.1f} x); plain {each:.1f} s each"
+        f"warm {warm:.0f} s, with --jobs 2 {two:.0f} s, cold {cold:.0f} s; plain {serial:.0f} s: "
+        f"{first:.1f} s for environment and first trial, {again:.1f} s for each other trial"
     )
-    return serial / warm, f"{probes} probes: {detail}"
+    return serial / warm, f"{probes} probes, {trials} trials: {detail}"
 
 
-def _bisect(out: str, **variables: str) -> tuple[float, int]:
-    """Returns (seconds, probes)."""
+def _bisect(out: str, *options: str, **variables: str) -> tuple[float, int, int]:
+    """Returns the seconds, and how many probes and trials were made."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "moediag", "bisect", "expert-starvation", "--cpu", "2",
-               "--good", GOOD_END, "--bad", BAD_END, "--json", "--out", out]  # fmt: skip
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800,
-                          env={**os.environ, **variables})  # fmt: skip
-    return time.perf_counter() - began, len(json.loads(done.stdout)["probes"])
+               "--good", GOOD_END, "--bad", BAD_END, "--json", "--out", out, *options]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800,
+                   env={**os.environ, **variables})  # fmt: skip
+    took = time.perf_counter() - began
+    probes = [json.loads(file.read_text()) for file in Path(out).glob("probes/*/result.json")]
+    return took, len(probes), sum(len(probe["trials"]) for probe in probes)
 
 
-def _plain_probe() -> float:
-    """Returns the seconds of one manual probe: a new environment and a torchrun of the bare
-    step."""
-    began = time.perf_counter()
+def _plain_probe() -> tuple[float, float]:
+    """Returns the seconds of a new environment with a torchrun of the bare step, and of one more
+    torchrun there."""
     with tempfile.TemporaryDirectory() as cache:
         before, os.environ[ENV_CACHE] = os.environ.get(ENV_CACHE), cache
+        began = time.perf_counter()
         try:
             stack = environment.ensure({"transformers": BAD_END})
         finally:
@@ -119,6 +124,9 @@ def _plain_probe() -> float:
                 os.environ[ENV_CACHE] = before
         command = [str(stack.python), "-m", "torch.distributed.run", "--nproc-per-node", "2",
                    str(HERE / "bare_step.py")]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, timeout=900,
-                       env={**stack.environ(), "OMP_NUM_THREADS": "1"})  # fmt: skip
-    return time.perf_counter() - began
+        variables = {**stack.environ(), "OMP_NUM_THREADS": "1"}
+        seconds = []
+        for _ in range(2):
+            subprocess.run(command, check=True, capture_output=True, timeout=900, env=variables)
+            seconds.append(time.perf_counter() - began)
+    return seconds[0], seconds[1] - seconds[0]

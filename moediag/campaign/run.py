@@ -30,7 +30,7 @@ from moediag.protocol import CostTask
 from moediag.result import RunResult, TrialResult, Verdict, wording
 from moediag.result.result_file import trial_from_json
 from moediag.result.run_result import SCENARIO_FILE
-from moediag.scenario.plan import Plan
+from moediag.scenario.plan import Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
@@ -143,6 +143,7 @@ class _Run(Strategy[str, TrialResult]):
         self.started = str(journal.header.kept["started"])
         self.trials = trials
         self.ahead = ahead
+        self.begun = False
         self.planned = {p.trial.name: p for p in in_order(plan)}
         self.records = Records(journal, "trial", trial_from_json, TrialResult.to_json)
         self.results = {name: self.records[name] for name in self.planned if name in self.records}
@@ -169,11 +170,23 @@ class _Run(Strategy[str, TrialResult]):
         if self.ahead is None:
             return
         now = self.planned[self.wanted(1)[0]].stack
+        if not self.begun:
+            self.begun = True
+            self._begin_hosts()
         for planned in map(self.planned.__getitem__, coming):
             if isinstance(planned.trial.task, CostTask):
                 self.ahead.close()
             elif planned.stack != now and not self.trials.warm(planned):
                 self.ahead.build(_label(planned.stack), planned.stack)
+
+    def _begin_hosts(self) -> None:
+        """Starts one host per core at once: imports take a core each, and a host that imports
+        during a trial slows its ranks."""
+        first: dict[str, PlannedTrial] = {}
+        for planned in map(self.planned.__getitem__, self.wanted(len(self.planned))):
+            first.setdefault(_label(planned.stack), planned)
+        for planned in list(first.values())[: hardware.cores()]:
+            self.trials.warm(planned)
 
     def line(self, value: TrialResult) -> Line:
         return Line(outcome(value), value.met, value.seconds.total)

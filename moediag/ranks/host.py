@@ -28,7 +28,7 @@ from moediag.ranks import agent, entry, parent
 # What to import before forking: "module:function" with one argument, a list of model families.
 ENV_WARM = "MOEDIAG_WARM"
 DEFAULT_WARM = "moediag.worker.warm:warm"
-MONITOR_INTERVAL = 0.05  # seconds between two polls of the workers by the elastic agent
+MONITOR_INTERVAL = 0.02  # seconds between two polls of the workers by the elastic agent
 
 
 class Host:

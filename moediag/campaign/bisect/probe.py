@@ -132,8 +132,11 @@ class Releases:
     def prepare_on(self, settings: Sequence[Setting]) -> None:
         for setting in settings:
             with contextlib.suppress(MoediagError):
-                if environment.ready(setting.requests[0]) is None:
+                stack = environment.ready(setting.requests[0])
+                if stack is None:
                     self.ahead.build(setting.name, setting.requests[0])
+                elif setting.source is None and self._fork:
+                    self.hosts.begin(stack)
 
     def stop(self) -> None:
         self.stopping.set()
@@ -161,11 +164,13 @@ class Releases:
         except StackError as error:
             ran.reason = _flat(error.message)
             return ran
-        return self._run(ran, request, trials)
+        # The search ends with second probes of the releases that it compares.
+        return self._run(ran, request, trials, noting=attempt > 1)
 
     def _run(
-        self, ran: _Ran, request: Mapping[str, str], trials: int, source: Path | None = None
-    ) -> _Ran:
+        self, ran: _Ran, request: Mapping[str, str], trials: int, source: Path | None = None,
+        noting: bool = False,
+    ) -> _Ran:  # fmt: skip
         observer = _Observer(self.display, probe_name(ran.name, ran.attempt), self.stopping)
 
         def ensure(request: Mapping[str, str], progress: Building) -> Stack:
@@ -173,7 +178,7 @@ class Releases:
             return overlay(stack, source, ran.name, self.question.package) if source else stack
 
         try:
-            planned = self.question.plan(request, trials)
+            planned = self.question.plan(request, trials, noting)
             # Checked here as well as in the run: a build must not import during a probe.
             environment.ensure(planned.scenario.stack, observer.building)
             self.ahead.end(ran.name)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packaging.utils import canonicalize_name
 
@@ -125,8 +124,9 @@ class Question:
                 wanted[name] = as_of(name, release.uploaded, self.python) or version
         return wanted
 
-    def plan(self, request: Mapping[str, str], trials: int) -> Plan:
-        """Returns a probe's trials: the variant ``trials`` times, each control once."""
+    def plan(self, request: Mapping[str, str], trials: int, noting: bool = False) -> Plan:
+        """Returns a probe's trials: the variant ``trials`` times, each control once. ``noting``:
+        the variant's trials record which functions they run, which slows them several times."""
         own = self.scenario.variants[self.variant]
         variants = {
             **self.scenario.variants,
@@ -141,13 +141,11 @@ class Question:
             launcher=asked.launcher,
             timeout=asked.timeout,
         )
-        return dataclasses.replace(whole, trials=tuple(map(self._noting, whole.trials)))
+        return replace(whole, trials=tuple(map(self._noting, whole.trials))) if noting else whole
 
     def _noting(self, planned: PlannedTrial) -> PlannedTrial:
-        """Makes the variant's trials record which functions they run, to rank the changed ones."""
-        if planned.trial.variant != self.variant:
-            return planned
-        return dataclasses.replace(planned, trial=dataclasses.replace(planned.trial, executed=True))
+        noted = planned.trial.variant == self.variant
+        return replace(planned, trial=replace(planned.trial, executed=noted))
 
     def options(self, versions: Sequence[str], rate: Rate) -> Options:
         """Returns the options of a search over ``versions``."""
@@ -197,7 +195,7 @@ class Question:
         """Returns the same question over the releases that an earlier run searched."""
         known = {r.version: r for r in index.releases(self.package)}
         kept = tuple(known.get(version, Release(version)) for version in versions)
-        return dataclasses.replace(self, releases=kept)
+        return replace(self, releases=kept)
 
 
 def ask(scenario: Scenario, asked: Asked) -> Question:
@@ -238,7 +236,7 @@ def ask(scenario: Scenario, asked: Asked) -> Question:
         bad,
         good,
         python,
-        dataclasses.replace(asked, hold=hold),
+        replace(asked, hold=hold),
     )
     question.plan(question.request(chosen[0]), 1)  # report now what cannot be planned
     return question

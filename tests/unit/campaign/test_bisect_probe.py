@@ -51,6 +51,7 @@ class World:
         self.stack: dict[str, str | None] = {}
         self.requests: list[Mapping[str, str]] = []
         self.folders: list[str] = []
+        self.noting: list[bool] = []
 
     def ensure(self, request: Mapping[str, str], progress: Any = None) -> None:
         self.requests.append(request)
@@ -61,6 +62,7 @@ class World:
         if self.run_fails:
             raise self.run_fails
         self.folders.append(journal.folder.name)
+        self.noting.append(any(planned.trial.executed for planned in plan.trials))
         assert [path.name for path in journal.folder.iterdir()] == [JOURNAL_FILE]
         found = []
         for number, planned in enumerate(plan.trials):
@@ -103,6 +105,39 @@ def test_the_failure_is_learned_with_its_rate(world: World, tmp_path: Path) -> N
     world.signatures = ["clean"]
     record = prober(tmp_path).probe("4.53.0", 1, found.target)
     assert (record.verdict.kind, record.verdict.trials) == (Kind.GOOD, Rate(2, 3).repeats())
+
+
+def test_only_second_probes_record_which_functions_run(world: World, tmp_path: Path) -> None:
+    releases = prober(tmp_path)
+    releases.learn("4.53.2")
+    for attempt in (1, 2):
+        releases.probe("4.53.0", attempt, TARGET)
+    releases.probe_on(Setting("other", ({"transformers": "4.53.0"},)), 1, TARGET)
+    assert world.noting == [False, False, True, False]
+
+
+def test_hosts_of_built_settings_begin_before_their_probes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ready(request: Mapping[str, str]) -> Stack | None:
+        version = request["transformers"]
+        built = Stack(Path("python"), dict(request), version, 0.0, [])
+        return built if version != "4.53.3" else None
+
+    monkeypatch.setattr(module.environment, "ready", ready)
+    releases = prober(tmp_path)
+    begun: list[str] = []
+    built: list[str] = []
+    monkeypatch.setattr(releases.hosts, "begin", lambda stack: begun.append(stack.key))
+    monkeypatch.setattr(releases.ahead, "build", lambda name, request: built.append(name))
+    releases.prepare_on(
+        [
+            Setting("ready", ({"transformers": "4.53.0"},)),
+            Setting("with another source", ({"transformers": "4.53.1"},), tmp_path),
+            Setting("not built", ({"transformers": "4.53.3"},)),
+        ]
+    )
+    assert (begun, built) == (["4.53.0"], ["not built"])
 
 
 def test_another_failure_than_the_declared_one_is_not_learned(world: World, tmp_path: Path) -> None:

@@ -131,6 +131,14 @@ def test_only_controls_relevant_to_the_variant_are_run() -> None:
     assert {t.stack["transformers"] for t in plan.trials} == {"4.51.0"}
 
 
+@pytest.mark.parametrize("noting", [True, False])
+def test_only_the_variant_records_which_functions_it_runs(noting: bool) -> None:
+    question = asked()
+    plan = question.plan(question.request(question.releases[0]), 2, noting)
+    recorded = [t.trial.name for t in plan.trials if t.trial.executed]
+    assert recorded == (["unfixed", "unfixed.2"] if noting else [])
+
+
 def test_a_variants_own_releases_set_only_the_bad_end() -> None:
     question = asked("ep-ignored-modules", variant="unfixed-newest", package="accelerate")
     newest = load.load(catalogue.find("ep-ignored-modules")).merged("unfixed-newest").stack

@@ -157,6 +157,25 @@ def test_a_stack_is_built_when_a_trial_needs_it(tmp_path: Path) -> None:
     assert Builders.begun[:1] == [UPGRADE], "it is built ahead while the first trial runs"
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_hosts_of_built_stacks_import_at_once_one_per_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    def ready(request: Mapping[str, str]) -> Stack:
+        version = request["transformers"]
+        return Stack(Path("python"), dict(request), f"stack-{version}", 0.0, [])
+
+    monkeypatch.setattr("moediag.stacks.environment.ready", ready)
+    monkeypatch.setattr("moediag.hardware.cores", lambda: cores)
+    ranks = Ranks()
+    run(tmp_path / "out", ranks, planned(["unfixed", "touch", "zero-fill", "upgrade"]))
+    own = planned().scenario.stack["transformers"]
+    first = ranks.log.index("unfixed")
+    hosts = [text for text in ranks.log[:first] if text.startswith("host")]
+    assert hosts == [f"host stack-{own}", f"host stack-{UPGRADE}"][:cores]
+    assert ranks.log.count(f"host stack-{UPGRADE}") == 1
+
+
 class NoRanks(Ranks):
     def run(self, trial: Trial, folder: Path, _: Any = None) -> LaunchRecord:
         raise LaunchError("no ranks here")

@@ -119,8 +119,9 @@ def _clues(
 def _trial(
     probes: Sequence[ProbeRecord], version: str, target: Target, folder: Path
 ) -> tuple[Kind | None, TrialResult | None, Path | None]:
-    """Returns the deciding trial of ``version`` with its folder."""
-    for record in probes:
+    """Returns the last deciding trial of ``version`` with its folder: a second probe records which
+    functions ran."""
+    for record in reversed(probes):
         if record.version != version or not (record.verdict.decided and record.evidence):
             continue
         run = folder / record.evidence

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ def stall_to_page(victim: str = "skips") -> tuple[float, str]:
     with tempfile.TemporaryDirectory(prefix="moediag-bench-") as place:
         run = Path(place) / "run"
         command = [
-            sys.executable, "-m", "moediag", "watch", "--on-hang", "abort", "--out", str(run), "--",
+            sys.executable, "-m", "moediag", "watch", "--out", str(run), "--",
             sys.executable, "-m", "torch.distributed.run", "--standalone",
             "--nproc-per-node", str(RANKS), str(JOB), victim,
         ]  # fmt: skip
@@ -37,6 +38,7 @@ def stall_to_page(victim: str = "skips") -> tuple[float, str]:
         )  # fmt: skip
         try:
             shown = _when_shown(process)
+            process.send_signal(signal.SIGINT)  # by default a job that hangs is left alone
             process.wait(60)
         finally:
             bounded.end(process.pid)

@@ -39,6 +39,7 @@ _NO_CALLS = ("/elastic/", "/checkpoint/")  # parts of torch.distributed that wor
 _ENGINE = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 ANSWER = 3.0  # seconds for a rank's dump, which may have 20,000 operations
 _PIPE_SECONDS = 2.0  # torch's monitor reads its pipe about once a second
+_DRIVERS = ("/libcuda.so", "/libamdhip64.so")
 _PROC_FILES = ("status", "wchan", "stat", "stack")
 
 
@@ -79,20 +80,31 @@ class _Looker:
         seen = self._tool(into / f"{name}.pyspy.json", "Python frames by py-spy", [*dump, "--json"])
         if not seen and not self.gone and not self._ask_faulthandler():
             self.miss("Python stack (faulthandler cannot be asked either)")
-        if seen:
-            self._look_at_workers(into)
+        python = (into / f"{name}.pyspy.json").read_bytes() if seen else b""
+        self._look_at_workers(into, python)
+        native = native and not (in_collective(python) and self._explains(python))
         if native and seen:
             names = [*dump, "--native", "--full-filenames"]
-            self._tool(into / f"{name}.native.txt", "native frames", names)
-        if native:
+            native = not self._tool(into / f"{name}.native.txt", "native frames", names)
+        if native:  # pystack takes three times as long
             names = ["pystack", "remote", "--no-color", "--native", pid]
             self._tool(into / f"{name}.pystack.txt", "native frames by pystack", names)
         self._await_flight()
         if self.gone:
             self.miss("whatever was not read before it ended by itself, during the capture")
 
-    def _look_at_workers(self, into: Path) -> None:
-        dump = (into / f"rank-{self.rank}.pyspy.json").read_bytes()
+    def _explains(self, dump: bytes) -> bool:
+        """Whether Python's frames of a rank in a collective are all that its wait needs. Native
+        ones, which take seconds for several ranks, show more if it waits for a device or holds the
+        interpreter lock."""
+        try:
+            maps = Path(f"/proc/{self.process.pid}/maps").read_text(errors="replace")
+        except OSError:
+            return False
+        held = any(thread.get("owns_gil") for thread in _threads(dump))
+        return not held and not any(driver in maps for driver in _DRIVERS)
+
+    def _look_at_workers(self, into: Path, dump: bytes) -> None:
         if worker_stacks.waits_for_data(main_frames(dump)):
             for pid in worker_stacks.children(self.process.pid):
                 what = f"stack of its child process {pid}"
@@ -321,12 +333,16 @@ def _frames(thread: Mapping[str, Any]) -> list[dict[str, object]]:
 def _main_of(dump: bytes) -> dict[str, Any]:
     """Returns the main thread by name, else by id: without ``threading`` there are no names. Empty
     if ``dump`` is not py-spy's JSON."""
-    with suppress(ValueError, AttributeError, TypeError):
-        threads = json.loads(dump)
-        named = (t for t in threads if t.get("thread_name") == "MainThread")
-        first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
-        return next(named, None) or next(first, {})
-    return {}
+    threads = _threads(dump)
+    named = (t for t in threads if t.get("thread_name") == "MainThread")
+    first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
+    return next(named, None) or next(first, {})
+
+
+def _threads(dump: bytes) -> list[dict[str, Any]]:
+    with suppress(ValueError, TypeError):
+        return [thread for thread in json.loads(dump) if isinstance(thread, dict)]
+    return []
 
 
 def find_tool(name: str) -> str | None:

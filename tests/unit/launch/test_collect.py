@@ -222,6 +222,45 @@ def test_native_frames_are_read_only_below_autograd(
     assert python_frames(ranks, 1.0) == {0: answers[False]}
 
 
+COLLECTIVE = "/x/torch/distributed/distributed_c10d.py"
+
+
+@pytest.mark.parametrize(
+    ("raw", "driver", "tools"),
+    [
+        (dump(COLLECTIVE, "/x/train.py"), False, ["py-spy --json"]),
+        # It may wait for its device, whose state only native frames show.
+        (dump(COLLECTIVE, "/x/train.py"), True, ["py-spy --json", "py-spy --native"]),
+        (
+            dump(COLLECTIVE, "/x/train.py").replace(b'"frames"', b'"owns_gil": true, "frames"'),
+            False,
+            ["py-spy --json", "py-spy --native"],
+        ),
+        (dump("/x/train.py"), False, ["py-spy --json", "py-spy --native"]),
+        (dump(ENGINE, "/x/train.py"), False, ["py-spy --json", "py-spy --native"]),
+        (None, False, ["py-spy --json", "pystack"]),
+    ],
+)
+def test_native_frames_are_collected_where_python_does_not_explain_the_wait(
+    victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    raw: bytes | None, driver: bool, tools: list[str],
+) -> None:  # fmt: skip
+    asked: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        kind = next((f" {x}" for x in ("--native", "--json") if x in command), "")
+        asked.append(command[0] + kind * (command[0] == "py-spy"))
+        answer = raw if raw is not None else b""
+        return subprocess.CompletedProcess(command, 0 if answer else 1, answer, b"no")
+
+    # Every process maps its C library, so it stands for a driver here.
+    monkeypatch.setattr(module, "_DRIVERS", ("/libc.so",) if driver else ("/libcuda.so",))
+    monkeypatch.setattr(module, "find_tool", lambda name: name)
+    monkeypatch.setattr(module.subprocess, "run", run)
+    capture(tmp_path, {0: Process.of(victim.pid)}, 30.0)
+    assert asked == tools
+
+
 def test_reasons_are_readable() -> None:
     assert reason(b"Error: Operation not permitted (os error 1)\n") == "ptrace refused"
     assert reason(b"a\nlast line\n") == "last line"

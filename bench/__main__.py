@@ -138,11 +138,11 @@ def main() -> None:
     steps = functools.cache(lambda: recorded_seconds(stack))
     small = functools.cache(lambda: small_steps(stack))
     rows = (
-        ("all trials : one bare torchrun", lambda: trials_against_torchrun(stack), "<= 3 x", "x"),
+        ("all trials : one bare torchrun", lambda: trials_against_torchrun(stack), "<= 2 x", "x"),
         (
             "recorder on : off, mid-size step",
             lambda: ratio_of_steps(steps(), "on", "off"),
-            "<= 1.03 x",
+            "<= 1.01 x",
             "x",
         ),
         (
@@ -151,8 +151,8 @@ def main() -> None:
             "<= 1.03 x",
             "x",
         ),
-        ("the same, CPU time of a DDP step of about 1 ms", lambda: ratio_of_cpu(small()["ddp"]),
-         "<= 1.4 x", "x"),
+        ("the same, CPU time of a DDP step of about 1.7 ms", lambda: ratio_of_cpu(small()["ddp"]),
+         "<= 1.15 x", "x"),
         ("the same, CPU time of a small FSDP2 step", lambda: ratio_of_cpu(small()["fsdp2"]),
          "<= 1.1 x", "x"),
         ("laws : recorder alone, mid-size step, first 200 steps", lambda: ratio_of_laws(steps()),
@@ -161,7 +161,7 @@ def main() -> None:
          lambda: ratio_of_cpu(small()["laws"], "laws", "on"), "<= 1.05 x", "x"),
         ("moediag --version less python -c pass", diagnose_speed.starts, "<= 0.12 s", "s"),
         ("hang to verdict beyond the window", hang_to_verdict, "<= 3 s", "s"),
-        ("watch: stall to page beyond the window, 4 ranks", stall_to_page, "<= 5 s", "s"),
+        ("watch: stall to page beyond the window, 4 ranks", stall_to_page, "<= 1.5 s", "s"),
         ("diagnose : torchfrtrace, entries per second", diagnose_speed.throughput, ">= 10 x", "x"),
         ("the same without their starts", diagnose_speed.throughput_after_start, ">= 10 x", "x"),
         ("diagnose 16 dumps, beyond python -c pass", diagnose_speed.sixteen_dumps, "<= 0.3 s", "s"),

@@ -149,6 +149,11 @@ class _Sweep(Strategy[str, Row]):
         ranks = plan.trials[0].trial.world_size
         return Row.of(item, ran.result, ran.exit_code, ran.problem, ran.seconds, ranks)
 
+    def prepare(self, coming: Sequence[str]) -> None:
+        for plan in (self.planned[name].plan for name in coming[:1]):
+            if plan is not None:
+                self.runs.prepare(plan)
+
     def keeps(self, value: Row) -> bool:
         """Whether it is final: a row without a complete result is tried again."""
         return not value.problem

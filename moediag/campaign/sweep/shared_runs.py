@@ -13,10 +13,11 @@ from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import DiskFull, ExitCode, Interrupted, MoediagError, says_disk_full
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline.trials import TrialOptions
+from moediag.pipeline.trials import TrialOptions, in_order
 from moediag.report import page
 from moediag.result import RunResult
 from moediag.scenario.plan import Plan
+from moediag.stacks import environment
 
 HOSTS_FOLDER = "hosts"
 TRACEBACK_FILE = "traceback.txt"
@@ -42,6 +43,14 @@ class Runs:
         """``folder``: of the campaign, for the logs of the hosts."""
         self._launch = launch
         self._hosts = Hosts(folder / HOSTS_FOLDER, launch)
+
+    def prepare(self, plan: Plan) -> None:
+        """Starts the host that ``plan`` needs first if its environment is built. It imports while
+        the present run waits for its ranks."""
+        first = in_order(plan)[0]
+        stack = environment.ready(first.stack) if first.trial.launcher == "fork" else None
+        if stack is not None:
+            self._hosts.begin(stack)
 
     def run(self, plan: Plan, below: Path, display: Display) -> Ran:
         """Runs ``plan`` in the run directory ``below``, or resumes it there, and reports any

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from moediag.errors import DiskFull, ExitCode, Interrupted, LaunchError, UsageEr
 from moediag.report.text_layout import plain
 from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, load
+from moediag.stacks.environment import Stack
 
 GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")
 NAMES = ["expert-starvation", "expert-starvation-hang", "expert-starvation-silent"]
@@ -49,6 +50,7 @@ def swept(
     """A sweep of three scenarios whose runs end with ``outcomes``."""
     left = list(outcomes)
     monkeypatch.setattr("moediag.campaign.run.run", lambda *_: left.pop(0)())
+    monkeypatch.setattr("moediag.stacks.environment.ready", lambda _: None)
     options = SweepOptions(world_size=2)
     planned = plan_all(options, NAMES)
     display = Display() if said is None else Lines(said.append)
@@ -82,6 +84,33 @@ def test_a_scenario_gets_the_largest_possible_number_of_ranks(
     scenario = load.load(catalogue.find("expert-starvation"))
     own = scenario.world.model_copy(update={"min": 1, "max": None, "multiple_of": 1, **world})
     assert ranks_for(scenario.model_copy(update={"world": own}), wanted, device) == ranks
+
+
+@pytest.mark.parametrize(
+    ("launcher", "built", "begun"),
+    [("auto", True, True), ("auto", False, False), ("torchrun", True, False)],
+)
+def test_the_host_of_the_next_scenario_imports_during_this_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launcher: str, built: bool, begun: bool
+) -> None:
+    events: list[str] = []
+
+    def run(*_: Any) -> RunResult:
+        events.append("run")
+        return met(True)
+
+    def ready(request: Mapping[str, str]) -> Stack | None:
+        version = request["transformers"]
+        return Stack(Path("python"), dict(request), version, 0.0, []) if built else None
+
+    monkeypatch.setattr("moediag.campaign.run.run", run)
+    monkeypatch.setattr("moediag.stacks.environment.ready", ready)
+    monkeypatch.setattr(shared_runs.Hosts, "begin", lambda _, stack: events.append("host"))
+    options = SweepOptions(world_size=2, launcher=launcher)
+    planned = plan_all(options, NAMES)
+    with opened(session.header(planned, options, COMMAND), tmp_path, False, "all") as journal:
+        session.sweep(planned, options, journal, Display())
+    assert events == (["host", "run", "host", "run", "run"] if begun else ["run"] * 3)
 
 
 def test_a_failing_scenario_affects_only_its_own_row(

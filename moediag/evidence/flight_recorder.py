@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from moediag.evidence import group_progress, window
 from moediag.evidence.flight_calls import COMPLETED, STARTED, Dump, Kind
@@ -20,6 +20,7 @@ from moediag.evidence.model import (
     Group,
     RankEvidence,
 )
+from moediag.records import dataclass
 
 POINT_TO_POINT = ("send", "recv")
 _FEW = 8  # calls: a job may hang before any of them completes

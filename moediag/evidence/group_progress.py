@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from moediag.evidence.flight_calls import COMPLETED, Dump
 from moediag.evidence.model import Group
 from moediag.evidence.window import Key
+from moediag.records import dataclass
 
 # Calls that no member completes before all have issued them, whatever their sizes.
 _NEED_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})

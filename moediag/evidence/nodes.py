@@ -10,12 +10,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moediag import protocol
 from moediag.evidence.model import Evidence, Node, RankEvidence, Stall
+from moediag.records import dataclass
 
 SCHEMA_VERSION = 1
 _SKEW = 1.0  # seconds; a smaller offset may also be one rank that is slower than another

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
 from moediag.pipeline import rows
 from moediag.protocol import TRIAL_FILE
+from moediag.records import dataclass
 from moediag.report.trace import Traced, traced
 from moediag.result import (
     Conclusion,

@@ -7,7 +7,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from packaging.utils import canonicalize_name
 
@@ -18,6 +18,7 @@ from moediag.campaign.bisect.search.search import Options
 from moediag.campaign.bisect.signature_match import Match
 from moediag.campaign.engine import Header
 from moediag.errors import UsageError
+from moediag.records import dataclass
 from moediag.scenario.plan import BACKENDS, Plan, PlannedTrial, plan
 from moediag.scenario.schema import Scenario, Variant
 from moediag.scenario.source import nearest as like

@@ -20,22 +20,23 @@ _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "
 def user_site(frames: Any) -> str:
     """The innermost frame of the user's own code as ``file.py:12 function``, else the innermost of
     all; innermost frames come first. A dump does not say where its libraries are installed."""
-    usable = tuple(
-        (
-            plain_text(f.get("filename"))[-400:],
-            plain_text(f.get("line"))[:9],
-            plain_text(f.get("name"))[:120],
-        )
-        for f in frames
-        if isinstance(f, Mapping)
-    )
+    usable = tuple([_frame(f) for f in frames if isinstance(f, dict)])
     return _user_site(usable) if usable else ""
 
 
+def _frame(frame: dict[str, Any]) -> tuple[str, int | str, str]:
+    """File, line and function, of limited length."""
+    file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+    if type(file) is type(name) is str and type(line) is int and len(file) + len(name) < 120:
+        return file, line, name
+    return plain_text(file)[-400:], plain_text(line)[:9], plain_text(name)[:120]
+
+
 @lru_cache(maxsize=1024)  # the dumps of a job have the same stacks
-def _user_site(usable: tuple[tuple[str, str, str], ...]) -> str:
-    file, line, function = usable[innermost_user([frame[0] for frame in usable]) or 0]
-    return f"{file.rpartition('/')[2]}:{line or 0} {function or '?'}"
+def _user_site(usable: tuple[tuple[str, int | str, str], ...]) -> str:
+    at = innermost_user([plain_text(file) for file, _, _ in usable]) or 0
+    file, line, function = (plain_text(part) for part in usable[at])
+    return f"{file.rpartition('/')[2]}:{line[:9] or 0} {function or '?'}"
 
 
 @lru_cache(maxsize=4096)

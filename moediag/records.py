@@ -26,24 +26,47 @@ else:
         return decorated if cls is None else decorated(cls)
 
     def _deferred(cls):
-        cls.__doc__ = cls.__doc__ or cls.__name__  # else its signature is looked up
-        made = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True)(cls)
-        made.__dataclass_params__ = _STANDARD.__dataclass_params__
-        for name, method in _SHARED.items():
-            setattr(made, name, method)
-        return made
+        """The class with slots in place of its fields' defaults, and without methods."""
+        attributes = dict(cls.__dict__)
+        fields = {
+            name: (kind, *([attributes.pop(name)] if name in attributes else []))
+            for name, kind in cls.__annotations__.items()
+            if not str(kind).startswith(("ClassVar", "typing.ClassVar"))
+        }
+        for name in ("__dict__", "__weakref__"):
+            attributes.pop(name, None)
+        attributes |= _SHARED
+        attributes["__slots__"] = attributes["__match_args__"] = tuple(fields)
+        attributes["__dataclass_fields__"] = _Fields(fields)
+        return type(cls)(cls.__name__, cls.__bases__, attributes)
 
-    def _complete(cls):
-        """Compiles the methods, as those of an equal class."""
-        fields = [(one.name, one.type, one) for one in dataclasses.fields(cls)]
+    class _Fields:
+        """The attribute that `dataclasses` looks for, until it is used."""
+
+        def __init__(self, fields):
+            self.fields = fields
+
+        def __get__(self, _, cls):
+            owner = next(c for c in cls.__mro__ if c.__dict__.get("__dataclass_fields__") is self)
+            return _complete(owner, self.fields)
+
+    def _complete(cls, fields):
+        """Gives the class the methods of an equal one, which are compiled now."""
         equal = dataclasses.make_dataclass(
-            cls.__name__, fields, namespace={"__doc__": cls.__doc__}, frozen=True
+            cls.__name__,
+            [(name, *field) for name, field in fields.items()],
+            namespace={"__doc__": cls.__name__},  # else it looks for the signature
+            frozen=True,
         )
-        for name in ("__init__", "__repr__", "__eq__", "__hash__"):
-            setattr(cls, name, equal.__dict__[name])
+        for name in ("__init__", "__repr__", "__eq__", "__hash__", "__replace__"):
+            if name in equal.__dict__:
+                setattr(cls, name, equal.__dict__[name])
+        cls.__dataclass_params__ = equal.__dataclass_params__
+        cls.__dataclass_fields__ = equal.__dataclass_fields__
+        return cls.__dataclass_fields__
 
     def _init(self, *args, **values):
-        _complete(type(self))
+        dataclasses.fields(self)
         self.__init__(*args, **values)
 
     def _refuse(_, name, *value):
@@ -54,8 +77,6 @@ else:
         return [getattr(self, one.name) for one in dataclasses.fields(self)]
 
     def _restore(self, state):
-        if type(self).__init__ is _init:  # an unpickled object may be the first one
-            _complete(type(self))
         for one, value in zip(dataclasses.fields(self), state, strict=True):
             object.__setattr__(self, one.name, value)
 
@@ -65,7 +86,3 @@ else:
     }  # fmt: skip
 
     _OWN = {*_SHARED, "__post_init__", "__repr__", "__eq__", "__hash__"}
-
-    @dataclasses.dataclass(frozen=True)
-    class _STANDARD:
-        """Has the parameters that a frozen dataclass shows."""

@@ -9,12 +9,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import moediag
-from moediag import hardware, judgement, protocol
+from moediag import hardware, protocol
 from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
-from moediag.pipeline import rows
 from moediag.protocol import TRIAL_FILE
 from moediag.records import dataclass
 from moediag.report.trace import Traced, traced
@@ -126,6 +125,8 @@ def _judged(path: Path) -> RunResult | None:
 def _again(result: RunResult, found: Mapping[str, tuple[str, TrialResult, Evidence]]) -> Examined:
     """Returns a judged run with its trials diagnosed again. Where that gives another answer, the
     trial is judged by it, and a note says so."""
+    from moediag import judgement  # judged runs are read more rarely than dumps
+
     trials = [_rejudged(trial, found) for trial in result.trials]
     same = all(n.diagnosis is o.diagnosis for n, o in zip(trials, result.trials, strict=True))
     conclusion = result.conclusion if same else judgement.conclude(trials)
@@ -192,6 +193,8 @@ def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
 def result_of(trial: protocol.Trial, evidence: Evidence, where: str) -> TrialResult:
     """Returns the diagnosis of ``evidence`` without expectations. ``where``: the evidence, as a
     reader of the result finds it."""
+    from moediag.pipeline import rows
+
     known = replace(
         trial,
         world_size=trial.world_size or evidence.world_size,

@@ -18,9 +18,12 @@ Known from torch's ``FlightRecorder.hpp`` and from real dumps (torch 2.13, gloo)
 from __future__ import annotations
 
 import re
+import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from moediag.evidence.flight_calls import (
     COMPLETED,
@@ -40,16 +43,20 @@ _FOREVER = 1 << 62  # nanoseconds
 _ONE_LOOK = 10**9  # nanoseconds that it takes at most to look at all calls
 
 _STATES = {"completed": COMPLETED, "started": STARTED}
+_ROW = struct.Struct("=3q").pack
 _NAME = re.compile(
     r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<a>\d{1,7})(?:->|<-)(?P<b>\d{1,7}))?$"
 )
 # What is looked up in every entry, and what stands for what an entry lacks.
 _OF_MOST = (
     "profiling_name", "process_group", "input_sizes", "output_sizes", "input_dtypes", "frames",
-    "collective_seq_id", "record_id", "time_discovered_completed_ns", "retired",
+    "collective_seq_id", "record_id", "time_discovered_completed_ns", "retired", "time_created_ns",
 )  # fmt: skip
+_COMPARED = 6  # of these tell what an entry has in common with others
 _ABSENT: dict[str, Any] = dict.fromkeys(_OF_MOST) | dict.fromkeys(_OF_MOST[2:6], ())
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+_DAMAGE = (
+    KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, struct.error,
+)  # fmt: skip
 
 
 class _Group:
@@ -65,13 +72,17 @@ class _Group:
         self.batch_rows: list[int] = []
 
 
-class _Known(NamedTuple):
+class _Known:
     """What many entries have in common."""
 
-    number: int  # of their kind
-    kind: Kind
-    group: _Group
-    in_batch: bool  # send, receive, or the entry that closes a batch
+    __slots__ = ("group", "in_batch", "kind", "number", "values")
+
+    def __init__(self, number: int, kind: Kind, group: _Group, in_batch: bool) -> None:
+        self.number = number  # of their kind
+        self.kind = kind
+        self.group = group
+        self.in_batch = in_batch  # send, receive, or the entry that closes a batch
+        self.values: tuple[Any, ...] | None = None  # the first of _OF_MOST, where plain and few
 
 
 class Entries:
@@ -87,6 +98,9 @@ class Entries:
         self.shapes = 0
         self.looked_at = (_FOREVER, 0)  # the first and the last look at a call that is not retired
         self.last = -1  # index of the last row
+        self.rows = bytearray()  # index, position and time of creation of each
+        self.kinds: list[int] = []
+        self.states = bytearray()
 
     def add(self, entries: Sequence[Any]) -> None:
         """Adds a row for each entry, or more about an older one. Invalid ones are only counted.
@@ -94,51 +108,75 @@ class Entries:
 
         Nearly all of the time that a dump takes is spent in this loop, so it is written for speed.
         """
-        known, learn, row = self.known, self.learn, self.row
         fields_of = _fields_of(entries)
+        recognized, row = self.recognized, self.row
         expected = 0
+        last: _Known | None = None  # what the entry before had in common with others
+        follower: dict[_Known | None, _Known] = {}
         for e in entries:
             try:
                 try:
                     fields = fields_of(e)
                 except KeyError:  # of another release, or without stack traces
                     fields = fields_of({**_ABSENT, **_of_older(e), **e})
-                name, group, inputs, outputs, dtypes, frames, seq, record, at, retired = fields
-                local, desc = group
-                try:
-                    ((numel_in,),) = inputs
-                    ((numel_out,),) = outputs
-                    (dtype,) = dtypes
-                except ValueError:  # none, several, or tensors of several dimensions
-                    numel_in, numel_out = self.numel(inputs), self.numel(outputs)
-                    dtype = _dtype(dtypes or e.get("output_dtypes"))
-                if not (type(name) is type(local) is type(dtype) is str):
-                    raise TypeError("text")  # nested values could take forever to hash
-                if not (type(numel_in) is type(numel_out) is int):
-                    raise TypeError("number")
-                key = (name, local, numel_in, numel_out, dtype, *map(id, frames))
-                found = known.get(key) or learn(key, e, desc, frames)
-                number, kind, of_group, in_batch = found
+                # A program repeats its calls, so it is tried first what followed the last time.
+                found = follower.get(last)
+                if found is None or fields[:_COMPARED] != found.values:
+                    found = follower[last] = recognized(e, *fields[:_COMPARED])
+                last = found
+                seq, record, at, retired, created = fields[_COMPARED:]
+                of_group = found.group
                 if record != expected:  # calls between two numbers had completed
                     record = self.numbered(record, expected)
                 expected = record + 1
                 done = retired is True and type(at) is int and at > 0
                 state = COMPLETED if done else self.state(e)
-                if in_batch and (kind.op != "coalesced" or _closes(e, of_group)):
-                    self.point_to_point(e, found, seq, record, state)
+                if found.in_batch and (found.kind.op != "coalesced" or _closes(e, of_group)):
+                    self.point_to_point(e, found, seq, record, state, created)
                 elif seq == of_group.seq and of_group.row is not None:
-                    closes = kind.op.endswith("coalesced") or not (inputs or outputs)
-                    self.more(of_group.row, number, closes, state)
+                    empty = not (fields[2] or fields[3])
+                    closes = found.kind.op.endswith("coalesced") or empty
+                    self.more(of_group.row, found.number, closes, state)
                 else:
-                    of_group.row = row(e, number, seq - 1 - of_group.shift, record, state)
+                    position = seq - 1 - of_group.shift
+                    of_group.row = row(found.number, position, record, state, created)
                     of_group.seq = seq
             except NoDump:
                 raise
             except _DAMAGE:
                 self.dump.unreadable += 1
-        first, last = self.looked_at
-        # A recorder that looks at the calls while they run does not tell when it wrote the dump.
-        self.dump.written = last if 0 < last <= first + _ONE_LOOK else 0
+        self.close()
+
+    def recognized(
+        self,
+        e: dict[str, Any],
+        name: Any,
+        group: Any,
+        inputs: Any,
+        outputs: Any,
+        dtypes: Any,
+        frames: Any,
+    ) -> _Known:
+        """What the entry has in common with others. Raises NoDump, or one of _DAMAGE."""
+        local, desc = group
+        try:
+            ((numel_in,),) = inputs
+            ((numel_out,),) = outputs
+            (dtype,) = dtypes
+        except ValueError:  # none, several, or tensors of several dimensions
+            numel_in, numel_out = self.numel(inputs), self.numel(outputs)
+            dtype = _dtype(dtypes or e.get("output_dtypes"))
+        if not (type(name) is type(local) is type(dtype) is str):
+            raise TypeError("text")  # nested values could take forever to hash
+        if not (type(numel_in) is type(numel_out) is int):
+            raise TypeError("number")
+        key = (name, local, numel_in, numel_out, dtype, *map(id, frames))
+        found = self.known.get(key)
+        if found is None:
+            found = self.learn(key, e, desc, frames)
+            if dtypes and _are_flat(group, inputs, outputs, dtypes, frames):
+                found.values = name, group, inputs, outputs, dtypes, frames
+        return found
 
     def numbered(self, record: Any, expected: int) -> int:
         """The number of a record that is not the next one, or that has none."""
@@ -147,30 +185,32 @@ class Entries:
         self.dump.open_only |= self.last >= 0 and record > expected
         return record
 
-    def row(self, e: dict[str, Any], number: int, position: int, record: int, state: int) -> int:
+    def row(self, number: int, position: int, record: int, state: int, created: Any) -> int:
         """Adds a row; returns its number."""
-        dump = self.dump
-        row = len(dump.state)
-        try:
-            dump.position.append(position)
-            dump.created.append(e.get("time_created_ns") or 0)
-        except _DAMAGE:
-            del dump.position[row:], dump.created[row:]
-            raise
-        self.last = record if record > self.last else self.last + 1
-        dump.index.append(self.last)
-        dump.kind.append(number)
-        dump.state.append(state)
-        return row
+        index = record if record > self.last else self.last + 1
+        self.rows += _ROW(index, position, created or 0)
+        self.last = index
+        self.kinds.append(number)
+        self.states.append(state)
+        return len(self.kinds) - 1
+
+    def close(self) -> None:
+        """Fills the columns."""
+        dump, numbers = self.dump, array("q", bytes(self.rows))
+        dump.index, dump.position, dump.created = (numbers[column::3] for column in range(3))
+        dump.kind, dump.state = array("l", self.kinds), self.states
+        first, last = self.looked_at
+        # A recorder that looks at the calls while they run does not tell when it wrote the dump.
+        dump.written = last if 0 < last <= first + _ONE_LOOK else 0
 
     def more(self, row: int, number: int, closes: bool, state: int) -> None:
         """Adds another collective of the same batch, or the entry that closes it."""
-        dump = self.dump
-        dump.state[row] = max(dump.state[row], state) if closes else min(dump.state[row], state)
+        states, kinds = self.states, self.kinds
+        states[row] = max(states[row], state) if closes else min(states[row], state)
         if closes:
             return
-        first, second = dump.kinds[dump.kind[row]], dump.kinds[number]
-        dump.kind[row] = self.intern(
+        first, second = self.dump.kinds[kinds[row]], self.dump.kinds[number]
+        kinds[row] = self.intern(
             Kind(
                 first.group,
                 first.op if first.op == second.op else "coalesced",
@@ -182,10 +222,11 @@ class Entries:
         )
 
     def point_to_point(
-        self, e: dict[str, Any], known: _Known, seq: int, record: int, state: int
+        self, e: dict[str, Any], known: _Known, seq: int, record: int, state: int, created: Any
     ) -> None:
         group, of_p2p = known.group, _number(e.get("p2p_seq_id", 0))
-        before = group.seq if group.seq is not None else seq if self.dump.wrapped else 0
+        # With a first index above 0, earlier calls are unknown.
+        before = group.seq if group.seq is not None else seq if any(self.rows[:8]) else 0
         if seq > before:  # an older release: the batch was counted as a collective
             group.shift += seq - before
             self.dump.batched.add(known.kind.group)
@@ -193,11 +234,11 @@ class Entries:
         group.row = None  # a collective after this batch never has the number that the batch took
         if known.kind.op == "coalesced":
             for row in group.batch_rows:
-                self.dump.state[row] = max(self.dump.state[row], state)
+                self.states[row] = max(self.states[row], state)
             return
         if group.batch != of_p2p:
             group.batch, group.batch_rows = of_p2p, []
-        group.batch_rows.append(self.row(e, known.number, of_p2p - 1, record, state))
+        group.batch_rows.append(self.row(known.number, of_p2p - 1, record, state, created))
 
     def state(self, e: dict[str, Any]) -> int:
         at = e.get("time_discovered_completed_ns")
@@ -293,6 +334,17 @@ def _fields_of(entries: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
     with the very object that the dictionary holds."""
     own = dict(zip(*[entries[0]] * 2, strict=True)) if entries and type(entries[0]) is dict else {}
     return itemgetter(*(own.get(name, name) for name in _OF_MOST))
+
+
+def _are_flat(group: Any, inputs: Any, outputs: Any, dtypes: Any, frames: Any) -> bool:
+    """Whether these are lists of numbers, texts and plain frames: nothing that is compared with
+    them takes long, however it is nested."""
+    lists = [group, dtypes, *inputs, *outputs]
+    return (
+        {*map(type, (inputs, outputs, frames, *lists))} <= {list, tuple}
+        and {*map(type, frames)} <= {dict}
+        and {*map(type, chain(*lists, *(frame.values() for frame in frames)))} <= {int, str}
+    )
 
 
 def _closes(e: dict[str, Any], group: _Group) -> bool:

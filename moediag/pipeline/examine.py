@@ -14,6 +14,7 @@ from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
+from moediag.pipeline import rows
 from moediag.protocol import TRIAL_FILE
 from moediag.records import dataclass
 from moediag.report.trace import Traced, traced
@@ -193,8 +194,6 @@ def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
 def result_of(trial: protocol.Trial, evidence: Evidence, where: str) -> TrialResult:
     """Returns the diagnosis of ``evidence`` without expectations. ``where``: the evidence, as a
     reader of the result finds it."""
-    from moediag.pipeline import rows
-
     known = replace(
         trial,
         world_size=trial.world_size or evidence.world_size,

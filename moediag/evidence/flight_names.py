@@ -8,6 +8,10 @@ from typing import Any
 
 from moediag.protocol import innermost_user
 
+_LONGEST = 1000  # characters of a profiling_name
+_PROFILED = re.compile(
+    r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<own>\d{1,7})(?:->|<-)(?P<peer>\d{1,7}))?$"
+)
 _DECORATION = re.compile(r"^_+|_(?:base|oop|single|sparse|coalesced|into_tensor|tensor|v)(?=_|$)")
 _PLAIN = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
           "reducescatter": "reduce_scatter", "sparse_all_reduce": "all_reduce",
@@ -49,6 +53,17 @@ def plain_op(name: str) -> str:
         return lower
     op = _DECORATION.sub("", lower)
     return _PLAIN.get(op, op)
+
+
+@lru_cache(maxsize=4096)
+def profiled(name: str) -> tuple[str, str, int | None, int | None]:
+    """Backend, operation, own place and peer of a ``profiling_name`` such as ``nccl:send 0->1``.
+    Raises ValueError for any other text."""
+    found = _PROFILED.match(plain_text(name)) if len(name) <= _LONGEST else None
+    if found is None:
+        raise ValueError("profiling_name")
+    place, peer = (None if text is None else int(text) for text in found.group("own", "peer"))
+    return (found["backend"] or "").lower(), plain_op(found["op"]), place, peer
 
 
 def plain_dtype(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moediag.evidence import flight_dump, flight_entries
+from moediag.evidence import flight_dump, flight_kinds
 from moediag.evidence.flight_calls import COMPLETED, SCHEDULED, STARTED, Dump, NoDump
 from moediag.evidence.flight_dump import read
 from moediag.evidence.flight_names import plain_dtype, plain_op, user_site
@@ -213,7 +213,7 @@ def test_limits_are_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_dump, "MAX_ENTRIES", 2)
     with pytest.raises(NoDump, match="at most 2"):
         read(dump(entry(0, 1), entry(1, 2), entry(2, 3)))
-    monkeypatch.setattr(flight_entries, "_MAX_SHAPES", 10)
+    monkeypatch.setattr(flight_kinds, "_MAX_SHAPES", 10)
     with pytest.raises(NoDump, match="more tensors"):
         read(dump(entry(0, 1, input_sizes=[[1]] * 20)))
     monkeypatch.setattr(flight_dump, "_MAX_MEMBERS", 5)

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 
-from moediag.evidence import group_progress, tracks, window
+from moediag.evidence import group_progress, group_rows, window
 from moediag.evidence.flight_calls import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import (
     COMPLETED_THERE,
@@ -87,7 +87,7 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
     if not tracked:
         lost.append("which calls completed (the dumps do not say)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
-    split = tracks.tracks(dumps, keys)
+    split = group_rows.tracks(dumps, keys)
     reached = group_progress.reached(dumps, split)
     chosen = window.choose(dumps, keys, split, tracked)
     settled = group_progress.settled(dumps, keys, reached)
@@ -185,7 +185,7 @@ def _on_device(dump: Dump, row: int, done: bool) -> str:
 
 def _peer(kind: Kind, group: Group) -> int | None:
     """The other end of a send or receive, as a rank of the world."""
-    if kind.peer is None or kind.op not in tracks.P2P or kind.peer >= len(group.ranks):
+    if kind.peer is None or kind.op not in group_rows.P2P or kind.peer >= len(group.ranks):
         return None
     return group.ranks[kind.peer]
 
@@ -231,7 +231,7 @@ def _groups(dumps: Mapping[int, Dump], world_size: int) -> dict[Name, Group]:
     return found
 
 
-def _key(group: Group) -> tracks.Key:
+def _key(group: Group) -> group_rows.Key:
     return group.name, group.ranks
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from moediag.evidence.flight_calls import COMPLETED, Dump
+from moediag.evidence.group_rows import Key, Keys, Track, Tracks
 from moediag.evidence.model import Group
-from moediag.evidence.tracks import Key, Keys, Track, Tracks
 from moediag.records import dataclass
 
 # Calls that no member completes before all have issued them, whatever their sizes.

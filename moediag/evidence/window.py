@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moediag.evidence.flight_calls import COMPLETED, Dump
-from moediag.evidence.tracks import P2P, Key, Keys, Track, Tracks
+from moediag.evidence.group_rows import P2P, Key, Keys, Track, Tracks
 
 KEEP_ALL = 50_000  # calls of all ranks together
 BEFORE = 48  # calls of a rank before the first place of interest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.evidence import flight_dump, tracks
+from moediag.evidence import flight_dump, group_rows
 from moediag.evidence.flight_calls import Dump
 from tests.unit.evidence.test_flight_dump import dump, entry
 
@@ -25,7 +25,7 @@ ONE = (("0", "all_reduce", 8), ("1", "all_gather", 4), ("0", "send 0->1", 2), ("
 
 
 def test_rows_are_sorted_by_group_and_sends_are_apart() -> None:
-    found = tracks.tracks({0: made(*ONE)}, KEYS)
+    found = group_rows.tracks({0: made(*ONE)}, KEYS)
     assert found.apart == {0: [2]}
     world, pair = (found.of_group[KEYS[0][name]][0] for name in ("0", "1"))
     assert (*world.rows,) == (0, 3) and (*pair.rows,) == (1,)
@@ -34,7 +34,7 @@ def test_rows_are_sorted_by_group_and_sends_are_apart() -> None:
 
 def test_equal_dumps_share_their_rows_and_others_do_not() -> None:
     larger = (("0", "all_reduce", 16), *ONE[1:])
-    found = tracks.tracks({0: made(*ONE), 1: made(*ONE), 2: made(*larger)}, KEYS)
+    found = group_rows.tracks({0: made(*ONE), 1: made(*ONE), 2: made(*larger)}, KEYS)
     zero, one, two = found.of_group["world", (0, 1)].values()
     assert zero.rows is one.rows and zero.signs is one.signs
     assert zero.rows == two.rows and zero.signs != two.signs
@@ -42,6 +42,6 @@ def test_equal_dumps_share_their_rows_and_others_do_not() -> None:
 
 
 def test_collectives_on_groups_without_a_key_and_empty_dumps_are_left_out() -> None:
-    found = tracks.tracks({0: made(*ONE), 1: made()}, {0: {"1": ("pair", (0, 1))}, 1: {}})
+    found = group_rows.tracks({0: made(*ONE), 1: made()}, {0: {"1": ("pair", (0, 1))}, 1: {}})
     assert [*found.of_group] == [("pair", (0, 1))]
     assert found.apart == {0: [2], 1: []}

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +30,7 @@ from moediag.hardware import (
     read_text,
     tool,
 )
+from moediag.records import dataclass
 from moediag.stacks import interpreter
 from moediag.stacks.base import ENV_CACHE, cache_root
 

@@ -8,9 +8,10 @@ import platform
 import shutil
 import subprocess
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ to be built for them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from moediag.errors import MoediagError
+from moediag.records import dataclass
 from moediag.report import stdout
 from moediag.report.text_layout import columns
 from moediag.result import wording

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence import file_loading
 from moediag.evidence.flight_calls import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import COMPLETED_THERE, ISSUED, STARTED_THERE, Collective
+from moediag.records import dataclass
 
 _P2P = ("send", "recv")
 _ROOTED = ("gather", "scatter", "broadcast", "reduce", "all_to_all", "barrier")  # sizes may differ

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from moediag.protocol import parse_json, read_stored
+from moediag.records import dataclass
 
 _FILE = re.compile(r"^rank-\d+\.executed\.jsonl$")
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stall
 from moediag.protocol import innermost_user, open_stored, read_json
+from moediag.records import dataclass
 
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end

@@ -20,7 +20,8 @@ from typing import Any
 
 from moediag.evidence import flight_status
 from moediag.evidence.flight_calls import COMPLETED, SCHEDULED, Dump, Kind, NoDump, OwnGroup
-from moediag.evidence.flight_entries import Entries, group_desc
+from moediag.evidence.flight_entries import Entries
+from moediag.evidence.flight_kinds import group_desc
 from moediag.evidence.flight_names import plain_text
 
 MAX_ENTRIES = 1_000_000
@@ -67,7 +68,7 @@ def read(raw: Any) -> Dump:
     reader = Entries(dump)
     reader.add(entries)
     told = raw.get("pg_status")
-    dump.status = flight_status.of_groups(told, reader.ids, dump.groups)
+    dump.status = flight_status.of_groups(told, reader.kinds.ids, dump.groups)
     dump.recording = "entries" in raw or not told or bool(dump.status)
     if dump.recording:
         _without_entries(dump, "entries" in raw)

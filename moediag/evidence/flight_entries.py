@@ -17,10 +17,11 @@ Known from torch's ``FlightRecorder.hpp`` and from real dumps (torch 2.13, gloo)
 
 from __future__ import annotations
 
-import re
+import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from moediag.evidence.flight_calls import (
     COMPLETED,
@@ -29,49 +30,24 @@ from moediag.evidence.flight_calls import (
     Dump,
     Kind,
     NoDump,
-    OwnGroup,
 )
-from moediag.evidence.flight_names import plain_dtype, plain_op, plain_text, user_site
+from moediag.evidence.flight_kinds import GroupCount, Kinds, Known
 
-_MAX_SHAPES = 20_000_000  # tensors in a whole dump
-_MAX_FRAMES = 200
-_MAX_NUMEL = 1 << 62
 _FOREVER = 1 << 62  # nanoseconds
 _ONE_LOOK = 10**9  # nanoseconds that it takes at most to look at all calls
 
 _STATES = {"completed": COMPLETED, "started": STARTED}
-_NAME = re.compile(
-    r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<a>\d{1,7})(?:->|<-)(?P<b>\d{1,7}))?$"
-)
+_ROW = struct.Struct("=3q").pack
 # What is looked up in every entry, and what stands for what an entry lacks.
 _OF_MOST = (
     "profiling_name", "process_group", "input_sizes", "output_sizes", "input_dtypes", "frames",
-    "collective_seq_id", "record_id", "time_discovered_completed_ns", "retired",
+    "collective_seq_id", "record_id", "time_discovered_completed_ns", "retired", "time_created_ns",
 )  # fmt: skip
+_COMPARED = 6  # of these tell what an entry has in common with others
 _ABSENT: dict[str, Any] = dict.fromkeys(_OF_MOST) | dict.fromkeys(_OF_MOST[2:6], ())
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
-
-
-class _Group:
-    """How far the entries of one group were read."""
-
-    __slots__ = ("batch", "batch_rows", "row", "seq", "shift")
-
-    def __init__(self) -> None:
-        self.row: int | None = None  # of its last collective
-        self.seq: int | None = None  # collective_seq_id that was seen last
-        self.shift = 0  # how many of these counted no collective
-        self.batch: int | None = None  # p2p_seq_id of the last batch of sends and receives
-        self.batch_rows: list[int] = []
-
-
-class _Known(NamedTuple):
-    """What many entries have in common."""
-
-    number: int  # of their kind
-    kind: Kind
-    group: _Group
-    in_batch: bool  # send, receive, or the entry that closes a batch
+_DAMAGE = (
+    KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, struct.error,
+)  # fmt: skip
 
 
 class Entries:
@@ -79,14 +55,12 @@ class Entries:
 
     def __init__(self, dump: Dump) -> None:
         self.dump = dump
-        self.ids: dict[str, Any] = {}  # group -> its pg_id
-        self.groups: dict[str, _Group] = {}
-        self.of_kind: dict[Kind, int] = {}
-        self.known: dict[tuple[Any, ...], _Known] = {}
-        self.sites: dict[tuple[int, ...], str] = {}
-        self.shapes = 0
+        self.kinds = Kinds(dump)
         self.looked_at = (_FOREVER, 0)  # the first and the last look at a call that is not retired
         self.last = -1  # index of the last row
+        self.rows = bytearray()  # index, position and time of creation of each
+        self.numbers: list[int] = []  # of the kind of each
+        self.states = bytearray()
 
     def add(self, entries: Sequence[Any]) -> None:
         """Adds a row for each entry, or more about an older one. Invalid ones are only counted.
@@ -94,51 +68,44 @@ class Entries:
 
         Nearly all of the time that a dump takes is spent in this loop, so it is written for speed.
         """
-        known, learn, row = self.known, self.learn, self.row
         fields_of = _fields_of(entries)
+        kind_of, row = self.kinds.of, self.row
         expected = 0
+        last: Known | None = None  # what the entry before had in common with others
+        follower: dict[Known | None, Known] = {}
         for e in entries:
             try:
                 try:
                     fields = fields_of(e)
                 except KeyError:  # of another release, or without stack traces
                     fields = fields_of({**_ABSENT, **_of_older(e), **e})
-                name, group, inputs, outputs, dtypes, frames, seq, record, at, retired = fields
-                local, desc = group
-                try:
-                    ((numel_in,),) = inputs
-                    ((numel_out,),) = outputs
-                    (dtype,) = dtypes
-                except ValueError:  # none, several, or tensors of several dimensions
-                    numel_in, numel_out = self.numel(inputs), self.numel(outputs)
-                    dtype = _dtype(dtypes or e.get("output_dtypes"))
-                if not (type(name) is type(local) is type(dtype) is str):
-                    raise TypeError("text")  # nested values could take forever to hash
-                if not (type(numel_in) is type(numel_out) is int):
-                    raise TypeError("number")
-                key = (name, local, numel_in, numel_out, dtype, *map(id, frames))
-                found = known.get(key) or learn(key, e, desc, frames)
-                number, kind, of_group, in_batch = found
+                # A program repeats its calls, so it is tried first what followed the last time.
+                found = follower.get(last)
+                if found is None or fields[:_COMPARED] != found.values:
+                    found = follower[last] = kind_of(e, *fields[:_COMPARED])
+                last = found
+                seq, record, at, retired, created = fields[_COMPARED:]
+                of_group = found.group
                 if record != expected:  # calls between two numbers had completed
                     record = self.numbered(record, expected)
                 expected = record + 1
                 done = retired is True and type(at) is int and at > 0
                 state = COMPLETED if done else self.state(e)
-                if in_batch and (kind.op != "coalesced" or _closes(e, of_group)):
-                    self.point_to_point(e, found, seq, record, state)
+                if found.in_batch and (found.kind.op != "coalesced" or _closes(e, of_group)):
+                    self.point_to_point(e, found, seq, record, state, created)
                 elif seq == of_group.seq and of_group.row is not None:
-                    closes = kind.op.endswith("coalesced") or not (inputs or outputs)
-                    self.more(of_group.row, number, closes, state)
+                    empty = not (fields[2] or fields[3])
+                    closes = found.kind.op.endswith("coalesced") or empty
+                    self.more(of_group.row, found.number, closes, state)
                 else:
-                    of_group.row = row(e, number, seq - 1 - of_group.shift, record, state)
+                    position = seq - 1 - of_group.shift
+                    of_group.row = row(found.number, position, record, state, created)
                     of_group.seq = seq
             except NoDump:
                 raise
             except _DAMAGE:
                 self.dump.unreadable += 1
-        first, last = self.looked_at
-        # A recorder that looks at the calls while they run does not tell when it wrote the dump.
-        self.dump.written = last if 0 < last <= first + _ONE_LOOK else 0
+        self.close()
 
     def numbered(self, record: Any, expected: int) -> int:
         """The number of a record that is not the next one, or that has none."""
@@ -147,30 +114,32 @@ class Entries:
         self.dump.open_only |= self.last >= 0 and record > expected
         return record
 
-    def row(self, e: dict[str, Any], number: int, position: int, record: int, state: int) -> int:
+    def row(self, number: int, position: int, record: int, state: int, created: Any) -> int:
         """Adds a row; returns its number."""
-        dump = self.dump
-        row = len(dump.state)
-        try:
-            dump.position.append(position)
-            dump.created.append(e.get("time_created_ns") or 0)
-        except _DAMAGE:
-            del dump.position[row:], dump.created[row:]
-            raise
-        self.last = record if record > self.last else self.last + 1
-        dump.index.append(self.last)
-        dump.kind.append(number)
-        dump.state.append(state)
-        return row
+        index = record if record > self.last else self.last + 1
+        self.rows += _ROW(index, position, created or 0)
+        self.last = index
+        self.numbers.append(number)
+        self.states.append(state)
+        return len(self.numbers) - 1
+
+    def close(self) -> None:
+        """Fills the columns."""
+        dump, numbers = self.dump, array("q", bytes(self.rows))
+        dump.index, dump.position, dump.created = (numbers[column::3] for column in range(3))
+        dump.kind, dump.state = array("l", self.numbers), self.states
+        first, last = self.looked_at
+        # A recorder that looks at the calls while they run does not tell when it wrote the dump.
+        dump.written = last if 0 < last <= first + _ONE_LOOK else 0
 
     def more(self, row: int, number: int, closes: bool, state: int) -> None:
         """Adds another collective of the same batch, or the entry that closes it."""
-        dump = self.dump
-        dump.state[row] = max(dump.state[row], state) if closes else min(dump.state[row], state)
+        states, numbers = self.states, self.numbers
+        states[row] = max(states[row], state) if closes else min(states[row], state)
         if closes:
             return
-        first, second = dump.kinds[dump.kind[row]], dump.kinds[number]
-        dump.kind[row] = self.intern(
+        first, second = self.dump.kinds[numbers[row]], self.dump.kinds[number]
+        numbers[row] = self.kinds.intern(
             Kind(
                 first.group,
                 first.op if first.op == second.op else "coalesced",
@@ -182,10 +151,11 @@ class Entries:
         )
 
     def point_to_point(
-        self, e: dict[str, Any], known: _Known, seq: int, record: int, state: int
+        self, e: dict[str, Any], known: Known, seq: int, record: int, state: int, created: Any
     ) -> None:
         group, of_p2p = known.group, _number(e.get("p2p_seq_id", 0))
-        before = group.seq if group.seq is not None else seq if self.dump.wrapped else 0
+        # With a first index above 0, earlier calls are unknown.
+        before = group.seq if group.seq is not None else seq if any(self.rows[:8]) else 0
         if seq > before:  # an older release: the batch was counted as a collective
             group.shift += seq - before
             self.dump.batched.add(known.kind.group)
@@ -193,11 +163,11 @@ class Entries:
         group.row = None  # a collective after this batch never has the number that the batch took
         if known.kind.op == "coalesced":
             for row in group.batch_rows:
-                self.dump.state[row] = max(self.dump.state[row], state)
+                self.states[row] = max(self.states[row], state)
             return
         if group.batch != of_p2p:
             group.batch, group.batch_rows = of_p2p, []
-        group.batch_rows.append(self.row(e, known.number, of_p2p - 1, record, state))
+        group.batch_rows.append(self.row(known.number, of_p2p - 1, record, state, created))
 
     def state(self, e: dict[str, Any]) -> int:
         at = e.get("time_discovered_completed_ns")
@@ -216,77 +186,6 @@ class Entries:
         self.dump.timed_out |= retired and state != COMPLETED
         return state
 
-    def learn(self, key: tuple[Any, ...], e: dict[str, Any], desc: str, frames: Any) -> _Known:
-        """What the entries with this key have in common. Raises ValueError."""
-        name, local, numel_in, numel_out, dtype = key[:5]
-        if type(desc) is not str:
-            raise TypeError("text")
-        if not (0 <= numel_in < _MAX_NUMEL and 0 <= numel_out < _MAX_NUMEL):
-            raise ValueError("elements")
-        found = _NAME.match(plain_text(name))
-        if found is None:
-            raise ValueError(name)
-        if found["backend"] and not self.dump.backend:
-            self.dump.backend = found["backend"].lower()
-        group = plain_text(local)
-        if group not in self.dump.groups:
-            self.dump.groups[group] = OwnGroup(group_desc(desc))
-        op = plain_op(found["op"])
-        p2p = op in ("send", "recv")
-        peer = int(found["b"]) if found["b"] else None
-        if found["a"]:
-            self.dump.places.setdefault(group, int(found["a"]))
-        if p2p:
-            numel_in, numel_out = (numel_in or numel_out), (numel_out or numel_in)
-        kind = Kind(
-            group,
-            op,
-            numel_in,
-            numel_out,
-            plain_dtype(plain_text(dtype)),
-            self.site(frames[:_MAX_FRAMES]),
-            peer,
-        )
-        of_group = self.groups.setdefault(group, _Group())
-        known = _Known(self.intern(kind), kind, of_group, p2p or op == "coalesced")
-        self.known[key] = known
-        self.ids[group] = e.get("pg_id")
-        if type(limit := e.get("timeout_ms")) is int:
-            self.dump.timeout = max(self.dump.timeout, limit / 1000)
-        return known
-
-    def numel(self, shapes: Any) -> int:
-        """Elements of several tensors, of none, or of one with several dimensions."""
-        self.shapes += len(shapes)
-        if self.shapes > _MAX_SHAPES:
-            raise NoDump("more tensors than any dump holds")
-        total = 0
-        for shape in shapes:
-            if len(shape) > 32:  # torch allows 64 dimensions; nobody uses as many
-                raise ValueError("dimensions")
-            n = 1
-            for size in shape:
-                n *= size
-            total += n
-        return total
-
-    def intern(self, kind: Kind) -> int:
-        number = self.of_kind.get(kind)
-        if number is None:
-            number = self.of_kind[kind] = len(self.dump.kinds)
-            self.dump.kinds.append(kind)
-        return number
-
-    def site(self, frames: Any) -> str:
-        """The innermost frame of the user's own code; innermost frames come first."""
-        if not frames:
-            return ""
-        key = tuple(map(id, frames))
-        found = self.sites.get(key)
-        if found is None:
-            found = self.sites[key] = user_site(frames)
-        return found
-
 
 def _fields_of(entries: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
     """Gets what most entries need, by the names as they are in the first entry: a lookup is faster
@@ -295,7 +194,7 @@ def _fields_of(entries: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
     return itemgetter(*(own.get(name, name) for name in _OF_MOST))
 
 
-def _closes(e: dict[str, Any], group: _Group) -> bool:
+def _closes(e: dict[str, Any], group: GroupCount) -> bool:
     """Whether ``coalesced`` closes a batch of sends and receives."""
     if "is_p2p" in e:
         return bool(e["is_p2p"])
@@ -310,19 +209,7 @@ def _of_older(e: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _dtype(dtypes: Sequence[Any] | None) -> str:
-    """That of a call with several tensors, or with none."""
-    if not all(type(text) is str for text in (dtypes or ())[:64]):
-        raise TypeError("text")
-    return " ".join(sorted({*(dtypes or ())[:64]}))
-
-
 def _number(value: Any) -> int:
     if type(value) is not int:
         raise TypeError("number")
     return value
-
-
-def group_desc(value: Any) -> str:
-    text = plain_text(value)[:200]
-    return "" if text == "undefined" else text

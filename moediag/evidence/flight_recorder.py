@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from moediag.evidence import group_progress, window
+from moediag.evidence import group_progress, group_rows, window
 from moediag.evidence.flight_calls import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import (
     COMPLETED_THERE,
@@ -20,12 +20,11 @@ from moediag.evidence.model import (
     Group,
     RankEvidence,
 )
+from moediag.records import dataclass
 
-POINT_TO_POINT = ("send", "recv")
 _FEW = 8  # calls: a job may hang before any of them completes
 _MANY = 256  # members
 Name = tuple[int, str]  # a rank, and its name of a group
-Key = window.Key
 
 
 class _Members(tuple[int, ...]):
@@ -88,8 +87,9 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
     if not tracked:
         lost.append("which calls completed (the dumps do not say)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
-    reached = group_progress.reached(dumps, keys)
-    chosen = window.choose(dumps, keys, tracked)
+    split = group_rows.tracks(dumps, keys)
+    reached = group_progress.reached(dumps, split)
+    chosen = window.choose(dumps, keys, split, tracked)
     settled = group_progress.settled(dumps, keys, reached)
     ranks = {
         rank: _rank(rank, dump, groups, chosen, settled[rank], lost, tracked)
@@ -185,7 +185,7 @@ def _on_device(dump: Dump, row: int, done: bool) -> str:
 
 def _peer(kind: Kind, group: Group) -> int | None:
     """The other end of a send or receive, as a rank of the world."""
-    if kind.peer is None or kind.op not in POINT_TO_POINT or kind.peer >= len(group.ranks):
+    if kind.peer is None or kind.op not in group_rows.P2P or kind.peer >= len(group.ranks):
         return None
     return group.ranks[kind.peer]
 
@@ -231,7 +231,7 @@ def _groups(dumps: Mapping[int, Dump], world_size: int) -> dict[Name, Group]:
     return found
 
 
-def _key(group: Group) -> Key:
+def _key(group: Group) -> group_rows.Key:
     return group.name, group.ranks
 
 

@@ -193,8 +193,8 @@ def _written(found: Found) -> float | None:
 
 def _first_open(dump: Dump) -> float:
     """When the dump's first incomplete call was issued, in seconds; 0 if there is none."""
-    rows = (row for row, state in enumerate(dump.state) if state != COMPLETED)
-    return dump.created[first] / 1e9 if (first := next(rows, None)) is not None else 0.0
+    first = len(dump.state) - len(dump.state.lstrip(bytes([COMPLETED])))
+    return dump.created[first] / 1e9 if first < len(dump.state) else 0.0
 
 
 def _mixed(found: Found, every: list[one_job.Job]) -> Evidence:

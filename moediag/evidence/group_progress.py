@@ -7,19 +7,15 @@ that shows otherwise was written earlier: the job still moved.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from moediag.evidence.flight_calls import COMPLETED, Dump
+from moediag.evidence.group_rows import Key, Keys, Track, Tracks
 from moediag.evidence.model import Group
-from moediag.evidence.window import Key
+from moediag.records import dataclass
 
 # Calls that no member completes before all have issued them, whatever their sizes.
 _NEED_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
-_P2P = ("send", "recv")
-
-Keys = Mapping[int, Mapping[str, Key]]  # rank -> its own name of a group -> the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +28,20 @@ class Reach:
     proven: int
 
 
-def reached(dumps: Mapping[int, Dump], keys: Keys) -> dict[Key, dict[int, Reach]]:
+def reached(dumps: Mapping[int, Dump], split: Tracks) -> dict[Key, dict[int, Reach]]:
     """By group and rank, for the ranks whose dump has collectives of the group."""
-    found: dict[Key, dict[int, Reach]] = defaultdict(dict)
-    for rank, dump in dumps.items():
-        names = [
-            kind.group if kind.op not in _P2P and kind.group in keys[rank] else ""
-            for kind in dump.kinds
-        ]
-        end: dict[str, int] = {}
-        first: dict[str, int] = {}
-        last_done: dict[str, int] = {}
-        for row, number in enumerate(dump.kind):
-            name = names[number]
-            if not name:
-                continue
-            position = end[name] = dump.position[row]
-            if dump.state[row] == COMPLETED:
-                last_done[name] = row
-                first.pop(name, None)
-            elif name not in first:
-                first[name] = position
-        for name, position in end.items():
-            row = last_done.get(name, -1)
-            completed = first.get(name, position + 1)
-            needs_all = row >= 0 and dump.kinds[dump.kind[row]].op in _NEED_ALL
-            found[keys[rank][name]][rank] = Reach(
-                position + 1, completed, completed if needs_all else 0
-            )
+    found: dict[Key, dict[int, Reach]] = {}
+    for key, of_rank in split.of_group.items():
+        found[key] = {rank: _reach(dumps[rank], track) for rank, track in of_rank.items()}
     return found
+
+
+def _reach(dump: Dump, track: Track) -> Reach:
+    rows, state = track.rows, dump.state
+    last = next((at for at in range(len(rows) - 1, -1, -1) if state[rows[at]] == COMPLETED), -1)
+    completed = dump.position[rows[last + 1]] if last + 1 < len(rows) else track.end
+    needs_all = last >= 0 and dump.kinds[dump.kind[rows[last]]].op in _NEED_ALL
+    return Reach(track.end, completed, completed if needs_all else 0)
 
 
 def settled(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from moediag.records import dataclass
 
 # How equality of a piece is kept, see recorder.laws.replica_sets.
 REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "plain"

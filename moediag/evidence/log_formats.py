@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from moediag.records import dataclass
 
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
 # `[PG 3 Rank 5]` (2.3). The rank is the one in the group.

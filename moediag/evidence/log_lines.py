@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from moediag.records import dataclass
 
 MAX_RANK = 1 << 20
 _MAX_JOINED = 4096  # characters of one joined line

@@ -7,15 +7,15 @@ times are needed, the clocks are first aligned by the calls that both nodes made
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moediag import protocol
 from moediag.evidence.model import Evidence, Node, RankEvidence, Stall
+from moediag.records import dataclass
 
 SCHEMA_VERSION = 1
 _SKEW = 1.0  # seconds; a smaller offset may also be one rank that is slower than another
@@ -170,6 +170,8 @@ def _one_clock(
 
     Calls of the same group and position are taken to be issued at the same time.
     """
+    from statistics import median  # it takes longer to import than this module
+
     issued: dict[int, dict[tuple[str, int], float]] = {}
     for rank, seen in ranks.items():
         of = issued.setdefault(of_node.get(rank, 0), {})
@@ -180,7 +182,7 @@ def _one_clock(
     moved = dict(ranks)
     for node, of in issued.items():
         both = [base[at] - time for at, time in of.items() if at in base]
-        offset = statistics.median(both) if node and both else 0.0
+        offset = median(both) if node and both else 0.0
         if abs(offset) > _SKEW:
             for rank, seen in ranks.items():
                 if of_node.get(rank, 0) == node:

@@ -16,7 +16,7 @@ from moediag.result.wording import ranks as of_ranks
 
 APART = 120.0  # seconds between issues of one call; clocks of one cluster are closer
 FAR_APART = 600.0  # seconds between the newest calls of ranks without a common call
-_NEWEST = 256  # calls of a rank that are compared
+_NEWEST = (64, 256)  # calls of a rank that are compared: more if the fewer do not decide
 
 Members = tuple[int, ...]
 
@@ -91,40 +91,35 @@ class _Times:
     def __init__(self, dumps: Mapping[int, Dump]) -> None:
         self.together = {rank: rank for rank in dumps}
         self.seconds: dict[tuple[int, int], float] = {}
-        issued: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
-        newest: list[tuple[float, int]] = []
-        numbers: dict[tuple[str, Members], int] = {}  # hashing all members for each call is slow
-        for rank, dump in dumps.items():
-            of_group = {
-                name: numbers.setdefault((own.desc, own.ranks), len(numbers))
-                for name, own in dump.groups.items()
-                if own.ranks
-            }
-            of_kind = [
-                of_group.get(kind.group) if kind.peer is None else None for kind in dump.kinds
-            ]
-            for row in range(max(0, len(dump.kind) - _NEWEST), len(dump.kind)):
-                number = of_kind[dump.kind[row]]
-                if number is not None and dump.created[row]:
-                    call = (number, dump.position[row])
-                    issued[call].append((dump.created[row] / 1e9, rank))
-            if dump.created and dump.created[-1]:
-                newest.append((dump.created[-1] / 1e9, rank))
-        apart = len(dumps)  # sets of ranks that are not known to have run together
-        for times in sorted(issued.values(), key=len, reverse=True):
+        self.apart_sets = len(dumps)  # sets of ranks that are not known to have run together
+        issued: list[list[tuple[float, int]]] = []
+        for most in _NEWEST:
+            issued = _issued(dumps, most)
+            if self._unite(issued):
+                return
+        newest = [
+            (dump.created[-1] / 1e9, rank)
+            for rank, dump in dumps.items()
+            if dump.created and dump.created[-1]
+        ]
+        common = [_split(times, APART) for times in issued]
+        for parts in (*common, _split(newest, FAR_APART)):
+            for (at, one), (time, other) in combinations([part[0] for part in parts], 2):
+                ends = min(self.of(one), self.of(other)), max(self.of(one), self.of(other))
+                self.seconds.setdefault(ends, abs(time - at))
+
+    def _unite(self, issued: list[list[tuple[float, int]]]) -> bool:
+        """Puts ranks together that issued a call together; whether that unites all."""
+        for times in sorted(issued, key=len, reverse=True):
             for part in _split(times, APART):
                 first = self.of(part[0][1])
                 for _, rank in part:
                     if (one := self.of(rank)) != first:
                         self.together[one] = first
-                        apart -= 1
-            if apart <= 1:
-                return
-        common = [_split(times, APART) for times in issued.values()]
-        for parts in (*common, _split(newest, FAR_APART)):
-            for (at, one), (time, other) in combinations([part[0] for part in parts], 2):
-                ends = min(self.of(one), self.of(other)), max(self.of(one), self.of(other))
-                self.seconds.setdefault(ends, abs(time - at))
+                        self.apart_sets -= 1
+            if self.apart_sets <= 1:
+                return True
+        return False
 
     def of(self, rank: int) -> int:
         """The same for ranks that ran together."""
@@ -137,6 +132,24 @@ class _Times:
         """Seconds between their calls; 0 if nothing shows that they did not run together."""
         ends = self.of(one), self.of(other)
         return 0.0 if ends[0] == ends[1] else self.seconds.get((min(ends), max(ends)), 0.0)
+
+
+def _issued(dumps: Mapping[int, Dump], most: int) -> list[list[tuple[float, int]]]:
+    """By call, when which rank issued it; of each rank the newest calls, at most ``most``."""
+    issued: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+    numbers: dict[tuple[str, Members], int] = {}  # hashing all members for each call is slow
+    for rank, dump in dumps.items():
+        of_group = {
+            name: numbers.setdefault((own.desc, own.ranks), len(numbers))
+            for name, own in dump.groups.items()
+            if own.ranks
+        }
+        of_kind = [of_group.get(kind.group) if kind.peer is None else None for kind in dump.kinds]
+        for row in range(max(0, len(dump.kind) - most), len(dump.kind)):
+            number = of_kind[dump.kind[row]]
+            if number is not None and dump.created[row]:
+                issued[number, dump.position[row]].append((dump.created[row] / 1e9, rank))
+    return [*issued.values()]
 
 
 def _split(times: list[tuple[float, int]], gap: float) -> list[list[tuple[float, int]]]:

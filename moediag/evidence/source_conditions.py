@@ -10,10 +10,11 @@ import ast
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moediag.evidence.model import Condition, Frame
 from moediag.evidence.rank_names import Function, RankNames, last_name
+from moediag.records import dataclass
 
 # Decorators and context managers that let one rank go first, or alone.
 _ALONE = re.compile(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from moediag.evidence import rank_stacks
 from moediag.evidence.model import Frame, Stack
+from moediag.records import dataclass
 
 # A line of its own that names a rank: `Rank 3`, `=== rank 3 ===`, `# rank1 (node0), py-spy`.
 _TITLE = re.compile(

@@ -11,19 +11,19 @@ and its end.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moediag.evidence.flight_calls import COMPLETED, Dump
+from moediag.evidence.group_rows import P2P, Key, Keys, Track, Tracks
 
 KEEP_ALL = 50_000  # calls of all ranks together
 BEFORE = 48  # calls of a rank before the first place of interest
 MOST = 600_000  # calls of all ranks together that become objects
 
-Key = tuple[str, tuple[int, ...]]  # a group: its shared name and its members
-_UNEVEN = ("all_to_all", "gather", "scatter")  # sizes may differ between ranks
-_P2P = ("send", "recv")
+_DONE = bytes(state == COMPLETED for state in range(256))
 
 
 @dataclass(slots=True)
@@ -35,113 +35,47 @@ class Chosen:
     done: dict[int, bytearray] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Track:
-    """The collectives of one rank on one group."""
-
-    #: Of its dump.
-    rows: array[int]
-    #: Equal for equal calls of any rank.
-    signs: array[int]
-    #: First position.
-    first: int
-    end: int
-    #: Each position follows the one before.
-    steady: bool
-
-
-def choose(
-    dumps: Mapping[int, Dump], keys: Mapping[int, Mapping[str, Key]], tracked: bool
-) -> Chosen:
+def choose(dumps: Mapping[int, Dump], keys: Keys, split: Tracks, tracked: bool) -> Chosen:
     """The rows to keep.
 
-    ``keys`` are each rank's groups by the process's own names; collectives on other groups have no
-    usable position and are left out. ``tracked``: the dumps tell which calls completed.
+    ``keys`` are each rank's groups by the process's own names, ``split`` their calls. ``tracked``:
+    the dumps tell which calls completed.
     """
-    tracks: dict[Key, dict[int, _Track]] = defaultdict(dict)
-    apart: dict[int, list[int]] = {}  # rows of sends and receives
-    signs: dict[tuple[str, int, int, str], int] = {}
-    for rank, dump in dumps.items():
-        apart[rank] = _split(rank, dump, keys[rank], signs, tracks)
-    _empty(dumps, keys, tracks)
-    chosen = Chosen()
-    for rank, dump in dumps.items():
-        chosen.done[rank] = bytearray(state == COMPLETED for state in dump.state)
-    for of_rank in tracks.values():
+    of_group = _with_empty(dumps, keys, split)
+    chosen = Chosen(done={rank: dump.state.translate(_DONE) for rank, dump in dumps.items()})
+    for of_rank in of_group.values():
         _complete(dumps, of_rank, chosen.done, tracked)
     if not tracked:
-        _complete_pairs(dumps, keys, apart, chosen.done)
-    rows = {rank: [*own] for rank, own in apart.items()}
-    for of_rank in tracks.values():
-        for rank, track in of_rank.items():
-            rows[rank] += track.rows
-    if sum(len(dump.kind) for dump in dumps.values()) <= KEEP_ALL:
-        for rank in dumps:
-            chosen.rows[rank] = sorted(rows[rank])
-        return chosen
+        _complete_pairs(dumps, keys, split.apart, chosen.done)
+    every = sum(len(dump.kind) for dump in dumps.values()) <= KEEP_ALL
     start: dict[int, int] = {}
-    for of_rank in tracks.values():
+    for of_rank in of_group.values() if not every else ():
         _narrow(of_rank, chosen.done, start)
-    _keep(dumps, rows, apart, start, chosen)
+    for rank, dump in dumps.items():
+        total = len(dump.kind)
+        rows = range(total) if every else _wanted(dumps, rank, split, start, chosen)
+        used = [kind.op in P2P or kind.group in keys[rank] for kind in dump.kinds]
+        chosen.rows[rank] = rows if all(used) else [row for row in rows if used[dump.kind[row]]]
     return chosen
 
 
-def _split(
-    rank: int,
-    dump: Dump,
-    keys: Mapping[str, Key],
-    signs: dict[tuple[str, int, int, str], int],
-    tracks: dict[Key, dict[int, _Track]],
-) -> list[int]:
-    """Sorts the rows of one dump by group; returns those of sends and receives."""
-    by_group: dict[str, array[int]] = {}
-    apart: list[int] = []
-    of_kind: list[array[int] | None] = []
-    sign = array("l")
-    for kind in dump.kinds:
-        if kind.op in _P2P:
-            of_kind.append(None)
-            sign.append(-1)
-            continue
-        of_kind.append(by_group.setdefault(kind.group, array("l")))
-        sizes = (0, 0) if kind.op in _UNEVEN else (kind.numel_in, kind.numel_out)
-        sign.append(signs.setdefault((kind.op, *sizes, kind.dtype), len(signs)))
-    for row, number in enumerate(dump.kind):
-        rows = of_kind[number]
-        if rows is None:
-            apart.append(row)
-        else:
-            rows.append(row)
-    for group, rows in by_group.items():
-        if group in keys and rows:
-            first, last = dump.position[rows[0]], dump.position[rows[-1]]
-            tracks[keys[group]][rank] = _Track(
-                rows,
-                array("l", [sign[dump.kind[row]] for row in rows]),
-                first,
-                last + 1,
-                last - first == len(rows) - 1,
-            )
-    return apart
-
-
-def _empty(
-    dumps: Mapping[int, Dump],
-    keys: Mapping[int, Mapping[str, Key]],
-    tracks: dict[Key, dict[int, _Track]],
-) -> None:
-    """Adds the members that are known to have made no call on a group."""
+def _with_empty(
+    dumps: Mapping[int, Dump], keys: Keys, split: Tracks
+) -> dict[Key, dict[int, Track]]:
+    """The collectives by group and rank, also of members that are known to have made none."""
+    found = {key: {**of_rank} for key, of_rank in split.of_group.items()}
     for rank, own in keys.items():
         if dumps[rank].wrapped or not dumps[rank].recording:
             continue
         for key in own.values():
-            if key in tracks and rank not in tracks[key]:
-                tracks[key][rank] = _Track(array("l"), array("l"), 0, 0, True)
+            if key in found and rank not in found[key]:
+                found[key][rank] = Track(array("l"), array("l"), 0, 0, True)
+    return found
 
 
 def _complete(
     dumps: Mapping[int, Dump],
-    of_rank: Mapping[int, _Track],
+    of_rank: Mapping[int, Track],
     done: dict[int, bytearray],
     tracked: bool,
 ) -> None:
@@ -158,15 +92,22 @@ def _complete(
                 own[row] = dump.position[row] < reached
         elif dump.backend != "gloo":
             later = False
-            for row in reversed(track.rows):
+            for row in reversed(track.rows[_first_open(track.rows, own) :]):
                 later = later or bool(own[row])
                 own[row] = later
 
 
+def _first_open(rows: Sequence[int], done: bytearray) -> int:
+    """The place in ``rows`` of the first call that did not complete; their number if all did."""
+    first = done.find(0)  # of any group: most rows are before it
+    begin = bisect_left(rows, first) if first >= 0 else len(rows)
+    return next((at for at in range(begin, len(rows)) if not done[rows[at]]), len(rows))
+
+
 def _complete_pairs(
     dumps: Mapping[int, Dump],
-    keys: Mapping[int, Mapping[str, Key]],
-    apart: Mapping[int, list[int]],
+    keys: Keys,
+    apart: Mapping[int, Sequence[int]],
     done: dict[int, bytearray],
 ) -> None:
     """The same for sends and receives: the n-th send completed if there is an n-th receive.
@@ -194,7 +135,7 @@ def _complete_pairs(
 
 
 def _narrow(
-    of_rank: Mapping[int, _Track], done: Mapping[int, bytearray], start: dict[int, int]
+    of_rank: Mapping[int, Track], done: Mapping[int, bytearray], start: dict[int, int]
 ) -> None:
     """Moves each member's ``start`` back to its first row of interest on this group."""
     place = _interest(of_rank, done)
@@ -206,7 +147,7 @@ def _narrow(
             start[rank] = min(start.get(rank, track.rows[at]), track.rows[at])
 
 
-def _interest(of_rank: Mapping[int, _Track], done: Mapping[int, bytearray]) -> int | None:
+def _interest(of_rank: Mapping[int, Track], done: Mapping[int, bytearray]) -> int | None:
     """The first position at which members differ, did not complete or have ended, or None."""
     tracks = list(of_rank.values())
     if any(not track.steady for track in tracks):
@@ -216,9 +157,8 @@ def _interest(of_rank: Mapping[int, _Track], done: Mapping[int, bytearray]) -> i
     if len(ends) > 1:
         places.append(min(ends))
     for rank, track in of_rank.items():
-        own = done[rank]
-        open_ = next((i for i, row in enumerate(track.rows) if not own[row]), None)
-        if open_ is not None:
+        open_ = _first_open(track.rows, done[rank])
+        if open_ < len(track.rows):
             places.append(track.first + open_)
     longest = max(tracks, key=lambda track: len(track.rows))
     for track in tracks:
@@ -231,20 +171,15 @@ def _interest(of_rank: Mapping[int, _Track], done: Mapping[int, bytearray]) -> i
     return min(places, default=None)
 
 
-def _keep(
-    dumps: Mapping[int, Dump],
-    rows: Mapping[int, list[int]],
-    apart: Mapping[int, list[int]],
-    start: Mapping[int, int],
-    chosen: Chosen,
-) -> None:
+def _wanted(
+    dumps: Mapping[int, Dump], rank: int, split: Tracks, start: Mapping[int, int], chosen: Chosen
+) -> Sequence[int]:
+    """The rows of one rank from somewhat before its first place of interest."""
     share = max(4 * BEFORE, MOST // max(1, len(dumps)))
-    for rank, dump in dumps.items():
-        total, own = len(dump.kind), chosen.done[rank]
-        open_ = next((row for row in apart[rank] if not own[row]), total)
-        first = max(0, min(start.get(rank, total), open_) - BEFORE)
-        if total - first > share:
-            wanted = {*range(first, first + share // 2), *range(total - share // 2, total)}
-        else:
-            wanted = {*range(first, total)}
-        chosen.rows[rank] = sorted(row for row in rows[rank] if row in wanted)
+    total, apart = len(dumps[rank].kind), split.apart[rank]
+    open_ = _first_open(apart, chosen.done[rank])
+    first = min(start.get(rank, total), apart[open_] if open_ < len(apart) else total)
+    first = max(0, first - BEFORE)
+    if total - first <= share:
+        return range(first, total)
+    return [*range(first, first + share // 2), *range(total - share // 2, total)]

@@ -7,11 +7,11 @@ and weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moediag import protocol
+from moediag.records import dataclass
 from moediag.result import Cell, Table, TrialResult
 
 if TYPE_CHECKING:

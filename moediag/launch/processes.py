@@ -13,10 +13,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from moediag import protocol
+from moediag.records import dataclass
 
 ENV_LAUNCH = "MOEDIAG_LAUNCH"  # the marker: a token unique to one launch
 NEVER = -1

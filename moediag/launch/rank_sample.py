@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from moediag.errors import EvidenceError
 from moediag.evidence.model import ExitStatus, Stall
 from moediag.protocol import LAUNCH_FILE, read_json, write_json
+from moediag.records import dataclass
 
 SCHEMA_VERSION = 1
 

@@ -7,7 +7,6 @@ import subprocess
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from moediag import protocol
@@ -15,6 +14,7 @@ from moediag.errors import UsageError
 from moediag.launch import shutdown, watched
 from moediag.launch.capture import source_files
 from moediag.launch.processes import Family, Process
+from moediag.records import dataclass
 
 _POLL = 0.05
 _GRACES = (0.5, 1.0, 5.0)

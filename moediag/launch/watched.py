@@ -10,7 +10,6 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import moediag
@@ -18,6 +17,7 @@ from moediag import protocol
 from moediag.errors import MachineError, UsageError
 from moediag.launch.base import Running
 from moediag.launch.processes import ENV_LAUNCH, Family
+from moediag.records import dataclass
 
 PACKAGE = Path(moediag.__file__).parent
 INJECTED = PACKAGE / "ranks" / "inject" / "path"

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from moediag.protocol import (
     WrapperSpec,
     write_json,
 )
+from moediag.records import dataclass
 from moediag.result import FAILURES, Diagnosis
 from moediag.stacks import environment
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from moediag.evidence.model import Evidence
 from moediag.protocol import PlannedParameter, PlannedUnit
+from moediag.records import dataclass
 
 _EMBEDDING = ": embedding_rowwise"  # a rule of transformers' tensor parallel plans
 _MOMENTS = 2  # of AdamW, each as large as the parameter and in its dtype

@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from moediag.protocol import (
     attempt_folder,
     write_json,
 )
+from moediag.records import dataclass
 from moediag.result import FAILURES, Diagnosis
 from moediag.stacks import environment
 

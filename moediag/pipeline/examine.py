@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import moediag
-from moediag import hardware, judgement, protocol
+from moediag import hardware, protocol
 from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
 from moediag.pipeline import rows
 from moediag.protocol import TRIAL_FILE
+from moediag.records import dataclass
 from moediag.report.trace import Traced, traced
 from moediag.result import (
     Conclusion,
@@ -125,6 +126,8 @@ def _judged(path: Path) -> RunResult | None:
 def _again(result: RunResult, found: Mapping[str, tuple[str, TrialResult, Evidence]]) -> Examined:
     """Returns a judged run with its trials diagnosed again. Where that gives another answer, the
     trial is judged by it, and a note says so."""
+    from moediag import judgement  # judged runs are read more rarely than dumps
+
     trials = [_rejudged(trial, found) for trial in result.trials]
     same = all(n.diagnosis is o.diagnosis for n, o in zip(trials, result.trials, strict=True))
     conclusion = result.conclusion if same else judgement.conclude(trials)

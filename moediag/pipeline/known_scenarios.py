@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from moediag.axes import DP_SHARD
+from moediag.records import dataclass
 from moediag.scenario import catalogue
 from moediag.scenario.load import load
 from moediag.scenario.schema import Scenario

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moediag.axes import DP_SHARD
 from moediag.errors import UsageError
 from moediag.protocol import WayOutcome, build
+from moediag.records import dataclass
 
 REGISTER = Path(__file__).with_name("known.yaml")
 OF_LAYOUTS = ("layouts", "generate")  # relations whose ways are layouts

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from moediag import judgement
 from moediag.errors import StackError
 from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
 
@@ -42,6 +41,8 @@ def planned_row(
     evidence: str = "",
 ) -> TrialResult:
     """Returns the result of a planned trial, compared with the plan's expectation."""
+    from moediag import judgement  # a diagnosis alone needs none
+
     if planned.note:
         diagnosis = dataclasses.replace(diagnosis, notes=(planned.note, *diagnosis.notes))
     backend, expected = planned.trial.backend, planned.expected

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -36,6 +36,7 @@ from moediag.launch.settings import LaunchOptions, Progress
 from moediag.pipeline import rows
 from moediag.pipeline.observer import Observer, glance
 from moediag.protocol import CostTask, Outcome, ReferenceTask, ResumeTask, outcome_file, output_file
+from moediag.records import dataclass
 from moediag.result import Seconds, TrialResult, Verdict, wording
 from moediag.scenario.plan import Plan, PlannedTrial
 from moediag.stacks import environment

@@ -12,7 +12,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from moediag.errors import ExitCode
@@ -25,6 +25,7 @@ from moediag.pipeline.examine import result_of
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
 from moediag.protocol.measured import MEASURED_ENOUGH, coarsest_dtype
+from moediag.records import dataclass
 from moediag.result import FAILURES, RunResult, TrialResult, Verdict
 
 REFERENCES = ("reference-1", "reference-2", "reference-rounded")

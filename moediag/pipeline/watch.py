@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,7 @@ from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.live_laws import LiveLaws
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Trial, WatchTask, read_json
+from moediag.records import dataclass
 from moediag.result import FAILURES, Conclusion, RunResult, Seconds, TrialResult
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"

@@ -13,91 +13,12 @@ nothing it had recorded) and keeps ``rank-N.heartbeat``, a small memory-mapped r
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from moediag.protocol.events import (
-    EVENT_KINDS,
-    LAW_KINDS,
-    OPS,
-    Heartbeat,
-)
-from moediag.protocol.files import (
-    AGENT_EVENTS,
-    CHECKED_FILE,
-    ENV_ATTEMPT,
-    ENV_EVIDENCE,
-    ENV_GUARD,
-    ENV_GUARD_TIMEOUT,
-    ENV_JOB,
-    ENV_LAWS,
-    ENV_MAIN_THREAD,
-    ENV_PACKAGE,
-    ENV_PARENT,
-    ENV_RANK_PID,
-    ENV_SEGMENT,
-    ENV_SIMULATE,
-    ENV_TRIAL,
-    ENV_WATCH,
-    FAMILIES_FILE,
-    GUARD_TIMEOUT,
-    LAUNCH_FILE,
-    LAUNCHER_LOG,
-    LINK_FILE,
-    NODES_FILE,
-    NODES_FOLDER,
-    NOT_RECORDED_FILE,
-    PULSE_FILE,
-    RELATION_FILE,
-    RELEASE_FILE,
-    ROOT_FILES,
-    SUSCEPTIBILITY_FILE,
-    TRIAL_FILE,
-    WANT_FILE,
-    WATCHDOG_DUMPS,
-    WATCHDOG_PIPES,
-    alone_file,
-    attempt_folder,
-    dump_request_file,
-    error_file,
-    events_file,
-    executed_file,
-    flight_file,
-    heartbeat_file,
-    job_file,
-    laws_file,
-    older_events_file,
-    older_laws_file,
-    outcome_file,
-    output_file,
-    pid_file,
-    simulated_file,
-    stacks_file,
-    watchdog_dump,
-)
-from moediag.protocol.process_start import (
-    start_time,
-    stat_fields,
-)
-from moediag.protocol.programs import (
-    PROGRAMS,
-    program_options,
-)
-from moediag.protocol.stored import (
-    SCHEMA_VERSION,
-    build,
-    open_stored,
-    parse_json,
-    read_json,
-    read_stored,
-    write_json,
-    write_text,
-)
-from moediag.protocol.user_code import (
-    in_libraries,
-    innermost_user,
-    is_moediag,
-)
-
-# Modules of dataclasses, which take longer to make than the rest of a short command.
-_LATER = ("specs", "tasks", "trial", "outcome", "relations", "measured", "checked")
+# In this order they are searched for a name. The modules of dataclasses are last: they take longer
+# to import than the rest of a short command.
+_MODULES = (
+    "user_code", "files", "programs", "process_start", "stored", "events",
+    "specs", "tasks", "trial", "outcome", "relations", "measured", "checked",
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from moediag.protocol.checked import (
@@ -112,6 +33,65 @@ if TYPE_CHECKING:
         PlannedUnit,
         SimulatedCase,
         SimulatedRank,
+    )
+    from moediag.protocol.events import (
+        EVENT_KINDS,
+        LAW_KINDS,
+        OPS,
+        Heartbeat,
+    )
+    from moediag.protocol.files import (
+        AGENT_EVENTS,
+        CHECKED_FILE,
+        ENV_ATTEMPT,
+        ENV_EVIDENCE,
+        ENV_GUARD,
+        ENV_GUARD_TIMEOUT,
+        ENV_JOB,
+        ENV_LAWS,
+        ENV_MAIN_THREAD,
+        ENV_PACKAGE,
+        ENV_PARENT,
+        ENV_RANK_PID,
+        ENV_SEGMENT,
+        ENV_SIMULATE,
+        ENV_TRIAL,
+        ENV_WATCH,
+        FAMILIES_FILE,
+        GUARD_TIMEOUT,
+        LAUNCH_FILE,
+        LAUNCHER_LOG,
+        LINK_FILE,
+        NODES_FILE,
+        NODES_FOLDER,
+        NOT_RECORDED_FILE,
+        PULSE_FILE,
+        RELATION_FILE,
+        RELEASE_FILE,
+        ROOT_FILES,
+        SUSCEPTIBILITY_FILE,
+        TRIAL_FILE,
+        WANT_FILE,
+        WATCHDOG_DUMPS,
+        WATCHDOG_PIPES,
+        alone_file,
+        attempt_folder,
+        dump_request_file,
+        error_file,
+        events_file,
+        executed_file,
+        flight_file,
+        heartbeat_file,
+        job_file,
+        laws_file,
+        older_events_file,
+        older_laws_file,
+        outcome_file,
+        output_file,
+        pid_file,
+        simulated_file,
+        stacks_file,
+        watchdog_dump,
     )
     from moediag.protocol.measured import (
         ENV_MEASURE,
@@ -135,6 +115,14 @@ if TYPE_CHECKING:
         StepReplicas,
         Susceptibility,
     )
+    from moediag.protocol.process_start import (
+        start_time,
+        stat_fields,
+    )
+    from moediag.protocol.programs import (
+        PROGRAMS,
+        program_options,
+    )
     from moediag.protocol.relations import (
         CONDITIONS,
         EARLIER_CHECKPOINT,
@@ -153,6 +141,16 @@ if TYPE_CHECKING:
         Starve,
         StepSpec,
         WrapperSpec,
+    )
+    from moediag.protocol.stored import (
+        SCHEMA_VERSION,
+        build,
+        open_stored,
+        parse_json,
+        read_json,
+        read_stored,
+        write_json,
+        write_text,
     )
     from moediag.protocol.tasks import (
         TRAINER_KINDS,
@@ -176,11 +174,16 @@ if TYPE_CHECKING:
         task_fields,
     )
     from moediag.protocol.trial import Trial
+    from moediag.protocol.user_code import (
+        in_libraries,
+        innermost_user,
+        is_moediag,
+    )
 else:
 
     def __getattr__(name: str) -> Any:
-        """Imports the modules in ``_LATER`` as far as the one that defines ``name``."""
-        for module in _LATER if name in __all__ else ():
+        """Imports the modules in ``_MODULES`` as far as the one that defines ``name``."""
+        for module in _MODULES if name in __all__ else ():
             found = vars(import_module(f"{__name__}.{module}"))
             if name in found:
                 globals()[name] = found[name]

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os.path
 import re
 from functools import lru_cache
-from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import List, Optional, Sequence
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d[\d.]*[/\\]")
 # Python names these frames after no file; the user may have typed the code behind them.
@@ -22,7 +24,7 @@ _ONLY_TORCH = re.compile(
     r"(.*[/\\]torch[/\\])(?:distributed/(?:distributed_c10d|c10d_logger)|autograd/(?:__init__|graph)"
     r"|nn/modules/module|utils/(?:_contextlib|data/dataloader)|_dynamo/eval_frame|_ops|_tensor)\.py$"
 )
-_MOEDIAG = Path(__file__).parents[1]
+_MOEDIAG = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - imports less than pathlib
 
 
 def innermost_user(files: Sequence[str], folders: Sequence[str] = ()) -> Optional[int]:
@@ -55,7 +57,7 @@ def is_moediag(file: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_module(path: str) -> bool:
-    return path.endswith(".py") and os.path.isfile(_MOEDIAG / path)  # noqa: PTH113 - no file has an endless name
+    return path.endswith(".py") and os.path.isfile(f"{_MOEDIAG}/{path}")  # noqa: PTH113 - no file has an endless name
 
 
 def _generated(file: str) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from moediag.records import dataclass
 from moediag.reference.word_entry import Entry
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import ModuleType
 
+from moediag.records import dataclass
 from moediag.result import chart_data, diagnosis, run_result, table
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from moediag.records import dataclass
 
 Kind = Literal["verdict", "law", "scenario", "option", "exit code"]
 

@@ -6,8 +6,8 @@ Pure: turns a result into words; each view does its own layout.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from moediag.records import dataclass
 from moediag.report import again
 from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats

@@ -7,9 +7,10 @@ fails where the unfixed code is clean) and what gets one row. Tables are always 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moediag.errors import ExitCode
+from moediag.records import dataclass
 from moediag.report.finding import Finding, broken, finding_of, unfixed_clean
 from moediag.result import (
     FAILURES,

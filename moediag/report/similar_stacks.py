@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
+
+from moediag.records import dataclass
 
 ALIKE = 0.7  # minimum share of equal frames, by function and file, to group stacks
 _MOST_COMPARED = 64  # different stacks that are compared; beyond that they are not grouped

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from moediag.records import dataclass
 from moediag.report.text_layout import Line, indented, labelled, wrap
 from moediag.result import Cell, Table, TrialResult, wording
 

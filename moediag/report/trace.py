@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from moediag.evidence.model import Collective, Evidence, RankEvidence
+from moediag.records import dataclass
 from moediag.result import FirstDivergence, TrialResult
 
 Event = dict[str, Any]

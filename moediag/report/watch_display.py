@@ -15,10 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moediag.records import dataclass
 from moediag.report import stderr
 from moediag.report.printable import printable
 from moediag.result import FAILURES, wording

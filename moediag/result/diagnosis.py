@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from moediag.records import dataclass
 from moediag.result.chart_data import ExpertTokens, LayerError, TimedRank
 from moediag.result.table import Table
 from moediag.result.verdicts import Confidence, Verdict

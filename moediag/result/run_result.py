@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from moediag.protocol import write_json
+from moediag.records import dataclass
 from moediag.result.diagnosis import Diagnosis
 from moediag.result.table import Table
 from moediag.result.verdicts import Confidence, Verdict

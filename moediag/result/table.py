@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from moediag.records import dataclass
 
 # An int is a count, a float a measured number, None is "not measured"; a bool is yes or no.
 Cell = str | bool | int | float | None

@@ -6,10 +6,10 @@ import difflib
 import importlib.resources
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from moediag.errors import ScenarioError
+from moediag.records import dataclass
 
 _SUFFIXES = (".yaml", ".yml")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from moediag.records import dataclass
 
 SHARED = "shared-gpu"  # several ranks on one GPU: gloo, which accepts CUDA tensors
 SHARED_NCCL = "shared-gpu-nccl"  # the same with NCCL, if it allows that

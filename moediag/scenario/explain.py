@@ -6,11 +6,11 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from moediag.records import dataclass
 from moediag.scenario.schema import json_schema
 from moediag.scenario.source import KeyPath, dotted, nearest
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ast
 import importlib.resources
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
+
+from moediag.records import dataclass
 
 if TYPE_CHECKING:
     from moediag.scenario.schema import Variant

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from moediag.axes import AXES, WORLD, Layout
@@ -31,6 +30,7 @@ from moediag.protocol import (
     WrapperSpec,
     program_options,
 )
+from moediag.records import dataclass
 from moediag.scenario import devices
 from moediag.scenario.fixes import described
 from moediag.scenario.schema import Expectation, Scenario

@@ -9,12 +9,12 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moediag.errors import StackError
 from moediag.protocol import write_json
+from moediag.records import dataclass
 from moediag.stacks import interpreter
 
 ENV_CACHE = "MOEDIAG_CACHE"

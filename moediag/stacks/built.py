@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from moediag.errors import UsageError
+from moediag.records import dataclass
 from moediag.stacks import construct
 from moediag.stacks.base import cache_root
 

@@ -14,13 +14,14 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moediag.errors import NoEnvironments, NoSuchRelease, StackError
 from moediag.protocol import write_json
+from moediag.records import dataclass
 from moediag.stacks import construct
 from moediag.stacks.base import ENV_CACHE, Base, cache_root, current_base
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
+from moediag.records import dataclass
 from moediag.stacks.indexes import IndexConfig, redacted
 
 if TYPE_CHECKING:

@@ -11,9 +11,11 @@ import configparser
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+
+from moediag.records import dataclass
 
 PYPI = "https://pypi.org/simple"
 ENV_WHEELS = "MOEDIAG_WHEELS"  # folder made by `moediag stacks build --out`; disables the network

@@ -20,13 +20,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.protocol import write_json
+from moediag.records import dataclass
 from moediag.stacks import releases, resolve, uv
 from moediag.stacks.base import Base, cache_root, current_base
 from moediag.stacks.construct import normalise

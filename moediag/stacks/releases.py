@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import functools
 import sys
-from dataclasses import dataclass
 from datetime import datetime
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -18,6 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from moediag.errors import NoEnvironments, NoSuchRelease
+from moediag.records import dataclass
 from moediag.stacks.index_pages import IndexFile, Unreachable, read_index, read_links
 from moediag.stacks.indexes import IndexConfig, read_config
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from packaging.version import Version
 
 from moediag.errors import StackError
+from moediag.records import dataclass
 from moediag.stacks import releases, uv
 from moediag.stacks.base import NEWEST, Base
 from moediag.stacks.indexes import IndexConfig

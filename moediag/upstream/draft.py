@@ -9,9 +9,10 @@ fit is to be attached.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from moediag.errors import UsageError
+from moediag.records import dataclass
 from moediag.report.finding import finding_of
 from moediag.report.markdown import LIMIT, fenced
 from moediag.report.terminal import finding_lines

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moediag import hardware
 from moediag.errors import MoediagError, UsageError
+from moediag.records import dataclass
 from moediag.report import again
 from moediag.result import RunResult, TrialResult
 from moediag.result.run_result import SCENARIO_FILE

@@ -13,13 +13,14 @@ import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import moediag
 from moediag import hardware
 from moediag.errors import StackError
+from moediag.records import dataclass
 from moediag.stacks import environment
 from moediag.stacks.base import cache_root
 from moediag.stacks.environment import Stack

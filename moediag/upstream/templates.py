@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
 

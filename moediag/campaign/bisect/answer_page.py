@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from moediag.campaign.bisect.beyond import Beyond
 from moediag.campaign.bisect.probe_verdict import ProbeVerdict, describe
 from moediag.campaign.bisect.search.answer import Answer, Boundary, Status
 from moediag.campaign.bisect.timeline import ProbeRecord, timeline
+from moediag.records import dataclass
 from moediag.result import wording
 from moediag.result.wording import plural
 

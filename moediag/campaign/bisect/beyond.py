@@ -3,13 +3,13 @@ Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from moediag.campaign.bisect.commits.commit_answer import CommitAnswer
 from moediag.campaign.bisect.companions.companion_answer import CompanionAnswer
 from moediag.campaign.bisect.suspects import suspects
 from moediag.campaign.bisect.suspects.suspects import Attribution
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

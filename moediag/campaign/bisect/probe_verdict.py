@@ -7,9 +7,9 @@ move a bound of the search. Other verdicts are only reported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from packaging.utils import canonicalize_name
 
@@ -17,6 +17,7 @@ from moediag.campaign.bisect.search.search import Options
 from moediag.campaign.bisect.signature_match import Match
 from moediag.campaign.engine import Header
 from moediag.errors import UsageError
+from moediag.records import dataclass
 from moediag.scenario.plan import BACKENDS, Plan, PlannedTrial, plan
 from moediag.scenario.schema import Scenario, Variant
 from moediag.scenario.source import nearest as like

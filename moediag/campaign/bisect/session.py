@@ -6,7 +6,6 @@ import contextlib
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.executors import HERE, Choice
 from moediag.errors import MoediagError
 from moediag.protocol import write_json
+from moediag.records import dataclass
 from moediag.report.printable import printable
 from moediag.result import RESULT_FILE
 from moediag.scenario import devices

@@ -16,11 +16,12 @@ trials that were not applicable or inconclusive say nothing about the release.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, other, skip
 from moediag.campaign.bisect.search.rates import Rate, combined
 from moediag.errors import ExitCode, MoediagError
+from moediag.records import dataclass
 from moediag.result import FAILURES, Role, TrialResult, Verdict
 from moediag.result.verdicts import StrEnum
 

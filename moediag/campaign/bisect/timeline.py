@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from packaging.version import Version
 
 from moediag.campaign.bisect.probe_verdict import ProbeVerdict
+from moediag.records import dataclass
 
 _SHOWN = 3  # up to this many equal neighbours are all shown
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moediag.pipeline.observer import Silent
+from moediag.records import dataclass
 from moediag.report import stderr
 from moediag.report.printable import printable
 from moediag.result import wording

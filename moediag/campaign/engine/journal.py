@@ -13,7 +13,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +21,7 @@ import moediag
 from moediag.campaign.engine import journal_file
 from moediag.errors import EvidenceError, UsageError
 from moediag.pipeline.run_folder import run_folder
+from moediag.records import dataclass
 
 JOURNAL_FILE = "journal.jsonl"
 SCHEMA_VERSION = 2

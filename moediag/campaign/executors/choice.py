@@ -6,13 +6,14 @@ import contextlib
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from moediag.campaign.executors import ray_tasks, slurm
 from moediag.campaign.executors.executor import Executor
 from moediag.campaign.executors.remote import Remote
 from moediag.errors import MachineError, UsageError
+from moediag.records import dataclass
 
 LOCAL = "local"
 RAY = "ray"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 from moediag.errors import MoediagError
+from moediag.records import dataclass
 
 
 class Lost(Exception):

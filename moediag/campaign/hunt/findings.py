@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from moediag.campaign.hunt.pursued import Pursued
 from moediag.pipeline.register import Entry
 from moediag.protocol import ListedFamily, RelationOutcome, WayOutcome, build
+from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
 Key = tuple[str, str]  # family, relation

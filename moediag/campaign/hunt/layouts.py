@@ -8,7 +8,7 @@ how the ranks ended.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, field
 from typing import Any
 
 from moediag.axes import DP_REPLICATE, DP_SHARD, EP, TP
@@ -27,6 +27,7 @@ from moediag.protocol import (
     Trial,
     WrapperSpec,
 )
+from moediag.records import dataclass
 
 RANKS = 2
 SCENARIO = "hunt"

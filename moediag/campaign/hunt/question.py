@@ -6,13 +6,14 @@ import dataclasses
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from packaging.version import Version
 
 from moediag.campaign.engine import Header
 from moediag.errors import NoSuchRelease, UsageError
 from moediag.protocol import ListedFamily, ReleaseListing
+from moediag.records import dataclass
 from moediag.stacks import releases as index
 from moediag.stacks.environment import Stack
 

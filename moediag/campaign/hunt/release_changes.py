@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from moediag.campaign.hunt.findings import Finding, Hunt, HuntCell, Key, group
 from moediag.protocol import WayOutcome
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

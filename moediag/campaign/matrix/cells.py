@@ -8,7 +8,7 @@ place can have both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from packaging.version import Version
@@ -16,6 +16,7 @@ from packaging.version import Version
 from moediag.campaign.bisect.probe_verdict import Kind
 from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.protocol import Susceptibility
+from moediag.records import dataclass
 from moediag.result import Verdict, wording
 from moediag.result.verdicts import StrEnum
 

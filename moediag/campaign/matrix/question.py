@@ -7,7 +7,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -21,6 +21,7 @@ from moediag.campaign.engine import Header
 from moediag.campaign.matrix.work import Way
 from moediag.errors import UsageError
 from moediag.families import FAMILIES
+from moediag.records import dataclass
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.scenario.schema import Scenario

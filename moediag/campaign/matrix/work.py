@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from packaging.version import Version
 
 from moediag.campaign.matrix.cells import COULD_NOT_RUN, Cell, Key, Mode, ordered
+from moediag.records import dataclass
 from moediag.result import Verdict
 from moediag.result.verdicts import StrEnum
 

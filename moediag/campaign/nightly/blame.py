@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from moediag.campaign.nightly.changes import Compared
 from moediag.campaign.nightly.night import Entry
 from moediag.campaign.nightly.tracks import PACKAGES
 from moediag.errors import Interrupted, MoediagError
+from moediag.records import dataclass
 from moediag.result import Role
 from moediag.scenario import devices
 

@@ -6,9 +6,9 @@ Nights in which a variant could not be judged are skipped: they neither end nor 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from moediag.campaign.nightly.night import Entry, Night, State
+from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
 NIGHTS = 7  # contradicting verdicts on one stack within this many nights are flaky

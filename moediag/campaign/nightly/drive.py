@@ -7,7 +7,6 @@ import dataclasses
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from moediag.campaign.run import digest
 from moediag.campaign.sweep.shared_runs import Runs
 from moediag.errors import ExitCode, Interrupted
 from moediag.launch.settings import LaunchOptions
+from moediag.records import dataclass
 from moediag.result import RunResult, read_result
 from moediag.scenario import devices
 from moediag.scenario.plan import Plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
@@ -11,6 +10,7 @@ from moediag.campaign.nightly.night import Job, Night
 from moediag.campaign.nightly.tracks import Track
 from moediag.campaign.sweep.session import ranks_for
 from moediag.errors import LayoutError, MoediagError
+from moediag.records import dataclass
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
 SCHEMA_VERSION = 1

@@ -7,11 +7,12 @@ the table of everything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from moediag.campaign.nightly.blame import Blame
 from moediag.campaign.nightly.changes import Change, Compared
 from moediag.campaign.nightly.night import Entry, Found, Hunted, Job, Night, State
+from moediag.records import dataclass
 from moediag.report.text_layout import Line, indented, labelled
 from moediag.result import wording
 

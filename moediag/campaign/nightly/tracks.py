@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from moediag.errors import MoediagError, UsageError
+from moediag.records import dataclass
 from moediag.stacks import releases as index
 
 PINNED, NEWEST, PRE = "pinned", "newest", "pre"

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 
 import moediag
@@ -22,6 +22,7 @@ from moediag.campaign.sweep.shared_runs import Runs
 from moediag.campaign.sweep.summary import Row, Sweep
 from moediag.errors import ExitCode, LayoutError, MoediagError
 from moediag.launch.settings import LaunchOptions
+from moediag.records import dataclass
 from moediag.result import wording
 from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
 from moediag.campaign import run as runner
@@ -14,6 +13,7 @@ from moediag.errors import DiskFull, ExitCode, Interrupted, MoediagError, says_d
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import TrialOptions, in_order
+from moediag.records import dataclass
 from moediag.report import page
 from moediag.result import RunResult
 from moediag.scenario.plan import Plan

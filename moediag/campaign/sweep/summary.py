@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moediag.errors import ExitCode
 from moediag.protocol import write_json
+from moediag.records import dataclass
 from moediag.report.terminal import WIDEST, show
 from moediag.report.text_layout import Line, columns, labelled
 from moediag.result import Effect, RunResult, wording

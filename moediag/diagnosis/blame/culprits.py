@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from moediag.diagnosis.schedules import matching
@@ -29,6 +29,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.starvation import Starved, Tokens, experts_of
 from moediag.diagnosis.schedules.usual_order import Departure, departures
 from moediag.evidence.model import Collective, Condition, Evidence
+from moediag.records import dataclass
 
 Parameters = tuple[str, ...]
 

@@ -9,10 +9,10 @@ rank that stopped earlier decided nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Decision, Evidence
+from moediag.records import dataclass
 from moediag.result import Table
 from moediag.result.wording import plural, ranks
 

@@ -8,7 +8,7 @@ singles that rank out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.blame.nodes import open_call
@@ -17,6 +17,7 @@ from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.surplus import place
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence, RankEvidence
+from moediag.records import dataclass
 
 # What may name a rank less surely than the program's own condition.
 _WEAKER = ("none", "habit", "plurality")

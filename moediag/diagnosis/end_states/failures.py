@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from moediag.evidence.model import UNTOLD, Evidence, RankError, RankEvidence
+from moediag.records import dataclass
 
 # Messages of communication libraries when a peer is gone or sent something else.
 _COMMUNICATION = re.compile(

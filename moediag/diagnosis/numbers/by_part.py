@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 from moediag.result import Table
 from moediag.result.wording import plural
 

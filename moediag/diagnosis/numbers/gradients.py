@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 if TYPE_CHECKING:
     from moediag.protocol import Outcome

@@ -7,7 +7,6 @@ before gradients, and gradients before the optimizer's state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from moediag.diagnosis.numbers.law_splits import (
@@ -23,6 +22,7 @@ from moediag.diagnosis.numbers.law_splits import (
 )
 from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, REDUCED
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

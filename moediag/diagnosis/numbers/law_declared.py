@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 
 from moediag.evidence.law_model import DeclaredTensor
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 _ENOUGH = 2  # steps
 _LARGE = 0.2  # of the norm; no rounding makes such a difference

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from moediag.evidence.law_model import (
@@ -17,6 +16,7 @@ from moediag.evidence.law_model import (
     LawCheck,
 )
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 _ENOUGH = 3  # checked steps
 _MOST_NAMES = 20  # that a check lists

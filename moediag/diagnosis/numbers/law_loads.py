@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from moediag.evidence.law_model import PART, Load, RankLaws
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

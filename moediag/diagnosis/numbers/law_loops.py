@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite
 
 from moediag.evidence.law_model import Cleared, ClipNorm, Mode, ModeChange, RankLaws
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 _ENOUGH = 2  # records on each rank
 _STEPS = 3  # checked steps, or steps in evaluation mode

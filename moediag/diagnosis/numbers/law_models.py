@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from moediag.diagnosis.numbers.law_splits import checks_of
 from moediag.evidence.law_model import NO_GRADIENT, LawCheck, ModelState
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 _ENOUGH = 3  # checked steps
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 from moediag.evidence.law_model import ModelInputs, SameOrder
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
 _CONSTANT = 3  # steps with the same values

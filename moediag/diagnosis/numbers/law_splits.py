@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import isfinite
 
 from moediag.evidence.law_model import LawCheck, LawPiece
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 PARAMETERS, HYPER, GRADIENTS, STATE = "parameters", "hyperparameters", "gradients", "state"
 LOSS_SCALE = "loss_scale"  # the number of an optimizer whose steps a GradScaler makes

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 from moediag.result import Cell, Table
 
 TABLE = "Metrics as each rank reports them, and in a single process"

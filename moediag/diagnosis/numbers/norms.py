@@ -6,10 +6,10 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.gradients import number
+from moediag.records import dataclass
 
 if TYPE_CHECKING:
     from moediag.protocol import Outcome, Replica, Sketch, StepReplicas

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 from moediag.result.verdicts import RATE, UPDATES, WEIGHTS
 from moediag.result.wording import error_size, listed, plural, ranks
 

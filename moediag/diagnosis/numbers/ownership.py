@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.expert_holders import (
@@ -19,6 +18,7 @@ from moediag.diagnosis.numbers.expert_holders import (
     numbers,
 )
 from moediag.evidence.model import Evidence, HeldWeights
+from moediag.records import dataclass
 from moediag.result.wording import listed, plural, ranks
 
 if TYPE_CHECKING:

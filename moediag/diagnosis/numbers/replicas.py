@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers import norms
 from moediag.diagnosis.numbers.gradients import number
 from moediag.diagnosis.numbers.norms import NormScope, WrongNorm
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 if TYPE_CHECKING:
     from moediag.protocol import Outcome, Replica, Sketch

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.expert_holders import numbers
 from moediag.diagnosis.numbers.lost_in_resume import by, by_parameter, listed, most, what_is_lost
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 from moediag.result import Cell, Confidence, Table, Verdict
 from moediag.result.wording import error_size, plural
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moediag.axes import AXES
@@ -18,6 +18,7 @@ from moediag.diagnosis.numbers import by_part, norms
 from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 from moediag.result import Cell, Table
 from moediag.result.wording import error_size
 

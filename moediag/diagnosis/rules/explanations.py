@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from moediag.diagnosis.rules import signature
 from moediag.diagnosis.rules.order import RULES, Detector
+from moediag.records import dataclass
 from moediag.result import Confidence, Verdict
 
 MEANINGS = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 from moediag.result import Confidence
 
 

@@ -7,11 +7,10 @@ queued earlier, perhaps by another layer. Both positions are reported, each with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, RankEvidence
 from moediag.evidence.rank_stacks import in_collective, waits_for_device
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules import matching
@@ -18,6 +18,7 @@ from moediag.diagnosis.schedules.align import Aligned, Channel, Schedule
 from moediag.diagnosis.schedules.device_frontier import standing
 from moediag.diagnosis.schedules.replay import Event, Replay, circles
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

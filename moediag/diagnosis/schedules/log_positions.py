@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moediag.evidence.log_reports import group_size
 from moediag.evidence.model import Report
+from moediag.records import dataclass
 
 #: Messages that tell a position.
 KINDS = ("timeout", "status", "signal")

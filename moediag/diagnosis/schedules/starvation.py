@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 
 _EXPERT = re.compile(r"^(?P<layer>.+)\.experts\.(?P<expert>\d+)(?:\.|$)")
 _NUMBER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?=\.|$)")

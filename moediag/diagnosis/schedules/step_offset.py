@@ -7,10 +7,9 @@ gradients of different steps are added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from moediag.diagnosis.schedules.align import Aligned, Schedule
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 from moediag.result.wording import ranks
 
 

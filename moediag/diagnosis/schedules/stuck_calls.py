@@ -7,7 +7,6 @@ call that completed (or began) on most members' devices but not on a few.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from moediag.diagnosis.schedules.align import Aligned
 from moediag.diagnosis.schedules.device_frontier import Standing, is_known, standing
@@ -15,6 +14,7 @@ from moediag.diagnosis.schedules.matching import ROOTED
 from moediag.diagnosis.schedules.replay import Event
 from moediag.diagnosis.schedules.usual_order import departed
 from moediag.evidence.model import Collective, Evidence, Group
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

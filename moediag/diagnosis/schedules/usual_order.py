@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+from moediag.records import dataclass
 
 SHARED = 6  # calls before, equal on ranks that go the same way
 SEEN_OFTEN = 3

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.diagnosis.numbers.replicas import GRADIENTS, ReplicaFacts
 from moediag.evidence.model import Evidence
+from moediag.records import dataclass
 from moediag.result import Cell, Table
 
 LOSS, REPLICAS, ROUTER, INPUT, OTHERS = "loss", "replicas", "router", "input", "others"

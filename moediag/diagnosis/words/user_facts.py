@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from moediag.diagnosis.words.calls import first_few
 from moediag.evidence.model import BatchCount, Evidence
+from moediag.records import dataclass
 from moediag.result.wording import ranks
 
 _MESSAGE = 120  # characters

@@ -19,13 +19,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from moediag import protocol
 from moediag.launch.capture import source_files, worker_stacks
 from moediag.launch.processes import Process, catches
+from moediag.records import dataclass
 
 CAPTURE_FOLDER = "capture"
 TAIL_LINES = 50

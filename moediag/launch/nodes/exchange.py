@@ -6,11 +6,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from moediag.launch.nodes.shared_folder import SharedFolder
 from moediag.launch.nodes.status import Pulse
+from moediag.records import dataclass
 
 PERIOD = 0.5  # seconds between two pulses of a job on a few nodes
 _PER_NODE = 0.05  # seconds more per node: every node reads all others

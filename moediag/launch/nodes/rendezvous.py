@@ -13,12 +13,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 from moediag.errors import NodeLost, UsageError
 from moediag.protocol import build, read_json, write_json
+from moediag.records import dataclass
 
 FIRST = 180.0  # seconds that the others get to start: a person types a command on each
 PERIOD = 0.5  # seconds between two writes

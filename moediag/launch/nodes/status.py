@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from moediag.launch.rank_sample import RankSample
+from moediag.records import dataclass
 
 SCHEMA_VERSION = 1
 KEY = re.compile(r"[0-9a-f]{8,64}")  # of a node, and of a job

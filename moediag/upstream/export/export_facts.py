@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from packaging.version import Version
@@ -12,6 +11,7 @@ from packaging.version import Version
 from moediag.axes import DP_SHARD, EP, Layout
 from moediag.families import FAMILIES
 from moediag.protocol import ProgramTask, StepSpec, StepTask, TrainerTask, Trial
+from moediag.records import dataclass
 from moediag.scenario.plan import PlannedTrial
 
 FIXES = ("set-reduce-scatter-unused-params", "touch")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import moediag
 from moediag.errors import UsageError
+from moediag.records import dataclass
 from moediag.upstream.export.flat_program import ROOT, flat
 from moediag.upstream.export.write_file import literal
 

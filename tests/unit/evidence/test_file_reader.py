@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,13 @@ def test_every_truncation_is_refused() -> None:
 def test_a_negative_length_is_refused() -> None:
     with pytest.raises(Refused):
         plain_data(b"\x80\x02\x8b" + struct.pack("<i", -5) + b".")
+
+
+def test_the_reader_imports_little() -> None:
+    """It is started for each core, and an import takes as long as hundreds of entries."""
+    code = "import sys; from moediag.evidence import file_reader; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert not {"dataclasses", "json", "pathlib", "inspect", "subprocess"} & {*done.stdout.split()}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moediag.evidence import flight_dump, flight_entries
+from moediag.evidence import flight_dump, flight_kinds
 from moediag.evidence.flight_calls import COMPLETED, SCHEDULED, STARTED, Dump, NoDump
 from moediag.evidence.flight_dump import read
 from moediag.evidence.flight_names import plain_dtype, plain_op, user_site
@@ -213,7 +215,7 @@ def test_limits_are_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_dump, "MAX_ENTRIES", 2)
     with pytest.raises(NoDump, match="at most 2"):
         read(dump(entry(0, 1), entry(1, 2), entry(2, 3)))
-    monkeypatch.setattr(flight_entries, "_MAX_SHAPES", 10)
+    monkeypatch.setattr(flight_kinds, "_MAX_SHAPES", 10)
     with pytest.raises(NoDump, match="more tensors"):
         read(dump(entry(0, 1, input_sizes=[[1]] * 20)))
     monkeypatch.setattr(flight_dump, "_MAX_MEMBERS", 5)
@@ -221,3 +223,45 @@ def test_limits_are_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     raw["pg_config"]["0"]["ranks"] = list(range(6))
     with pytest.raises(NoDump, match="more members"):
         read(raw)
+
+
+FRAMES = [{"name": "step", "filename": "/job/train.py", "line": 3}]
+VALUES = {
+    "profiling_name": ["nccl:all_gather", "nccl:send 0->1", 5, BOMB],
+    "process_group": [("1", "tp"), ["0", "default_pg"], ("0", "other"), ("0",), BOMB, ("2", BOMB)],
+    "input_sizes": [[[8]], [[2], [4]], [], [[2, BOMB]], BOMB, {(8,): BOMB}],
+    "input_dtypes": [["Half"], [], ["Float", "Half"], [BOMB]],
+    "output_dtypes": [["Half"], []],
+    "frames": [FRAMES, copy.deepcopy(FRAMES), [{"line": BOMB}], [5], None],
+    "collective_seq_id": [None, BOMB],
+    "record_id": [0, 50, "1", BOMB],
+    "time_created_ns": [None, 1 << 70, 1.5, BOMB],
+}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_followed_before_does_not_change_what_an_entry_means(seed: int) -> None:
+    """Entries are recognized by those before them. Each alone gives the same kind."""
+    chance = random.Random(seed)
+    program = [{"input_sizes": [[8]], "frames": FRAMES}, {"input_sizes": [[16]], "frames": []}]
+    entries = [entry(n, n + 1, **copy.deepcopy(program[n % 2])) for n in range(30)]
+    for changed in chance.sample(entries, 8):
+        name = chance.choice([*VALUES])
+        changed[name] = copy.copy(chance.choice(VALUES[name]))
+    made = read(dump(*entries))
+    alone = [read(dump(one)) for one in entries]
+    kinds = [one.kinds[one.kind[0]] for one in alone if one.kind]
+    assert made.unreadable == sum(one.unreadable for one in alone)
+    assert [made.kinds[number] for number in made.kind] == kinds
+    assert [*made.created] == [one.created[0] for one in alone if one.kind]
+
+
+def test_a_dump_leaves_nothing_for_the_garbage_collector() -> None:
+    raw = dump(*(entry(n, n + 1, frames=FRAMES, input_sizes=[[n % 3]]) for n in range(20)))
+    gc.collect()
+    gc.disable()  # as in the process that reads pickles, which would keep each dump
+    try:
+        read(raw)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -8,10 +8,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from moediag.errors import StackError, UsageError
+from moediag.records import dataclass
 
 ABBREVIATED = 10  # characters of a commit hash
 _GITS_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from moediag.campaign.bisect.probe_verdict import describe
 from moediag.campaign.bisect.search.answer import Answer, Boundary, Status
+from moediag.records import dataclass
 from moediag.result.wording import plural
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from moediag.campaign.bisect.commits.clone import ABBREVIATED, Clone, Commit, overlay_folder
@@ -23,6 +22,7 @@ from moediag.campaign.bisect.search.answer import Answer
 from moediag.campaign.bisect.search.search import Options, Probe, Search
 from moediag.campaign.bisect.suspects.installed_source import installed
 from moediag.errors import StackError, UsageError
+from moediag.records import dataclass
 from moediag.stacks import environment
 
 FOLDER = "source"  # for worktrees, in the bisect's folder

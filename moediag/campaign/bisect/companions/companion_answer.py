@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from moediag.campaign.bisect.probe_verdict import describe
 from moediag.campaign.bisect.search.answer import Answer
 from moediag.campaign.bisect.search.corners import AxesAnswer, Blame, Change
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

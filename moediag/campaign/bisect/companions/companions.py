@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from packaging.version import Version
 
@@ -38,6 +37,7 @@ from moediag.campaign.bisect.search.search import Options, Probe, Search
 from moediag.campaign.bisect.suspects.installed_source import installed
 from moediag.errors import StackError
 from moediag.evidence.executed import Executed
+from moediag.records import dataclass
 from moediag.stacks import environment
 from moediag.stacks import releases as index
 from moediag.stacks.environment import Stack

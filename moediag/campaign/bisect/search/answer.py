@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict
+from moediag.records import dataclass
 from moediag.result import Confidence, Verdict
 from moediag.result.verdicts import StrEnum
 

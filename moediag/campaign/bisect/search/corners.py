@@ -7,10 +7,10 @@ two mixed corners show whether one of the two is sufficient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from moediag.campaign.bisect.probe_verdict import DECIDED, Kind, ProbeVerdict
 from moediag.campaign.bisect.search.search_machine import Ask, Machine
+from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
 

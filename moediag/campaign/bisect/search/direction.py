@@ -6,12 +6,13 @@ Uses positions instead of indexes: 0 is the bad end, 1 its neighbour, and so on.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, merged
 from moediag.campaign.bisect.search.answer import Boundary
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search_machine import Ask
+from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, flaky, skip
+from moediag.records import dataclass
 
 STEADY_PRIOR = 0.9  # assumed share of failures that show in every trial
 MOST_REPEATS = 200  # a failure that needs more is too rare to be bisected

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from moediag.errors import StackError
+from moediag.records import dataclass
 from moediag.stacks.overlay import FOLDER, site_packages
 
 _REPOSITORY = re.compile(r"^(https?://(?:github|gitlab|codeberg)\.[a-z]+/[^/\s]+/[^/\s#?]+)")

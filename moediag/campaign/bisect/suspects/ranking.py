@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from moediag.campaign.bisect.suspects.functions import TOP, ChangedFunction, Piece
 from moediag.evidence.executed import Executed
+from moediag.records import dataclass
 
 _NUMBER = re.compile(r"\d+")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from moediag.campaign.bisect.suspects.functions import Piece
 from moediag.campaign.bisect.suspects.ranking import Suspect
+from moediag.records import dataclass
 from moediag.result.wording import plural
 
 SHOWN = 8  # functions

@@ -7,12 +7,12 @@ Known of torch's process groups, whose destructor joins their threads (pytorch/p
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, apart
 from moediag.evidence.model import Stack
+from moediag.records import dataclass
 from moediag.result import Confidence, Verdict
 
 VERDICT = Verdict.HANG

@@ -38,6 +38,15 @@ def watch(
             "long for a rank that computes.",
         ),
     ] = 30.0,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="S",
+            help="Give a job that is interrupted or aborted this many seconds to end before "
+            "SIGKILL.",
+        ),
+    ] = 5.0,
     shared: Annotated[
         Path | None,
         typer.Option(
@@ -97,7 +106,7 @@ def watch(
     )
     options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
     launch = dataclasses.replace(
-        options.launch, quiescence=quiescence, patience=patience, silence=silence
+        options.launch, quiescence=quiescence, patience=patience, silence=silence, end=grace
     )
     name = watcher.title(command)
 

@@ -52,9 +52,7 @@ class WatchOptions:
     out: Path | None = None  # the run directory, which must be new or empty
     shared: Path | None = None  # a folder that the watchers of all nodes of the job can reach
     job: watched.JobOptions = field(default_factory=watched.JobOptions)
-    launch: LaunchOptions = field(
-        default_factory=lambda: LaunchOptions(poll=0.2, graces=(10.0, 10.0, 5.0))
-    )
+    launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(poll=0.2))
     stdout: int | None = None  # the job's file descriptor; default: moediag's own
     stderr: int | None = None  # the job's file descriptor; default: moediag's own
 
@@ -159,8 +157,9 @@ class _Watch:
                 record = self._attempts(running)
             interrupted = record.interrupted
         except BaseException:  # nobody follows the job then, so it must not go on
-            with signals.held():
-                shutdown.end(running.family, self.options.launch.graces)
+            with signals.held() as further:
+                graces = shutdown.of_job(self.options.launch.end, came, hangs=False)
+                shutdown.end(running.family, graces, further)
             raise
         finally:
             said = self._commands_ended(wait=not interrupted)

@@ -3,6 +3,7 @@ collected before the ranks are ended."""
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,6 +66,7 @@ class Supervisor:
         self._root_code: int | None = None
         self.agent: int | None = None  # pid of an elastic agent that named itself
         self._end_begun: float | None = None
+        self._asked_by: int = signal.SIGINT  # the signal that interrupted moediag
         self._came: Sequence[int] = ()  # signals to moediag during the end
 
     def run(self, kind: str) -> LaunchRecord:
@@ -72,8 +74,9 @@ class Supervisor:
             self._follow()
         except LaunchError as error:
             self.seen.launch_error = error.message
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             self.seen.interrupted = True
+            self._asked_by = signals.of_interrupt(error)
         finally:
             with signals.held() as came:
                 self._came = came
@@ -233,19 +236,22 @@ class Supervisor:
     def _capture(self, samples: Sequence[RankSample]) -> None:
         self._tell("capturing", samples, force=True)
         processes = self._of(s.rank for s in samples if s.alive and s.known)
-        seconds = max(self.options.capture, NATIVE) if self._gpu else self.options.capture
+        short = self.options.capture
+        seconds = max(short, NATIVE) if self._gpu else short
         with ThreadPoolExecutor(max_workers=1) as pool:
-            beside = pool.submit(self._ask_machine, processes)
+            # A scheduler waits for the end of an interrupted job.
+            most = min(short, MACHINE) if self.seen.interrupted else MACHINE
+            beside = pool.submit(self._ask_machine, processes, most)
             done = capture(self.folder, processes, seconds)
             of_machine = beside.result()
         self.seen.capture_seconds = (self.seen.capture_seconds or 0.0) + done.seconds
         self.seen.not_seen += [*done.not_seen, *of_machine]
 
-    def _ask_machine(self, processes: Mapping[int, Process]) -> tuple[str, ...]:
+    def _ask_machine(self, processes: Mapping[int, Process], seconds: float) -> tuple[str, ...]:
         """Queries GPUs and communicators if the ranks may use any."""
         if not self._gpu and self.backend:
             return ()
-        return machine.look(self.folder, processes, MACHINE, self.backend)
+        return machine.look(self.folder, processes, seconds, self.backend)
 
     def _read_events(self) -> None:
         """Reads the agent's reports. Ranks that end by a signal after the shutdown began were ended

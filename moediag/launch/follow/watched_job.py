@@ -14,6 +14,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.errors import says_disk_full
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
+from moediag.launch import shutdown
 from moediag.launch.base import Running
 from moediag.launch.capture import dumps, source_files
 from moediag.launch.capture.collect import python_frames
@@ -29,7 +30,6 @@ from moediag.launch.settings import LaunchOptions, OnProgress
 AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is reported
 LATE_RANKS = 60.0  # seconds after which moediag no longer waits for a missing rank
 LOADS_EVERY = 5.0  # seconds between two reads of tokens per expert
-ABORT_GRACES = (1.0, 10.0, 5.0)
 _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
           "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
 
@@ -265,10 +265,8 @@ class JobSupervisor(Supervisor):
     # ------------------------------------------------------------------ the end
 
     def _graces(self) -> tuple[float, float, float]:
-        """Returns short graces if ranks hang, because they ignore SIGINT. Running ranks may save
-        their state."""
         hangs = self.seen.stall is not None or not self.seen.interrupted
-        return ABORT_GRACES if hangs else self.options.graces
+        return shutdown.of_job(self.options.end, (self._asked_by, *self._came), hangs)
 
     def _end(self) -> None:
         """Ends the job, or only the remaining ranks of a job that ended by itself: its other

@@ -83,6 +83,7 @@ from moediag.protocol.programs import (
 from moediag.protocol.stored import (
     SCHEMA_VERSION,
     build,
+    natural,
     open_stored,
     parse_json,
     read_json,
@@ -304,6 +305,7 @@ __all__ = [
     "is_moediag",
     "job_file",
     "laws_file",
+    "natural",
     "older_events_file",
     "older_laws_file",
     "open_stored",

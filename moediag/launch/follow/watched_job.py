@@ -157,9 +157,9 @@ class JobSupervisor(Supervisor):
     def _discover(self) -> None:
         found = set(self.ranks)
         for path in self.folder.glob("rank-*.pid"):
-            number = path.name.split("-")[1].split(".")[0]
-            if number.isdigit() and int(number) not in found and self._find(int(number)):
-                found.add(int(number))
+            number = protocol.natural(path.name.split("-")[1].split(".")[0])
+            if number is not None and number not in found and self._find(number):
+                found.add(number)
                 self._last_found = time.monotonic()
                 with suppress(OSError, ValueError):
                     raw = protocol.read_json(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.protocol import build, stored
+from moediag.protocol import build, natural, stored
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,14 @@ class Whole:
     parts: list[Part] = field(default_factory=list)
     by_rank: dict[int, tuple[str, ...]] = field(default_factory=dict)
     cell: str | bool | int | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("12", 12), ("007", 7), ("", None), ("-1", None), ("²", None), ("9" * 5000, None)],
+)
+def test_a_short_text_of_digits_is_a_number(text: str, number: int | None) -> None:
+    assert natural(text) == number
 
 
 def test_nested_dataclasses_are_built() -> None:

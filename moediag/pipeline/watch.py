@@ -28,6 +28,7 @@ from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import Process
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
+from moediag.pipeline.attempts import Attempts
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.live_laws import LiveLaws
@@ -136,7 +137,7 @@ class _Watch:
         self.on_result = on_result
         self.on_progress = on_progress
         self.laws: LiveLaws | None = None
-        self.results: list[TrialResult] = []
+        self.attempts = Attempts(folder)
         self.told: TrialResult | None = None  # of the current attempt
         self.held_back = False  # ``told`` is shown once the job's own last words are
         self.commands: list[HangCommand] = []
@@ -187,11 +188,12 @@ class _Watch:
             )
             try:
                 record = supervisor.run("watch")
-                self._finish(record, folder)
+                self._finish(record, folder, attempt)
             finally:
                 supervisor.nodes.close()
             if not supervisor.again:
                 return record
+            self._write(record)
             attempt += 1
 
     def _new_attempt(self, attempt: int) -> Path:
@@ -235,7 +237,7 @@ class _Watch:
             self._command(choice, found, running, folder)
         return Then.LEAVE
 
-    def _finish(self, record: LaunchRecord, folder: Path) -> None:
+    def _finish(self, record: LaunchRecord, folder: Path, number: int) -> None:
         """Handles the end of an attempt. An earlier result stays unless the job continued."""
         told = self.told
         went_on = told is not None and told.verdict == "hang" and record.stall is None
@@ -243,13 +245,13 @@ class _Watch:
             found = self._diagnose(record, folder)
             if not record.interrupted or self.told is None:
                 self.on_result(found, self.folder)
-            self.results.append(found)
         else:
             end = dataclasses.asdict(record)
             self._keep(lambda: protocol.write_json(folder / END_FILE, end))
-            self.results.append(told)
+            found = told
             if self.held_back:
                 self.on_result(told, self.folder)
+        self._keep(lambda: self.attempts.add(number, found, record))
         self.held_back = False
         self.told = None
 
@@ -311,21 +313,22 @@ class _Watch:
         said = []
         for command in self.commands:
             said.append(command.finish(wait))
-            self.results = [
+            self.attempts.results = [
                 found.diagnosed(notes=(*found.notes, said[-1]))
                 if found.evidence == command.folder.name
                 else found
-                for found in self.results
+                for found in self.attempts.results
             ]
         return tuple(said)
 
     def _write(self, record: LaunchRecord) -> RunResult:
         told = [self.told] if self.told is not None else []
-        result = of_job(self.name, (*self.results, *told), self.started)
+        result = of_job(self.name, (*self.attempts.results, *told), self.started)
         result = dataclasses.replace(
             result,
             overrides=(f"watch -- {shlex.join(self.command)}",),
             incomplete="interrupted" if record.interrupted else "",
+            removed=self.attempts.removed,
         )
         self._keep(lambda: result.write(self.folder))
         return result

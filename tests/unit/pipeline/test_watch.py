@@ -94,7 +94,7 @@ class Told:
         running = WatchedJob.__new__(WatchedJob)
         then = self.job._trouble(record, self.job.folder, running)
         self.during = list(self.pages)
-        self.job._finish(record, self.job.folder)
+        self.job._finish(record, self.job.folder, 0)
         return then
 
 

@@ -254,7 +254,10 @@ class _Reader:
     def sharded(self, event: Mapping[str, Any]) -> None:
         for name, (whole, loaded, unchanged) in event["shards"].items():
             self.shards[plain_name(name)] = Shard(
-                int(event["step"]), whole, bool(loaded), bool(unchanged)
+                int(event["step"]),
+                None if whole is None else str(whole),
+                bool(loaded),
+                bool(unchanged),
             )
 
 

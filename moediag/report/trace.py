@@ -95,7 +95,7 @@ def _calls(
     events: list[Event] = []
     begin, end = span
     calls = sorted(found.collectives[-most:], key=lambda c: c.time)
-    for call, after in zip(calls, [*calls[1:], None], strict=True):
+    for call, after in zip(calls, [*calls[1:], None][: len(calls)], strict=True):
         until = after.time if call.completed and after else end
         place = {"pid": pid, "tid": threads.get(call.group, 0), "ts": _us(call.time - begin)}
         event = {

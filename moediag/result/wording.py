@@ -89,7 +89,7 @@ def seconds(value: float) -> str:
     """``0.42 s``, ``1.4 s``, ``2 min 5 s``."""
     if value < 1:
         return f"{value:.2f} s"
-    if value < 60:
+    if value < 60 or not math.isfinite(value):
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s"

@@ -137,9 +137,9 @@ def watch(
         done = watcher.watch(command, options, tell, view.progress, law)
     for how in done.commands:
         stderr.line(f"moediag: {how}")
-    if done.full:
+    if done.lost:
         stderr.line(
-            f"moediag: evidence is missing, because the disk was full ({done.full}). "
+            f"moediag: evidence is missing, because it could not be written ({done.lost}). "
             "Make room, or use --out on another disk."
         )
     if as_json:

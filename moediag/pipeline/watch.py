@@ -20,7 +20,8 @@ from types import FrameType
 
 import moediag
 from moediag import hardware, protocol
-from moediag.errors import ExitCode, Interrupted, says_disk_full
+from moediag.errors import EvidenceError, ExitCode, Interrupted
+from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
@@ -40,6 +41,7 @@ REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"
 # How a job that hung ended; launch.json keeps what was seen during the hang.
 END_FILE = "launch-end.json"
+_READS = 3  # of evidence, where a network file system may report a stale handle
 _LAUNCHERS = frozenset(
     ("torchrun", "accelerate", "deepspeed", "srun", "mpirun", "env", "python", "python3", "uv")
 )
@@ -69,8 +71,8 @@ class Watched:
     """The job's exit code; negative: a signal."""
     commands: tuple[str, ...] = ()
     """How each run of the ``--on-hang`` command ended."""
-    full: str = ""
-    """Why evidence is missing, if the disk was full while the job ran."""
+    lost: str = ""
+    """Why evidence is missing, if it could not be written while the job ran."""
 
     @property
     def exit_code(self) -> int:
@@ -141,7 +143,7 @@ class _Watch:
         self.told: TrialResult | None = None  # of the current attempt
         self.held_back = False  # ``told`` is shown once the job's own last words are
         self.commands: list[HangCommand] = []
-        self.full = ""
+        self.lost = ""
 
     def run(self) -> Watched:
         self._new_attempt(0)  # a full disk is found before the job begins
@@ -170,12 +172,13 @@ class _Watch:
                 f"interrupted; the job was ended, evidence is in {self.folder}",
                 f"`moediag diagnose {self.folder}` tells what it shows.",
             )
-        return Watched(result, self.folder, running.poll() or 0, said, self.full)
+        return Watched(result, self.folder, running.poll() or 0, said, self.lost)
 
     def _attempts(self, running: Running) -> LaunchRecord:
         attempt = 0
         while True:
-            folder = self._new_attempt(attempt)
+            folder = self.folder / protocol.attempt_folder(attempt)
+            self._keep(lambda number=attempt: self._new_attempt(number))  # type: ignore[misc]
             self.told = None
             supervisor = JobSupervisor(
                 running,
@@ -196,20 +199,18 @@ class _Watch:
             self._write(record)
             attempt += 1
 
-    def _new_attempt(self, attempt: int) -> Path:
+    def _new_attempt(self, attempt: int) -> None:
         folder = self.folder / protocol.attempt_folder(attempt)
         folder.mkdir(parents=True, exist_ok=True)
         self._trial(folder).write(folder)  # readable even if moediag is killed
-        return folder
 
     def _keep(self, write: Callable[[], object]) -> None:
-        """Writes evidence of a job that has begun. A full disk must not decide how the job ends."""
+        """Writes evidence of a job that has begun. A disk that is full or fails must not decide how
+        the job ends."""
         try:
             write()
         except OSError as error:
-            if not says_disk_full(error):
-                raise
-            self.full = str(error)
+            self.lost = str(error)
 
     def _progress(self, progress: Progress, folder: Path) -> None:
         if self.laws is not None:
@@ -259,7 +260,7 @@ class _Watch:
         trial = self._trial(folder)
         self._keep(lambda: record.write(folder))
         self._keep(lambda: trial.write(folder))
-        evidence = read_trial(folder)
+        evidence = self._read(folder)
         evidence = dataclasses.replace(
             evidence, not_seen=(*evidence.not_seen, *self._not_recorded(evidence.ranks))
         )
@@ -272,6 +273,17 @@ class _Watch:
                 total=round(record.ended - record.started, 3),
             ),
         )
+
+    def _read(self, folder: Path) -> Evidence:
+        """Reads what the ranks left; again if the file system fails in the middle."""
+        error: Exception | None = None
+        for _ in range(_READS):
+            try:
+                return read_trial(folder)
+            except (OSError, EvidenceError) as failed:
+                error = failed
+        self.lost = str(error)
+        return Evidence(0, {}, watched=True, not_seen=(f"all evidence ({error})",))
 
     def _trial(self, folder: Path) -> Trial:
         """Returns the trial of a job of unknown size, as its ranks describe it."""
@@ -306,7 +318,7 @@ class _Watch:
             MOEDIAG_CAUSE=found.cause,
             MOEDIAG_JOB_PID=str(running.root),
         )
-        self.commands.append(HangCommand(command, env, folder))
+        self._keep(lambda: self.commands.append(HangCommand(command, env, folder)))
 
     def _commands_ended(self, wait: bool) -> tuple[str, ...]:
         """Records how each command ended, in the result of its attempt."""

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Dict, List, Optional, Union
 
 SCHEMA_VERSION = 1
 MOST_BYTES = 1 << 30  # of one file
+_STALE = 2  # times that a file is opened again
 _UNIONS = (Union, getattr(types, "UnionType", Union))  # Python 3.9 has no UnionType
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _LARGEST_WHOLE = 1 << 1023  # that is a float too
@@ -48,8 +49,18 @@ def open_stored(path: Union[str, Path]) -> BinaryIO:
 
 
 def read_stored(path: Union[str, Path]) -> bytes:
-    """The content of a file. Raises OSError as :func:`open_stored`, and for more than
-    MOST_BYTES."""
+    """The content of a file. Raises OSError as :func:`open_stored`, and for more than MOST_BYTES. A
+    network file system reports a stale handle for a file that was replaced: it is opened again."""
+    for _ in range(_STALE):
+        try:
+            return _content(path)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return _content(path)
+
+
+def _content(path: Union[str, Path]) -> bytes:
     with open_stored(path) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:

@@ -116,30 +116,34 @@ class Supervisor:
 
     def _follow(self) -> None:
         """Returns when the trial has ended or must be ended."""
-        while True:
-            if self.options.stopped:
-                raise KeyboardInterrupt
-            self._root_code = self.running.poll()
-            samples = self._look()
-            self._read_events()
-            self._note_ends(samples)
-            if self._is_over():
-                return
-            self._tell("running" if self.seen.processes else "launching", samples)
-            now = time.monotonic()
-            if self._died(now, samples):
-                pass
-            elif stall := self._stalled(now, samples):
-                self.seen.stall = stall
-                self._capture(samples)
-                if self._ends_after_stall(samples):
-                    return
-            if now - self._begun > self.timeout:
-                self.seen.timed_out = True
-                self._capture(samples)
-                self._ends_after_stall(samples)
-                return
+        while not self._turn():
             time.sleep(self.options.poll)
+
+    def _turn(self) -> bool:
+        """Looks at the ranks once; returns whether the trial has ended or must be ended."""
+        if self.options.stopped:
+            raise KeyboardInterrupt
+        self._root_code = self.running.poll()
+        samples = self._look()
+        self._read_events()
+        self._note_ends(samples)
+        if self._is_over():
+            return True
+        self._tell("running" if self.seen.processes else "launching", samples)
+        now = time.monotonic()
+        if self._died(now, samples):
+            pass
+        elif stall := self._stalled(now, samples):
+            self.seen.stall = stall
+            self._capture(samples)
+            if self._ends_after_stall(samples):
+                return True
+        if now - self._begun > self.timeout:
+            self.seen.timed_out = True
+            self._capture(samples)
+            self._ends_after_stall(samples)
+            return True
+        return False
 
     def _graces(self) -> tuple[float, float, float]:
         return self.options.graces
@@ -180,7 +184,8 @@ class Supervisor:
         if not self._released:
             if staying:
                 self._capture(staying)
-            (self.folder / protocol.RELEASE_FILE).touch()
+            with suppress(OSError):  # the agent continues by itself a little later
+                (self.folder / protocol.RELEASE_FILE).touch()
             self._released = True
         return True
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,14 @@ def test_endless_seconds_have_no_minutes() -> None:
 def test_a_file_name_that_is_too_long_is_no_module_of_moediag() -> None:
     assert is_moediag("/x/moediag/recorder/log.py")
     assert not is_moediag(f"/x/moediag/recorder/{'[' * 5000}.py")
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_file_system_that_fails_is_no_bug(code: int) -> None:
+    known = _known(OSError(code, os.strerror(code), "/x/result.json"))
+    assert known is not None
+    assert known.exit_code == ExitCode.CANNOT_RUN_HERE
+    assert known.message == f"the file system fails: {os.strerror(code)}: /x/result.json"
 
 
 def test_too_little_memory_is_no_bug() -> None:

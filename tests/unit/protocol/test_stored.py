@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -24,6 +26,27 @@ class Whole:
     parts: list[Part] = field(default_factory=list)
     by_rank: dict[int, tuple[str, ...]] = field(default_factory=dict)
     cell: str | bool | int | None = None
+
+
+@pytest.mark.parametrize("times", [stored._STALE, stored._STALE + 1])
+def test_a_stale_handle_is_opened_again(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    left = [OSError(errno.ESTALE, "Stale file handle")] * times
+    opened = stored.open_stored
+
+    def opens(path: Path) -> BinaryIO:
+        if left:
+            raise left.pop()
+        return opened(path)
+
+    monkeypatch.setattr(stored, "open_stored", opens)
+    if times > stored._STALE:
+        with pytest.raises(OSError, match="Stale"):
+            stored.read_stored(tmp_path / "a")
+    else:
+        assert stored.read_stored(tmp_path / "a") == b"content"
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,13 @@ def test_trace_of_a_rank_without_calls_has_no_spans() -> None:
     assert not [event for event in found if event["ph"] == "X"]
 
 
+def test_trace_of_a_damaged_dump_has_no_million_of_processes() -> None:
+    for world, drawn in ((3, {0, 1, 2}), (1_000_000, {1})):
+        evidence = Evidence(world, {1: RankEvidence(1)})
+        found = json.loads(trace.render({"t": trace.Traced(evidence)}))["traceEvents"]
+        assert {event["pid"] for event in found} == drawn
+
+
 def test_trace_without_a_divergence_has_no_marks() -> None:
     ranks = {0: RankEvidence(0, (call(0, "all_gather", 5.0),), {"g": Group("g", (0,))})}
     events = json.loads(trace.render({"control": trace.Traced(Evidence(1, ranks))}))["traceEvents"]

@@ -80,13 +80,22 @@ class MachineError(MoediagError):
 
 
 class DiskFull(MachineError):
-    """No space is left for results or evidence. What was finished before is kept."""
+    """Results or evidence cannot be written: no space is left, or the file system fails. What was
+    finished before is kept."""
 
 
 def says_disk_full(error: BaseException) -> bool:
     """Whether the error means that no space, or no quota, is left."""
     code = error.errno if isinstance(error, OSError) else None
     return isinstance(error, DiskFull) or code in (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_trouble(error: BaseException) -> str:
+    """Returns in words why files cannot be written or read; "" if that is not the error."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code in (errno.EIO, errno.ESTALE, errno.EREMOTEIO):
+        return "the file system fails"
+    return "the disk is full" if says_disk_full(error) else ""
 
 
 class LaunchError(MoediagError):

@@ -19,12 +19,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.endurance import cases, lost_network
+from bench.endurance import cases, late_files, lost_network
 from bench.endurance.cases import MOEDIAG, ROOT, TORCHRUN
 
 LONGEST = 240.0  # seconds; a command that takes longer counts as a hang
@@ -33,6 +33,8 @@ WATCH = (*MOEDIAG, "watch", "--out", "out/w", "--", sys.executable, "plain.py", 
 HANG = (*MOEDIAG, "watch", "--out", "out/h", "--", *TORCHRUN, "gloo.py", "300", "hang")
 RUN = (*MOEDIAG, "run", "expert-starvation", "--cpu", "2", "--variant", "unfixed", "--out", "out/r")
 DIAGNOSE = (*MOEDIAG, "diagnose", str(ROOT / "tests" / "samples" / "watched"))
+RESUME = (*RUN, "--resume")
+DIAGNOSE_HANG = (*MOEDIAG, "diagnose", "out/h")
 LIST = (*MOEDIAG, "stacks", "list")
 BUILD = (*MOEDIAG, "stacks", "build", RELEASE)
 DONE = "^step 39$"  # what the watched job prints last: the fault of the watcher is not the job's
@@ -142,6 +144,8 @@ def run(only: str = "", seed: int = 0) -> Iterator[tuple[str, Report]]:
                     _attempt(fault, report)
                 yield name, report
     for name, check in (
+        ("slow files, shown late to others", _late),
+        ("stale handles, errors of fsync and close", _failing),
         ("network lost in a build", _lost),
         ("two builds, one killed, then a cache of another version", _builds),
     ):
@@ -197,6 +201,56 @@ def _check(what: str, end: cases.Ended, report: Report) -> None:
         report.failures.append(f"{what}: no end in {LONGEST:.0f} s: {end.text[-300:]!r}")
     elif end.code == 5 or cases.BUG.search(end.text):
         report.failures.append(f"{what}: exit {end.code}: {end.text[-600:]!r}")
+
+
+def _late(place: Path, chance: random.Random, report: Report) -> None:
+    """The answers are those of a disk without faults. Ranks may write on other nodes; a `run` of
+    one node sees its own files at once."""
+    _on_files(place / "watch", "delay,hide", (WATCH, HANG, DIAGNOSE_HANG), chance, report)
+    _on_files(place / "run", "delay", (RUN, RESUME), chance, report)
+
+
+def _failing(place: Path, chance: random.Random, report: Report) -> None:
+    """Evidence may be missing, but jobs end as they would, and nothing is a bug of moediag."""
+    words = (WATCH, HANG, DIAGNOSE_HANG, RUN, RESUME)
+    _on_files(place, "delay,stale,close", words, chance, report)
+
+
+# What a command ends with and says where no evidence is missing.
+_ANSWERS = {WATCH: (0, DONE), HANG: (1, "rank 1"), DIAGNOSE_HANG: (1, "rank 1"),
+            RESUME: (0, "reproduced")}  # fmt: skip
+
+
+def _on_files(
+    place: Path, faults: str, commands: Sequence[tuple[str, ...]], chance: random.Random,
+    report: Report,
+) -> None:  # fmt: skip
+    if why := late_files.missing():
+        report.said = f"not tried: {why}"
+        return
+    place.mkdir(exist_ok=True)
+    for name, text in (("plain.py", cases.PLAIN_JOB), ("gloo.py", cases.GLOO_JOB)):
+        (place / name).write_text(text)
+    with late_files.mounted(place / "back", place / "out", faults, chance.randrange(1000)):
+        for words in commands:
+            mark = cases.new_mark()
+            process = cases.start(words, place, mark)
+            if words is RUN:  # it is killed in the middle, and then resumed
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(chance.uniform(2.0, 8.0))
+                process.kill()
+            end = cases.ended(process, place, LONGEST)
+            what = f"{faults}: {cases.shown(words)}"
+            if cases.gone(mark, 10.0) is None:
+                report.failures.append(f"{what}: processes left")
+            if words is not RUN:
+                _check(what, end, report)
+            code, said = _ANSWERS.get(words, (end.code, ""))
+            exact = words is WATCH or "stale" not in faults
+            if exact and (end.code != code or not re.search(said, end.text, re.MULTILINE)):
+                report.failures.append(f"{what}: exit {end.code}: {end.text[-600:]!r}")
+            report.said = end.said
+            (place / "output.txt").unlink()
 
 
 def _lost(place: Path, chance: random.Random, report: Report) -> None:

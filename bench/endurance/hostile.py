@@ -37,7 +37,7 @@ from moediag.pipeline import register
 from moediag.pipeline.examine import examine
 from moediag.protocol import parse_json
 from moediag.ranks import relay
-from moediag.report import html, json_view, junit, markdown, terminal, views
+from moediag.report import html, json_view, junit, markdown, terminal, trace, views
 from moediag.report.printable import printable
 from moediag.result import RunResult
 from moediag.result.result_file import trial_from_json
@@ -83,8 +83,9 @@ def show(result: RunResult) -> None:
     terminal.render(result, Console(file=stream, width=80, no_color=True), Path(f"a{EVIL}"))
     page = html.render([result])
     text = printable(markdown.render([result]))
-    json.loads(json_view.render(result))
-    for view in (stream.getvalue(), page, text, junit.render([result])):
+    data = json_view.render(result)
+    json.loads(data, parse_constant=_no_number)
+    for view in (stream.getvalue(), page, text, data, junit.render([result])):
         if found := CONTROLS.search(view):
             raise Unescaped(
                 f"{found[0]!r} after {view[max(0, found.start() - 60) : found.start()]!r}"
@@ -100,7 +101,13 @@ def show(result: RunResult) -> None:
 
 
 def _folder(folder: Path) -> None:
-    show(examine([folder]).result)
+    found = examine([folder])
+    show(found.result)
+    json.loads(trace.render(found.traced()), parse_constant=_no_number)
+
+
+def _no_number(text: str) -> None:
+    raise Unescaped(f"{text} in the JSON of a trace")
 
 
 def _result(folder: Path) -> None:
@@ -190,8 +197,9 @@ class Kind:
 
 
 KINDS = {
-    "dumps, stacks and logs": Kind(originals.evidence_folders, _folder, 30),
+    "dumps, stacks and logs": Kind(originals.evidence_folders, _folder, 20),
     "watched job": Kind(originals.watched, _folder, 10),
+    "trial of a run": Kind(originals.trials, _folder, 10),
     "result.json": Kind(
         lambda: originals.files("tests/golden/results/*.json", "result.json"), _result, 15
     ),

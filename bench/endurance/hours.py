@@ -67,10 +67,14 @@ def _held(watcher: int, mark: str, out: Path, minutes: float) -> Held:
         with suppress(OSError):
             if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes():
                 ranks.append(_of(pid))
-    files = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
-    attempts = len(list(out.glob("attempt-*")))
+    files = [0]
+    for path in out.rglob("*"):
+        with suppress(OSError):  # removed meanwhile
+            files.append(path.stat().st_size if path.is_file() else 0)
+    # Most are removed by then, so the last one's number counts.
+    last = max((int(path.name.split("-")[1]) for path in out.glob("attempt-*")), default=0)
     most = tuple(map(max, zip(*ranks, strict=True)))
-    return Held(minutes, max(0, attempts - 1), _of(watcher), most, sum(files) / 2**20)  # type: ignore[arg-type]
+    return Held(minutes, last, _of(watcher), most, sum(files) / 2**20)  # type: ignore[arg-type]
 
 
 def _of(pid: int) -> tuple[float, int, int]:

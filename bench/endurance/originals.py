@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
+import typing
 from pathlib import Path
+from typing import Any
 
 from bench import jobs
+from moediag import protocol
 
 Files = dict[str, bytes]
 ROOT = Path(__file__).parents[2]
@@ -46,6 +50,53 @@ def watched() -> list[Files]:
     return [
         {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
     ]
+
+
+def trials() -> list[Files]:
+    """Folders of trials whose ranks measured all that an outcome may have, a folder for each kind
+    of trial, and then one for each thing that is measured."""
+    whole = dataclasses.replace(
+        _filled(protocol.Outcome), applicable=None, incomparable="", repeats=""
+    )
+    names = [field.name for field in dataclasses.fields(whole)]
+    apart = [protocol.Outcome(**{"rank": 0, name: getattr(whole, name)}) for name in names]
+    return [
+        *(_trial(_filled(task), whole) for task in typing.get_args(protocol.Task)),
+        *(_trial(protocol.StepTask(), outcome) for outcome in apart),
+    ]
+
+
+def _trial(task: protocol.Task, outcome: protocol.Outcome) -> Files:
+    exits = {str(rank): {"code": 0} for rank in range(2)}
+    trial = protocol.Trial("t", "s", "unfixed", task=task)
+    files = {
+        protocol.TRIAL_FILE: dataclasses.asdict(trial),
+        protocol.LAUNCH_FILE: {"schema_version": 1, "started": 1.0, "exits": exits},
+    }
+    for rank in range(2):
+        one = dataclasses.replace(outcome, rank=rank)
+        files[protocol.outcome_file(rank)] = dataclasses.asdict(one)
+    return {name: json.dumps(raw).encode() for name, raw in files.items()}
+
+
+def _filled(hint: Any) -> Any:
+    """A value of this type, with one element wherever there may be some."""
+    args = typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        fields = [field for field in dataclasses.fields(hint) if field.init]
+        return hint(**{f.name: f.default if f.name == "kind" else _filled(hints[f.name])
+                       for f in fields})  # type: ignore[operator]  # fmt: skip
+    match typing.get_origin(hint):
+        case typing.Union:
+            return _filled(args[0])
+        case origin if origin is list:
+            return [_filled(args[0])]
+        case origin if origin is tuple:
+            return tuple(_filled(one) for one in args if one is not Ellipsis)
+        case origin if origin is not None:  # a mapping
+            return {"1": _filled(args[1])}
+    return {str: "a", int: 1, float: 0.5, bool: True}.get(hint)
 
 
 def checkpoints() -> list[Files]:

@@ -35,7 +35,14 @@ from moediag.cli import (
     watch,
 )
 from moediag.cli import options as o
-from moediag.errors import ExitCode, MachineError, MoediagError, UsageError, says_disk_full
+from moediag.errors import (
+    ExitCode,
+    MachineError,
+    MoediagError,
+    UsageError,
+    disk_trouble,
+    says_disk_full,
+)
 from moediag.launch import signals
 from moediag.report import stderr, stdout
 
@@ -272,8 +279,9 @@ def _known(error: Any) -> MoediagError | None:
         return MachineError("not enough memory", "Type: ulimit -v   (it shows the shell's limit)")
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        if says_disk_full(error):
-            return MachineError(f"the disk is full{where}", _MAKE_ROOM)
+        if trouble := disk_trouble(error):
+            reason = "" if says_disk_full(error) else f": {error.strerror}"
+            return MachineError(f"{trouble}{reason}{where}", _MAKE_ROOM)
         if where and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return MachineError(f"{error.strerror}{where}", _MAY_NOT_WRITE)
     return None

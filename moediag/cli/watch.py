@@ -38,6 +38,15 @@ def watch(
             "long for a rank that computes.",
         ),
     ] = 30.0,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="S",
+            help="Give a job that is interrupted or aborted this many seconds to end before "
+            "SIGKILL.",
+        ),
+    ] = 5.0,
     shared: Annotated[
         Path | None,
         typer.Option(
@@ -97,7 +106,7 @@ def watch(
     )
     options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
     launch = dataclasses.replace(
-        options.launch, quiescence=quiescence, patience=patience, silence=silence
+        options.launch, quiescence=quiescence, patience=patience, silence=silence, end=grace
     )
     name = watcher.title(command)
 
@@ -128,9 +137,9 @@ def watch(
         done = watcher.watch(command, options, tell, view.progress, law)
     for how in done.commands:
         stderr.line(f"moediag: {how}")
-    if done.full:
+    if done.lost:
         stderr.line(
-            f"moediag: evidence is missing, because the disk was full ({done.full}). "
+            f"moediag: evidence is missing, because it could not be written ({done.lost}). "
             "Make room, or use --out on another disk."
         )
     if as_json:

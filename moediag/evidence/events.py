@@ -171,7 +171,7 @@ class _Reader:
         self.log.groups[name] = Group(
             name=name,
             ranks=tuple(int(r) for r in event.get("ranks") or ()),
-            axis=event.get("axis") or None,
+            axis=_text(event.get("axis")),
             desc=str(event.get("desc") or ""),
             backend=str(event.get("backend") or ""),
         )
@@ -203,7 +203,7 @@ class _Reader:
             splits_in=_splits(event.get("splits_in")),
             splits_out=_splits(event.get("splits_out")),
             peer=None if peer is None else int(peer),
-            reduce=event.get("reduce") or None,
+            reduce=_text(event.get("reduce")),
             parameters=carried,
             parameters_missing=missing,
             site=str(event.get("site") or ""),
@@ -321,6 +321,10 @@ def plain_name(fqn: object) -> str:
             name = name.replace(wrapper, "")
             name = name.removesuffix("." + wrapper[:-1])
     return name
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if value else None
 
 
 def _expert_rows(row: Mapping[str, Any]) -> ExpertRows:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from moediag.protocol import natural
+
 Counts = tuple[int, int]  # issued, completed
 
 
@@ -36,11 +38,12 @@ def _names(
     """The name of each ``pg_id``, as far as it is certain."""
     rest = [number for number in sorted(found) if number not in known]
     unknown = [name for name in names if name not in known.values()]
-    if not rest or not all(name.isdecimal() for name in (*unknown, *known.values())):
+    numbers = {name: natural(name) for name in (*unknown, *known.values())}
+    if not rest or None in numbers.values():
         return known | (
             dict(zip(rest, unknown, strict=True)) if len(rest) == len(unknown) == 1 else {}
         )
-    every = sorted((*unknown, *known.values()), key=int)
+    every = sorted((*unknown, *known.values()), key=lambda name: numbers[name] or 0)
     if len(rest) == len(unknown):
         named = dict(zip(sorted((*rest, *known)), every, strict=True))
     elif max(found) < len(every):
@@ -54,6 +57,7 @@ def _count(value: Any) -> int | None:
     """A number, also as text: JSON writes both."""
     if type(value) is int:
         return value
-    if isinstance(value, str) and len(value) < 19 and value.removeprefix("-").isdecimal():
-        return int(value)
-    return None
+    if not isinstance(value, str):
+        return None
+    number = natural(value.removeprefix("-"))
+    return -number if number is not None and value[:1] == "-" else number

@@ -118,6 +118,8 @@ class _Reader:
             raise ValueError("another number of fingerprints than of pieces")
         if not all(type(one) is str or one is None for row in rows for one in row):
             raise ValueError("a fingerprint is text")
+        if not all(type(clock) is int or clock is None for clock in event["clocks"]):
+            raise ValueError("a clock is a number")
         self.checks.append(
             LawCheck(
                 key=key,
@@ -252,7 +254,10 @@ class _Reader:
     def sharded(self, event: Mapping[str, Any]) -> None:
         for name, (whole, loaded, unchanged) in event["shards"].items():
             self.shards[plain_name(name)] = Shard(
-                int(event["step"]), whole, bool(loaded), bool(unchanged)
+                int(event["step"]),
+                None if whole is None else str(whole),
+                bool(loaded),
+                bool(unchanged),
             )
 
 

@@ -28,6 +28,9 @@ class LaunchOptions:
     """After a death, its peers get this long to fail by themselves before the capture."""
     graces: tuple[float, float, float] = (0.5, 1.0, 5.0)
     """Time to end after SIGINT, after SIGTERM and after SIGKILL."""
+    end: float = 5.0
+    """A watched job gets this long between its first signal and SIGKILL. With the capture before it
+    and SIGKILL after it, an interruption ends within 10 s, as `docker stop` requires."""
     ready: float = 180.0
     """Upper bound for starting a host, which imports torch and transformers on a busy machine."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -1,9 +1,10 @@
 """Handles the signals that end moediag. All have the same meaning, and none interrupts the cleanup.
 
 SIGTERM (a scheduler, a cancelled CI job) and SIGHUP (a closed terminal) mean what Ctrl-C (SIGINT)
-means: end the ranks, keep the evidence, exit code 130. Only SIGKILL leaves no time for that. A
-signal that moediag inherits as ignored stays ignored, as in every POSIX program: SIGHUP under
-``nohup``, SIGINT in a background job of a script. SIGTERM then still ends moediag.
+means: end the ranks, keep the evidence, exit code 130. Only SIGKILL leaves no time for that. They
+differ in the first signal that a watched job gets, see :func:`shutdown.of_job`. A signal that
+moediag inherits as ignored stays ignored, as in every POSIX program: SIGHUP under ``nohup``, SIGINT
+in a background job of a script. SIGTERM then still ends moediag.
 """
 
 from __future__ import annotations
@@ -69,10 +70,15 @@ def held() -> Iterator[list[int]]:
             signal.signal(sig, handler)
 
 
+def of_interrupt(error: KeyboardInterrupt) -> int:
+    """Returns the signal that raised ``error``; SIGINT if Python's own handler or moediag did."""
+    return next((number for number in error.args if isinstance(number, int)), signal.SIGINT)
+
+
 def _is_interruption(error: BaseException) -> bool:
     code = getattr(error, "exit_code", getattr(error, "code", None))
     return isinstance(error, KeyboardInterrupt) or code == ExitCode.INTERRUPTED
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)

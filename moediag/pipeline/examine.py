@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -15,7 +16,8 @@ from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
 from moediag.pipeline import rows
-from moediag.protocol import TRIAL_FILE
+from moediag.pipeline.attempts import removed
+from moediag.protocol import TRIAL_FILE, natural
 from moediag.records import dataclass
 from moediag.report.trace import Traced, traced
 from moediag.result import (
@@ -65,7 +67,9 @@ def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
         others += [path] if not folders else []
     if len(paths) == 1 and (judged := _judged(paths[0])) is not None:
         return _again(judged, {folder.name: _examined(folder) for folder in trials})
-    found = [_examined(*folders) for folders in _by_job(trials)]
+    found = [one for folders in _by_job(trials) if (one := _unless_removed(folders)) is not None]
+    if trials and not found:
+        raise EvidenceError(f"{trials[0]} was removed while it was read", HELP)
     if others:
         found.append(_foreign(others, taken_at))
     scenarios = dict.fromkeys(name for name, _, _ in found)
@@ -76,6 +80,7 @@ def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
         machine=hardware.machine(),
         trials=tuple(trial for _, trial, _ in found),
         conclusion=Conclusion(reproduced=None),
+        removed="; ".join(text for path in paths if (text := removed(path))),
     )
     return Examined(result, tuple(evidence for _, _, evidence in found))
 
@@ -89,8 +94,8 @@ def trial_folders(path: Path) -> list[Path]:
         return []
     if (path / TRIAL_FILE).is_file():
         return [path]
-    found = [file.parent for file in sorted(path.glob(f"*/{TRIAL_FILE}"))]
-    judged = [folder for folder in found if _is_judged(_trial(folder))]
+    found = sorted((file.parent for file in path.glob(f"*/{TRIAL_FILE}")), key=_in_order)
+    judged = [folder for folder in found if _is_judged(folder)]
     if found and not judged:
         raise EvidenceError(f"{path} holds no trial that ran the step under test", HELP)
     runs = [] if found else sorted({file.parts[-3] for file in path.glob(f"*/*/{TRIAL_FILE}")})
@@ -103,8 +108,25 @@ def trial_folders(path: Path) -> list[Path]:
     return judged
 
 
-def _is_judged(trial: protocol.Trial) -> bool:
-    return not isinstance(trial.task, protocol.ReferenceTask | protocol.CostTask)
+def _in_order(folder: Path) -> tuple[str, int, str]:
+    """attempt-10 is later than attempt-9."""
+    name, _, number = folder.name.rpartition("-")
+    return name, natural(number) or 0, folder.name
+
+
+def _is_judged(folder: Path) -> bool:
+    try:
+        task = _trial(folder).task
+    except EvidenceError:
+        if _is_removed(folder):
+            return False
+        raise
+    return not isinstance(task, protocol.ReferenceTask | protocol.CostTask)
+
+
+def _is_removed(folder: Path) -> bool:
+    """Whether a watcher removed this attempt, of a job that restarts often, after it was listed."""
+    return not os.path.lexists(folder / TRIAL_FILE)
 
 
 def _trial(folder: Path) -> protocol.Trial:
@@ -181,6 +203,17 @@ def _by_job(folders: Sequence[Path]) -> list[list[Path]]:
     for folder in folders:
         found.setdefault(job_of(folder) or str(folder.resolve()), []).append(folder)
     return list(found.values())
+
+
+def _unless_removed(folders: Sequence[Path]) -> tuple[str, TrialResult, Evidence] | None:
+    """Returns what was found; None if an attempt was removed meanwhile: files may be missing."""
+    try:
+        found = _examined(*folders)
+    except EvidenceError:
+        if any(map(_is_removed, folders)):
+            return None
+        raise
+    return None if any(map(_is_removed, folders)) else found
 
 
 def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:

@@ -49,6 +49,7 @@ GiveLauncher = Callable[
 GiveStack = Callable[[Mapping[str, str], Callable[[str, float | None], None]], Stack]
 INTERRUPTED = "interrupted"  # folder of the files of interrupted trials
 SPACE_FILE = ".space"
+_LATE = 3.0  # seconds for a file of another process to appear
 _SPACE = 1 << 18  # bytes; the evidence of one trial needs about as many
 
 
@@ -250,6 +251,7 @@ class Trials:
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
         if not record.succeeded:
             _require_space(self.folder)
+        _await_outcomes(folder, record)
         if record.launch_error and record.first_progress is None:
             self.launch_errors.append(LaunchError(record.launch_error))
         if record.launch_error == BROKEN_OFF:  # what its ranks raised after that proves nothing
@@ -295,6 +297,7 @@ class Trials:
         record = LaunchRecord(began, began)
         try:
             record = start.run(trial, folder, None)
+            _await_outcomes(folder, record)
             reason = Outcome.read(folder / outcome_file(0)).applicable
             found = Reference(path, Verdict.NOT_APPLICABLE if reason else None, reason or "")
         except LaunchError as error:
@@ -357,6 +360,17 @@ def _why(record: LaunchRecord, log: Path) -> str:
     if status is not None and status.signal is not None:
         return f"it was ended by {status.signal}"
     return last_line(log) or "it left no output"
+
+
+def _await_outcomes(folder: Path, record: LaunchRecord) -> None:
+    """Waits a moment for what ranks that ended well have measured: a network file system may show
+    a file of another process late."""
+    until = time.monotonic() + _LATE
+    for rank, status in record.exits.items():
+        while status.code == 0 and not (folder / outcome_file(rank)).exists():
+            if time.monotonic() > until:
+                return
+            time.sleep(0.1)
 
 
 def _require_space(folder: Path) -> None:

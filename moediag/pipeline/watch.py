@@ -20,7 +20,8 @@ from types import FrameType
 
 import moediag
 from moediag import hardware, protocol
-from moediag.errors import ExitCode, Interrupted, says_disk_full
+from moediag.errors import EvidenceError, ExitCode, Interrupted
+from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
@@ -28,6 +29,7 @@ from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import Process
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
+from moediag.pipeline.attempts import Attempts
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.live_laws import LiveLaws
@@ -40,6 +42,7 @@ REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"
 # How a job that hung ended; launch.json keeps what was seen during the hang.
 END_FILE = "launch-end.json"
+_READS = 3  # of evidence, where a network file system may report a stale handle
 _LAUNCHERS = frozenset(
     ("torchrun", "accelerate", "deepspeed", "srun", "mpirun", "env", "python", "python3", "uv")
 )
@@ -53,9 +56,7 @@ class WatchOptions:
     out: Path | None = None  # the run directory, which must be new or empty
     shared: Path | None = None  # a folder that the watchers of all nodes of the job can reach
     job: watched.JobOptions = field(default_factory=watched.JobOptions)
-    launch: LaunchOptions = field(
-        default_factory=lambda: LaunchOptions(poll=0.2, graces=(10.0, 10.0, 5.0))
-    )
+    launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(poll=0.2))
     stdout: int | None = None  # the job's file descriptor; default: moediag's own
     stderr: int | None = None  # the job's file descriptor; default: moediag's own
 
@@ -71,8 +72,8 @@ class Watched:
     """The job's exit code; negative: a signal."""
     commands: tuple[str, ...] = ()
     """How each run of the ``--on-hang`` command ended."""
-    full: str = ""
-    """Why evidence is missing, if the disk was full while the job ran."""
+    lost: str = ""
+    """Why evidence is missing, if it could not be written while the job ran."""
 
     @property
     def exit_code(self) -> int:
@@ -139,11 +140,11 @@ class _Watch:
         self.on_result = on_result
         self.on_progress = on_progress
         self.laws: LiveLaws | None = None
-        self.results: list[TrialResult] = []
+        self.attempts = Attempts(folder)
         self.told: TrialResult | None = None  # of the current attempt
         self.held_back = False  # ``told`` is shown once the job's own last words are
         self.commands: list[HangCommand] = []
-        self.full = ""
+        self.lost = ""
 
     def run(self) -> Watched:
         self._new_attempt(0)  # a full disk is found before the job begins
@@ -160,8 +161,9 @@ class _Watch:
                 record = self._attempts(running)
             interrupted = record.interrupted
         except BaseException:  # nobody follows the job then, so it must not go on
-            with signals.held():
-                shutdown.end(running.family, self.options.launch.graces)
+            with signals.held() as further:
+                graces = shutdown.of_job(self.options.launch.end, came, hangs=False)
+                shutdown.end(running.family, graces, further)
             raise
         finally:
             said = self._commands_ended(wait=not interrupted)
@@ -171,12 +173,13 @@ class _Watch:
                 f"interrupted; the job was ended, evidence is in {self.folder}",
                 f"`moediag diagnose {self.folder}` tells what it shows.",
             )
-        return Watched(result, self.folder, running.poll() or 0, said, self.full)
+        return Watched(result, self.folder, running.poll() or 0, said, self.lost)
 
     def _attempts(self, running: Running) -> LaunchRecord:
         attempt = 0
         while True:
-            folder = self._new_attempt(attempt)
+            folder = self.folder / protocol.attempt_folder(attempt)
+            self._keep(lambda number=attempt: self._new_attempt(number))  # type: ignore[misc]
             self.told = None
             supervisor = JobSupervisor(
                 running,
@@ -189,27 +192,26 @@ class _Watch:
             )
             try:
                 record = supervisor.run("watch")
-                self._finish(record, folder)
+                self._finish(record, folder, attempt)
             finally:
                 supervisor.nodes.close()
             if not supervisor.again:
                 return record
+            self._write(record)
             attempt += 1
 
-    def _new_attempt(self, attempt: int) -> Path:
+    def _new_attempt(self, attempt: int) -> None:
         folder = self.folder / protocol.attempt_folder(attempt)
         folder.mkdir(parents=True, exist_ok=True)
         self._trial(folder).write(folder)  # readable even if moediag is killed
-        return folder
 
     def _keep(self, write: Callable[[], object]) -> None:
-        """Writes evidence of a job that has begun. A full disk must not decide how the job ends."""
+        """Writes evidence of a job that has begun. A disk that is full or fails must not decide how
+        the job ends."""
         try:
             write()
         except OSError as error:
-            if not says_disk_full(error):
-                raise
-            self.full = str(error)
+            self.lost = str(error)
 
     def _progress(self, progress: Progress, folder: Path) -> None:
         if self.laws is not None:
@@ -237,7 +239,7 @@ class _Watch:
             self._command(choice, found, running, folder)
         return Then.LEAVE
 
-    def _finish(self, record: LaunchRecord, folder: Path) -> None:
+    def _finish(self, record: LaunchRecord, folder: Path, number: int) -> None:
         """Handles the end of an attempt. An earlier result stays unless the job continued."""
         told = self.told
         went_on = told is not None and told.verdict == "hang" and record.stall is None
@@ -245,13 +247,13 @@ class _Watch:
             found = self._diagnose(record, folder)
             if not record.interrupted or self.told is None:
                 self.on_result(found, self.folder)
-            self.results.append(found)
         else:
             end = dataclasses.asdict(record)
             self._keep(lambda: protocol.write_json(folder / END_FILE, end))
-            self.results.append(told)
+            found = told
             if self.held_back:
                 self.on_result(told, self.folder)
+        self._keep(lambda: self.attempts.add(number, found, record))
         self.held_back = False
         self.told = None
 
@@ -259,7 +261,7 @@ class _Watch:
         trial = self._trial(folder)
         self._keep(lambda: record.write(folder))
         self._keep(lambda: trial.write(folder))
-        evidence = read_trial(folder)
+        evidence = self._read(folder)
         evidence = dataclasses.replace(
             evidence, not_seen=(*evidence.not_seen, *self._not_recorded(evidence.ranks))
         )
@@ -272,6 +274,17 @@ class _Watch:
                 total=round(record.ended - record.started, 3),
             ),
         )
+
+    def _read(self, folder: Path) -> Evidence:
+        """Reads what the ranks left; again if the file system fails in the middle."""
+        error: Exception | None = None
+        for _ in range(_READS):
+            try:
+                return read_trial(folder)
+            except (OSError, EvidenceError) as failed:
+                error = failed
+        self.lost = str(error)
+        return Evidence(0, {}, watched=True, not_seen=(f"all evidence ({error})",))
 
     def _trial(self, folder: Path) -> Trial:
         """Returns the trial of a job of unknown size, as its ranks describe it."""
@@ -306,28 +319,29 @@ class _Watch:
             MOEDIAG_CAUSE=found.cause,
             MOEDIAG_JOB_PID=str(running.root),
         )
-        self.commands.append(HangCommand(command, env, folder))
+        self._keep(lambda: self.commands.append(HangCommand(command, env, folder)))
 
     def _commands_ended(self, wait: bool) -> tuple[str, ...]:
         """Records how each command ended, in the result of its attempt."""
         said = []
         for command in self.commands:
             said.append(command.finish(wait))
-            self.results = [
+            self.attempts.results = [
                 found.diagnosed(notes=(*found.notes, said[-1]))
                 if found.evidence == command.folder.name
                 else found
-                for found in self.results
+                for found in self.attempts.results
             ]
         return tuple(said)
 
     def _write(self, record: LaunchRecord) -> RunResult:
         told = [self.told] if self.told is not None else []
-        result = of_job(self.name, (*self.results, *told), self.started)
+        result = of_job(self.name, (*self.attempts.results, *told), self.started)
         result = dataclasses.replace(
             result,
             overrides=(f"watch -- {shlex.join(self.command)}",),
             incomplete="interrupted" if record.interrupted else "",
+            removed=self.attempts.removed,
         )
         self._keep(lambda: result.write(self.folder))
         return result

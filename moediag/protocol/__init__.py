@@ -145,6 +145,7 @@ if TYPE_CHECKING:
     from moediag.protocol.stored import (
         SCHEMA_VERSION,
         build,
+        natural,
         open_stored,
         parse_json,
         read_json,
@@ -307,6 +308,7 @@ __all__ = [
     "is_moediag",
     "job_file",
     "laws_file",
+    "natural",
     "older_events_file",
     "older_laws_file",
     "open_stored",

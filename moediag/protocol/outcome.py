@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
 from moediag.protocol.files import SUSCEPTIBILITY_FILE, outcome_file
-from moediag.protocol.stored import build, read_json, write_json
+from moediag.protocol.stored import build, natural, read_json, write_json
+
+_BY_STEP = (
+    "gradients", "replicas", "inputs", "updates", "applied", "metrics", "reference_metrics",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -228,8 +232,13 @@ class Outcome:
 
     @classmethod
     def read(cls, path: Union[str, Path]) -> "Outcome":
-        raw = read_json(path)
-        return typing.cast("Outcome", build(cls, raw))
+        """Raises ValueError, also for a step that is no number."""
+        found = typing.cast("Outcome", build(cls, read_json(path)))
+        for name in _BY_STEP:
+            for step in getattr(found, name):
+                if natural(step) is None:
+                    raise ValueError(f"{name}: {step[:20]!r} is no step")
+        return found
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import types
 import typing
 from collections import abc
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, List, Union
+from typing import Any, BinaryIO, Dict, List, Optional, Union
 
 SCHEMA_VERSION = 1
 MOST_BYTES = 1 << 30  # of one file
+_STALE = 2  # times that a file is opened again
 _UNIONS = (Union, getattr(types, "UnionType", Union))  # Python 3.9 has no UnionType
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _LARGEST_WHOLE = 1 << 1023  # that is a float too
@@ -31,6 +32,12 @@ def parse_json(text: Union[str, bytes]) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def natural(text: str) -> Optional[int]:
+    """The number that a short text of decimal digits gives, else None. ``int`` raises for thousands
+    of digits, and for digits such as a superscript, which ``str.isdigit`` accepts."""
+    return int(text) if len(text) < 19 and text.isdecimal() else None
+
+
 def open_stored(path: Union[str, Path]) -> BinaryIO:
     """Opens a file for reading. Raises OSError, also for what is no regular file: a device has no
     end, and a pipe may never be written."""
@@ -42,8 +49,18 @@ def open_stored(path: Union[str, Path]) -> BinaryIO:
 
 
 def read_stored(path: Union[str, Path]) -> bytes:
-    """The content of a file. Raises OSError as :func:`open_stored`, and for more than
-    MOST_BYTES."""
+    """The content of a file. Raises OSError as :func:`open_stored`, and for more than MOST_BYTES. A
+    network file system reports a stale handle for a file that was replaced: it is opened again."""
+    for _ in range(_STALE):
+        try:
+            return _content(path)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return _content(path)
+
+
+def _content(path: Union[str, Path]) -> bytes:
     with open_stored(path) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:

@@ -6,15 +6,15 @@ import json
 import math
 from typing import Any
 
+from moediag.report.printable import in_json
 from moediag.result import RunResult
 
 
 def render(result: RunResult) -> str:
     """Returns one JSON object and a newline. A gradient error of nan or inf becomes the text
     ``nan``, ``inf`` or ``-inf``, because JSON has no such numbers."""
-    return (
-        json.dumps(finite(result.to_json()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    )
+    whole = finite(result.to_json())
+    return in_json(json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def finite(value: Any) -> Any:

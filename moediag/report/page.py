@@ -116,7 +116,7 @@ def page_of(result: RunResult) -> Page:
         claims=_claim_rows(result),
         fixes=_fix_rows(result),
         controls=_control_rows(result.trials),
-        conclusion=_conclusion(result),
+        conclusion=(*_conclusion(result), *([result.removed] if result.removed else [])),
         not_seen=tuple(rest) if not findings else (),
         status=status,
         headline=("as expected" if asked else "no failure found") if status == "met" else status,

@@ -15,6 +15,15 @@ _SHOWN = {
 }
 
 
+_ESCAPED = {code: f"\\u{code:04x}" for code in _SHOWN if code >= 0x7F}
+
+
+def in_json(text: str) -> str:
+    """Returns JSON of the same value in which a terminal finds nothing to obey. What is below 0x20
+    is escaped by any writer of JSON."""
+    return text.translate(_ESCAPED)
+
+
 def printable(text: str) -> str:
     """Returns the text, each control character but tab and line end replaced by a visible one. The
     length stays, so it can be laid out before."""

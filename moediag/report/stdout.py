@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from moediag.report.printable import printable
+from moediag.report.printable import in_json, printable
 
 
 def write(text: str) -> None:
@@ -29,7 +29,7 @@ def line(text: str = "") -> None:
 
 def data(value: Any) -> None:
     """Writes one JSON object."""
-    write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+    write(in_json(json.dumps(value, indent=1, ensure_ascii=False, default=str)) + "\n")
 
 
 def nowhere() -> None:

@@ -19,6 +19,7 @@ Event = dict[str, Any]
 
 MOST_CALLS = 400_000  # per trace, about 150 MB; older ones are omitted, with a note
 FEWEST_CALLS = 64  # per rank
+MOST_RANKS = 100_000  # drawn without evidence
 MARK = "first divergence"
 
 
@@ -65,7 +66,7 @@ def _trial(name: str, first_pid: int, trial: Traced, most: int) -> list[Event]:
     begin, end = min(times, default=0.0), max(times, default=0.0)
     end += max((end - begin) * 0.05, 1e-3)  # space to show the last call, which never ended
     events: list[Event] = []
-    for rank in sorted({*evidence.ranks, *range(evidence.world_size)}):
+    for rank in sorted({*evidence.ranks, *_absent(evidence)}):
         pid = first_pid + rank
         found = evidence.ranks.get(rank)
         seen = "" if found is not None else " (nothing was found)"
@@ -84,6 +85,11 @@ def _trial(name: str, first_pid: int, trial: Traced, most: int) -> list[Event]:
     return events
 
 
+def _absent(evidence: Evidence) -> Sequence[int]:
+    """Ranks of which nothing was found; none if a damaged dump claims more than any job has."""
+    return range(evidence.world_size if evidence.world_size <= MOST_RANKS else 0)
+
+
 def _calls(
     found: RankEvidence,
     pid: int,
@@ -95,7 +101,7 @@ def _calls(
     events: list[Event] = []
     begin, end = span
     calls = sorted(found.collectives[-most:], key=lambda c: c.time)
-    for call, after in zip(calls, [*calls[1:], None], strict=True):
+    for call, after in zip(calls, [*calls[1:], None][: len(calls)], strict=True):
         until = after.time if call.completed and after else end
         place = {"pid": pid, "tid": threads.get(call.group, 0), "ts": _us(call.time - begin)}
         event = {

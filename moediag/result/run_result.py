@@ -181,6 +181,9 @@ class RunResult:
     """Every --set and --stack, as typed."""
     incomplete: str = ""
     """Why trials of the plan are missing; empty where none is."""
+    removed: str = ""
+    """Of a watched job that was restarted often: how many attempts left no evidence, and how they
+    ended; empty where none was removed."""
     tables: tuple[Table, ...] = ()
     """Over the whole run: variants side by side."""
     schema_version: int = 1

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from moediag.protocol import natural
+
 
 def compact(names: Iterable[str]) -> list[str]:
     """Merges fully qualified names that differ in one component, in order of appearance.
@@ -47,8 +49,9 @@ def braces(values: Sequence[str]) -> str:
     """``["gate_proj", "up_proj"]`` -> ``{gate,up}_proj``; ``["3", "4", "5"]`` -> ``{3..5}``."""
     if len(values) == 1:
         return values[0]
-    if all(value.isdecimal() and str(int(value)) == value for value in values):
-        return "{" + spans(int(value) for value in values) + "}"
+    numbers = [number for value in values if (number := natural(value)) is not None]
+    if [str(number) for number in numbers] == list(values):
+        return "{" + spans(numbers) + "}"
     tails = {value[value.rfind("_") :] if "_" in value else "" for value in values}
     tail = tails.pop() if len(tails) == 1 else ""
     heads = [value[: len(value) - len(tail)] for value in values]
@@ -86,7 +89,7 @@ def seconds(value: float) -> str:
     """``0.42 s``, ``1.4 s``, ``2 min 5 s``."""
     if value < 1:
         return f"{value:.2f} s"
-    if value < 60:
+    if value < 60 or not math.isfinite(value):
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s"

@@ -186,6 +186,46 @@ def test_on_sigterm_the_page_comes_first_and_no_rank_is_left(tmp_path: Path) -> 
     assert not any(Process.of(pid).alive for pid in ranks)
 
 
+_ASKED = """
+import signal, sys
+def told(number, _):
+    print("got", signal.Signals(number).name, flush=True)
+    if sys.argv[1] == "obeys":
+        sys.exit(0)
+for one in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(one, told)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sig", "job", "told"),
+    [
+        (signal.SIGTERM, "obeys", ["SIGTERM"]),
+        (signal.SIGINT, "obeys", ["SIGINT"]),
+        (signal.SIGTERM, "refuses", ["SIGTERM"]),
+        (signal.SIGINT, "refuses", ["SIGINT", "SIGTERM"]),
+    ],
+)
+def test_a_job_gets_the_signal_of_its_watcher_and_is_killed_after_the_grace(
+    tmp_path: Path, sig: signal.Signals, job: str, told: list[str]
+) -> None:
+    options = ("--grace", "600" if job == "obeys" else "2")
+    line = command_line(tmp_path, options, sys.executable, "-c", _ASKED, job)
+    process = subprocess.Popen(**line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(sig)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert [one.split()[1] for one in output.splitlines() if one.startswith("got")] == told
+
+
 def wait_for(path: Path) -> dict[str, Any]:
     """Waits for the JSON file and returns it; fails after a minute."""
     for _ in range(600):

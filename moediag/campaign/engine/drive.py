@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from moediag.campaign.engine.crew import Crew
 from moediag.campaign.engine.display import Display, Line
 from moediag.campaign.engine.journal import Journal, Records
-from moediag.errors import DiskFull, Interrupted, says_disk_full
+from moediag.errors import DiskFull, Interrupted, disk_trouble
 from moediag.launch import signals
 
 AHEAD = 2  # items whose environments are prepared meanwhile
@@ -116,9 +116,9 @@ def resumable(
     except BaseException as error:
         with contextlib.suppress(OSError):  # report the original error
             write(f"ended by an error: {error}")
-        if says_disk_full(error):
+        if trouble := disk_trouble(error):
             raise DiskFull(
-                f"the disk is full: {error}; {done()} are finished and kept",
+                f"{trouble}: {error}; {done()} are finished and kept",
                 "Make room: `moediag stacks clean`, old folders in moediag-runs.\n"
                 f"To resume: {journal.resume_command}",
             ) from error

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moediag.errors import DiskFull, EvidenceError, UsageError, says_disk_full
+from moediag.errors import DiskFull, EvidenceError, UsageError, disk_trouble
 from moediag.protocol import parse_json, read_stored
 
 
@@ -44,7 +44,7 @@ def append(fd: int, path: Path, line: Mapping[str, Any], then: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.ftruncate(fd, size)  # an incomplete line would corrupt the following lines
-        kind = DiskFull if says_disk_full(error) else EvidenceError
+        kind = DiskFull if disk_trouble(error) else EvidenceError
         raise kind(
             f"{path}: cannot be written: {error.strerror or error}",
             f"Make room: what is finished is kept.\n{then}",

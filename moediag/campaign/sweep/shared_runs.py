@@ -9,7 +9,7 @@ from pathlib import Path
 from moediag.campaign import run as runner
 from moediag.campaign.engine import Display, opened
 from moediag.campaign.engine.journal import JOURNAL_FILE
-from moediag.errors import DiskFull, ExitCode, Interrupted, MoediagError, says_disk_full
+from moediag.errors import DiskFull, ExitCode, Interrupted, MoediagError, disk_trouble
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import TrialOptions, in_order
@@ -69,7 +69,7 @@ class Runs:
         except MoediagError as error:
             code, problem = error.exit_code, error.message
         except Exception as error:
-            if says_disk_full(error):
+            if disk_trouble(error):
                 raise  # the next runs would fail the same way
             code = ExitCode.BUG
             problem = f"a bug in moediag: {type(error).__name__}: {error} ({TRACEBACK_FILE})"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.expert_holders import numbers
+from moediag.protocol import natural
 from moediag.result.wording import compact, error_size, plural, ranks
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _layers(fqns: Iterable[str]) -> str:
     found = [match[1] for name in names if (match := _LAYER.search(name))]
     if len(found) < len(names):
         return listed(names)
-    layers = sorted(set(found), key=int)
+    layers = sorted(set(found), key=lambda layer: (natural(layer) or 0, layer))
     if len(layers) == 1:
         return f"layer {layers[0]}"
     if len(layers) > _FEW:

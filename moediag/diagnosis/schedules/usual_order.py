@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+from moediag.protocol import natural
 from moediag.records import dataclass
 
 SHARED = 6  # calls before, equal on ranks that go the same way
@@ -155,12 +156,14 @@ def _nameless(group: Group) -> bool:
 
 def _ordinal(group: Group, seen: RankEvidence) -> int | None:
     """Its place among this rank's groups without a name; None if their names are no numbers."""
-    alike = [
-        g.name for g in seen.groups.values() if _nameless(g) and len(g.ranks) == len(group.ranks)
-    ]
-    if not all(name.isdigit() for name in alike):
+    numbers = {
+        g.name: natural(g.name)
+        for g in seen.groups.values()
+        if _nameless(g) and len(g.ranks) == len(group.ranks)
+    }
+    if None in numbers.values():
         return None
-    return sorted(alike, key=int).index(group.name)
+    return sorted(numbers, key=lambda name: numbers[name] or 0).index(group.name)
 
 
 # ------------------------------------------------------------------------ what peers did

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moediag.evidence.model import Evidence, Frame
+from moediag.protocol import natural
 
 _JOIN = "init_process_group"
 
@@ -33,12 +34,9 @@ def old_store(evidence: Evidence) -> str:
 
 
 def _has_prefix(version: str | None) -> bool:
-    numbers = (version or "").split(".")[:2]
-    return len(numbers) < 2 or not all(n.isdigit() for n in numbers) or _pair(numbers) < (2, 6)
-
-
-def _pair(numbers: list[str]) -> tuple[int, int]:
-    return int(numbers[0]), int(numbers[1])
+    first = [natural(text) for text in (version or "").split(".")[:2]]
+    known = [number for number in first if number is not None]
+    return len(known) < 2 or known < [2, 6]
 
 
 OWN_PREFIX = (

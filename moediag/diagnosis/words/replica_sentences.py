@@ -14,6 +14,7 @@ from moediag.diagnosis.numbers.replicas import (
     Disagreement,
     ReplicaFacts,
 )
+from moediag.protocol import natural
 from moediag.result.wording import error_size, listed, plural, ranks
 
 _FEW = 4  # ranks that are listed one by one
@@ -91,7 +92,8 @@ def _rows(rows: Mapping[int, str], what: str) -> str:
     pieces = []
     for span, members in list(sides.items())[:_FEW]:
         first, _, last = span.partition(":")
-        name = f"{first}-{int(last) - 1}" if last.isdecimal() and first.isdecimal() else span
+        end = natural(last)
+        name = f"{first}-{end - 1}" if end is not None and first.isdecimal() else span
         pieces.append(f"{name} on {ranks(members)}")
     more = len(sides) - len(pieces)
     lead = "experts " if what == "experts" else "rows "

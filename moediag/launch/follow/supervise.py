@@ -3,6 +3,7 @@ collected before the ranks are ended."""
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,6 +66,7 @@ class Supervisor:
         self._root_code: int | None = None
         self.agent: int | None = None  # pid of an elastic agent that named itself
         self._end_begun: float | None = None
+        self._asked_by: int = signal.SIGINT  # the signal that interrupted moediag
         self._came: Sequence[int] = ()  # signals to moediag during the end
 
     def run(self, kind: str) -> LaunchRecord:
@@ -72,8 +74,9 @@ class Supervisor:
             self._follow()
         except LaunchError as error:
             self.seen.launch_error = error.message
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             self.seen.interrupted = True
+            self._asked_by = signals.of_interrupt(error)
         finally:
             with signals.held() as came:
                 self._came = came
@@ -113,30 +116,34 @@ class Supervisor:
 
     def _follow(self) -> None:
         """Returns when the trial has ended or must be ended."""
-        while True:
-            if self.options.stopped:
-                raise KeyboardInterrupt
-            self._root_code = self.running.poll()
-            samples = self._look()
-            self._read_events()
-            self._note_ends(samples)
-            if self._is_over():
-                return
-            self._tell("running" if self.seen.processes else "launching", samples)
-            now = time.monotonic()
-            if self._died(now, samples):
-                pass
-            elif stall := self._stalled(now, samples):
-                self.seen.stall = stall
-                self._capture(samples)
-                if self._ends_after_stall(samples):
-                    return
-            if now - self._begun > self.timeout:
-                self.seen.timed_out = True
-                self._capture(samples)
-                self._ends_after_stall(samples)
-                return
+        while not self._turn():
             time.sleep(self.options.poll)
+
+    def _turn(self) -> bool:
+        """Looks at the ranks once; returns whether the trial has ended or must be ended."""
+        if self.options.stopped:
+            raise KeyboardInterrupt
+        self._root_code = self.running.poll()
+        samples = self._look()
+        self._read_events()
+        self._note_ends(samples)
+        if self._is_over():
+            return True
+        self._tell("running" if self.seen.processes else "launching", samples)
+        now = time.monotonic()
+        if self._died(now, samples):
+            pass
+        elif stall := self._stalled(now, samples):
+            self.seen.stall = stall
+            self._capture(samples)
+            if self._ends_after_stall(samples):
+                return True
+        if now - self._begun > self.timeout:
+            self.seen.timed_out = True
+            self._capture(samples)
+            self._ends_after_stall(samples)
+            return True
+        return False
 
     def _graces(self) -> tuple[float, float, float]:
         return self.options.graces
@@ -177,7 +184,8 @@ class Supervisor:
         if not self._released:
             if staying:
                 self._capture(staying)
-            (self.folder / protocol.RELEASE_FILE).touch()
+            with suppress(OSError):  # the agent continues by itself a little later
+                (self.folder / protocol.RELEASE_FILE).touch()
             self._released = True
         return True
 
@@ -233,19 +241,22 @@ class Supervisor:
     def _capture(self, samples: Sequence[RankSample]) -> None:
         self._tell("capturing", samples, force=True)
         processes = self._of(s.rank for s in samples if s.alive and s.known)
-        seconds = max(self.options.capture, NATIVE) if self._gpu else self.options.capture
+        short = self.options.capture
+        seconds = max(short, NATIVE) if self._gpu else short
         with ThreadPoolExecutor(max_workers=1) as pool:
-            beside = pool.submit(self._ask_machine, processes)
+            # A scheduler waits for the end of an interrupted job.
+            most = min(short, MACHINE) if self.seen.interrupted else MACHINE
+            beside = pool.submit(self._ask_machine, processes, most)
             done = capture(self.folder, processes, seconds)
             of_machine = beside.result()
         self.seen.capture_seconds = (self.seen.capture_seconds or 0.0) + done.seconds
         self.seen.not_seen += [*done.not_seen, *of_machine]
 
-    def _ask_machine(self, processes: Mapping[int, Process]) -> tuple[str, ...]:
+    def _ask_machine(self, processes: Mapping[int, Process], seconds: float) -> tuple[str, ...]:
         """Queries GPUs and communicators if the ranks may use any."""
         if not self._gpu and self.backend:
             return ()
-        return machine.look(self.folder, processes, MACHINE, self.backend)
+        return machine.look(self.folder, processes, seconds, self.backend)
 
     def _read_events(self) -> None:
         """Reads the agent's reports. Ranks that end by a signal after the shutdown began were ended

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 from moediag import protocol
-from moediag.errors import says_disk_full
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
+from moediag.launch import shutdown
 from moediag.launch.base import Running
 from moediag.launch.capture import dumps, source_files
 from moediag.launch.capture.collect import python_frames
@@ -22,6 +22,7 @@ from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.seen import status_of
 from moediag.launch.follow.supervise import NATIVE, Supervisor
 from moediag.launch.nodes.other_nodes import OtherNodes
+from moediag.launch.processes import Process
 from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
@@ -29,7 +30,6 @@ from moediag.launch.settings import LaunchOptions, OnProgress
 AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is reported
 LATE_RANKS = 60.0  # seconds after which moediag no longer waits for a missing rank
 LOADS_EVERY = 5.0  # seconds between two reads of tokens per expert
-ABORT_GRACES = (1.0, 10.0, 5.0)
 _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
           "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
 
@@ -95,6 +95,12 @@ class JobSupervisor(Supervisor):
             self.seen.interrupted = True
         return self.record(kind)
 
+    def _turn(self) -> bool:
+        """A file system that fails for a moment does not end a job: the next turn looks again."""
+        with self._losing("a look at the ranks"):
+            return super()._turn()
+        return self._root_code is not None
+
     def _share(self) -> None:
         with self._losing("the evidence of other nodes"):
             self.record("watch").write(self.folder)
@@ -106,13 +112,12 @@ class JobSupervisor(Supervisor):
 
     @contextmanager
     def _losing(self, evidence: str) -> Iterator[None]:
-        """Notes what is missing because of a full disk, which must not end a job."""
+        """Notes what is missing because a disk is full or fails, which must not end a job."""
         try:
             yield
         except OSError as error:
-            if not says_disk_full(error):
-                raise
-            self.seen.not_seen.append(f"{evidence} ({error})")
+            lost = f"{evidence} ({error.strerror or error})"
+            self.seen.not_seen += [lost] if lost not in self.seen.not_seen else []
 
     def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         every = [*samples, *self.nodes.others]
@@ -157,9 +162,9 @@ class JobSupervisor(Supervisor):
     def _discover(self) -> None:
         found = set(self.ranks)
         for path in self.folder.glob("rank-*.pid"):
-            number = path.name.split("-")[1].split(".")[0]
-            if number.isdigit() and int(number) not in found and self._find(int(number)):
-                found.add(int(number))
+            number = protocol.natural(path.name.split("-")[1].split(".")[0])
+            if number is not None and number not in found and self._find(number):
+                found.add(number)
                 self._last_found = time.monotonic()
                 with suppress(OSError, ValueError):
                     raw = protocol.read_json(path)
@@ -265,10 +270,8 @@ class JobSupervisor(Supervisor):
     # ------------------------------------------------------------------ the end
 
     def _graces(self) -> tuple[float, float, float]:
-        """Returns short graces if ranks hang, because they ignore SIGINT. Running ranks may save
-        their state."""
         hangs = self.seen.stall is not None or not self.seen.interrupted
-        return ABORT_GRACES if hangs else self.options.graces
+        return shutdown.of_job(self.options.end, (self._asked_by, *self._came), hangs)
 
     def _end(self) -> None:
         """Ends the job, or only the remaining ranks of a job that ended by itself: its other
@@ -278,6 +281,14 @@ class JobSupervisor(Supervisor):
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
             self._clear()
+        with self._losing("how the ranks ended"):
+            self._note_end(gone, left)
+        if not self.again:
+            self._account()
+
+    def _note_end(self, gone: Mapping[Process, str], left: Set[int]) -> None:
+        """Notes how the ranks ended. ``gone``: processes that moediag ended, by which signal;
+        ``left``: ranks that were alive when the end began."""
         self._look()
         self._read_events()
         for rank, process in self.seen.processes.items():
@@ -300,8 +311,6 @@ class JobSupervisor(Supervisor):
             quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]
             well = (*quiet, *(ended - left))
             self.seen.exits.update(dict.fromkeys(well, ExitStatus(code=0)))
-        if not self.again:
-            self._account()
 
     def _clear(self) -> None:
         """Ends ranks that their launcher left behind."""

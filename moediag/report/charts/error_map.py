@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from moediag.protocol import natural
 from moediag.report.charts import svg
 from moediag.result import LayerError, wording
 
@@ -59,5 +60,4 @@ def label(errors: Sequence[LayerError]) -> str:
 
 def _number(layer: str) -> tuple[bool, int, str]:
     """Layers by number, what is outside them last."""
-    digits = layer.rpartition(" ")[2]
-    return layer == "", int(digits) if digits.isdecimal() else 0, layer
+    return layer == "", natural(layer.rpartition(" ")[2]) or 0, layer

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -283,8 +284,9 @@ def test_a_run_killed_during_a_write_loses_only_that_trial(tmp_path: Path, torn:
         assert len(ranks.log) > 0 or torn == 1
 
 
-def test_a_full_disk_keeps_finished_trials(tmp_path: Path) -> None:
-    full = OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_a_disk_that_is_full_or_fails_keeps_finished_trials(tmp_path: Path, code: int) -> None:
+    full = OSError(code, os.strerror(code))
     with pytest.raises(DiskFull, match="1 of 4 trials are finished and kept") as caught:
         run(tmp_path / "parts", ending(2, full))
     assert caught.value.help_text.endswith("--resume")
@@ -317,6 +319,25 @@ class Killed(Ranks):
 def test_a_failed_reference_says_why(tmp_path: Path, record: dict[str, Any], why: str) -> None:
     result = run(tmp_path, Killed(**record), planned(["unfixed"]))
     assert why in result.trials[0].cause
+
+
+def test_an_outcome_that_is_shown_late_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a network file system, after a rank that ended well."""
+    whole = LaunchRecord(0.0, 1.0, exits={0: ExitStatus(code=0), 1: ExitStatus(code=1)})
+    waits: list[float] = []
+
+    def shows(seconds: float) -> None:
+        waits.append(seconds)
+        Outcome(0).write(tmp_path)
+
+    monkeypatch.setattr(trials.time, "sleep", shows)
+    trials._await_outcomes(tmp_path, whole)
+    trials._await_outcomes(tmp_path, whole)
+    assert len(waits) == 1
+    monkeypatch.setattr(trials, "_LATE", 0.0)
+    trials._await_outcomes(tmp_path / "none", whole)  # it was never written
 
 
 def test_a_launcher_that_died_below_every_reference_is_an_error(tmp_path: Path) -> None:

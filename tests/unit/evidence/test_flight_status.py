@@ -45,6 +45,11 @@ def test_names_that_contradict_the_order_are_not_guessed() -> None:
     assert found == {"mesh_tp": (2, 2), "mesh_dp": (1, 1)}
 
 
+@pytest.mark.parametrize("name", ["9" * 5000, "²"])
+def test_names_that_are_no_numbers_of_groups_are_not_ordered(name: str) -> None:
+    assert of_groups(status((1, 1), (2, 2)), {"0": 0}, ["0", name, "4"]) == {"0": (1, 1)}
+
+
 @pytest.mark.parametrize("raw", [None, [], {"0": 3}, {"x": {}}, {"0": {"last_enqueued": 3}}])
 def test_anything_else_tells_nothing(raw: Any) -> None:
     assert of_groups(raw, {"0": 0}, ["0"]) == {}

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -128,19 +130,72 @@ def test_a_process_that_handles_the_first_signal_exits_on_it(spawn: Spawner) -> 
     assert stuck == []
 
 
-def test_each_further_request_ends_a_grace(spawn: Spawner) -> None:
-    class Asked(list[int]):
-        """Somebody asks again each time it is looked at."""
+class Asked(list[int]):
+    """Somebody asks again by ``sig`` each time it is looked at."""
 
-        def __len__(self) -> int:
-            self.append(2)
-            return super().__len__()
+    def __init__(self, sig: int) -> None:
+        self.sig = sig
 
+    def __getitem__(self, at: Any) -> Any:
+        self.append(self.sig)
+        return super().__getitem__(at)
+
+
+def test_each_further_ctrl_c_ends_a_grace(spawn: Spawner) -> None:
     parent, line = spawn(ORPHAN, IGNORE)
     family = Family(parent.pid, spawn.token)
     parent.communicate(b"leave\n")
-    gone, _ = shutdown.end(family, (600.0, 600.0, 5.0), Asked())
+    gone, _ = shutdown.end(family, (600.0, 600.0, 5.0), Asked(signal.SIGINT))
     assert {process.pid: step for process, step in gone.items()} == {int(line): "SIGKILL"}
+
+
+SAVES = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: (sys.stdin.readline(), print("saved"), sys.exit(0)))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_further_sigterm_does_not_end_a_job_that_saves_its_state(spawn: Spawner) -> None:
+    """A scheduler may signal twice. SIGINT is ignored, as in the import of torch."""
+    process, _ = spawn(SAVES)
+    family = Family(process.pid, spawn.token)
+    asked = Asked(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(shutdown.end, family, (600.0, 600.0, 5.0), asked)
+        while len(asked) < 50:
+            assert process.poll() is None
+        output, _ = process.communicate(b"go on\n")
+        gone, stuck = ending.result()
+    assert (process.returncode, output, list(gone.values()), stuck) == (
+        0, b"saved\n", ["SIGTERM"], [],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "hangs", "graces"),
+    [
+        ([signal.SIGINT], False, (4.0, 4.0)),
+        ([signal.SIGINT], True, (1.0, 7.0)),
+        ([signal.SIGTERM], False, (0.0, 8.0)),
+        ([signal.SIGHUP], True, (0.0, 8.0)),
+        ([signal.SIGINT, signal.SIGTERM], False, (0.0, 8.0)),
+    ],
+)
+def test_a_job_is_killed_after_its_grace_whatever_comes_first(
+    asked: list[int], hangs: bool, graces: tuple[float, float]
+) -> None:
+    assert shutdown.of_job(8.0, asked, hangs)[:2] == graces
+    assert shutdown.of_job(0.0, asked, hangs)[:2] == (0.0, 0.0)
+
+
+def test_a_signal_without_a_grace_is_not_sent(spawn: Spawner) -> None:
+    process, _ = spawn(WAIT)
+    gone, stuck = shutdown.end(Family(process.pid, spawn.token), (0.0, 5.0, 5.0))
+    assert (list(gone.values()), stuck) == (["SIGTERM"], [])
 
 
 def test_a_stopped_process_is_ended_by_the_first_signal(spawn: Spawner) -> None:

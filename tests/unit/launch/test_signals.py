@@ -22,8 +22,9 @@ from moediag.protocol import Trial
 @pytest.mark.parametrize("sig", signals.ENDING)
 def test_each_signal_interrupts(sig: signal.Signals) -> None:
     before = signal.getsignal(sig)
-    with pytest.raises(KeyboardInterrupt), signals.as_interrupts():
+    with pytest.raises(KeyboardInterrupt) as raised, signals.as_interrupts():
         os.kill(os.getpid(), sig)
+    assert signals.of_interrupt(raised.value) == sig
     assert signal.getsignal(sig) == before
 
 

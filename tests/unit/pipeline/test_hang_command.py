@@ -67,13 +67,13 @@ def test_the_result_contains_how_the_command_ended(tmp_path: Path) -> None:
     again = tmp_path / "attempt-1"
     again.mkdir()
     watching.commands = [run(again, "exit 4")]
-    watching.results = [replace(RESULT, evidence=f"attempt-{n}") for n in (0, 1)]
+    watching.attempts.results = [replace(RESULT, evidence=f"attempt-{n}") for n in (0, 1)]
     (said,) = watching._commands_ended(wait=True)
-    assert [found.notes for found in watching.results] == [(), (said,)]
+    assert [found.notes for found in watching.attempts.results] == [(), (said,)]
     assert "exit code 4" in said
 
 
 def test_nothing_is_reported_without_a_command(tmp_path: Path) -> None:
     watching = watch._Watch(["true"], "job", tmp_path, WatchOptions(), lambda *_: None, None)
-    watching.results = [RESULT]
-    assert watching._commands_ended(wait=True) == () and watching.results == [RESULT]
+    watching.attempts.results = [RESULT]
+    assert watching._commands_ended(wait=True) == () and watching.attempts.results == [RESULT]

@@ -94,7 +94,7 @@ class Told:
         running = WatchedJob.__new__(WatchedJob)
         then = self.job._trouble(record, self.job.folder, running)
         self.during = list(self.pages)
-        self.job._finish(record, self.job.folder)
+        self.job._finish(record, self.job.folder, 0)
         return then
 
 
@@ -365,10 +365,52 @@ def test_a_full_disk_does_not_decide_how_a_job_ends(
     options = watch.WatchOptions(out=tmp_path / "run")
     done = watch.watch(command, options, lambda *_: None)
     assert (done.code, done.exit_code) == (code, expected)
-    assert "No space left" in done.full
+    assert "No space left" in done.lost
     monkeypatch.undo()
     done = watch.watch(command, dataclasses.replace(options, out=tmp_path / "two"), lambda *_: None)
-    assert (done.code, done.full) == (code, "")
+    assert (done.code, done.lost) == (code, "")
+
+
+def test_a_file_system_that_fails_for_a_moment_does_not_end_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS: handles are stale, and closing a file may fail."""
+    calls: dict[str, int] = {}
+
+    def failing(where: Any, name: str, times: int) -> None:
+        original = getattr(where, name)
+
+        def fails(*words: Any, **named: Any) -> Any:
+            calls[name] = calls.get(name, 0) + 1
+            if calls[name] <= times:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return original(*words, **named)
+
+        monkeypatch.setattr(where, name, fails)
+
+    failing(JobSupervisor, "_look", 2)
+    failing(JobSupervisor, "_note_ends", 1)
+    failing(watch, "read_trial", watch._READS - 1)
+    failing(LaunchRecord, "write", 2)
+    command = [sys.executable, "-c", "raise SystemExit(7)"]
+    options = watch.WatchOptions(out=tmp_path / "run")
+    done = watch.watch(command, options, lambda *_: None)
+    assert (done.code, done.exit_code) == (7, ExitCode.INCONCLUSIVE)
+    assert "Stale" in done.lost
+    assert calls["read_trial"] == watch._READS
+
+
+def test_a_job_whose_evidence_cannot_be_read_ends_as_without_moediag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Evidence:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(watch, "read_trial", fails)
+    options = watch.WatchOptions(out=tmp_path / "run")
+    done = watch.watch([sys.executable, "-c", ""], options, lambda *_: None)
+    assert (done.code, done.exit_code) == (0, ExitCode.OK)
+    assert any("all evidence" in text for text in done.result.trials[0].diagnosis.not_seen)
 
 
 @pytest.mark.parametrize("at", ["start", "_new_attempt"])

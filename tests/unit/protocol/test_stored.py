@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from moediag.protocol import build, stored
+from moediag.protocol import build, natural, stored
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,35 @@ class Whole:
     parts: list[Part] = field(default_factory=list)
     by_rank: dict[int, tuple[str, ...]] = field(default_factory=dict)
     cell: str | bool | int | None = None
+
+
+@pytest.mark.parametrize("times", [stored._STALE, stored._STALE + 1])
+def test_a_stale_handle_is_opened_again(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    left = [OSError(errno.ESTALE, "Stale file handle")] * times
+    opened = stored.open_stored
+
+    def opens(path: Path) -> BinaryIO:
+        if left:
+            raise left.pop()
+        return opened(path)
+
+    monkeypatch.setattr(stored, "open_stored", opens)
+    if times > stored._STALE:
+        with pytest.raises(OSError, match="Stale"):
+            stored.read_stored(tmp_path / "a")
+    else:
+        assert stored.read_stored(tmp_path / "a") == b"content"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("12", 12), ("007", 7), ("", None), ("-1", None), ("²", None), ("9" * 5000, None)],
+)
+def test_a_short_text_of_digits_is_a_number(text: str, number: int | None) -> None:
+    assert natural(text) == number
 
 
 def test_nested_dataclasses_are_built() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
-from moediag.report import html, json_view, junit, markdown, trace, views
+from moediag.report import html, json_view, junit, markdown, stdout, trace, views
 from moediag.result import FirstDivergence, RankSide, RunResult, read_result
 from tests.unit.trial_results import changed
 
@@ -118,6 +118,18 @@ def test_json_has_no_nonfinite_numbers(starvation: RunResult) -> None:
     assert raw["trials"][0]["gradient_error"] == "nan"
 
 
+def test_json_keeps_text_that_a_terminal_would_obey_as_escapes(
+    starvation: RunResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    obeyed = "\x1b[2J \x7f \x9b2J \u202e \ufffe é"
+    text = json_view.render(replace(starvation, scenario=obeyed))
+    stdout.data({"scenario": obeyed})
+    for shown in (text, capsys.readouterr().out):
+        assert json.loads(shown)["scenario"] == obeyed
+        assert "é" in shown
+        assert not set(shown) & set("\x1b\x7f\x9b\u202e\ufffe")
+
+
 def call(index: int, op: str, time: float, completed: bool = True) -> Collective:
     return Collective(index, "g", index, op, 8, 4, "float32", "backward", "layers.1",
                       completed=completed, time=time)  # fmt: skip
@@ -142,6 +154,20 @@ def test_trace_marks_the_divergence_and_draws_unfinished_calls() -> None:
     assert spans[1]["ts"] + spans[1]["dur"] == 2_100_000  # to the end of the trace
     marks = [e for e in events if e["name"] == "first divergence"]
     assert [(e["pid"], e["ts"]) for e in marks] == [(0, 1_000_000), (1, 2_000_000)]
+
+
+def test_trace_of_a_rank_without_calls_has_no_spans() -> None:
+    """It only measured, as after a recorder that was switched off."""
+    evidence = Evidence(1, {0: RankEvidence(0)})
+    found = json.loads(trace.render({"t": trace.Traced(evidence)}))["traceEvents"]
+    assert not [event for event in found if event["ph"] == "X"]
+
+
+def test_trace_of_a_damaged_dump_has_no_million_of_processes() -> None:
+    for world, drawn in ((3, {0, 1, 2}), (1_000_000, {1})):
+        evidence = Evidence(world, {1: RankEvidence(1)})
+        found = json.loads(trace.render({"t": trace.Traced(evidence)}))["traceEvents"]
+        assert {event["pid"] for event in found} == drawn
 
 
 def test_trace_without_a_divergence_has_no_marks() -> None:

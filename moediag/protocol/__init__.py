@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 # In this order they are searched for a name. The modules of dataclasses are last: they take longer
 # to import than the rest of a short command.
 _MODULES = (
-    "user_code", "files", "programs", "process_start", "stored", "events",
+    "number_text", "user_code", "files", "programs", "process_start", "stored", "events",
     "specs", "tasks", "trial", "outcome", "relations", "measured", "checked",
 )  # fmt: skip
 
@@ -100,6 +100,7 @@ if TYPE_CHECKING:
         MeasureRequest,
         read_measured,
     )
+    from moediag.protocol.number_text import natural
     from moediag.protocol.outcome import (
         Applied,
         ExpertRows,
@@ -145,7 +146,6 @@ if TYPE_CHECKING:
     from moediag.protocol.stored import (
         SCHEMA_VERSION,
         build,
-        natural,
         open_stored,
         parse_json,
         read_json,

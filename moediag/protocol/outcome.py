@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
 from moediag.protocol.files import SUSCEPTIBILITY_FILE, outcome_file
-from moediag.protocol.stored import build, natural, read_json, write_json
+from moediag.protocol.number_text import natural
+from moediag.protocol.stored import build, read_json, write_json
 
 _BY_STEP = (
     "gradients", "replicas", "inputs", "updates", "applied", "metrics", "reference_metrics",

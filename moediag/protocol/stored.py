@@ -12,7 +12,7 @@ import types
 import typing
 from collections import abc
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, List, Optional, Union
+from typing import Any, BinaryIO, Dict, List, Union
 
 SCHEMA_VERSION = 1
 MOST_BYTES = 1 << 30  # of one file
@@ -30,12 +30,6 @@ def parse_json(text: Union[str, bytes]) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def natural(text: str) -> Optional[int]:
-    """The number that a short text of decimal digits gives, else None. ``int`` raises for thousands
-    of digits, and for digits such as a superscript, which ``str.isdigit`` accepts."""
-    return int(text) if len(text) < 19 and text.isdecimal() else None
 
 
 def open_stored(path: Union[str, Path]) -> BinaryIO:

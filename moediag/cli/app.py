@@ -24,6 +24,7 @@ from moediag.cli import (
     export,
     hunt,
     init,
+    is_interruption,
     matrix,
     nightly,
     report,
@@ -241,6 +242,9 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
         stderr.line("error: interrupted")
         return ExitCode.INTERRUPTED
     except Exception as error:
+        if is_interruption(error):
+            stderr.line("error: interrupted")
+            return ExitCode.INTERRUPTED
         known = _known(error)
         if known is None:
             _apologise(error, debug)

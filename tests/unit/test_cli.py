@@ -480,19 +480,40 @@ def test_options_of_any_command_are_explained(capsys: pytest.CaptureFixture[str]
     assert "--on-hang (option)" in capsys.readouterr().out
 
 
-def test_an_interruption_while_modules_are_imported_has_no_traceback() -> None:
+def wrapped(cause: BaseException) -> None:
+    """As Python does before 3.12 with what is raised while a class is made."""
+    raise RuntimeError("Error calling __set_name__") from cause
+
+
+def test_an_interruption_while_a_class_is_made_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("moediag.scenario.catalogue.names", lambda: wrapped(KeyboardInterrupt()))
+    assert app.main(["list"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "error: interrupted\n"
+    monkeypatch.setattr("moediag.scenario.catalogue.names", lambda: wrapped(ValueError()))
+    assert app.main(["list"]) == ExitCode.BUG
+
+
+@pytest.mark.parametrize(
+    "how", ["raise KeyboardInterrupt", "raise RuntimeError from KeyboardInterrupt()"]
+)
+def test_an_interruption_while_modules_are_imported_has_no_traceback(how: str) -> None:
     program = """
 import sys
 class Interrupted:
     @staticmethod
     def find_spec(name, *_):
         if name == "typer":
-            raise KeyboardInterrupt
+            HOW
 sys.meta_path.insert(0, Interrupted)
 from moediag.cli import main
 sys.exit(main(["list"]))
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program.replace("HOW", how)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (ExitCode.INTERRUPTED, "error: interrupted\n")

@@ -65,3 +65,13 @@ def test_what_later_steps_may_take_back_is_not_told(tmp_path: Path, told: list[s
     append(tmp_path, 1, 1, "ab", hyper=[{"lr": "0.2"}])
     laws.look(tmp_path)
     assert not told
+
+
+def test_a_file_of_no_rank_does_not_end_the_watcher(tmp_path: Path, told: list[str]) -> None:
+    laws = LiveLaws(told.append)
+    for step in (1, 2):
+        append(tmp_path, 0, step, "ab")
+        append(tmp_path, 1, step, "cd")
+        (tmp_path / "rank-x.laws.jsonl").write_text("{}\n" * step)
+        laws.look(tmp_path)
+    assert len(told) == 1

@@ -28,7 +28,7 @@ from moediag.ranks import agent, entry, parent
 # What to import before forking: "module:function" with one argument, a list of model families.
 ENV_WARM = "MOEDIAG_WARM"
 DEFAULT_WARM = "moediag.worker.warm:warm"
-MONITOR_INTERVAL = 0.02  # seconds between two polls of the workers by the elastic agent
+MONITOR_INTERVAL = 0.05  # seconds between two polls of the workers by the elastic agent
 
 
 class Host:
@@ -182,6 +182,7 @@ def run_trial(request: Dict[str, Any]) -> int:
     # torch names each event of a rendezvous by inspect.stack(), which searches every module of the
     # process several times: half a second after transformers was imported.
     setattr(dynamic_rendezvous, "get_method_name", _caller)  # noqa: B010
+    _join_at_once(dynamic_rendezvous)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -233,6 +234,18 @@ class Gate:
         os.close(self._out)
         if not passed:
             os._exit(1)
+
+
+def _join_at_once(dynamic_rendezvous: Any) -> None:
+    """Removes the random delay of up to 0.3 s with which torch's agent joins its first rendezvous:
+    it spreads the load of many nodes, and here is one."""
+    delay = getattr(dynamic_rendezvous, "_delay", lambda seconds: None)
+
+    def only_fixed(seconds: Any) -> None:
+        if not isinstance(seconds, tuple):
+            delay(seconds)
+
+    dynamic_rendezvous._delay = only_fixed
 
 
 def _caller(depth: int = 2) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
@@ -53,3 +54,16 @@ def test_events_of_a_rendezvous_have_the_names_that_torch_gives_them() -> None:
         return named()
 
     assert joins() == ("joins", "joins")
+
+
+def test_only_the_random_delay_of_the_first_rendezvous_is_removed() -> None:
+    # torch's own module, in which a later release may name or call it differently.
+    code_of_first = dynamic_rendezvous.DynamicRendezvousHandler.next_rendezvous.__code__
+    assert "_delay" in code_of_first.co_names and (0, 0.3) in code_of_first.co_consts
+    waited: list[object] = []
+    torchs = SimpleNamespace(_delay=waited.append)
+    host._join_at_once(torchs)
+    torchs._delay(seconds=(0, 0.3))
+    torchs._delay(seconds=1)
+    assert waited == [1]
+    host._join_at_once(SimpleNamespace())  # a release without it

@@ -152,7 +152,8 @@ class Trials:
         stack = self.stacks.get(key) or environment.ready(planned.stack)
         if not isinstance(stack, Stack):
             return False
-        self._launcher(planned, stack)
+        with contextlib.suppress(LaunchError):  # the trial fails again and reports it
+            self._launcher(planned, stack)
         return True
 
     # -- stacks and launchers ----------------------------------------------------------

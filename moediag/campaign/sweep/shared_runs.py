@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from pathlib import Path
@@ -48,9 +49,10 @@ class Runs:
         """Starts the host that ``plan`` needs first if its environment is built. It imports while
         the present run waits for its ranks."""
         first = in_order(plan)[0]
-        stack = environment.ready(first.stack) if first.trial.launcher == "fork" else None
-        if stack is not None:
-            self._hosts.begin(stack)
+        with contextlib.suppress(MoediagError):  # its own run fails again and reports it
+            stack = environment.ready(first.stack) if first.trial.launcher == "fork" else None
+            if stack is not None:
+                self._hosts.begin(stack)
 
     def run(self, plan: Plan, below: Path, display: Display) -> Ran:
         """Runs ``plan`` in the run directory ``below``, or resumes it there, and reports any

@@ -177,6 +177,25 @@ def test_hosts_of_built_stacks_import_at_once_one_per_core(
     assert ranks.log.count(f"host stack-{UPGRADE}") == 1
 
 
+def test_a_host_that_cannot_start_early_affects_only_its_own_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ready(request: Mapping[str, str]) -> Stack:
+        version = request["transformers"]
+        return Stack(Path("python"), dict(request), f"stack-{version}", 0.0, [])
+
+    class NoUpgrade(Ranks):
+        def launcher(self, kind: str, stack: Stack, *_: Any) -> Any:
+            if stack.key.endswith(UPGRADE) and "unfixed" not in self.log:
+                raise LaunchError("no memory for two hosts")
+            return super().launcher(kind, stack)
+
+    monkeypatch.setattr("moediag.stacks.environment.ready", ready)
+    monkeypatch.setattr("moediag.hardware.cores", lambda: 2)
+    result = run(tmp_path / "out", NoUpgrade(), planned(["unfixed", "upgrade"]))
+    assert [trial.variant for trial in result.trials] == ["unfixed", "upgrade"]
+
+
 class NoRanks(Ranks):
     def run(self, trial: Trial, folder: Path, _: Any = None) -> LaunchRecord:
         raise LaunchError("no ranks here")

@@ -113,6 +113,23 @@ def test_the_host_of_the_next_scenario_imports_during_this_one(
     assert events == (["host", "run", "host", "run", "run"] if begun else ["run"] * 3)
 
 
+def test_a_host_that_cannot_start_early_does_not_end_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def begin(_: Any, stack: Stack) -> None:
+        raise LaunchError("no such interpreter")
+
+    built = Stack(Path("python"), {}, "key", 0.0, [])
+    monkeypatch.setattr("moediag.campaign.run.run", lambda *_: met(True))
+    monkeypatch.setattr("moediag.stacks.environment.ready", lambda _: built)
+    monkeypatch.setattr(shared_runs.Hosts, "begin", begin)
+    options = SweepOptions(world_size=2)
+    planned = plan_all(options, NAMES)
+    with opened(session.header(planned, options, COMMAND), tmp_path, False, "all") as journal:
+        found = session.sweep(planned, options, journal, Display())
+    assert [row.status for row in found.rows] == ["as expected"] * 3
+
+
 def test_a_failing_scenario_affects_only_its_own_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

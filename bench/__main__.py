@@ -20,7 +20,7 @@ from rich.table import Table
 
 from bench import bisect_probes, diagnose_speed
 from bench.stall_to_page import stall_to_page
-from moediag.stacks import environment
+from moediag.lab.stacks import environment
 
 HERE = Path(__file__).parent
 MOEDIAG = [sys.executable, "-m", "moediag"]

@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD
-from moediag.campaign.bisect.search.search import Options, Probe, Search
-from moediag.stacks import environment
-from moediag.stacks.base import ENV_CACHE
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD
+from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
+from moediag.lab.stacks import environment
+from moediag.lab.stacks.base import ENV_CACHE
 
 HERE = Path(__file__).parent
 CHECKS = 4  # both ends, and both neighbours of the boundary again

@@ -23,10 +23,10 @@ from bench.torchrun import command, launch, variables
 from moediag.axes import DP_REPLICATE, TP, Layout
 from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
-from moediag.families import FAMILIES
-from moediag.pipeline import check, check_cost
+from moediag.lab.families import FAMILIES
+from moediag.lab.pipeline import check, check_cost
+from moediag.lab.stacks import environment
 from moediag.protocol import ModelSpec
-from moediag.stacks import environment
 
 RELEASE = {"transformers": "5.23.0"}
 NEAR = 0.02  # relative difference that is allowed

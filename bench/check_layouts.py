@@ -103,8 +103,8 @@ def rows() -> Iterator[dict[str, Any]]:
     """Plans every cell; in a process of the release."""
     from transformers import CONFIG_MAPPING
 
+    from moediag.lab import check
     from moediag.protocol import CheckTask, Trial, WrapperSpec
-    from moediag.worker import check
 
     with tempfile.TemporaryDirectory() as place:
         for number, (name, model) in enumerate(MODELS.items()):
@@ -215,7 +215,7 @@ def main() -> int:
         Path(given.plan).write_text(json.dumps(list(rows())))
         return 0
     from bench.torchrun import ROOT, variables
-    from moediag.stacks import environment
+    from moediag.lab.stacks import environment
 
     stack = environment.ensure(RELEASE)
     with tempfile.TemporaryDirectory() as folder:

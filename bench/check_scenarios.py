@@ -22,13 +22,13 @@ from pathlib import Path
 from bench.torchrun import ROOT
 from moediag.diagnosis import diagnose
 from moediag.errors import MoediagError
-from moediag.pipeline.check_script import RankRead, Simulation, simulate
+from moediag.lab.pipeline.check_script import RankRead, Simulation, simulate
+from moediag.lab.scenario import catalogue
+from moediag.lab.scenario.load import load
+from moediag.lab.scenario.plan import PlannedTrial, plan
+from moediag.lab.stacks import environment
 from moediag.protocol import attempt_folder
 from moediag.result import FAILURES, Diagnosis
-from moediag.scenario import catalogue
-from moediag.scenario.load import load
-from moediag.scenario.plan import PlannedTrial, plan
-from moediag.stacks import environment
 
 LOUD = {"hang", "collective-mismatch", "crash"}
 PARTED = LOUD - {"crash"}

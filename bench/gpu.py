@@ -20,18 +20,19 @@ from typing import Any
 
 import moediag
 from bench.speed import suite as speed
-from moediag import doctor, hardware
-from moediag.campaign.engine import shown
-from moediag.campaign.sweep.shared_runs import Ran, Runs
+from moediag import hardware
 from moediag.errors import MoediagError
+from moediag.lab import machine_checks
+from moediag.lab.campaign.engine import shown
+from moediag.lab.campaign.sweep.shared_runs import Ran, Runs
+from moediag.lab.scenario import catalogue
+from moediag.lab.scenario import load as loading
+from moediag.lab.scenario import plan as planning
+from moediag.lab.stacks.base import cache_root, current_base
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import write_json
-from moediag.result import RunResult, wording
-from moediag.scenario import catalogue, devices
-from moediag.scenario import load as loading
-from moediag.scenario import plan as planning
-from moediag.stacks.base import cache_root, current_base
+from moediag.result import RunResult, devices, wording
 
 FOLDER = Path(__file__).parent.parent / "reports" / "gpu"
 STARVATION = (
@@ -212,12 +213,12 @@ def versions() -> dict[str, str | None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     try:
-        doctor.require_gpus(1, shared=True)
+        machine_checks.require_gpus(1, shared=True)
     except MoediagError as error:
         sys.stderr.write(f"make gpu: {error.message}\n{error.help_text}\n")
         return error.exit_code
     asked = [] if options.speed else [
-        q for q in questions(len(doctor.gpus()) or len(hardware.driver_gpus()), hardware.nccl())
+        q for q in questions(len(machine_checks.gpus()) or len(hardware.driver_gpus()), hardware.nccl())
         if not options.scenario or q.scenario in options.scenario
     ]  # fmt: skip
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -70,7 +70,7 @@ def _row(name: str, counts: collections.Counter[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.mutation", description=__doc__)
-    parser.add_argument("modules", nargs="*", default=["*"], help="e.g. 'moediag.judgement.*'")
+    parser.add_argument("modules", nargs="*", default=["*"], help="e.g. 'moediag.lab.judgement.*'")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="try each Nth mutant")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     options = parser.parse_args()

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from moediag.lab.step import preparation, training
+from moediag.lab.step.shard.wrapped import synchronize
 from moediag.protocol import ENV_GUARD, ENV_LAWS, ModelSpec, SkewSpec, StepSpec, Trial
 from moediag.recorder import install
-from moediag.worker import preparation, training
-from moediag.worker.shard.wrapped import synchronize
 
 MODEL = ModelSpec(
     hidden=128, intermediate=256, layers=2, experts=16, heads=4, kv_heads=2, head_dim=32, vocab=512

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moediag.stacks import environment
+from moediag.lab.stacks import environment
 
 ROOT = Path(__file__).parent.parent
 _DEATH = ("terminate called", "what():", "Fatal Python error", "Signal ")

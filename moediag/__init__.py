@@ -15,6 +15,11 @@ def __getattr__(name: str) -> object:
 
     if name in ("laws", "verify"):
         return importlib.import_module(f"moediag.{name}")
-    if name in ("check", "diagnose", "run"):
-        return getattr(importlib.import_module("moediag.api"), name)
+    if name == "diagnose":
+        return importlib.import_module("moediag.api").diagnose
+    if name in ("check", "run"):
+        from moediag import extension
+
+        extension.require(f"moediag.{name}")
+        return extension.provided(name)
     raise AttributeError(f"module 'moediag' has no attribute {name!r}")

@@ -1,4 +1,5 @@
-"""Commands as functions: ``moediag.run``, ``moediag.diagnose``, ``moediag.check``.
+"""Commands as functions: ``moediag.diagnose``, and ``moediag.run`` and ``moediag.check`` of the
+laboratory.
 
 Each returns the object that ``--json`` prints and prints nothing. What a command explains on stderr
 is raised as :class:`moediag.errors.MoediagError`, with ``help_text``.
@@ -6,60 +7,13 @@ is raised as :class:`moediag.errors.MoediagError`, with ``help_text``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moediag.pipeline.check import CheckResult
     from moediag.result import RunResult
 
-__all__ = ["check", "diagnose", "run"]
-
-
-def run(
-    scenario: str | Path,
-    *,
-    cpu: int | None = None,
-    gpus: int | None = None,
-    variants: Sequence[str] = (),
-    stack: Mapping[str, str] | None = None,
-    overrides: Mapping[str, object] | None = None,
-    repeat: int = 1,
-    timeout: float | None = None,
-    cost: bool = True,
-    out: str | Path | None = None,
-) -> RunResult:
-    """Runs a scenario, as ``moediag run``: a name of the catalogue or a file.
-
-    ``cpu``, ``gpus``: number of ranks; neither: the scenario's own, on the CPU. ``stack``: package
-    -> version. ``overrides``: field -> value, as ``{"model.family": "mixtral"}``. ``cost``: time
-    the fixes. ``out``: the run directory; default: a new one in moediag-runs.
-    """
-    from moediag import doctor
-    from moediag.campaign import run as runner
-    from moediag.campaign.engine import Display, opened
-    from moediag.errors import UsageError
-    from moediag.launch.settings import LaunchOptions
-    from moediag.pipeline.trials import TrialOptions
-    from moediag.scenario import catalogue, plan
-    from moediag.scenario.load import load
-
-    if cpu is not None and gpus is not None:
-        raise UsageError("cpu and gpus exclude each other", "Each of them sets the world size.")
-    settings = [f"{field}={value}" for field, value in (overrides or {}).items()]
-    loaded = load(catalogue.find(str(scenario)), settings)
-    ranks = gpus or cpu or loaded.world.default
-    planned = plan.plan(
-        loaded, ranks, "gpu" if gpus else "cpu", variants=list(variants), repeat=repeat,
-        timeout=timeout, stack_overrides=dict(stack or {}), timed=cost,
-    )  # fmt: skip
-    if gpus:
-        doctor.require_gpus(gpus, planned.scenario.stack.get("torch"))
-    launch = LaunchOptions()
-    asked = runner.header(planned, launch)
-    with opened(asked, Path(out) if out is not None else None, False, loaded.name) as journal:
-        return runner.run(planned, journal, TrialOptions(launch), Display())
+__all__ = ["diagnose"]
 
 
 def diagnose(*paths: str | Path, taken_at: float | None = None) -> RunResult:
@@ -69,31 +23,3 @@ def diagnose(*paths: str | Path, taken_at: float | None = None) -> RunResult:
     from moediag.pipeline.examine import examine
 
     return examine([Path(path) for path in paths], taken_at).result
-
-
-def check(
-    config: str | Path,
-    layout: Mapping[str, int],
-    *,
-    world: int | None = None,
-    stack: Mapping[str, str] | None = None,
-    wrapper: str = "",
-    simulate: bool = True,
-    timeout: float = 600.0,
-    out: str | Path | None = None,
-) -> CheckResult:
-    """Checks a model and a layout before a launch, as ``moediag check``: ``config`` is a folder
-    with config.json, the file, or a name that the hub's local cache has.
-
-    ``layout``: mesh axis -> size. ``world``: number of ranks; default: the product of the axes.
-    ``wrapper``: ``fsdp2`` or ``transformers``, who shards; default: by the layout. ``simulate``:
-    also a step on simulated ranks.
-    """
-    from moediag.pipeline.check import CheckOptions
-    from moediag.pipeline.check import check as checked
-
-    options = CheckOptions(
-        str(config), layout, world, dict(stack or {}), wrapper, simulate, timeout=timeout,
-        out=Path(out) if out is not None else None,
-    )  # fmt: skip
-    return checked(options, lambda *_: None)

@@ -91,7 +91,7 @@ def step(
 
     Rank 0 prints the page to stderr. Nothing is raised for a wrong step.
     """
-    from moediag.worker.verify import in_program
+    from moediag.ranks.verify import in_program
 
     rank = in_program.own_rank()
     name = Path(sys.argv[0]).name or "python"

@@ -27,13 +27,14 @@ from rich.console import Console
 from bench.endurance import originals
 from bench.endurance.damage import CANARY, EVIL, damaged
 from bench.endurance.originals import Files
-from moediag.campaign.engine import journal
 from moediag.errors import MoediagError
 from moediag.evidence import file_loading
+from moediag.lab.campaign.engine import journal
+from moediag.lab.launch.rendezvous import Meeting
+from moediag.lab.pipeline import register
+from moediag.lab.scenario import load as loading
 from moediag.launch.nodes import status
 from moediag.launch.nodes.peers import Peers
-from moediag.launch.nodes.rendezvous import Meeting
-from moediag.pipeline import register
 from moediag.pipeline.examine import examine
 from moediag.protocol import parse_json
 from moediag.ranks import relay
@@ -41,7 +42,6 @@ from moediag.report import html, json_view, junit, markdown, terminal, trace, vi
 from moediag.report.printable import printable
 from moediag.result import RunResult
 from moediag.result.result_file import trial_from_json
-from moediag.scenario import load as loading
 
 SECONDS = 20.0  # of CPU time; an input that takes longer counts as a hang
 MEMORY = 2 << 30  # bytes beyond those of the interpreter
@@ -132,7 +132,7 @@ def _register(folder: Path) -> None:
 
 
 def _checkpoint(folder: Path) -> None:
-    from moediag.worker.check import checkpoint_names
+    from moediag.lab.check import checkpoint_names
 
     try:
         checkpoint_names.shapes(folder)

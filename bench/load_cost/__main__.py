@@ -19,8 +19,8 @@ from bench import torchrun
 from bench.load_cost import page
 from bench.load_cost.timing import DTYPES, METHODS, RankTimings, Spec, Timing
 from moediag.errors import MoediagError
+from moediag.lab.stacks import environment
 from moediag.protocol import write_json
-from moediag.stacks import environment
 
 STACK = {"transformers": "5.23.0", "accelerate": "1.15.0"}
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from bench.speed import listed
 from bench.speed.sizes import Size
+from moediag.lab.step import preparation, training
+from moediag.lab.step.models import checkpoint, tiny
+from moediag.lab.step.models.skew import RouterSkew
+from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
-from moediag.worker import preparation, training
-from moediag.worker.models import checkpoint, tiny
-from moediag.worker.models.skew import RouterSkew
-from moediag.worker.shard.wrapped import Wrapped
 
 SEED = 0
 

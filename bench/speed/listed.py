@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from moediag.worker.models.tiny import Anatomy
-from moediag.worker.not_applicable import NotApplicable
+from moediag.lab.step.models.tiny import Anatomy
+from moediag.recorder.not_applicable import NotApplicable
 
 
 class Expert(nn.Module):

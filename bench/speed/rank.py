@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from bench.speed import built, clock, flops, sizes
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
+from moediag.lab.step import kernels
+from moediag.lab.step.shard.wrapped import Wrapped, synchronize
+from moediag.lab.step.versions import versions
 from moediag.protocol import Trial, write_json
-from moediag.worker import kernels
-from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.shard.wrapped import Wrapped, synchronize
-from moediag.worker.versions import versions
+from moediag.recorder.not_applicable import NotApplicable
 
 EAGER_EP = "under expert parallelism it raises in 5.17 and hangs in 5.18 with one-hot: see ep-step"
 Row = dict[str, Any]

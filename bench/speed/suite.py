@@ -12,7 +12,7 @@ from typing import Any
 from bench import torchrun
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag.errors import MoediagError
-from moediag.stacks import environment
+from moediag.lab.stacks import environment
 
 STACK = {"transformers": "5.17.0", "accelerate": "1.15.0"}  # as ep-step's
 TRITON = "3.6.0"  # on the CPU, where torch brings none

@@ -6,35 +6,16 @@ command imports what it needs.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import errno
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 import moediag
-from moediag.cli import (
-    bisect,
-    check,
-    explain_word,
-    export,
-    hunt,
-    init,
-    is_interruption,
-    matrix,
-    nightly,
-    report,
-    run,
-    scenarios,
-    stacks,
-    tab_completion,
-    verify,
-    watch,
-)
+from moediag import extension
+from moediag.cli import is_interruption, tab_completion
 from moediag.cli import options as o
 from moediag.errors import (
     ExitCode,
@@ -44,6 +25,7 @@ from moediag.errors import (
     disk_trouble,
     says_disk_full,
 )
+from moediag.extension import Command
 from moediag.launch import signals
 from moediag.report import stderr, stdout
 
@@ -69,18 +51,36 @@ _MAY_NOT_WRITE = (
 # The errors of the library that typer carries along under changing names.
 _WRONG_USAGE = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(
-    help=HELP,
-    epilog="Example: moediag run expert-starvation --cpu 2",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: no import of rich, the same text everywhere
-    context_settings={"help_option_names": ["-h", "--help"]},
+COMMANDS = (
+    Command(
+        "watch",
+        "moediag.cli.watch:watch",
+        "watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
+        runs_a_command=True,
+    ),
+    Command(
+        "diagnose",
+        "moediag.cli.diagnose:diagnose",
+        "diagnose moediag-runs/20250131-120000-expert-starvation",
+    ),
+    Command(
+        "verify",
+        "moediag.cli.verify:verify",
+        "verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py",
+        runs_a_command=True,
+    ),
+    Command(
+        "report",
+        "moediag.cli.report:report",
+        "report moediag-runs/* --html page.html --junit junit.xml",
+    ),
+    Command("explain", "moediag.cli.explain_word:explain", "explain collective-mismatch"),
+    Command("doctor", "moediag.cli.doctor:doctor", "doctor"),
+    Command("env", "moediag.cli.env:env", "env --stack transformers=4.53.2"),
+    Command("completion", "moediag.cli.tab_completion:completion", "completion bash"),
 )
-app.add_typer(stacks.app, name="stacks")
 
 
-@app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -93,128 +93,32 @@ def root(
         raise typer.Exit(ExitCode.USAGE)
 
 
-app.command(
-    epilog="Example: moediag run expert-starvation --cpu 4 --set model.family=mixtral",
-)(run.run)
+def whole() -> typer.Typer:
+    """Returns the command line with all commands."""
+    return _app((*COMMANDS, *extension.commands()))
 
 
-app.command(
-    epilog="Example: moediag check ./Qwen3-30B-A3B --layout dp_shard=64,ep=8",
-)(check.check)
-
-
-app.command(
-    epilog="Example: moediag bisect expert-starvation --window --cpu 2",
-)(bisect.bisect)
-
-
-app.command(
-    epilog="Example: moediag matrix expert-starvation --family all --fast --cpu 2",
-)(matrix.matrix)
-
-
-app.command(
-    epilog="Example: moediag hunt --release newest --cpu 2",
-)(hunt.hunt)
-
-
-app.command(
-    epilog="Example: moediag nightly --cpu 2 --track pinned --track newest --minutes 30",
-)(nightly.nightly)
-
-
-app.command(
-    epilog="Example: moediag export expert-starvation --variant unfixed --file starvation.py",
-)(export.export)
-
-
-app.command(epilog="Example: moediag init my-failure.yaml --from expert-starvation")(init.init)
-
-
-app.command(epilog="Example: moediag completion bash")(tab_completion.completion)
-
-
-app.command(name="list", epilog="Example: moediag list tensor parallel")(scenarios.list_)
-
-
-app.command(epilog="Example: moediag show expert-starvation")(scenarios.show)
-
-
-app.command(epilog="Example: moediag schema > scenario.schema.json")(scenarios.schema)
-
-
-app.command(
-    epilog="Example: moediag watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
-    context_settings={"allow_interspersed_args": False},
-)(watch.watch)
-
-
-app.command(
-    epilog="Example: moediag verify --reference 'python train.py' -- torchrun --nproc-per-node 8 "
-    "train.py",
-    context_settings={"allow_interspersed_args": False},
-)(verify.verify)
-
-
-@app.command(epilog="Example: moediag diagnose moediag-runs/20250131-120000-expert-starvation")
-def diagnose(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH…", help="Runs, dumps, stacks, logs.")
-    ],
-    taken_at: o.TakenAt = "",
-    html: o.Html = None,
-    trace: o.Trace = None,
-    as_json: o.Json = False,
-    no_color: o.NoColor = False,
-) -> None:
-    """Diagnose a run, a trial, or files that other tools left behind.
-
-    Flight Recorder dumps, py-spy and pystack output, torchrun's error files and logs are recognised
-    by their content and read together as one job. --html and --trace are written in addition to
-    the page, or instead of it if they go to stdout (-).
-    """
-    chosen = o.views(as_json, html=html, trace=trace)
-    from moediag.pipeline.examine import examine
-    from moediag.report import page, views
-
-    found = examine(paths, o.moment(taken_at))
-    for told in views.write([found.result], chosen, found.traced):
-        stderr.line(told)
-    if as_json:
-        from moediag.report import json_view
-
-        stdout.write(json_view.render(found.result))
-    elif Path("-") not in chosen.values():
-        from moediag.report import consoles, terminal
-
-        terminal.render(found.result, consoles.output(no_color))
-    raise typer.Exit(page.exit_code(found.result))
-
-
-app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")(
-    report.report
-)
-
-
-app.command(epilog="Example: moediag explain collective-mismatch")(explain_word.explain)
-
-
-@app.command(epilog="Example: moediag doctor")
-def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
-    """Check this machine, and print what to type if something is missing."""
-    from moediag import doctor as examiner
-    from moediag.report import consoles, doctor_view
-
-    checks = examiner.checks()
-    if as_json:
-        stdout.data({"checks": [dataclasses.asdict(check) for check in checks]})
-    else:
-        doctor_view.render(checks, consoles.output(no_color))
-    failed = any(check.status == "fail" for check in checks)
-    raise typer.Exit(ExitCode.CANNOT_RUN_HERE if failed else ExitCode.OK)
-
-
-app.command(epilog="Example: moediag env --stack transformers=4.53.2")(report.env)
+def _app(commands: Iterable[Command]) -> typer.Typer:
+    made = typer.Typer(
+        help=HELP,
+        epilog="Example: moediag run expert-starvation --cpu 2",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help: no import of rich, the same text everywhere
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback(invoke_without_command=True)(root)
+    for command in commands:
+        found = extension.imported(command.target)
+        if isinstance(found, typer.Typer):
+            made.add_typer(found, name=command.name)
+            continue
+        made.command(
+            name=command.name,
+            epilog=f"Example: moediag {command.example}",
+            context_settings={"allow_interspersed_args": not command.runs_a_command},
+        )(found)
+    return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -254,21 +158,19 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
 
 
 def _called(given: Sequence[str]) -> typer.Typer:
-    """Returns the app with the called command alone; typer needs longer to set up all commands than
-    to be imported. All of them for the help, to say which ones there are, and to explain their
-    options, and to complete words in a shell."""
+    """Returns the command line with the called command alone; typer needs longer to set up all
+    commands than to be imported. All of them for the help, to say which ones there are, and to
+    explain their options, and to complete words in a shell. Raises MachineError for a command of
+    the laboratory whose packages are not installed."""
     words = [argument for argument in given if not argument.startswith("-")][:1]
     if words == ["explain"] or tab_completion.asked():
-        return app
-    called = copy.copy(app)
-    called.registered_commands = [
-        command
-        for command in app.registered_commands
-        if (command.name or getattr(command.callback, "__name__", "")) in words
-    ]
-    called.registered_groups = [group for group in app.registered_groups if group.name in words]
-    found = called.registered_commands or called.registered_groups
-    return called if found or "--version" in given else app
+        return whole()
+    found = [command for command in COMMANDS if command.name in words]
+    if not found and words:
+        found = [command for command in extension.commands() if command.name in words]
+        if found and not {"-h", "--help"} & set(given):
+            extension.require(f"`moediag {words[0]}`")
+    return _app(found) if found or "--version" in given else whole()
 
 
 def _known(error: Any) -> MoediagError | None:

@@ -1,4 +1,4 @@
-"""`moediag report` and `moediag env`: parse, call, exit code."""
+"""`moediag report`: parse, call, exit code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-import moediag
+from moediag import extension
 from moediag.cli import options as o
 from moediag.errors import UsageError
-from moediag.report import stderr, stdout
+from moediag.report import stderr
 
 
 def report(
@@ -51,10 +51,10 @@ def report(
     chosen = o.views(html=html, markdown=markdown, junit=junit, trace=trace)
     results = [result for result, _ in loaded]
     made: dict[str, str] = {}
-    if markdown is not None:
-        from moediag.upstream import draft_evidence
-
-        draft = draft_evidence.of_runs(loaded, for_, stderr.line)
+    if for_:
+        extension.require(f"--for {for_}")
+    if markdown is not None and not extension.missing():
+        draft = extension.provided("draft")(loaded, for_, stderr.line)
         if draft is not None:
             made["markdown"] = draft.text
             beside = draft.attachment
@@ -67,20 +67,3 @@ def report(
     if not chosen:
         for result, folder in loaded:
             terminal.render(result, consoles.output(no_color), views.short(folder))
-
-
-def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
-    """Print system information for a bug report: machine, versions, builds, variables.
-
-    It describes the Python that runs moediag, or with --stack an environment that is built. Values
-    of variables that look like secrets are omitted.
-    """
-    from moediag import hardware
-    from moediag.upstream import system_info
-
-    found = system_info.here(system_info.built(o.pairs(stack, "--stack")), tools=True)
-    if as_json:
-        facts = {"moediag": moediag.__version__, **hardware.machine(), **found.to_json()}
-        stdout.data(facts)
-    else:
-        stdout.line("\n".join(["### moediag environment", "", *found.lines()]))

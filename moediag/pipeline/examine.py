@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import moediag
-from moediag import hardware, protocol
+from moediag import extension, hardware, protocol
 from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
@@ -25,7 +25,6 @@ from moediag.result import (
     Role,
     RunResult,
     TrialResult,
-    Verdict,
     read_result,
     wording,
 )
@@ -66,7 +65,9 @@ def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
         trials += folders
         others += [path] if not folders else []
     if len(paths) == 1 and (judged := _judged(paths[0])) is not None:
-        return _again(judged, {folder.name: _examined(folder) for folder in trials})
+        again = {folder.name: _examined(folder) for folder in trials}
+        result, evidence = extension.provided("judged again")(judged, again)
+        return Examined(result, evidence)
     found = [one for folders in _by_job(trials) if (one := _unless_removed(folders)) is not None]
     if trials and not found:
         raise EvidenceError(f"{trials[0]} was removed while it was read", HELP)
@@ -143,37 +144,6 @@ def _judged(path: Path) -> RunResult | None:
     except (OSError, ValueError):
         return None
     return result if any(trial.expected for trial in result.trials) else None
-
-
-def _again(result: RunResult, found: Mapping[str, tuple[str, TrialResult, Evidence]]) -> Examined:
-    """Returns a judged run with its trials diagnosed again. Where that gives another answer, the
-    trial is judged by it, and a note says so."""
-    from moediag import judgement  # judged runs are read more rarely than dumps
-
-    trials = [_rejudged(trial, found) for trial in result.trials]
-    same = all(n.diagnosis is o.diagnosis for n, o in zip(trials, result.trials, strict=True))
-    conclusion = result.conclusion if same else judgement.conclude(trials)
-    seen = [found[t.evidence][2] if t.evidence in found else Evidence(0, {}) for t in result.trials]
-    return Examined(replace(result, trials=tuple(trials), conclusion=conclusion), tuple(seen))
-
-
-def _rejudged(
-    trial: TrialResult, found: Mapping[str, tuple[str, TrialResult, Evidence]]
-) -> TrialResult:
-    if trial.evidence not in found:
-        return trial
-    _, new, _ = found[trial.evidence]
-    same = (new.verdict, new.culprits) == (trial.verdict, trial.culprits)
-    if same or new.verdict == Verdict.INCONCLUSIVE:  # perhaps its reference was deleted
-        return replace(trial, evidence=new.evidence)
-    named = f", culprit {wording.ranks(trial.culprits)}" if trial.culprits else ""
-    note = f"the run itself found {trial.verdict}{named}"
-    return replace(
-        trial,
-        diagnosis=replace(new.diagnosis, notes=(*new.notes, note)),
-        met=str(new.verdict) in trial.expected.split(" or "),
-        evidence=new.evidence,
-    )
 
 
 def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialResult, Evidence]:

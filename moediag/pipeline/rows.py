@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from moediag.errors import StackError
-from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
+from moediag.result import Diagnosis, TrialResult
 
 if TYPE_CHECKING:
     from moediag.protocol import Trial
-    from moediag.scenario.plan import PlannedTrial
 
 
 def row(
@@ -32,45 +29,3 @@ def row(
         evidence=evidence,
         shared_gpu=trial.shared_gpu,
     )
-
-
-def planned_row(
-    planned: PlannedTrial,
-    diagnosis: Diagnosis,
-    stack: Mapping[str, str | None],
-    evidence: str = "",
-) -> TrialResult:
-    """Returns the result of a planned trial, compared with the plan's expectation."""
-    from moediag import judgement  # a diagnosis alone needs none
-
-    if planned.note:
-        diagnosis = dataclasses.replace(diagnosis, notes=(planned.note, *diagnosis.notes))
-    backend, expected = planned.trial.backend, planned.expected
-    verdicts = expected.verdicts(backend) if expected is not None else (str(Verdict.CLEAN),)
-    return dataclasses.replace(
-        row(planned.trial, diagnosis, stack, evidence),
-        expected=" or ".join(verdicts),
-        met=judgement.met(expected, diagnosis, backend),
-        repeat=planned.repeat,
-        must_show=(expected.shows or "") if expected is not None else "",
-        repairs=planned.repairs,
-        what=planned.what,
-        source=planned.source,
-    )
-
-
-def not_built(planned: PlannedTrial, error: StackError) -> TrialResult:
-    """Returns the result of a trial whose environment could not be built."""
-    requested: dict[str, str | None] = dict(planned.stack)
-    if planned.requires:  # an optional extra: without it the trial does not apply
-        reason = f"needs {', '.join(planned.requires)}: {error.message}"
-        return without_launch(planned, requested, Verdict.NOT_APPLICABLE, reason)
-    return without_launch(planned, requested, Verdict.INCONCLUSIVE, error.message)
-
-
-def without_launch(
-    planned: PlannedTrial, stack: Mapping[str, str | None], verdict: Verdict, reason: str
-) -> TrialResult:
-    """Returns the result of a trial whose ranks never ran."""
-    found = Diagnosis(verdict, signature=str(verdict), confidence=Confidence.HIGH, cause=reason)
-    return planned_row(planned, found, stack)

@@ -54,7 +54,7 @@ class GradientError:
     # max |gradient - reference|; inf and nan are given as the strings that JSON allows.
     max_abs: float
     scale: float  # max |reference| over the shard
-    wrong: bool  # by the tolerance in moediag.worker.measure.gradients
+    wrong: bool  # see moediag.ranks.verify.tolerance
     missing: bool = False  # no gradient on this rank where the reference has a non-zero one
     placement: str = ""  # how the parameter lies on the mesh; "": a plain tensor
     # The gradient as a multiple of the reference; null: that is zero, or something is not finite.
@@ -63,7 +63,7 @@ class GradientError:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A tensor in a few numbers, see moediag.worker.measure.replicas."""
+    """A tensor in a few numbers, see moediag.lab.step.measure.replicas."""
 
     norm: float  # L2; as text where it is not finite, and then there are no projections
     projections: List[float] = field(default_factory=list)  # random

@@ -1,4 +1,4 @@
-"""The programs of ``moediag.worker.programs``, their options and the values these may have."""
+"""The programs of ``moediag.lab.step.programs``, their options and the values these may have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Dict
 PROGRAMS: Dict[str, Dict[str, Any]] = {
     # One MoE block under tensor parallelism. expert_tp: routed experts are cut over the tp ranks
     # (tp) or whole on each (1); scores: routing scores scale what comes out of the experts (after)
-    # or what goes in (before); fix: see moediag.worker.programs.router_block.plans.
+    # or what goes in (before); fix: see moediag.lab.step.programs.router_block.plans.
     "tp-router": {
         "block": ("look-alike", "torchtitan"),
         "tensor_parallel": True,
@@ -45,7 +45,7 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "mutate": False,
     },
     "checkpoint-recompute": {
-        # How routing differs in the recomputation, see moediag.worker.models.rerouted.
+        # How routing differs in the recomputation, see moediag.lab.step.models.rerouted.
         "change": ("count", "metadata", "permuted", "noise", "none"),
         "on_rank": 1,  # whose recomputation
         "pair": False,  # permuted: two tokens alone exchange their experts

@@ -95,7 +95,7 @@ class StepSpec:
     accumulate_sync: bool = True  # False: FSDP2 set_requires_gradient_sync / no_sync
     checkpointing: str = "none"  # none | reentrant | non-reentrant
     clip: Optional[float] = 1.0  # max gradient norm; null: no clipping
-    # torch | accelerate | local | per-mesh: which norm, see moediag.worker.shard.clipping
+    # torch | accelerate | local | per-mesh: which norm, see moediag.lab.step.shard.clipping
     clipping: str = "torch"
     optimizer: str = "adamw"  # adamw | sgd
     foreach: Optional[bool] = None  # the optimizer's implementation; null: torch chooses
@@ -127,7 +127,7 @@ class SkewSpec:
     # all micro-batches; not in scenarios)
     batches: str = "distinct"
     # balanced | zero-token | one-hot: which experts each token goes to, see
-    # moediag.worker.models.skew; null: the router decides
+    # moediag.lab.step.models.skew; null: the router decides
     routing: Optional[str] = None
 
 

@@ -44,7 +44,7 @@ class ResumeTask:
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """A program of moediag.worker.programs instead of the training step of a whole model."""
+    """A program of moediag.lab.step.programs instead of the training step of a whole model."""
 
     kind: str = field(default="program", init=False)
     name: str = ""
@@ -106,7 +106,7 @@ class RelationTask:
     """Checks one relation on a tiny model of ``model.family``, in one process."""
 
     kind: str = field(default="relation", init=False)
-    relation: str = ""  # name of one of moediag.worker.relations
+    relation: str = ""  # name of one of moediag.lab.relations
     # Only this way, at this size (null: the first of SIZES), and without the conditions.
     way: str = ""
     size: Optional[Size] = None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 def main(arguments: list[str]) -> None:
     _package(Path(__file__).parents[1])
-    from moediag.worker.verify.comparison import compare
+    from moediag.ranks.verify.comparison import compare
 
     target, job, *references = map(Path, arguments)
     compare(job, references, target)

@@ -20,7 +20,7 @@ from moediag.ranks import parent
 
 # What a rank runs: "module:function" with one argument, the trial's path. Tests replace it.
 ENV_MAIN = "MOEDIAG_RANK_MAIN"
-DEFAULT_MAIN = "moediag.worker.rank:main"
+DEFAULT_MAIN = "moediag.lab.ranks.rank:main"
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from moediag import extension
 from moediag.errors import UsageError
-from moediag.reference import finding_entries, option_entries, scenario_entries
+from moediag.reference import finding_entries, option_entries
 from moediag.reference.word_entry import Entry
-from moediag.scenario import catalogue
 
 
 class Lookup:
@@ -27,8 +27,8 @@ class Lookup:
         """Every entry of ``word``. Raises UsageError with the nearest words."""
         wanted = word.lstrip("-").lower()
         found = [entry for entry in self._entries if entry.word.lstrip("-") == wanted]
-        if wanted in catalogue.names():
-            found.append(scenario_entries.scenario(wanted))
+        if wanted in _scenarios():
+            found.append(extension.provided("scenario entry")(wanted))
         if found:
             return found
         near = difflib.get_close_matches(wanted, self._bare(), n=3, cutoff=0.6)
@@ -43,7 +43,12 @@ class Lookup:
         found: dict[str, list[str]] = {}
         for entry in self._entries:
             found.setdefault(entry.kind, []).append(entry.word)
-        return {**found, "scenario": catalogue.names()}
+        return {**found, "scenario": _scenarios()}
 
     def _bare(self) -> list[str]:
         return [word.lstrip("-") for words in self.words().values() for word in words]
+
+
+def _scenarios() -> list[str]:
+    """The names of the catalogue's scenarios; none if the laboratory is not installed."""
+    return [] if extension.missing() else extension.provided("scenario names")()

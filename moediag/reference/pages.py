@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from moediag import extension
 from moediag.diagnosis import CONFIDENCE, MEANINGS, NEXT_STEPS, SIGNATURE, Explained, explained
-from moediag.reference import finding_entries, option_entries, scenario_entries
+from moediag.reference import finding_entries, option_entries
 from moediag.reference.option_entries import Command, Parameter
 from moediag.reference.result_fields import Record, records
 from moediag.reference.word_entry import Entry
@@ -23,7 +24,9 @@ def pages(group: Any) -> dict[str, str]:
         "exit-codes.md": _exit_codes(finding_entries.exit_codes()),
         "laws.md": _laws(finding_entries.laws()),
         "result.md": _result(records()),
-        "scenarios.md": _scenarios(scenario_entries.scenarios()),
+        "scenarios.md": _scenarios(
+            map(extension.provided("scenario entry"), extension.provided("scenario names")())
+        ),
         "verdicts.md": verdicts_page(explained()),
     }
 

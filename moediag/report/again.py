@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from moediag.result import RunResult, TrialResult
+from moediag.result import RunResult, TrialResult, devices
 
 
 def command(result: RunResult, trial: TrialResult) -> str:
@@ -12,8 +12,6 @@ def command(result: RunResult, trial: TrialResult) -> str:
     if not trial.expected:
         watched = next((t for t in result.overrides if t.startswith("watch -- ")), "")
         return f"moediag {watched}" if watched else "moediag diagnose DIR"
-    from moediag.scenario import devices  # `diagnose` starts without it
-
     words = ["moediag", "run", result.scenario, "--variant", trial.variant]
     words += devices.options(device(trial), trial.world_size)
     for text in result.overrides:
@@ -22,9 +20,7 @@ def command(result: RunResult, trial: TrialResult) -> str:
 
 
 def device(trial: TrialResult) -> str:
-    """What the trial's ranks ran on, a key of :data:`moediag.scenario.devices.DEVICES`."""
-    from moediag.scenario import devices
-
+    """What the trial's ranks ran on, a key of :data:`moediag.result.devices.DEVICES`."""
     if trial.shared_gpu:
         return devices.SHARED_NCCL if trial.backend == "nccl" else devices.SHARED
     return "gpu" if trial.backend == "nccl" else "cpu"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moediag.pipeline import check, trials
+from moediag.lab.pipeline import check, trials
 from tests.e2e.pipeline import Command, Hosts
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from moediag.stacks.environment import Stack
+from moediag.lab.stacks.environment import Stack
 
 
 @contextlib.contextmanager

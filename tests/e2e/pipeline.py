@@ -19,10 +19,10 @@ import pytest
 
 from moediag.cli import app
 from moediag.errors import NoSuchRelease, StackError
+from moediag.lab.launch.launcher import launcher
+from moediag.lab.stacks import environment
 from moediag.launch.base import Launcher, StackLike
-from moediag.launch.launcher import launcher
 from moediag.launch.settings import LaunchOptions
-from moediag.stacks import environment
 
 NO_INDEX = ("no network", "cannot ask for the releases", "not every index could be asked")
 SCHEMA = "schema_version: 1\n"
@@ -61,7 +61,7 @@ class Ran:
 
 @dataclass
 class Hosts:
-    """Stands in for moediag.pipeline.trials.launcher: fork launchers are kept, torchrun is not."""
+    """Stands in for moediag.lab.pipeline.trials.launcher: torchrun is not kept."""
 
     folder: Path
     kept: dict[str, Launcher] = field(default_factory=dict)

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.bisect import answer_page, question
-from moediag.campaign.bisect import state as states
-from moediag.campaign.bisect.drive import drive
-from moediag.campaign.bisect.probe import Releases
-from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.engine.display import Lines
 from moediag.errors import EvidenceError, StackError
+from moediag.lab.campaign.bisect import answer_page, question
+from moediag.lab.campaign.bisect import state as states
+from moediag.lab.campaign.bisect.drive import drive
+from moediag.lab.campaign.bisect.probe import Releases
+from moediag.lab.campaign.bisect.probe_verdict import Kind
+from moediag.lab.campaign.engine.display import Lines
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.stacks import releases
 from moediag.launch.settings import LaunchOptions
-from moediag.scenario import catalogue, load
-from moediag.stacks import releases
 from tests.e2e.pipeline import need
 from tests.e2e.test_command import MARK, marked, until
 

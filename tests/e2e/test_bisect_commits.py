@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from moediag.campaign.bisect import question as asking
-from moediag.campaign.bisect import state as states
-from moediag.campaign.bisect.commits.clone import Clone
-from moediag.campaign.bisect.commits.commits import Between, name_the_commit
-from moediag.campaign.bisect.follow import Follow
-from moediag.campaign.bisect.probe import Releases
-from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.question import Asked, Question
-from moediag.campaign.bisect.search.rates import Rate
-from moediag.campaign.bisect.signature_match import Target
-from moediag.campaign.engine.display import Lines
 from moediag.errors import StackError
+from moediag.lab.campaign.bisect import question as asking
+from moediag.lab.campaign.bisect import state as states
+from moediag.lab.campaign.bisect.commits.clone import Clone
+from moediag.lab.campaign.bisect.commits.commits import Between, name_the_commit
+from moediag.lab.campaign.bisect.follow import Follow
+from moediag.lab.campaign.bisect.probe import Releases
+from moediag.lab.campaign.bisect.probe_verdict import Kind
+from moediag.lab.campaign.bisect.question import Asked, Question
+from moediag.lab.campaign.bisect.search.rates import Rate
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.engine.display import Lines
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.stacks import environment
+from moediag.lab.stacks.overlay import site_packages
 from moediag.launch.settings import LaunchOptions
-from moediag.scenario import catalogue, load
-from moediag.stacks import environment
-from moediag.stacks.overlay import site_packages
 from tests.e2e.pipeline import need
 from tests.e2e.test_bisect import STARVED
 from tests.unit.tiny_clone import PERSON, TinyClone

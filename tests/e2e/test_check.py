@@ -10,10 +10,10 @@ import pytest
 
 from moediag.errors import ExitCode
 from moediag.evidence.trial_folder import read_trial
-from moediag.families import FAMILIES
-from moediag.launch.launcher import launcher
-from moediag.pipeline import check as checker
-from moediag.pipeline import check_cost
+from moediag.lab.families import FAMILIES
+from moediag.lab.launch.launcher import launcher
+from moediag.lab.pipeline import check as checker
+from moediag.lab.pipeline import check_cost
 from moediag.protocol import Checked, ModelSpec
 from tests.e2e.overlay import overlay
 from tests.e2e.pipeline import Command, need

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
-from moediag.worker.shard import clipping  # noqa: E402
-from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
-from moediag.worker.shard.placement import local  # noqa: E402
+from moediag.lab.step.shard import clipping  # noqa: E402
+from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
+from moediag.recorder.placement import local  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 LIMIT = 0.5

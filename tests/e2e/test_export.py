@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from moediag.cli import app
-from moediag.scenario import catalogue, load
-from moediag.scenario import plan as planning
-from moediag.stacks import environment
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.scenario import plan as planning
+from moediag.lab.stacks import environment
 from tests.e2e.pipeline import need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.stacks import environment
+from moediag.lab.stacks import environment
 from tests.e2e.overlay import edit, overlay
 from tests.e2e.pipeline import need
 

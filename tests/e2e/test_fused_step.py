@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.stacks import environment
+from moediag.lab.stacks import environment
 from tests.e2e.pipeline import Command, need
 from tests.e2e.test_scenarios import CLEAN, MISMATCH, WRONG, holds
 

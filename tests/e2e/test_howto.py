@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.stacks.base import cache_root
+from moediag.lab.stacks.base import cache_root
 from tests.e2e.pipeline import Command, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from moediag.campaign.hunt import session
-from moediag.campaign.hunt.findings import HuntCell
-from moediag.campaign.hunt.question import Wanted
 from moediag.cli import app
 from moediag.errors import ExitCode
-from moediag.scenario import catalogue
-from moediag.stacks import environment
+from moediag.lab.campaign.hunt import session
+from moediag.lab.campaign.hunt.findings import HuntCell
+from moediag.lab.campaign.hunt.question import Wanted
+from moediag.lab.scenario import catalogue
+from moediag.lab.stacks import environment
 from tests.e2e.overlay import overlay
 from tests.e2e.pipeline import need
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moediag.campaign.hunt import layouts
-from moediag.stacks import environment
+from moediag.lab.campaign.hunt import layouts
+from moediag.lab.stacks import environment
 from tests.e2e.overlay import overlay
 from tests.e2e.pipeline import need
 from tests.e2e.test_hunt import EXPERTS, STACK, cells

@@ -18,8 +18,8 @@ import pytest
 
 from moediag import protocol
 from moediag.evidence.model import ExitStatus
+from moediag.lab.launch.launcher import launcher
 from moediag.launch.base import Launcher
-from moediag.launch.launcher import launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.protocol import ReferenceTask, Trial

@@ -9,7 +9,7 @@ import pytest
 
 from moediag.cli import app
 from moediag.errors import ExitCode, StackError
-from moediag.stacks import releases
+from moediag.lab.stacks import releases
 from tests.e2e.pipeline import need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]

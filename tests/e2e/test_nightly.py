@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.nightly import tracks
-from moediag.campaign.sweep import shared_runs
 from moediag.errors import ExitCode, StackError
-from moediag.pipeline import trials
-from moediag.stacks import releases
+from moediag.lab.campaign.nightly import tracks
+from moediag.lab.campaign.sweep import shared_runs
+from moediag.lab.pipeline import trials
+from moediag.lab.stacks import releases
 from tests.e2e.pipeline import Command, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]

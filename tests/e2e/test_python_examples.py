@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.families import FAMILIES
+from moediag.lab.families import FAMILIES
 from moediag.protocol import ModelSpec
 from tests.unit.test_api import EXAMPLES, ROOT
 

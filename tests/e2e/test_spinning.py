@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from moediag.launch.launcher import follow
+from moediag.lab.launch.launcher import follow
+from moediag.lab.launch.torchrun import TorchrunTrial
 from moediag.launch.processes import ENV_LAUNCH, Family
 from moediag.launch.settings import LaunchOptions
-from moediag.launch.torchrun import TorchrunTrial
 from moediag.pipeline import examine
 from moediag.protocol import Trial
 from moediag.report import html

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from moediag.stacks import environment, offline, releases, uv
-from moediag.stacks.environment import Stack
-from moediag.stacks.first_import import import_once
+from moediag.lab.stacks import environment, offline, releases, uv
+from moediag.lab.stacks.environment import Stack
+from moediag.lab.stacks.first_import import import_once
 
 pytestmark = pytest.mark.stack
 
@@ -115,7 +115,7 @@ def test_the_install_script_of_a_bundle_works(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
     subprocess.run(script, env=environ, check=True)
-    program = "import moediag.stacks.environment, moediag; print(moediag.__file__)"
+    program = "import moediag.lab.stacks.environment, moediag; print(moediag.__file__)"
     done = subprocess.run(
         [target / "bin" / "python", "-c", program],
         cwd=tmp_path, capture_output=True, text=True, check=True,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from moediag.cli import app
-from moediag.launch import fork
-from moediag.scenario import catalogue
+from moediag.lab.launch import fork
+from moediag.lab.scenario import catalogue
 from tests.e2e.pipeline import need
 
 NAMES = ["expert-starvation-data", "expert-starvation-late"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moediag.stacks.environment import ensure
+from moediag.lab.stacks.environment import ensure
 
 pytestmark = pytest.mark.e2e
 

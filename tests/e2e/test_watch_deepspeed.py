@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from moediag.stacks import environment
-from moediag.stacks.environment import Stack, StackError
+from moediag.lab.stacks import environment
+from moediag.lab.stacks.environment import Stack, StackError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.wide]
 JOB = Path(__file__).parents[1] / "victims" / "deepspeed_job.py"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moediag import doctor
 from moediag.errors import MachineError
+from moediag.lab import machine_checks
 
 
 def why_not() -> str:
     """Returns the reason to skip GPU tests, or ""."""
     try:
-        doctor.require_gpus(1, shared=True)
+        machine_checks.require_gpus(1, shared=True)
     except MachineError as error:
         return error.message
     if not torch.cuda.is_available():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moediag.worker import kernels
+from moediag.lab.step import kernels
 from tests.unit import kernel_checks as checks
 
 pytestmark = pytest.mark.gpu

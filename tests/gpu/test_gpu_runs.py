@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moediag.cli import app
-from moediag.worker import gpu
+from moediag.lab.step import gpu
 from tests.e2e.pipeline import need
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]

@@ -9,20 +9,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from moediag.campaign.bisect import state as states
-from moediag.campaign.bisect.drive import drive
-from moediag.campaign.bisect.probe_verdict import GOOD, ProbeVerdict
-from moediag.campaign.bisect.prober import Learned, Setting
-from moediag.campaign.bisect.question import Asked, Question
-from moediag.campaign.bisect.search.rates import Rate
-from moediag.campaign.bisect.search.search import Search
-from moediag.campaign.bisect.signature_match import Target
-from moediag.campaign.bisect.state import State
-from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine.display import Lines
-from moediag.campaign.engine.journal import JOURNAL_FILE
-from moediag.scenario import catalogue, load
-from moediag.stacks.releases import Release
+from moediag.lab.campaign.bisect import state as states
+from moediag.lab.campaign.bisect.drive import drive
+from moediag.lab.campaign.bisect.probe_verdict import GOOD, ProbeVerdict
+from moediag.lab.campaign.bisect.prober import Learned, Setting
+from moediag.lab.campaign.bisect.question import Asked, Question
+from moediag.lab.campaign.bisect.search.rates import Rate
+from moediag.lab.campaign.bisect.search.search import Search
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.bisect.state import State
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.engine.display import Lines
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.stacks.releases import Release
 from tests.unit.bisect_worlds import KINDS
 
 STARVED = "collective-mismatch:size reduce_scatter:one-rank"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, flaky, other, skip
-from moediag.campaign.bisect.search.answer import Answer
-from moediag.campaign.bisect.search.search import Probe, Search
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, flaky, other, skip
+from moediag.lab.campaign.bisect.search.answer import Answer
+from moediag.lab.campaign.bisect.search.search import Probe, Search
 
 KINDS = {
     "B": BAD,

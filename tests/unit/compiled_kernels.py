@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from moediag.worker.kernels import grouped
+from moediag.lab.step.kernels import grouped
 
 SHARED = 227 * 1024  # bytes that one program may use on sm_90
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from moediag.worker import kernels
+from moediag.lab.step import kernels
 
 # Half a unit in the last place of what is stored, and one more for the fp32 sum before.
 ROUNDING = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
@@ -142,7 +142,7 @@ def experts_function(
 ) -> None:
     """``index``: (tokens, top_k) of 6 experts, 6 for one of another rank. fp32 against fp64."""
     kernels.load()
-    from moediag.worker.kernels import experts
+    from moediag.lab.step.kernels import experts
 
     torch.manual_seed(0)
     module = Experts(6, 24, 20, transposed, biased, gated)

@@ -13,11 +13,11 @@ from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.protocol import Measured, MeasuredStep
 from moediag.protocol.measured import start_tensors, step_tensors
+from moediag.ranks.verify import comparison, tensor_files
+from moediag.ranks.verify.pieces import BOX, WHOLE, Where
+from moediag.ranks.verify.runs import Run
+from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.result import Diagnosis
-from moediag.worker.verify import comparison, tensor_files
-from moediag.worker.verify.pieces import BOX, WHOLE, Where
-from moediag.worker.verify.runs import Run
-from moediag.worker.verify.tensor_files import Stored, Tensors
 
 SHAPES = {
     "layers.0.attn.weight": (8, 8),

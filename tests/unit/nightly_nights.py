@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moediag.campaign.nightly.night import Entry, Job, Night
+from moediag.lab.campaign.nightly.night import Entry, Job, Night
 
 STACK = {"python": "3.11.7", "transformers": "5.0.0", "accelerate": "1.12.0", "torch": "2.13.0+cpu"}
 

@@ -18,12 +18,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import moediag
-from moediag.campaign.engine import Header, Line
-from moediag.campaign.run import outcome
 from moediag.cli import app, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
+from moediag.lab.campaign.engine import Header, Line
+from moediag.lab.campaign.run import outcome
+from moediag.lab.scenario import catalogue
 from moediag.result import RunResult, read_result
-from moediag.scenario import catalogue
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 DUMPS = Path(__file__).parent.parent / "samples" / "flight-recorder"
@@ -79,17 +79,17 @@ class Pipeline:
 @pytest.fixture
 def pipeline(module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
     made = Pipeline()
-    monkeypatch.setattr("moediag.doctor.require_gpus", made.require_gpus)
-    module("moediag.scenario.catalogue", find=Path, names=lambda: ["s"])
-    module("moediag.scenario.load", load=made.load)
-    module("moediag.scenario.plan", plan=made.plan)
-    module("moediag.campaign.run", run=made.run, header=lambda *_: Header("run", {}))
+    monkeypatch.setattr("moediag.lab.machine_checks.require_gpus", made.require_gpus)
+    module("moediag.lab.scenario.catalogue", find=Path, names=lambda: ["s"])
+    module("moediag.lab.scenario.load", load=made.load)
+    module("moediag.lab.scenario.plan", plan=made.plan)
+    module("moediag.lab.campaign.run", run=made.run, header=lambda *_: Header("run", {}))
     monkeypatch.chdir(tmp_path)
     return made
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app.app, list(arguments))
+    return CliRunner().invoke(app.whole(), list(arguments))
 
 
 def test_run_prints_the_page_on_stdout_and_progress_on_stderr(pipeline: Pipeline) -> None:
@@ -138,7 +138,7 @@ def test_missing_gpus_are_reported_before_anything_runs(
     def refuse(count: int, torch: str | None, shared: bool = False) -> None:
         raise MachineError(f"{count} GPUs requested")
 
-    monkeypatch.setattr("moediag.doctor.require_gpus", refuse)
+    monkeypatch.setattr("moediag.lab.machine_checks.require_gpus", refuse)
     assert app.main(["run", "s", "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
     assert pipeline.options is None
     assert app.main(["run", "s", "--cpu", "2"]) == ExitCode.OK
@@ -232,7 +232,7 @@ def test_each_class_of_error_has_its_exit_code(
     def fail(*_: Any) -> RunResult:
         raise error
 
-    monkeypatch.setattr(sys.modules["moediag.campaign.run"], "run", fail)
+    monkeypatch.setattr(sys.modules["moediag.lab.campaign.run"], "run", fail)
     assert app.main(["run", "s"]) == code
     said = capsys.readouterr()
     assert said.out == ""
@@ -307,7 +307,7 @@ def test_a_folder_that_cannot_be_written_is_no_bug(
     def refuse(*_: Any) -> None:
         raise OSError(code, "Read-only file system", "/cache/locks/a.lock")
 
-    monkeypatch.setattr("moediag.stacks.environment.ensure", refuse)
+    monkeypatch.setattr("moediag.lab.stacks.environment.ensure", refuse)
     assert app.main(["stacks", "build", "transformers=4.53.2"]) == ExitCode.CANNOT_RUN_HERE
     said = capsys.readouterr().err
     assert "error: Read-only file system: /cache/locks/a.lock\n" in said
@@ -412,7 +412,7 @@ def test_version_is_printed() -> None:
 
 
 # pydantic is not in the list: typer itself checks numbers with it.
-HEAVY = ("torch", "transformers", "rich", "moediag.scenario", "jinja2", "ruamel", "psutil")
+HEAVY = ("torch", "transformers", "rich", "moediag.lab.scenario", "jinja2", "ruamel", "psutil")
 
 
 # What a job of dumps does not need: its readers of trials, its views for people.
@@ -488,10 +488,12 @@ def wrapped(cause: BaseException) -> None:
 def test_an_interruption_while_a_class_is_made_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("moediag.scenario.catalogue.names", lambda: wrapped(KeyboardInterrupt()))
+    monkeypatch.setattr(
+        "moediag.lab.scenario.catalogue.names", lambda: wrapped(KeyboardInterrupt())
+    )
     assert app.main(["list"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "error: interrupted\n"
-    monkeypatch.setattr("moediag.scenario.catalogue.names", lambda: wrapped(ValueError()))
+    monkeypatch.setattr("moediag.lab.scenario.catalogue.names", lambda: wrapped(ValueError()))
     assert app.main(["list"]) == ExitCode.BUG
 
 

@@ -38,15 +38,15 @@ class Wrong:
 # A new contract needs a line here, or `test_every_contract_has_a_wrong_import` fails.
 WRONG = {
     "the control side is one pipeline: a package imports only what lies below it": Wrong(
-        "upstream/templates.py", "import moediag.judgement.conclusion"
+        "upstream/templates.py", "import moediag.lab.judgement.conclusion"
     ),
     "the rank side: the launcher's part, then the step under test, then the recorder": Wrong(
         "recorder/log.py", "import moediag.laws", cycle=True
     ),
     "the step under test: tasks, then the training they share, then sharding, then models": Wrong(
-        "worker/data.py", "import moediag.worker.versions"
+        "worker/data.py", "import moediag.lab.step.versions"
     ),
-    ACYCLIC: Wrong("scenario/schema.py", "import moediag.scenario.plan"),
+    ACYCLIC: Wrong("scenario/schema.py", "import moediag.lab.scenario.plan"),
     "the control side never imports torch, the training libraries or the rank side": Wrong(
         "cli/watch.py", "import torch"
     ),
@@ -71,8 +71,8 @@ WRONG = {
     "others read evidence through its readers, not file format by file format": Wrong(
         "pipeline/watch.py", "import moediag.evidence.exits"
     ),
-    "how environments are built stays inside moediag.stacks": Wrong(
-        "cli/watch.py", "import moediag.stacks.index_pages"
+    "how environments are built stays inside moediag.lab.stacks": Wrong(
+        "cli/watch.py", "import moediag.lab.stacks.index_pages"
     ),
     "others record through moediag.recorder, not watcher by watcher": Wrong(
         "ranks/inject/rank.py", "import moediag.recorder.calls"

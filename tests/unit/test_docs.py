@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from moediag.cli.app import app
+from moediag.cli.app import whole
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -20,7 +20,7 @@ PAGES += [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CO
 # The README is also the long description on a package index, so its links are absolute.
 HOME = "https://github.com/moediag/moediag/blob/main/"
 RAW = "https://raw.githubusercontent.com/moediag/moediag/main/"
-COMMAND = typer.main.get_command(app)
+COMMAND = typer.main.get_command(whole())
 
 
 def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -13,8 +13,9 @@ import pytest
 
 from moediag import doctor, hardware
 from moediag.errors import MachineError, StackError
-from moediag.stacks import interpreter
-from moediag.stacks import uv as uv_module
+from moediag.lab import machine_checks
+from moediag.lab.stacks import interpreter
+from moediag.lab.stacks import uv as uv_module
 
 
 @pytest.fixture(autouse=True)
@@ -104,37 +105,37 @@ def test_ptrace_is_tested_with_a_real_process(
 
 def test_gpus_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.gpus() == [] and "--cpu" in named("gpus", network=False).found
+    assert machine_checks.gpus() == [] and "--cpu" in named("gpus", network=False).found
     row = "NVIDIA H100 80GB HBM3, 81559, 550.54.15"
     program(tmp_path, "nvidia-smi", f"echo '{row}'; echo '{row}'")
-    assert [gpu.name for gpu in doctor.gpus()] == ["NVIDIA H100 80GB HBM3"] * 2
+    assert [gpu.name for gpu in machine_checks.gpus()] == ["NVIDIA H100 80GB HBM3"] * 2
     monkeypatch.setattr(interpreter, "identity", lambda: {"torch": "2.13.0+cpu"})
     check = named("gpus", network=False)
     assert check.status == "warn" and "2 x NVIDIA H100" in check.found
     monkeypatch.setattr(interpreter, "identity", lambda: {"torch": "2.13.0+cu128"})
     assert named("gpus", network=False).status == "ok"
     program(tmp_path, "nvidia-smi", "echo 'driver/library version mismatch'; exit 18")
-    assert doctor.gpus() == []
+    assert machine_checks.gpus() == []
 
 
 def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("H", "1", "1")] * 2)
-    monkeypatch.setattr(doctor, "driver_gpus", list)
+    monkeypatch.setattr(machine_checks, "gpus", lambda: [machine_checks.Gpu("H", "1", "1")] * 2)
+    monkeypatch.setattr(machine_checks, "driver_gpus", list)
     monkeypatch.setattr(interpreter, "identity", lambda: {"torch": "2.13.0+cu128"})
-    doctor.require_gpus(2)
+    machine_checks.require_gpus(2)
     with pytest.raises(MachineError, match="3 GPUs requested, 2 found") as caught:
-        doctor.require_gpus(3)
+        machine_checks.require_gpus(3)
     assert "--cpu 3" in caught.value.help_text
     with pytest.raises(MachineError, match="is a CPU build"):
-        doctor.require_gpus(2, "2.9.0+cpu")
+        machine_checks.require_gpus(2, "2.9.0+cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1"):
-        doctor.require_gpus(2)
+        machine_checks.require_gpus(2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(doctor, "gpus", list)  # a container without nvidia-smi
-    monkeypatch.setattr(doctor, "driver_gpus", lambda: ["0000:01:00.0", "0000:02:00.0"])
-    doctor.require_gpus(2)
+    monkeypatch.setattr(machine_checks, "gpus", list)  # a container without nvidia-smi
+    monkeypatch.setattr(machine_checks, "driver_gpus", lambda: ["0000:01:00.0", "0000:02:00.0"])
+    machine_checks.require_gpus(2)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from moediag.cli import main, tab_completion
-from moediag.families import FAMILIES
-from moediag.scenario import catalogue
-from moediag.scenario.load import load
-from moediag.scenario.plan import plan
+from moediag.lab.families import FAMILIES
+from moediag.lab.scenario import catalogue
+from moediag.lab.scenario.load import load
+from moediag.lab.scenario.plan import plan
 
 
 def words(

@@ -12,7 +12,7 @@ from torch import nn
 
 from moediag import verify
 from moediag.launch import comparing
-from moediag.worker.verify import comparison
+from moediag.ranks.verify import comparison
 
 LEFT = torch.arange(24.0).view(8, 3).sin()
 

@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 
 import moediag
 from moediag.errors import NoEnvironments
-from moediag.stacks import uv
-from moediag.stacks.indexes import read_config
+from moediag.lab.stacks import uv
+from moediag.lab.stacks.indexes import read_config
 
 ROOT = Path(__file__).parents[2]
 CONFIG = read_config()

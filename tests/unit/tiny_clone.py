@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from moediag.campaign.bisect.commits import commits
-from moediag.campaign.bisect.commits.clone import Clone
-from moediag.campaign.bisect.commits.git_bisect import code, judge_checkout
-from moediag.campaign.engine.display import Lines
-from moediag.stacks.releases import Release
+from moediag.lab.campaign.bisect.commits import commits
+from moediag.lab.campaign.bisect.commits.clone import Clone
+from moediag.lab.campaign.bisect.commits.git_bisect import code, judge_checkout
+from moediag.lab.campaign.engine.display import Lines
+from moediag.lab.stacks.releases import Release
 from tests.unit.bisect_fakes import Fake, question
 
 PERSON = {

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from moediag.families import FAMILIES
+from moediag.lab.families import FAMILIES
+from moediag.lab.step import kernels
+from moediag.lab.step.kernels import experts
+from moediag.lab.step.models import tiny
 from moediag.protocol import ModelSpec
-from moediag.worker import kernels
-from moediag.worker.kernels import experts
-from moediag.worker.models import tiny
 
 calls = 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from moediag.errors import MoediagError
-from moediag.launch.launcher import launcher
+from moediag.lab.launch.launcher import launcher
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import Trial
 

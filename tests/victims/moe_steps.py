@@ -21,7 +21,7 @@ from torch import nn
 
 from moediag import verify
 from moediag.launch import comparing
-from moediag.worker.verify import comparison
+from moediag.ranks.verify import comparison
 
 EXPERTS, HIDDEN, VOCAB, EP = 4, 8, 20, 2
 SAMPLES, LENGTH, MICRO = 4, 7, 2  # of one rank; micro-batches of a step

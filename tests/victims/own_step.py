@@ -18,11 +18,11 @@ sys.path.append(sys.argv[3])
 
 from moediag import verify
 from moediag.axes import Layout
+from moediag.lab.step import data, preparation, training
+from moediag.lab.step.models import tiny
+from moediag.lab.step.models.skew import RouterSkew
+from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import Trial
-from moediag.worker import data, preparation, training
-from moediag.worker.models import tiny
-from moediag.worker.models.skew import RouterSkew
-from moediag.worker.shard.wrapped import Wrapped
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import json
 import os
 import re
@@ -216,10 +217,9 @@ def distributed(module: Any) -> None:
 
 def _simulate(module: Any) -> None:
     """Makes the program's process groups those of a simulated rank."""
-    from moediag.worker.simulation.program_rank import ProgramRank
-
-    steps = int(os.environ[protocol.ENV_SIMULATE])
-    ProgramRank(module, _folder(), steps).install(lambda: _this.recorder if _this else None)
+    simulator, _, steps = os.environ[protocol.ENV_SIMULATE].partition(":")
+    program_rank = importlib.import_module(simulator).ProgramRank(module, _folder(), int(steps))
+    program_rank.install(lambda: _this.recorder if _this else None)
 
 
 def optimizers(module: Any) -> None:
@@ -237,9 +237,9 @@ def agent(module: Any) -> None:
 
 
 def measure(module: Any) -> None:
-    """Measures the first training steps of this process, see :mod:`moediag.worker.verify`."""
-    from moediag.worker.verify.ending import Ending
-    from moediag.worker.verify.measuring import Measuring
+    """Measures the first training steps of this process, see :mod:`moediag.ranks.verify`."""
+    from moediag.ranks.verify.ending import Ending
+    from moediag.ranks.verify.measuring import Measuring
 
     request = protocol.MeasureRequest.of_text(os.environ[protocol.ENV_MEASURE])
     Measuring(request, Ending(Path(request.folder), _measured)).install()

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from bench import gpu as suite
-from moediag import doctor, hardware
-from moediag.campaign.sweep import shared_runs
+from moediag import hardware
 from moediag.errors import ExitCode, StackError
-from moediag.result import RunResult, read_result
-from moediag.scenario import catalogue, devices
-from moediag.stacks import interpreter
+from moediag.lab import machine_checks
+from moediag.lab.campaign.sweep import shared_runs
+from moediag.lab.scenario import catalogue
+from moediag.lab.stacks import interpreter
+from moediag.result import RunResult, devices, read_result
 from tests.unit.trial_results import changed
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -27,8 +28,10 @@ GOLDEN = read_result(ROOT / "tests" / "golden" / "results" / "hang.json")
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("NVIDIA H200", "1", "580.1")])
-    monkeypatch.setattr(hardware, "gpus", doctor.gpus)
+    monkeypatch.setattr(
+        machine_checks, "gpus", lambda: [machine_checks.Gpu("NVIDIA H200", "1", "580.1")]
+    )
+    monkeypatch.setattr(hardware, "gpus", machine_checks.gpus)
     monkeypatch.setattr(hardware, "nccl", lambda: "2.28.9")
     monkeypatch.setattr(interpreter, "identity", lambda: dict(IDENTITY))
 
@@ -50,8 +53,8 @@ def test_every_row_names_a_scenario_and_fits_the_machine() -> None:
 def test_exit_code_is_4_without_a_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "gpus", list)
-    monkeypatch.setattr(doctor, "driver_gpus", list)
+    monkeypatch.setattr(machine_checks, "gpus", list)
+    monkeypatch.setattr(machine_checks, "driver_gpus", list)
     assert suite.main(["--out", str(tmp_path / "reports")]) == ExitCode.CANNOT_RUN_HERE
     assert "1 GPU requested, 0 found" in capsys.readouterr().err
     assert not (tmp_path / "reports").exists()
@@ -80,7 +83,7 @@ def test_measured_and_missing_rows_are_written(
         trials = tuple(dataclasses.replace(t, shared_gpu=True) for t in GOLDEN.trials)
         return dataclasses.replace(GOLDEN, scenario=plan.scenario.name, trials=trials)
 
-    monkeypatch.setattr("moediag.campaign.run.run", run)
+    monkeypatch.setattr("moediag.lab.campaign.run.run", run)
     line = ["--scenario", "expert-starvation-hang", "--scenario", "ep-overwrite"]
     assert suite.main([*line, "--out", str(tmp_path), "--evidence", str(tmp_path / "e")]) == 0
     assert asked == [("expert-starvation-hang", 2, True), ("expert-starvation-hang", 4, True),

@@ -19,10 +19,10 @@ from bench.speed import clock, flops, listed, rank, sizes, suite
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag import doctor, hardware
 from moediag.errors import StackError
+from moediag.lab.step import fixes
+from moediag.lab.step.models import tiny
 from moediag.protocol import ModelSpec
-from moediag.worker import fixes
-from moediag.worker.models import tiny
-from moediag.worker.not_applicable import NotApplicable
+from moediag.recorder.not_applicable import NotApplicable
 
 SMALL = ModelSpec(layers=2, hidden=10, intermediate=3, experts=5, top_k=2, heads=2, kv_heads=1,
                   head_dim=4, vocab=32)  # fmt: skip
@@ -242,7 +242,7 @@ def test_an_unavailable_stack_is_reported_as_a_reason(monkeypatch: pytest.Monkey
     def refuse(request: Any) -> Any:
         raise StackError("transformers 5.17.0 is wanted and 5.12.1 is installed")
 
-    monkeypatch.setattr("moediag.stacks.environment.ensure", refuse)
+    monkeypatch.setattr("moediag.lab.stacks.environment.ensure", refuse)
     found = suite.measure(suite.Run("kernels", "tiny", "cpu"))
     assert {row["reason"] for row in found.rows} == {
         "transformers 5.17.0 is wanted and 5.12.1 is installed"

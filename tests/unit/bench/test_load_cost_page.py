@@ -10,8 +10,8 @@ from bench.load_cost import __main__ as command
 from bench.load_cost.page import growth, page, tables, wrong
 from bench.load_cost.timing import METHODS, RankTimings, Spec, Timing
 from moediag.errors import StackError
+from moediag.lab.stacks import environment
 from moediag.result import Table
-from moediag.stacks import environment
 
 
 def timing(

@@ -20,7 +20,7 @@ from bench.load_cost import methods as ways  # noqa: E402
 from bench.load_cost import model, rank  # noqa: E402
 from bench.load_cost.methods import Job, Missing, buckets  # noqa: E402
 from bench.load_cost.timing import METHODS, RankTimings, Spec, Timing  # noqa: E402
-from moediag.stacks import environment  # noqa: E402
+from moediag.lab.stacks import environment  # noqa: E402
 
 # torch's own set_model_state_dict uses what torch deprecates.
 pytestmark = pytest.mark.filterwarnings(

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.bisect import answer_page
-from moediag.campaign.bisect.beyond import Beyond
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD
-from moediag.campaign.bisect.search.answer import Answer, Boundary, Status
-from moediag.campaign.bisect.suspects import attribution as module
-from moediag.campaign.bisect.suspects import suspects
-from moediag.campaign.bisect.suspects.attribution import attribute
-from moediag.campaign.bisect.suspects.functions import TOP, ChangedFunction, How, changed
-from moediag.campaign.bisect.suspects.installed_source import compare, installed, repository
-from moediag.campaign.bisect.suspects.ranking import Clues, named, ranked
-from moediag.campaign.bisect.suspects.suspects import Attribution
-from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.errors import StackError
-from moediag.evidence.executed import Executed
+from moediag.lab.campaign.bisect import answer_page
+from moediag.lab.campaign.bisect.beyond import Beyond
+from moediag.lab.campaign.bisect.executed import Executed
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD
+from moediag.lab.campaign.bisect.search.answer import Answer, Boundary, Status
+from moediag.lab.campaign.bisect.suspects import attribution as module
+from moediag.lab.campaign.bisect.suspects import suspects
+from moediag.lab.campaign.bisect.suspects.attribution import attribute
+from moediag.lab.campaign.bisect.suspects.functions import TOP, ChangedFunction, How, changed
+from moediag.lab.campaign.bisect.suspects.installed_source import compare, installed, repository
+from moediag.lab.campaign.bisect.suspects.ranking import Clues, named, ranked
+from moediag.lab.campaign.bisect.suspects.suspects import Attribution
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.protocol import error_file, executed_file, write_json
 from moediag.result import Conclusion, FirstDivergence, RankSide, RunResult
 from tests.unit import trial_results

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, other, skip
-from moediag.campaign.bisect.search.corners import (
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, other, skip
+from moediag.lab.campaign.bisect.search.corners import (
     COMPANION_ONLY,
     NEW,
     OLD,

@@ -12,22 +12,22 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from moediag.campaign.bisect import answer_page, session
-from moediag.campaign.bisect import probe as probing
-from moediag.campaign.bisect import question as asking
-from moediag.campaign.bisect import state as states
-from moediag.campaign.bisect.drive import drive
-from moediag.campaign.bisect.probe_lines import probe_line, target_lines
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other
-from moediag.campaign.bisect.question import Asked, Question
-from moediag.campaign.bisect.search.rates import Rate
-from moediag.campaign.bisect.signature_match import Target
-from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import Line
-from moediag.campaign.engine.display import Live
 from moediag.cli import app
 from moediag.errors import ExitCode
-from moediag.scenario.schema import Scenario
+from moediag.lab.campaign.bisect import answer_page, session
+from moediag.lab.campaign.bisect import probe as probing
+from moediag.lab.campaign.bisect import question as asking
+from moediag.lab.campaign.bisect import state as states
+from moediag.lab.campaign.bisect.drive import drive
+from moediag.lab.campaign.bisect.probe_lines import probe_line, target_lines
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other
+from moediag.lab.campaign.bisect.question import Asked, Question
+from moediag.lab.campaign.bisect.search.rates import Rate
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.engine import Line
+from moediag.lab.campaign.engine.display import Live
+from moediag.lab.scenario.schema import Scenario
 from tests.unit.bisect_fakes import STARVED, Fake, opened, question
 from tests.unit.tiny_clone import PERSON, from_letters
 
@@ -194,7 +194,7 @@ def test_options_are_passed_on(world: World, run: Any) -> None:
         "--calibrate", "5", "--cpu", "4", "--oldest", "1.1", "--launcher", "torchrun",
         "--timeout", "30",
     )  # fmt: skip
-    from moediag.campaign.bisect.signature_match import Match
+    from moediag.lab.campaign.bisect.signature_match import Match
 
     assert world.asked == Asked(
         name="expert-starvation", package="accelerate", bad="1.7", good="1.2", oldest="1.1",
@@ -288,7 +288,7 @@ def test_the_display_counts_probes_and_shows_the_timeline(tmp_path: Path) -> Non
 
 
 def test_the_help_shows_the_default_of_every_option() -> None:
-    result = CliRunner().invoke(app.app, ["bisect", "--help"])
+    result = CliRunner().invoke(app.whole(), ["bisect", "--help"])
     assert result.exit_code == 0
     for word in ("[default: the scenario's, else found]", "[default: exact]", "two years before"):
         assert word in " ".join(result.output.split())

@@ -12,16 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from moediag.campaign.bisect import state as states
-from moediag.campaign.bisect.commits import commits as module
-from moediag.campaign.bisect.commits.clone import Clone
-from moediag.campaign.bisect.commits.commit_answer import CommitAnswer
-from moediag.campaign.bisect.commits.commits import Between, name_the_commit, tops_of
-from moediag.campaign.bisect.follow import Follow
-from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.engine import Display
-from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import Interrupted, UsageError
+from moediag.lab.campaign.bisect import state as states
+from moediag.lab.campaign.bisect.commits import commits as module
+from moediag.lab.campaign.bisect.commits.clone import Clone
+from moediag.lab.campaign.bisect.commits.commit_answer import CommitAnswer
+from moediag.lab.campaign.bisect.commits.commits import Between, name_the_commit, tops_of
+from moediag.lab.campaign.bisect.follow import Follow
+from moediag.lab.campaign.bisect.probe_verdict import Kind
+from moediag.lab.campaign.engine import Display
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE
 from tests.unit.bisect_fakes import TARGET, Fake, question
 from tests.unit.tiny_clone import PERSON, TinyClone, from_letters, installs_mini
 

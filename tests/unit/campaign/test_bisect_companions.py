@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.bisect import state as states
-from moediag.campaign.bisect.companions import companions as module
-from moediag.campaign.bisect.companions.companion_answer import CompanionAnswer
-from moediag.campaign.bisect.companions.companions import Sides, who_is_to_blame
-from moediag.campaign.bisect.follow import Follow
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, other, skip
-from moediag.campaign.bisect.prober import Setting
-from moediag.campaign.bisect.search.corners import Blame
-from moediag.campaign.bisect.signature_match import Target
-from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import Display
-from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import StackError
-from moediag.evidence.executed import Executed
-from moediag.stacks.releases import Release
+from moediag.lab.campaign.bisect import state as states
+from moediag.lab.campaign.bisect.companions import companions as module
+from moediag.lab.campaign.bisect.companions.companion_answer import CompanionAnswer
+from moediag.lab.campaign.bisect.companions.companions import Sides, who_is_to_blame
+from moediag.lab.campaign.bisect.executed import Executed
+from moediag.lab.campaign.bisect.follow import Follow
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, other, skip
+from moediag.lab.campaign.bisect.prober import Setting
+from moediag.lab.campaign.bisect.search.corners import Blame
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.engine import Display
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.stacks.releases import Release
 from tests.unit.bisect_fakes import TARGET, Fake, question
 
 OLD = {"transformers": "4.1", "accelerate": "1.2.0", "tokenizers": "0.1", "idle": "1", "same": "7"}

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.bisect import state as states
-from moediag.campaign.bisect.drive import drive, with_end
-from moediag.campaign.bisect.probe_verdict import Kind, skip
-from moediag.campaign.bisect.search.answer import Status
-from moediag.campaign.bisect.signature_match import Target
-from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import Display, journal_file
-from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import EvidenceError, ExitCode, Interrupted, NoEnvironments
+from moediag.lab.campaign.bisect import state as states
+from moediag.lab.campaign.bisect.drive import drive, with_end
+from moediag.lab.campaign.bisect.probe_verdict import Kind, skip
+from moediag.lab.campaign.bisect.search.answer import Status
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.engine import Display, journal_file
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE
 from tests.unit.bisect_fakes import Fake, bisect, opened, question
 from tests.unit.bisect_worlds import one_stretch, tightest
 

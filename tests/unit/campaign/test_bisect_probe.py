@@ -15,23 +15,23 @@ from typing import Any
 import psutil
 import pytest
 
-from moediag.campaign import prebuild as builders
-from moediag.campaign.bisect import probe as module
-from moediag.campaign.bisect.probe import Releases, TooRare
-from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.prober import Setting
-from moediag.campaign.bisect.question import Asked, Question
-from moediag.campaign.bisect.search.rates import Rate
-from moediag.campaign.engine import Display
-from moediag.campaign.engine.journal import JOURNAL_FILE
-from moediag.campaign.prebuild import Ahead
 from moediag.errors import Interrupted, LaunchError, NoEnvironments, StackError
+from moediag.lab.campaign import prebuild as builders
+from moediag.lab.campaign.bisect import probe as module
+from moediag.lab.campaign.bisect.probe import Releases, TooRare
+from moediag.lab.campaign.bisect.probe_verdict import Kind
+from moediag.lab.campaign.bisect.prober import Setting
+from moediag.lab.campaign.bisect.question import Asked, Question
+from moediag.lab.campaign.bisect.search.rates import Rate
+from moediag.lab.campaign.engine import Display
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.campaign.prebuild import Ahead
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.scenario.plan import Plan
+from moediag.lab.stacks.environment import Stack
+from moediag.lab.stacks.releases import Release
 from moediag.launch.settings import LaunchOptions
 from moediag.result import Conclusion, RunResult, TrialResult
-from moediag.scenario import catalogue, load
-from moediag.scenario.plan import Plan
-from moediag.stacks.environment import Stack
-from moediag.stacks.releases import Release
 from tests.unit.bisect_fakes import STARVED, TARGET
 from tests.unit.campaign.test_bisect_signatures import trial
 
@@ -321,14 +321,14 @@ def test_a_stopped_probe_ends_while_it_builds(
 BUILDER = """
 import sys, time
 from pathlib import Path
-from moediag.stacks import environment
+from moediag.lab.stacks import environment
 
 def ensure(request, progress=None):
     Path(request["transformers"]).touch()
     time.sleep(600)
 
 environment.ensure, environment.ready = ensure, lambda request: None
-from moediag.campaign import prebuild as ahead
+from moediag.lab.campaign import prebuild as ahead
 sys.exit(ahead.main(sys.argv[-1]))
 """
 

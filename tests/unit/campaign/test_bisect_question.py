@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.bisect import question as module
-from moediag.campaign.bisect.question import Asked, Question, ask
-from moediag.campaign.bisect.search.rates import Rate
-from moediag.campaign.engine.journal import _differences
 from moediag.errors import NoSuchRelease, UsageError
-from moediag.scenario import catalogue, load
-from moediag.stacks.base import Base
-from moediag.stacks.releases import Release
+from moediag.lab.campaign.bisect import question as module
+from moediag.lab.campaign.bisect.question import Asked, Question, ask
+from moediag.lab.campaign.bisect.search.rates import Rate
+from moediag.lab.campaign.engine.journal import _differences
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.stacks.base import Base
+from moediag.lab.stacks.releases import Release
 
 
 def release(version: str, day: str = "", **more: Any) -> Release:

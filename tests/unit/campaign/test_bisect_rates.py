@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.campaign.bisect.probe_verdict import (
+from moediag.lab.campaign.bisect.probe_verdict import (
     BAD,
     GOOD,
     Kind,
@@ -19,12 +19,7 @@ from moediag.campaign.bisect.probe_verdict import (
     other,
     skip,
 )
-from moediag.campaign.bisect.search.rates import (
-    MOST_REPEATS,
-    STEADY_PRIOR,
-    Rate,
-    combined,
-)
+from moediag.lab.campaign.bisect.search.rates import MOST_REPEATS, STEADY_PRIOR, Rate, combined
 
 RATES = st.integers(1, 30).flatmap(
     lambda trials: st.builds(Rate, st.integers(1, trials), st.just(trials))

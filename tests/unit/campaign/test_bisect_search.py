@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other
-from moediag.campaign.bisect.search.answer import Boundary, Status
-from moediag.campaign.bisect.search.rates import Rate, combined
-from moediag.campaign.bisect.search.search import Options, Probe, Search, most_probes
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other
+from moediag.lab.campaign.bisect.search.answer import Boundary, Status
+from moediag.lab.campaign.bisect.search.rates import Rate, combined
+from moediag.lab.campaign.bisect.search.search import Options, Probe, Search, most_probes
 from moediag.result import Confidence
 from tests.unit.bisect_worlds import KINDS, drive, history, one_stretch, tightest
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
+from moediag.lab.campaign.bisect.probe_verdict import Kind
+from moediag.lab.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
 from moediag.result import TrialResult
 from tests.unit.trial_results import trial_result
 

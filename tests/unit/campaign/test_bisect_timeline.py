@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from moediag.campaign.bisect.answer_page import Report, markdown, sentences, to_json
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD
-from moediag.campaign.bisect.search.search import Options, Probe, Search
-from moediag.campaign.bisect.timeline import ProbeRecord, timeline
+from moediag.lab.campaign.bisect.answer_page import Report, markdown, sentences, to_json
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD
+from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
+from moediag.lab.campaign.bisect.timeline import ProbeRecord, timeline
 from tests.unit.bisect_worlds import KINDS, drive, history
 
 

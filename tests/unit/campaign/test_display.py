@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moediag.campaign.engine import shown
-from moediag.campaign.engine.display import Line, Lines, Live, Pace
-from moediag.campaign.run import outcome
+from moediag.lab.campaign.engine import shown
+from moediag.lab.campaign.engine.display import Line, Lines, Live, Pace
+from moediag.lab.campaign.run import outcome
+from moediag.lab.pipeline.observer import glance
+from moediag.lab.pipeline.trials import _telling
 from moediag.launch.settings import Progress
-from moediag.pipeline.observer import glance
-from moediag.pipeline.trials import _telling
 from moediag.result import TrialResult, read_result
 
 RESULTS = Path(__file__).parent.parent.parent / "golden" / "results"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from moediag.campaign import dry_run
 from moediag.cli import main
 from moediag.errors import ExitCode, StackError
+from moediag.lab.campaign import dry_run
 
 
 @pytest.fixture

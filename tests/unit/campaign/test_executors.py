@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.engine import Display, Header, Line, Records, Strategy, drive, opened
-from moediag.campaign.executors import Choice, Lost, Remote, choice
-from moediag.campaign.executors.executor import Call, Executor, Job, Reply
-from moediag.campaign.executors.remote import TooLong
-from moediag.campaign.executors.worker import perform, unfit
-from moediag.campaign.hunt.elsewhere import Elsewhere
-from moediag.campaign.hunt.question import Wanted
 from moediag.errors import Interrupted, MachineError, MoediagError, StackError, UsageError
-from moediag.stacks.environment import Stack
+from moediag.lab.campaign.engine import Display, Header, Line, Records, Strategy, drive, opened
+from moediag.lab.campaign.executors import Choice, Lost, Remote, choice
+from moediag.lab.campaign.executors.executor import Call, Executor, Job, Reply
+from moediag.lab.campaign.executors.remote import TooLong
+from moediag.lab.campaign.executors.worker import perform, unfit
+from moediag.lab.campaign.hunt.elsewhere import Elsewhere
+from moediag.lab.campaign.hunt.question import Wanted
+from moediag.lab.stacks.environment import Stack
 
 
 class Fake(Executor):

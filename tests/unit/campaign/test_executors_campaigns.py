@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from moediag.campaign.bisect import elsewhere as probing
-from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.prober import Setting
-from moediag.campaign.bisect.question import Asked
-from moediag.campaign.engine import Display
-from moediag.campaign.executors import Choice, choice, opened
-from moediag.campaign.matrix import elsewhere as filling
-from moediag.campaign.matrix.cells import COULD_NOT_RUN, Mode
-from moediag.campaign.matrix.question import MatrixQuestion, Subject
-from moediag.campaign.matrix.session import Maker
-from moediag.campaign.matrix.work import Way
-from moediag.campaign.nightly.elsewhere import Elsewhere as Jobs
-from moediag.campaign.sweep.shared_runs import Runs
 from moediag.errors import ExitCode, Interrupted, MachineError, StackError
+from moediag.lab.campaign.bisect import elsewhere as probing
+from moediag.lab.campaign.bisect.probe_verdict import Kind
+from moediag.lab.campaign.bisect.prober import Setting
+from moediag.lab.campaign.bisect.question import Asked
+from moediag.lab.campaign.engine import Display
+from moediag.lab.campaign.executors import Choice, choice, opened
+from moediag.lab.campaign.matrix import elsewhere as filling
+from moediag.lab.campaign.matrix.cells import COULD_NOT_RUN, Mode
+from moediag.lab.campaign.matrix.question import MatrixQuestion, Subject
+from moediag.lab.campaign.matrix.session import Maker
+from moediag.lab.campaign.matrix.work import Way
+from moediag.lab.campaign.nightly.elsewhere import Elsewhere as Jobs
+from moediag.lab.campaign.sweep.shared_runs import Runs
+from moediag.lab.scenario import catalogue, load, plan
 from moediag.launch.settings import LaunchOptions
-from moediag.scenario import catalogue, load, plan
 from tests.unit.bisect_fakes import STARVED, TARGET
 from tests.unit.campaign.test_bisect_probe import World, prober
 from tests.unit.campaign.test_bisect_probe import world as world
@@ -174,6 +174,6 @@ def test_a_worker_that_does_not_fit_ends_the_campaign(
     world: World, engine: Callable[..., Fake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine()
-    monkeypatch.setattr("moediag.campaign.executors.worker.unfit", lambda *_: "has no disk")
+    monkeypatch.setattr("moediag.lab.campaign.executors.worker.unfit", lambda *_: "has no disk")
     with pytest.raises(MachineError, match="has no disk"):
         elsewhere(tmp_path).probe("4.53.0", 1, TARGET)

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.engine import Display
-from moediag.campaign.hunt import findings_page, question, session
-from moediag.campaign.hunt.findings import Finding, Hunt, HuntCell, Key, State, group, remaining
-from moediag.campaign.hunt.question import Wanted
-from moediag.campaign.hunt.release_changes import Changes, changes
 from moediag.cli import app
 from moediag.errors import ExitCode, ScenarioError, UsageError
-from moediag.pipeline import register
-from moediag.pipeline.register import Entry
+from moediag.lab.campaign.engine import Display
+from moediag.lab.campaign.hunt import findings_page, question, session
+from moediag.lab.campaign.hunt.findings import Finding, Hunt, HuntCell, Key, State, group, remaining
+from moediag.lab.campaign.hunt.question import Wanted
+from moediag.lab.campaign.hunt.release_changes import Changes, changes
+from moediag.lab.pipeline import register
+from moediag.lab.pipeline.register import Entry
+from moediag.lab.stacks.environment import Stack
 from moediag.protocol import (
     CONDITIONS,
     ListedFamily,
@@ -25,7 +26,6 @@ from moediag.protocol import (
     WayOutcome,
 )
 from moediag.report.text_layout import plain
-from moediag.stacks.environment import Stack
 
 RELATIONS = {"packing": "documents stay apart", "padding": "padding changes nothing"}
 LISTING = ReleaseListing(

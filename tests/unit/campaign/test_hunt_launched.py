@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.hunt import family_trials, launched, layouts
-from moediag.campaign.hunt.layouts import LAYOUTS, TRAINER
+from moediag.lab.campaign.hunt import family_trials, launched, layouts
+from moediag.lab.campaign.hunt.layouts import LAYOUTS, TRAINER
 from moediag.launch.record import LaunchRecord
 from moediag.protocol import (
     SIZES,

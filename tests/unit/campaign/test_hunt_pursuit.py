@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.hunt import pursuit, session, since
-from moediag.campaign.hunt.pursued import Pursued
-from moediag.campaign.hunt.shrink import smallest
-from moediag.campaign.hunt.since import verdict
 from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
+from moediag.lab.campaign.bisect.probe_verdict import Kind
+from moediag.lab.campaign.hunt import pursuit, session, since
+from moediag.lab.campaign.hunt.pursued import Pursued
+from moediag.lab.campaign.hunt.shrink import smallest
+from moediag.lab.campaign.hunt.since import verdict
+from moediag.lab.stacks.environment import Stack
+from moediag.lab.stacks.releases import Release
+from moediag.lab.upstream.export.relation_file import Shown, export
 from moediag.protocol import (
     CONDITIONS,
     ListedFamily,
@@ -22,9 +25,6 @@ from moediag.protocol import (
     Size,
     WayOutcome,
 )
-from moediag.stacks.environment import Stack
-from moediag.stacks.releases import Release
-from moediag.upstream.export.relation_file import Shown, export
 
 TRACE = Pursued("alpha", "packing", "left", "wrong", "logits")
 WRONG = WayOutcome("left", False, "wrong", "logits", "it differs",

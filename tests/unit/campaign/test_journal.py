@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD, other, skip
-from moediag.campaign.bisect.search.rates import Rate
-from moediag.campaign.bisect.search.search import Options, Probe, Search
-from moediag.campaign.bisect.signature_match import Target
-from moediag.campaign.bisect.state import create, read, resume
-from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import journal_file
-from moediag.campaign.engine.journal import JOURNAL_FILE, Header, opened, resume_command
 from moediag.errors import DiskFull, EvidenceError, UsageError
+from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, other, skip
+from moediag.lab.campaign.bisect.search.rates import Rate
+from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.bisect.state import create, read, resume
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.engine import journal_file
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE, Header, opened, resume_command
 from tests.unit.bisect_worlds import KINDS, drive, history
 
 RELEASES = tuple(f"4.{minor}.{patch}" for minor in range(40, 60) for patch in range(3))
@@ -89,11 +89,11 @@ VICTIM = """
 import sys
 from pathlib import Path
 from tests.unit.campaign.test_journal import HEADER, RELEASES
-from moediag.campaign.bisect.state import create
-from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import journal_file
-from moediag.campaign.engine.journal import JOURNAL_FILE, Header, opened, resume_command
-from moediag.campaign.bisect.probe_verdict import GOOD
+from moediag.lab.campaign.bisect.state import create
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.engine import journal_file
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE, Header, opened, resume_command
+from moediag.lab.campaign.bisect.probe_verdict import GOOD
 
 with create(Path(sys.argv[1]), HEADER) as state:
     print("ready", flush=True)

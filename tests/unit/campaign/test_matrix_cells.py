@@ -6,10 +6,18 @@ import json
 
 import pytest
 
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, flaky, other, skip
-from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.matrix import table_page
-from moediag.campaign.matrix.cells import Cell, Matrix, Mode, of_probe, of_susceptibility
+from moediag.lab.campaign.bisect.probe_verdict import (
+    BAD,
+    GOOD,
+    Kind,
+    ProbeVerdict,
+    flaky,
+    other,
+    skip,
+)
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.matrix import table_page
+from moediag.lab.campaign.matrix.cells import Cell, Matrix, Mode, of_probe, of_susceptibility
 from moediag.protocol import Susceptibility
 from moediag.report.text_layout import plain
 

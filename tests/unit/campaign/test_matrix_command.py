@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.bisect import question as bisecting
-from moediag.campaign.engine import Display
-from moediag.campaign.matrix import question as asking
-from moediag.campaign.matrix import session
-from moediag.campaign.matrix.cells import Cell, Key, Mode
-from moediag.campaign.matrix.question import MatrixQuestion
 from moediag.cli import app
 from moediag.errors import ExitCode
-from moediag.stacks.releases import Release
+from moediag.lab.campaign.bisect import question as bisecting
+from moediag.lab.campaign.engine import Display
+from moediag.lab.campaign.matrix import question as asking
+from moediag.lab.campaign.matrix import session
+from moediag.lab.campaign.matrix.cells import Cell, Key, Mode
+from moediag.lab.campaign.matrix.question import MatrixQuestion
+from moediag.lab.stacks.releases import Release
 
 VERSIONS = [f"4.{minor}.{patch}" for minor in range(51, 58) for patch in range(3)]
 WINDOW = VERSIONS[6:15]  # releases with the failure

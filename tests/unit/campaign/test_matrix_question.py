@@ -8,14 +8,14 @@ from typing import Any, get_args
 
 import pytest
 
-from moediag.campaign.bisect import question as bisecting
-from moediag.campaign.bisect.question import Asked
-from moediag.campaign.matrix import question as module
-from moediag.campaign.matrix.question import MatrixQuestion, Wanted, ask
-from moediag.campaign.matrix.work import Way
 from moediag.errors import MoediagError, NoSuchRelease, UsageError
-from moediag.scenario.sections import Family
-from moediag.stacks.releases import Release
+from moediag.lab.campaign.bisect import question as bisecting
+from moediag.lab.campaign.bisect.question import Asked
+from moediag.lab.campaign.matrix import question as module
+from moediag.lab.campaign.matrix.question import MatrixQuestion, Wanted, ask
+from moediag.lab.campaign.matrix.work import Way
+from moediag.lab.scenario.sections import Family
+from moediag.lab.stacks.releases import Release
 
 DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
 VERSIONS = [

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from moediag.campaign.matrix.cells import Cell, Key, Mode
-from moediag.campaign.matrix.work import Way, plan
+from moediag.lab.campaign.matrix.cells import Cell, Key, Mode
+from moediag.lab.campaign.matrix.work import Way, plan
 
 SUBJECTS = ("s a", "s b")
 WORDS = {

@@ -11,27 +11,27 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moediag.campaign.engine import Display, opened
-from moediag.campaign.engine.journal import JOURNAL_FILE
-from moediag.campaign.hunt.findings import Hunt
-from moediag.campaign.nightly import artifacts, blame, drive, judged, tracks
-from moediag.campaign.nightly import hunted as hunts
-from moediag.campaign.nightly import jobs as planning
-from moediag.campaign.nightly import summary as pages
-from moediag.campaign.nightly.blame import Blame
-from moediag.campaign.nightly.changes import Change, compare
-from moediag.campaign.nightly.history import History
-from moediag.campaign.nightly.jobs import Asked, Planned
-from moediag.campaign.nightly.night import Found, Hunted, Night, from_json
-from moediag.campaign.nightly.summary import Summary
-from moediag.campaign.nightly.tracks import Track
 from moediag.cli import app
 from moediag.errors import ExitCode, Interrupted, NoEnvironments, UsageError
+from moediag.lab.campaign.engine import Display, opened
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.campaign.hunt.findings import Hunt
+from moediag.lab.campaign.nightly import artifacts, blame, drive, judged, tracks
+from moediag.lab.campaign.nightly import hunted as hunts
+from moediag.lab.campaign.nightly import jobs as planning
+from moediag.lab.campaign.nightly import summary as pages
+from moediag.lab.campaign.nightly.blame import Blame
+from moediag.lab.campaign.nightly.changes import Change, compare
+from moediag.lab.campaign.nightly.history import History
+from moediag.lab.campaign.nightly.jobs import Asked, Planned
+from moediag.lab.campaign.nightly.night import Found, Hunted, Night, from_json
+from moediag.lab.campaign.nightly.summary import Summary
+from moediag.lab.campaign.nightly.tracks import Track
+from moediag.lab.scenario import catalogue
+from moediag.lab.scenario import load as loading
+from moediag.lab.stacks.releases import Release
 from moediag.launch.settings import LaunchOptions
 from moediag.result import RunResult, TrialResult, read_result
-from moediag.scenario import catalogue
-from moediag.scenario import load as loading
-from moediag.stacks.releases import Release
 from tests.unit.nightly_nights import entry, job, night
 from tests.unit.trial_results import changed
 
@@ -198,7 +198,7 @@ def nightly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Callable[[str], RunResult],
     minutes: float = 5.0,
 ) -> tuple[drive.Result, History]:  # fmt: skip
-    monkeypatch.setattr("moediag.campaign.run.run", writing(outcome))
+    monkeypatch.setattr("moediag.lab.campaign.run.run", writing(outcome))
     kept = History(tmp_path / "history")
     nights = [night for night in kept.nights if night.complete]
     folder = tmp_path / f"out-{len(nights)}"
@@ -263,7 +263,7 @@ def test_a_job_stopped_by_the_time_limit_is_distinguished_from_ctrl_c(
         stops.append(launch.stop.wait(60))
         raise Interrupted("x")
 
-    monkeypatch.setattr("moediag.campaign.run.run", until_stopped)
+    monkeypatch.setattr("moediag.lab.campaign.run.run", until_stopped)
     kept = History(tmp_path / "history")
     ran = night_in(tmp_path / "o", kept, 0.002)
     assert stops == [True]
@@ -301,14 +301,14 @@ def test_a_resumed_night_equals_an_uninterrupted_one(
             raise KeyboardInterrupt
         return ONE
 
-    monkeypatch.setattr("moediag.campaign.run.run", writing(lambda _: ONE))
+    monkeypatch.setattr("moediag.lab.campaign.run.run", writing(lambda _: ONE))
     whole = night_in(tmp_path / "whole", History(tmp_path / "other"), 5.0)
-    monkeypatch.setattr("moediag.campaign.run.run", writing(interrupted))
+    monkeypatch.setattr("moediag.lab.campaign.run.run", writing(interrupted))
     with pytest.raises(Interrupted):
         night_in(tmp_path / "parts", History(tmp_path / "history"), 5.0)
     names.clear()
     monkeypatch.setattr(
-        "moediag.campaign.run.run", writing(lambda name: (names.append(name), ONE)[1])
+        "moediag.lab.campaign.run.run", writing(lambda name: (names.append(name), ONE)[1])
     )
     kept = History(tmp_path / "history")
     again = night_in(tmp_path / "parts", kept, 5.0)
@@ -324,7 +324,7 @@ def test_a_resumed_night_equals_an_uninterrupted_one(
 def test_omitted_jobs_run_when_the_night_is_resumed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("moediag.campaign.run.run", writing(lambda _: ONE))
+    monkeypatch.setattr("moediag.lab.campaign.run.run", writing(lambda _: ONE))
     kept = History(tmp_path / "history")
     first = night_in(tmp_path / "out", kept, 0.0)
     assert [j.finished for j in first.night.jobs] == [False] * 4

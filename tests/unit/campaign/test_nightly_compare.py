@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.campaign.nightly.blame import span
-from moediag.campaign.nightly.changes import Change, Compared, compare
-from moediag.campaign.nightly.night import Entry, Night
+from moediag.lab.campaign.nightly.blame import span
+from moediag.lab.campaign.nightly.changes import Change, Compared, compare
+from moediag.lab.campaign.nightly.night import Entry, Night
 from tests.unit.nightly_nights import entry, night
 
 CHANGES = ("4.0.0", "4.1.0", "4.2.0", "4.3.0", "4.4.0", "4.5.0")

@@ -15,9 +15,6 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign import run as module
-from moediag.campaign.engine import Display, opened
-from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import (
     DiskFull,
     Interrupted,
@@ -27,9 +24,15 @@ from moediag.errors import (
     UsageError,
 )
 from moediag.evidence.model import ExitStatus
+from moediag.lab.campaign import run as module
+from moediag.lab.campaign.engine import Display, opened
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.pipeline import trials
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.scenario.plan import Plan, plan
+from moediag.lab.stacks.environment import Stack
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import trials
 from moediag.protocol import Outcome, Trial
 from moediag.result import (
     RESULT_FILE,
@@ -39,9 +42,6 @@ from moediag.result import (
     Verdict,
     read_result,
 )
-from moediag.scenario import catalogue, load
-from moediag.scenario.plan import Plan, plan
-from moediag.stacks.environment import Stack
 
 UPGRADE = "5.0.0"  # the version that the variant `upgrade` keeps for itself
 COMMAND = ("moediag", "run", "expert-starvation", "--cpu", "2")
@@ -89,7 +89,7 @@ def no_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(trials, "diagnose", diagnose)
     monkeypatch.setattr(trials, "read_trial", Evidence)
-    monkeypatch.setattr("moediag.stacks.environment.ready", lambda _: None)
+    monkeypatch.setattr("moediag.lab.stacks.environment.ready", lambda _: None)
     monkeypatch.setattr(module, "Ahead", Builders)
 
 
@@ -126,7 +126,7 @@ def run(
         return Stack(Path("python"), dict(request), f"stack-{version}", 0.0, [])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moediag.stacks.environment.ensure", ensure)
+        patch.setattr("moediag.lab.stacks.environment.ensure", ensure)
         asked = module.header(the_plan, LaunchOptions(), COMMAND)
         with opened(asked, folder, (folder / JOURNAL_FILE).exists(), "s") as journal:
             options = trials.TrialOptions(launcher=ranks.launcher)
@@ -166,7 +166,7 @@ def test_hosts_of_built_stacks_import_at_once_one_per_core(
         version = request["transformers"]
         return Stack(Path("python"), dict(request), f"stack-{version}", 0.0, [])
 
-    monkeypatch.setattr("moediag.stacks.environment.ready", ready)
+    monkeypatch.setattr("moediag.lab.stacks.environment.ready", ready)
     monkeypatch.setattr("moediag.hardware.cores", lambda: cores)
     ranks = Ranks()
     run(tmp_path / "out", ranks, planned(["unfixed", "touch", "zero-fill", "upgrade"]))
@@ -190,7 +190,7 @@ def test_a_host_that_cannot_start_early_affects_only_its_own_trials(
                 raise LaunchError("no memory for two hosts")
             return super().launcher(kind, stack)
 
-    monkeypatch.setattr("moediag.stacks.environment.ready", ready)
+    monkeypatch.setattr("moediag.lab.stacks.environment.ready", ready)
     monkeypatch.setattr("moediag.hardware.cores", lambda: 2)
     result = run(tmp_path / "out", NoUpgrade(), planned(["unfixed", "upgrade"]))
     assert [trial.variant for trial in result.trials] == ["unfixed", "upgrade"]

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from moediag.campaign.engine import Display, opened
-from moediag.campaign.engine.display import Line, Lines
-from moediag.campaign.engine.journal import JOURNAL_FILE
-from moediag.campaign.sweep import session, shared_runs
-from moediag.campaign.sweep import summary as view
-from moediag.campaign.sweep.session import SweepOptions, plan_all, ranks_for
-from moediag.campaign.sweep.summary import Row, Sweep
 from moediag.cli import app
 from moediag.errors import DiskFull, ExitCode, Interrupted, LaunchError, UsageError
+from moediag.lab.campaign.engine import Display, opened
+from moediag.lab.campaign.engine.display import Line, Lines
+from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.campaign.sweep import session, shared_runs
+from moediag.lab.campaign.sweep import summary as view
+from moediag.lab.campaign.sweep.session import SweepOptions, plan_all, ranks_for
+from moediag.lab.campaign.sweep.summary import Row, Sweep
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.stacks.environment import Stack
 from moediag.report.text_layout import plain
 from moediag.result import RunResult, read_result
-from moediag.scenario import catalogue, load
-from moediag.stacks.environment import Stack
 
 GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")
 NAMES = ["expert-starvation", "expert-starvation-hang", "expert-starvation-silent"]
@@ -49,8 +49,8 @@ def swept(
 ) -> Sweep:
     """A sweep of three scenarios whose runs end with ``outcomes``."""
     left = list(outcomes)
-    monkeypatch.setattr("moediag.campaign.run.run", lambda *_: left.pop(0)())
-    monkeypatch.setattr("moediag.stacks.environment.ready", lambda _: None)
+    monkeypatch.setattr("moediag.lab.campaign.run.run", lambda *_: left.pop(0)())
+    monkeypatch.setattr("moediag.lab.stacks.environment.ready", lambda _: None)
     options = SweepOptions(world_size=2)
     planned = plan_all(options, NAMES)
     display = Display() if said is None else Lines(said.append)
@@ -103,8 +103,8 @@ def test_the_host_of_the_next_scenario_imports_during_this_one(
         version = request["transformers"]
         return Stack(Path("python"), dict(request), version, 0.0, []) if built else None
 
-    monkeypatch.setattr("moediag.campaign.run.run", run)
-    monkeypatch.setattr("moediag.stacks.environment.ready", ready)
+    monkeypatch.setattr("moediag.lab.campaign.run.run", run)
+    monkeypatch.setattr("moediag.lab.stacks.environment.ready", ready)
     monkeypatch.setattr(shared_runs.Hosts, "begin", lambda _, stack: events.append("host"))
     options = SweepOptions(world_size=2, launcher=launcher)
     planned = plan_all(options, NAMES)
@@ -120,8 +120,8 @@ def test_a_host_that_cannot_start_early_does_not_end_the_sweep(
         raise LaunchError("no such interpreter")
 
     built = Stack(Path("python"), {}, "key", 0.0, [])
-    monkeypatch.setattr("moediag.campaign.run.run", lambda *_: met(True))
-    monkeypatch.setattr("moediag.stacks.environment.ready", lambda _: built)
+    monkeypatch.setattr("moediag.lab.campaign.run.run", lambda *_: met(True))
+    monkeypatch.setattr("moediag.lab.stacks.environment.ready", lambda _: built)
     monkeypatch.setattr(shared_runs.Hosts, "begin", begin)
     options = SweepOptions(world_size=2)
     planned = plan_all(options, NAMES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moediag.judgement.conclusion import conclude, met
+from moediag.lab.judgement.conclusion import conclude, met
 from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
 from tests.unit.trial_results import trial_result
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from moediag.judgement.step_time import ratios, with_ratios
+from moediag.lab.judgement.step_time import ratios, with_ratios
+from moediag.lab.scenario import catalogue
+from moediag.lab.scenario.load import load
+from moediag.lab.scenario.plan import plan
 from moediag.protocol import Outcome
 from moediag.result import TrialResult
-from moediag.scenario import catalogue
-from moediag.scenario.load import load
-from moediag.scenario.plan import plan
 from tests.unit.trial_results import trial_result
 
 

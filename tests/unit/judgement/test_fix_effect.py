@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moediag.judgement.conclusion import conclude
-from moediag.judgement.fix_effect import claim, detector, effect, extent, stage
+from moediag.lab.judgement.conclusion import conclude
+from moediag.lab.judgement.fix_effect import claim, detector, effect, extent, stage
 from moediag.result import TrialResult
 from moediag.result.verdicts import OF_UPDATE
 from tests.unit.trial_results import changed, trial_result

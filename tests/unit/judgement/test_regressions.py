@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from moediag.judgement.regressions import with_regressions
+from moediag.lab.judgement.regressions import with_regressions
+from moediag.lab.scenario import catalogue
+from moediag.lab.scenario.load import load
+from moediag.lab.scenario.plan import Plan, PlannedTrial, plan
 from moediag.protocol import ModelSpec, ProgramTask, SkewSpec, StepSpec, Trial, WrapperSpec
 from moediag.result import TrialResult
-from moediag.scenario import catalogue
-from moediag.scenario.load import load
-from moediag.scenario.plan import Plan, PlannedTrial, plan
 from tests.unit.trial_results import trial_result
 
 VARIANTS = ("unfixed", "unused-params-flag", "unused-params-flag-starved-everywhere")

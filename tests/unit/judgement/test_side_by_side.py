@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.judgement import repeats
-from moediag.judgement.side_by_side import together
+from moediag.lab.judgement import repeats
+from moediag.lab.judgement.side_by_side import together
 from moediag.result import Table, TrialResult
 from tests.unit.trial_results import trial_result
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from moediag.judgement import training_table
-from moediag.judgement.training_table import Curve, curve, side_by_side
+from moediag.lab.judgement import training_table
+from moediag.lab.judgement.training_table import Curve, curve, side_by_side
+from moediag.lab.scenario.catalogue import find
+from moediag.lab.scenario.load import load
+from moediag.lab.scenario.plan import Plan, plan
 from moediag.protocol import Outcome
 from moediag.result import TrialResult
-from moediag.scenario.catalogue import find
-from moediag.scenario.load import load
-from moediag.scenario.plan import Plan, plan
 from tests.unit.trial_results import trial_result
 
 NAN = float("nan")

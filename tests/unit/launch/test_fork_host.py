@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from moediag.errors import LaunchError
+from moediag.lab.launch.fork import Host
 from moediag.launch.base import last_words
-from moediag.launch.fork import Host
 from moediag.launch.settings import LaunchOptions
 
 READY = """import signal, sys; print('{"e": "ready"}', flush=True); signal.pause()"""
@@ -47,7 +47,7 @@ def test_another_end_is_a_launch_error_with_its_reason(
 ) -> None:
     with pytest.raises(LaunchError, match="ended by SIGKILL: "):
         ended(host, signal.SIGKILL)
-    monkeypatch.setattr("moediag.launch.fork.oom_kills", lambda: 1 << 40)
+    monkeypatch.setattr("moediag.lab.launch.fork.oom_kills", lambda: 1 << 40)
     with pytest.raises(LaunchError, match="ended by SIGKILL for memory"):
         host.start({}, 1.0)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moediag.launch import hosts as module
-from moediag.launch.hosts import KEPT, Hosts
+from moediag.lab.launch import hosts as module
+from moediag.lab.launch.hosts import KEPT, Hosts
 from moediag.launch.settings import LaunchOptions
 
 

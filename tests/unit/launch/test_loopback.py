@@ -10,7 +10,7 @@ import pytest
 
 from moediag import doctor
 from moediag.errors import MachineError
-from moediag.launch.launcher import launcher, require_loopback
+from moediag.lab.launch.launcher import launcher, require_loopback
 from moediag.launch.settings import LaunchOptions
 
 STACK = SimpleNamespace(python=Path("python"), pythonpath=[], key="k")
@@ -24,7 +24,7 @@ def no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unconnected(socket.socket):
         connect = unreachable
 
-    monkeypatch.setattr("moediag.launch.launcher.socket.socket", Unconnected)
+    monkeypatch.setattr("moediag.lab.launch.launcher.socket.socket", Unconnected)
 
 
 def test_a_launch_works_with_a_loopback() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence.model import ExitStatus, Stall
+from moediag.lab.launch.launcher import launcher
+from moediag.lab.launch.torchrun import rendezvous
 from moediag.launch.base import json_lines, last_words
-from moediag.launch.launcher import launcher
 from moediag.launch.record import Death, LaunchRecord
 from moediag.launch.settings import LaunchOptions
-from moediag.launch.torchrun import rendezvous
 from moediag.protocol import LAUNCH_FILE
 
 FULL = LaunchRecord(

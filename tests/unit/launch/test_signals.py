@@ -11,10 +11,10 @@ import pytest
 
 from moediag.cli import app
 from moediag.errors import ExitCode
+from moediag.lab.launch.launcher import follow
 from moediag.launch import signals
 from moediag.launch.base import Running
 from moediag.launch.follow import supervise
-from moediag.launch.launcher import follow
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import Trial
 
@@ -132,7 +132,7 @@ def test_the_command_reports_the_interrupt(
     def slow(*_: Any) -> None:
         os.kill(os.getpid(), sig)
 
-    monkeypatch.setattr("moediag.scenario.catalogue.names", slow)
+    monkeypatch.setattr("moediag.lab.scenario.catalogue.names", slow)
     assert app.main(["list"]) == ExitCode.INTERRUPTED
     said = capsys.readouterr()
     assert said.err.strip() == "error: interrupted"

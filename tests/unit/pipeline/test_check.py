@@ -10,9 +10,9 @@ import pytest
 from moediag.axes import Layout
 from moediag.errors import LayoutError, UsageError
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
-from moediag.pipeline import check, check_cost, check_page, known_scenarios
-from moediag.pipeline.check import CheckResult, JudgedCase
-from moediag.pipeline.register import Entry
+from moediag.lab.pipeline import check, check_cost, check_page, known_scenarios
+from moediag.lab.pipeline.check import CheckResult, JudgedCase
+from moediag.lab.pipeline.register import Entry
 from moediag.protocol import (
     FAILS,
     MAY_FAIL,

@@ -10,8 +10,8 @@ import pytest
 from moediag.diagnosis import diagnose
 from moediag.errors import ExitCode, UsageError
 from moediag.evidence.model import Evidence
-from moediag.pipeline import check_script, check_script_page
-from moediag.pipeline.check_script import RankRead, ScriptResult, comparable
+from moediag.lab.pipeline import check_script, check_script_page
+from moediag.lab.pipeline.check_script import RankRead, ScriptResult, comparable
 from moediag.protocol import SimulatedRank
 from moediag.report.text_layout import plain
 from moediag.result import Verdict

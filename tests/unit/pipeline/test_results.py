@@ -1,9 +1,9 @@
 """result.json contains the whole diagnosis."""
 
-from moediag.pipeline import rows
+from moediag.lab.pipeline import planned_rows
+from moediag.lab.scenario import catalogue, load
+from moediag.lab.scenario.plan import plan
 from moediag.result import Confidence, Diagnosis, Table, Verdict
-from moediag.scenario import catalogue, load
-from moediag.scenario.plan import plan
 
 
 def test_tables_of_a_detector_are_carried_over() -> None:
@@ -11,6 +11,6 @@ def test_tables_of_a_detector_are_carried_over() -> None:
     planned = plan(scenario, 2, "cpu", ["unfixed"]).trials[0]
     table = Table("norm per rank", ("rank", "norm"), ((0, 3.4007), (1, 3.3808)))
     found = Diagnosis(Verdict.REPLICA_DIVERGENCE, "s", Confidence.HIGH, tables=(table,))
-    row = rows.planned_row(planned, found, {})
+    row = planned_rows.planned_row(planned, found, {})
     assert row.diagnosis is found
     assert row.to_json()["tables"][0]["title"] == "norm per rank"

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from moediag.ranks import host
-from moediag.ranks.host import Gate
+from moediag.lab.ranks import host
+from moediag.lab.ranks.host import Gate
 
 
 def passing(gate: Gate) -> tuple[int, int]:

@@ -240,14 +240,14 @@ def test_a_job_is_measured_once_torch_is_complete(job: Job) -> None:
     (job.lib / "torch" / "__init__.py").write_text("import torch.distributed\nlast = 1\n")
     code = """
 import sys, types
-module = types.ModuleType("moediag.worker.verify.measuring")
+module = types.ModuleType("moediag.ranks.verify.measuring")
 class Measuring:
     def __init__(self, request, at_end):
         self.request = request
     def install(self):
         print(self.request.steps, hasattr(sys.modules["torch"], "last"))
 module.Measuring = Measuring
-sys.modules["moediag.worker.verify.measuring"] = module
+sys.modules["moediag.ranks.verify.measuring"] = module
 import torch
 """
     asked = protocol.MeasureRequest(str(job.run / "measured"), 3)

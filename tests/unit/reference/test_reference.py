@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 import typer
 
-from moediag.cli.app import app
+from moediag.cli.app import whole
 from moediag.cli.explain_word import lines
 from moediag.diagnosis import explained
 from moediag.errors import ExitCode, UsageError
+from moediag.lab.scenario import catalogue
 from moediag.reference import Lookup, pages
 from moediag.reference.finding_entries import law_word
 from moediag.reference.option_entries import commands
 from moediag.reference.pages import verdicts_page
 from moediag.reference.result_fields import records
 from moediag.result import RunResult, Verdict
-from moediag.scenario import catalogue
 from tests.unit.diagnosis import example_detector
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
-COMMAND = typer.main.get_command(app)
+COMMAND = typer.main.get_command(whole())
 KNOWN = Lookup(COMMAND)
 PAGES = pages(COMMAND)
 

@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from moediag import doctor, hardware
-from moediag.campaign.nightly.jobs import Asked
+from moediag import hardware
 from moediag.cli import app
 from moediag.cli import options as o
 from moediag.errors import ExitCode, MachineError, UsageError
+from moediag.lab import machine_checks
+from moediag.lab.campaign.nightly.jobs import Asked
+from moediag.lab.scenario import catalogue
+from moediag.lab.stacks import interpreter, releases
+from moediag.lab.step import gpu as rank_side
 from moediag.protocol import Trial
 from moediag.report import junit
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
-from moediag.result import read_result
-from moediag.scenario import catalogue, devices, load, plan
-from moediag.stacks import interpreter, releases
-from moediag.worker import gpu as rank_side
+from moediag.result import devices, load, plan, read_result
 
 DAY = datetime(2025, 6, 1, tzinfo=timezone.utc)
 LISTED = [releases.Release(v, DAY) for v in ("4.52.4", "4.53.2")]
@@ -41,8 +42,10 @@ def planned(device: str) -> plan.Plan:
 
 def have(monkeypatch: pytest.MonkeyPatch, gpus: int, torch_version: str = "2.13.0+cu130") -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("H200", "1", "1")] * gpus)
-    monkeypatch.setattr(doctor, "driver_gpus", list)
+    monkeypatch.setattr(
+        machine_checks, "gpus", lambda: [machine_checks.Gpu("H200", "1", "1")] * gpus
+    )
+    monkeypatch.setattr(machine_checks, "driver_gpus", list)
     monkeypatch.setattr(interpreter, "identity", lambda: {"torch": torch_version})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
@@ -106,15 +109,15 @@ def test_fewer_gpus_than_ranks_are_refused_with_alternatives(
     said = capsys.readouterr().err
     assert "4 GPUs requested, 1 found" in said
     assert "--gpus 4 --share-gpu" in said and "--cpu 4" in said
-    doctor.require_gpus(4, shared=True)
+    machine_checks.require_gpus(4, shared=True)
 
 
 def test_sharing_is_not_suggested_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, 0)
     with pytest.raises(MachineError, match="1 GPU requested, 0 found"):
-        doctor.require_gpus(4, shared=True)
+        machine_checks.require_gpus(4, shared=True)
     with pytest.raises(MachineError) as caught:
-        doctor.require_gpus(4)
+        machine_checks.require_gpus(4)
     assert "--share-gpu" not in caught.value.help_text
 
 
@@ -137,8 +140,8 @@ def test_every_launching_command_accepts_share_gpu(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without a GPU they exit with the error for a shared GPU; without --gpus it is wrong usage."""
-    monkeypatch.setattr(doctor, "gpus", list)
-    monkeypatch.setattr(doctor, "driver_gpus", list)
+    monkeypatch.setattr(machine_checks, "gpus", list)
+    monkeypatch.setattr(machine_checks, "driver_gpus", list)
     names = [] if command == "nightly" else ["expert-starvation"]
     more = {
         "bisect": ["--good", "4.52.4", "--bad", "4.53.2"],

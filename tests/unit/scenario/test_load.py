@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moediag.errors import ExitCode, ScenarioError
-from moediag.scenario.catalogue import find
-from moediag.scenario.load import load
+from moediag.lab.scenario.catalogue import find
+from moediag.lab.scenario.load import load
 
 GOOD = """\
 schema_version: 1

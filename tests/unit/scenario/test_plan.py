@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moediag.errors import LayoutError, MoediagError, ScenarioError, UsageError
+from moediag.lab.scenario.catalogue import find, names
+from moediag.lab.scenario.load import load
+from moediag.lab.scenario.plan import plan, reference_key
+from moediag.lab.scenario.schema import Scenario
 from moediag.protocol import CostTask, ResumeTask, Starve, StepTask, Trial
-from moediag.scenario import devices
-from moediag.scenario.catalogue import find, names
-from moediag.scenario.load import load
-from moediag.scenario.plan import plan, reference_key
-from moediag.scenario.schema import Scenario
+from moediag.result import devices
 
 
 @pytest.fixture(scope="module")

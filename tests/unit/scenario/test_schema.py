@@ -14,14 +14,14 @@ import pytest
 
 from moediag import protocol
 from moediag.errors import ScenarioError
-from moediag.families import FAMILIES
+from moediag.lab.families import FAMILIES
+from moediag.lab.scenario import sections
+from moediag.lab.scenario.catalogue import GROUPS, Summary, find, folder, names, summaries
+from moediag.lab.scenario.fixes import described, known_fixes
+from moediag.lab.scenario.load import load
+from moediag.lab.scenario.plan import plan
+from moediag.lab.scenario.schema import Expectation, json_schema
 from moediag.result import Role, Verdict
-from moediag.scenario import sections
-from moediag.scenario.catalogue import GROUPS, Summary, find, folder, names, summaries
-from moediag.scenario.fixes import described, known_fixes
-from moediag.scenario.load import load
-from moediag.scenario.plan import plan
-from moediag.scenario.schema import Expectation, json_schema
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PAIRS = [
@@ -143,7 +143,7 @@ def test_summaries_are_those_of_the_loaded_files() -> None:
 
 
 def test_known_fixes_match_the_modules() -> None:
-    from moediag.worker import fixes
+    from moediag.lab.step import fixes
 
     assert "zero-fill" in known_fixes()
     for name, fix in known_fixes().items():

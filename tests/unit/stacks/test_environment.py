@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from moediag.errors import NoSuchRelease, StackError, UsageError
-from moediag.stacks import built as store
-from moediag.stacks import construct, environment, offline, overlay, uv
-from moediag.stacks.base import Part, cache_root, current_base
-from moediag.stacks.indexes import IndexConfig
-from moediag.stacks.resolve import Target
+from moediag.lab.stacks import built as store
+from moediag.lab.stacks import construct, environment, offline, overlay, uv
+from moediag.lab.stacks.base import Part, cache_root, current_base
+from moediag.lab.stacks.indexes import IndexConfig
+from moediag.lab.stacks.resolve import Target
 
 # name -> version -> (day of upload, requirements)
 Releases = Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]]
@@ -237,7 +237,7 @@ def test_requests_with_one_resolution_share_one_environment(index: Index) -> Non
 
 def test_two_parallel_runs_build_once(index: Index) -> None:
     program = (
-        "import sys; from moediag.stacks.environment import ensure\n"
+        "import sys; from moediag.lab.stacks.environment import ensure\n"
         "s = ensure({'transformers': '1.0'}, lambda t, f: print(t))\n"
         "print('KEY', s.key)"
     )

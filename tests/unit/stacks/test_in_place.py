@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from moediag.errors import StackError
-from moediag.stacks import environment, in_place
-from moediag.stacks.base import ENV_CACHE
+from moediag.lab.stacks import environment, in_place
+from moediag.lab.stacks.base import ENV_CACHE
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from moediag.errors import NoSuchRelease, StackError
-from moediag.stacks import releases
-from moediag.stacks.index_pages import IndexFile, Unreachable, read_index, read_links
-from moediag.stacks.indexes import IndexConfig, read_config, redacted
+from moediag.lab.stacks import releases
+from moediag.lab.stacks.index_pages import IndexFile, Unreachable, read_index, read_links
+from moediag.lab.stacks.indexes import IndexConfig, read_config, redacted
 
 JSON = "application/vnd.pypi.simple.v1+json"
 

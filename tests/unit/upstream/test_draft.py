@@ -13,16 +13,16 @@ import pytest
 from moediag import hardware
 from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
+from moediag.lab.scenario import catalogue
+from moediag.lab.scenario import load as loading
+from moediag.lab.stacks.environment import Stack
+from moediag.lab.upstream import draft as drafting
+from moediag.lab.upstream import draft_evidence
+from moediag.lab.upstream.draft import Material, Program, draft, failing
+from moediag.lab.upstream.draft_sentences import releases
+from moediag.lab.upstream.templates import TEMPLATES, upstream
 from moediag.report.markdown import LIMIT
 from moediag.result import Conclusion, FixJudgement, RunResult, TrialResult
-from moediag.scenario import catalogue
-from moediag.scenario import load as loading
-from moediag.stacks.environment import Stack
-from moediag.upstream import draft as drafting
-from moediag.upstream import draft_evidence
-from moediag.upstream.draft import Material, Program, draft, failing
-from moediag.upstream.draft_sentences import releases
-from moediag.upstream.templates import TEMPLATES, upstream
 from tests.unit.trial_results import changed, trial_result
 
 FAILED = trial_result(

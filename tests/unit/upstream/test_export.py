@@ -14,14 +14,14 @@ from packaging.version import Version
 
 from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
-from moediag.scenario import catalogue, load, plan
-from moediag.scenario.plan import Plan
-from moediag.upstream.export import write_file
-from moediag.upstream.export.export_facts import asked, refused, unsupported
-from moediag.worker import data
-from moediag.worker.measure import gradients
-from moediag.worker.models import checkpoint as loading
-from moediag.worker.not_applicable import NotApplicable
+from moediag.lab.scenario import catalogue, load, plan
+from moediag.lab.scenario.plan import Plan
+from moediag.lab.step import data
+from moediag.lab.step.measure import gradients
+from moediag.lab.step.models import checkpoint as loading
+from moediag.lab.upstream.export import write_file
+from moediag.lab.upstream.export.export_facts import asked, refused, unsupported
+from moediag.recorder.not_applicable import NotApplicable
 
 VERSIONS = {"torch": "2.13.0", "transformers": "5.17.0", "accelerate": "1.15.0"}
 

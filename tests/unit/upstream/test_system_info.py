@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from moediag import installed_packages, system_info
 from moediag.cli import app
-from moediag.stacks.environment import Stack
-from moediag.upstream import installed_packages, system_info
+from moediag.lab.stacks.environment import Stack
 
 
 def stack(python: Path, key: str = "transformers-4.53.2-abc") -> Stack:
@@ -31,7 +31,7 @@ def test_versions_builds_and_machine_are_included() -> None:
 
 def test_torchs_build_is_read_without_importing_it() -> None:
     code = (
-        "import sys, json; from moediag.upstream import installed_packages\n"
+        "import sys, json; from moediag.lab.upstream import installed_packages\n"
         "a = installed_packages.answer()\n"
         "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)\n"
         "print(json.dumps(a))"

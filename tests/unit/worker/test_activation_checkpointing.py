@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from moediag.worker.models.rerouted import Rerouted, recomputing
-from moediag.worker.models.tiny import Anatomy, MoeBlock
-from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.shard import activation_checkpointing
+from moediag.lab.step.models.rerouted import Rerouted, recomputing
+from moediag.lab.step.models.tiny import Anatomy, MoeBlock
+from moediag.lab.step.shard import activation_checkpointing
+from moediag.recorder.not_applicable import NotApplicable
 
 EXPERTS, TOKENS, WIDTH = 4, 12, 6
 

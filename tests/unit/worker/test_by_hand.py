@@ -17,13 +17,13 @@ import torch.multiprocessing as mp  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+from moediag.lab.step.models.tiny import Anatomy, MoeBlock  # noqa: E402
+from moediag.lab.step.shard import by_hand, dispatch, fsdp2_internals  # noqa: E402
+from moediag.lab.step.shard.context_parallel import ContextParallel  # noqa: E402
+from moediag.lab.step.shard.kinds import kind_of  # noqa: E402
+from moediag.lab.step.shard.pipeline_parallel import Pipelined  # noqa: E402
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker.models.tiny import Anatomy, MoeBlock  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard import by_hand, dispatch, fsdp2_internals  # noqa: E402
-from moediag.worker.shard.context_parallel import ContextParallel  # noqa: E402
-from moediag.worker.shard.kinds import kind_of  # noqa: E402
-from moediag.worker.shard.pipeline_parallel import Pipelined  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 EXPERTS, WIDTH, HIDDEN, TOKENS = 2, 4, 3, 5
 SHAPES = {"gate_up_proj": (EXPERTS, 2 * WIDTH, HIDDEN), "down_proj": (EXPERTS, HIDDEN, WIDTH)}
@@ -132,7 +132,7 @@ class TestPieces:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor
 
-        from moediag.worker.shard import placement
+        from moediag.recorder import placement
 
         mesh = init_device_mesh("cpu", (2,))
         whole = dict(Experts().named_parameters())

@@ -13,6 +13,16 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from moediag.lab import check  # noqa: E402
+from moediag.lab.check import (  # noqa: E402
+    checkpoint_names,
+    indexed_pieces,
+    placed,
+    planned,
+    sharding,
+    simulated_group,
+)
+from moediag.lab.check.plan_rules import Rules  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     FAILS,
     MAY_FAIL,
@@ -23,17 +33,7 @@ from moediag.protocol import (  # noqa: E402
     Trial,
     WrapperSpec,
 )
-from moediag.worker import check  # noqa: E402
-from moediag.worker.check import (  # noqa: E402
-    checkpoint_names,
-    indexed_pieces,
-    placed,
-    planned,
-    sharding,
-    simulated_group,
-)
-from moediag.worker.check.plan_rules import Rules  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 SMALL: dict[str, Any] = dict(
     vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,

@@ -11,6 +11,8 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 from moediag.axes import Layout  # noqa: E402
+from moediag.lab import check  # noqa: E402
+from moediag.lab.check import divisions  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     FAILS,
     MAY_FAIL,
@@ -21,8 +23,6 @@ from moediag.protocol import (  # noqa: E402
     Trial,
     WrapperSpec,
 )
-from moediag.worker import check  # noqa: E402
-from moediag.worker.check import divisions  # noqa: E402
 
 SMALL: dict[str, Any] = dict(
     vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,

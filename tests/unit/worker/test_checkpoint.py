@@ -15,14 +15,14 @@ pytest.importorskip("transformers")
 
 from torch import nn  # noqa: E402
 
+from moediag.lab.step import preparation  # noqa: E402
+from moediag.lab.step.models import checkpoint, tiny  # noqa: E402
+from moediag.lab.step.models.tiny import Anatomy  # noqa: E402
+from moediag.lab.step.shard import expert_parallel, fsdp2_internals  # noqa: E402
+from moediag.lab.step.shard.kinds import kind_of  # noqa: E402
+from moediag.lab.step.shard.wrapped import Wrapped, ep_rank  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import preparation  # noqa: E402
-from moediag.worker.models import checkpoint, tiny  # noqa: E402
-from moediag.worker.models.tiny import Anatomy  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard import expert_parallel, fsdp2_internals  # noqa: E402
-from moediag.worker.shard.kinds import kind_of  # noqa: E402
-from moediag.worker.shard.wrapped import Wrapped, ep_rank  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 from tests.unit.sharded import placed, rank_of  # noqa: E402
 
 # Fields of DistributedConfig, by the release that added them.

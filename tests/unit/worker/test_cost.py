@@ -11,7 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.judgement import step_time as control  # noqa: E402
+from moediag.lab.judgement import step_time as control  # noqa: E402
+from moediag.lab.step import data, preparation, training  # noqa: E402
+from moediag.lab.step.collector import Collector  # noqa: E402
+from moediag.lab.step.measure import gradients, reference  # noqa: E402
+from moediag.lab.step.models import tiny  # noqa: E402
+from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
+from moediag.lab.step.tasks import cost  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     CostTask,
     ModelSpec,
@@ -22,13 +28,7 @@ from moediag.protocol import (  # noqa: E402
     StepTask,
     Trial,
 )
-from moediag.worker import data, preparation, training  # noqa: E402
-from moediag.worker.collector import Collector  # noqa: E402
-from moediag.worker.measure import gradients, reference  # noqa: E402
-from moediag.worker.models import tiny  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
-from moediag.worker.tasks import cost  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 TINY = ModelSpec(layers=1, experts=4, vocab=64)
 CPU = torch.device("cpu")

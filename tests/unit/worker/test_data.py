@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from moediag.lab.step import data  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, Trial  # noqa: E402
-from moediag.worker import data  # noqa: E402
 
 
 def test_only_replicas_share_their_batch() -> None:

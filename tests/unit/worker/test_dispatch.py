@@ -15,9 +15,9 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 from torch import nn  # noqa: E402
 
-from moediag.worker.models.tiny import Anatomy, MoeBlock  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard import dispatch  # noqa: E402
+from moediag.lab.step.models.tiny import Anatomy, MoeBlock  # noqa: E402
+from moediag.lab.step.shard import dispatch  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 EXPERTS, WIDTH, TOKENS, TOP_K = 4, 3, 5, 2
 

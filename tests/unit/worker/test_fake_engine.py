@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from moediag.lab.step.models import tiny  # noqa: E402
+from moediag.lab.step.programs import fake_engine  # noqa: E402
 from moediag.protocol import ModelSpec, Trial, program_options  # noqa: E402
-from moediag.worker.models import tiny  # noqa: E402
-from moediag.worker.programs import fake_engine  # noqa: E402
 
 SPEC = ModelSpec(layers=1, experts=4, config={"initializer_range": 0.2})
 TRIAL = Trial("t", "s", "v", world_size=1, layout={}, model=SPEC)

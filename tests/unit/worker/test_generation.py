@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from moediag.lab.step.tasks import generation  # noqa: E402
 from moediag.protocol import GenerateTask, StepSpec, Trial  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.tasks import generation  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 START = 4  # the first generated token; each further one is the next number
 

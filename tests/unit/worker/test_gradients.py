@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
+from moediag.lab.step.measure import gradients as compare  # noqa: E402
+from moediag.lab.step.models.tiny import Anatomy  # noqa: E402
+from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker.measure import gradients as compare  # noqa: E402
-from moediag.worker.models.tiny import Anatomy  # noqa: E402
-from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
 from tests.unit.sharded import numbered, placed, rank_of  # noqa: E402
 
 TRIAL = Trial("t", "s", "v", world_size=2)

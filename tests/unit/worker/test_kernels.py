@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moediag.worker import kernels
+from moediag.lab.step import kernels
 from tests.unit import kernel_checks as checks
 
 if importlib.util.find_spec("triton") is None:

@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from moediag.lab.step import kernels  # noqa: E402
+from moediag.lab.step.measure import reference  # noqa: E402
+from moediag.lab.step.models import skew, tiny  # noqa: E402
+from moediag.lab.step.shard import expert_parallel  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import kernels  # noqa: E402
-from moediag.worker.measure import reference  # noqa: E402
-from moediag.worker.models import skew, tiny  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard import expert_parallel  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 ROUTED = SkewSpec(routing="zero-token", batches="identical")
 
@@ -111,7 +111,7 @@ def test_without_triton_the_kernel_is_not_applicable(monkeypatch: pytest.MonkeyP
 def test_a_release_without_the_registry_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The development environment's transformers 4.53 has none."""
     monkeypatch.setattr(kernels, "load", lambda: None)
-    monkeypatch.setitem(sys.modules, "moediag.worker.kernels.experts", ModuleType("experts"))
+    monkeypatch.setitem(sys.modules, "moediag.lab.step.kernels.experts", ModuleType("experts"))
     with pytest.raises(NotApplicable, match="no registry of experts functions"):
         kernels.register()
 

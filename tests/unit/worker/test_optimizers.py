@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from moediag.lab.step.shard import clipping, optimizers  # noqa: E402
+from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
 from moediag.protocol import StepSpec  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard import clipping, optimizers  # noqa: E402
-from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
 
 

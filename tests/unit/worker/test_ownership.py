@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 
+from moediag.lab.step.measure import ownership, row_map  # noqa: E402
+from moediag.lab.step.models.tiny import Anatomy, MoeBlock  # noqa: E402
+from moediag.lab.step.shard.wrapped import expert_parameters  # noqa: E402
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker.measure import ownership, row_map  # noqa: E402
-from moediag.worker.models.tiny import Anatomy, MoeBlock  # noqa: E402
-from moediag.worker.shard.wrapped import expert_parameters  # noqa: E402
 from tests.unit.sharded import fully_sharded, placed, rank_of  # noqa: E402
 
 EXPERTS = 4

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402
 
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard import placement  # noqa: E402
+from moediag.recorder import placement  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 from tests.unit.sharded import fully_sharded, numbered, placed, rank_of  # noqa: E402
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from moediag import protocol
 from moediag.errors import ScenarioError
+from moediag.lab.scenario.load import load
+from moediag.lab.scenario.plan import plan
 from moediag.protocol import ProgramTask
-from moediag.scenario.load import load
-from moediag.scenario.plan import plan
 
 TEXT = """\
 schema_version: 1

@@ -10,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from moediag.lab.step.measure import replicas  # noqa: E402
+from moediag.lab.step.models import tiny  # noqa: E402
+from moediag.lab.step.shard import declared_slices  # noqa: E402
+from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
+from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
 from moediag.protocol import ModelSpec, Outcome, StepReplicas, Trial  # noqa: E402
-from moediag.worker.measure import replicas  # noqa: E402
-from moediag.worker.models import tiny  # noqa: E402
-from moediag.worker.shard import declared_slices  # noqa: E402
-from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
-from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
 
 

@@ -14,12 +14,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from moediag.lab.step.collector import Collector
+from moediag.lab.step.programs import tp_router as program
+from moediag.lab.step.programs.router_block import look_alike, plans, titan_cpu
+from moediag.lab.step.programs.router_block.plans import Cell
 from moediag.protocol import PROGRAMS, ModelSpec, ProgramTask, StepSpec, Trial, program_options
-from moediag.worker.collector import Collector
-from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.programs import tp_router as program
-from moediag.worker.programs.router_block import look_alike, plans, titan_cpu
-from moediag.worker.programs.router_block.plans import Cell
+from moediag.recorder.not_applicable import NotApplicable
 
 
 def trial(**options: object) -> Trial:

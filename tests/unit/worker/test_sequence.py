@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from moediag.lab.step import sequence
 from moediag.protocol import SequenceTask, Trial, heartbeat_file, output_file
-from moediag.worker import sequence
 
 TASK = SequenceTask(["first", "second"])
 

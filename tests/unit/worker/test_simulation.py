@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - once, before the forks
 
-from moediag.worker.check import simulated_group
-from moediag.worker.simulation.root_payloads import RootPayloads
-from moediag.worker.simulation.unreal_data import UnrealData
-from moediag.worker.simulation.unreal_number import UnrealNumber
-from moediag.worker.simulation.written_files import WrittenFiles
+from moediag.lab.check import simulated_group
+from moediag.lab.simulation.root_payloads import RootPayloads
+from moediag.lab.simulation.unreal_data import UnrealData
+from moediag.lab.simulation.unreal_number import UnrealNumber
+from moediag.lab.simulation.written_files import WrittenFiles
 
 
 @contextmanager

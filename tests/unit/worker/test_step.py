@@ -9,17 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from moediag.lab.step import data, fixes  # noqa: E402
+from moediag.lab.step.measure import gradients as compare  # noqa: E402
+from moediag.lab.step.measure import reference  # noqa: E402
+from moediag.lab.step.models import tiny  # noqa: E402
+from moediag.lab.step.models.skew import RouterSkew  # noqa: E402
+from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, Starve, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import (  # noqa: E402
-    data,
-    fixes,
-)
-from moediag.worker.measure import gradients as compare  # noqa: E402
-from moediag.worker.measure import reference  # noqa: E402
-from moediag.worker.models import tiny  # noqa: E402
-from moediag.worker.models.skew import RouterSkew  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard.wrapped import Wrapped, clean_fqn  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 FOUR = {"world_size": 4, "layout": {"dp_shard": 4}}
 STARVED = SkewSpec(starve=[Starve(expert=3, layer=1)])

@@ -14,7 +14,9 @@ transformers = pytest.importorskip("transformers")
 if not transformers.__version__.startswith("4.53."):
     pytest.skip("needs transformers 4.53", allow_module_level=True)
 
-from moediag.campaign.matrix.cells import of_susceptibility  # noqa: E402
+from moediag.lab.campaign.matrix.cells import of_susceptibility  # noqa: E402
+from moediag.lab.ranks import rank  # noqa: E402
+from moediag.lab.step.tasks import susceptibility  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     ModelSpec,
     SkewSpec,
@@ -24,8 +26,6 @@ from moediag.protocol import (  # noqa: E402
     SusceptibilityTask,
     Trial,
 )
-from moediag.worker import rank  # noqa: E402
-from moediag.worker.tasks import susceptibility  # noqa: E402
 
 DIVERGENT = SkewSpec([Starve(3, rank=1, layer=1)])
 MISSING = [f"model.layers.1.mlp.experts.3.{n}_proj.weight" for n in ("gate", "up", "down")]

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from moediag.lab.step.models import tiny_family
 from moediag.protocol import VOCAB
-from moediag.worker.models import tiny_family
 
 
 @dataclasses.dataclass

@@ -9,16 +9,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from moediag.lab.step import data  # noqa: E402
+from moediag.lab.step.collector import Collector  # noqa: E402
+from moediag.lab.step.measure import reference  # noqa: E402
+from moediag.lab.step.models import tiny  # noqa: E402
+from moediag.lab.step.models.pretrain import pretrain  # noqa: E402
+from moediag.lab.step.shard import accelerate_on_cpu  # noqa: E402
+from moediag.lab.step.tasks import trainer_arguments  # noqa: E402
+from moediag.lab.step.tasks.trainer import Watched  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import data  # noqa: E402
-from moediag.worker.collector import Collector  # noqa: E402
-from moediag.worker.measure import reference  # noqa: E402
-from moediag.worker.models import tiny  # noqa: E402
-from moediag.worker.models.pretrain import pretrain  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard import accelerate_on_cpu  # noqa: E402
-from moediag.worker.tasks import trainer_arguments  # noqa: E402
-from moediag.worker.tasks.trainer import Watched  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 TRAINER = WrapperSpec(kind="trainer")
 

@@ -9,13 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from moediag.lab.step import data  # noqa: E402
+from moediag.lab.step.measure import training_state  # noqa: E402
+from moediag.lab.step.models import tiny  # noqa: E402
+from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
+from moediag.lab.step.tasks import save_and_load  # noqa: E402
 from moediag.protocol import ResumeTask, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import data  # noqa: E402
-from moediag.worker.measure import training_state  # noqa: E402
-from moediag.worker.models import tiny  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
-from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
-from moediag.worker.tasks import save_and_load  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 TRIAL = Trial("t", "s", "v", world_size=1, layout={"dp_shard": 1})
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.verify import optimizer_copies, whole_batch
+from moediag.ranks.verify import optimizer_copies, whole_batch
+from moediag.recorder.not_applicable import NotApplicable
 
 
 def together(folder: Path, *batches: Any, collate: whole_batch.Collate | None = None) -> Any:

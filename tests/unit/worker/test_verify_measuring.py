@@ -13,9 +13,9 @@ from torch.distributed.fsdp import fully_shard
 
 from moediag.protocol import Measured, MeasureRequest, read_measured
 from moediag.protocol.measured import start_tensors, step_tensors
-from moediag.worker.verify import model_facts, tensor_files
-from moediag.worker.verify.ending import Continuing
-from moediag.worker.verify.measuring import Measuring
+from moediag.ranks.verify import model_facts, tensor_files
+from moediag.ranks.verify.ending import Continuing
+from moediag.ranks.verify.measuring import Measuring
 from tests.unit.fake_ranks import fake_rank
 
 Start = Callable[..., Path]
@@ -273,7 +273,7 @@ def test_a_second_process_of_a_rank_measures_nothing(measuring: Start) -> None:
 
 
 def test_a_disk_without_room_is_said(measuring: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moediag.worker.verify import room
+    from moediag.ranks.verify import room
 
     usage = type("Usage", (), {"free": 100})
     monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: usage)

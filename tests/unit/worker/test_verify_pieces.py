@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
-from moediag.worker.verify import same_samples, samples, tensor_files
-from moediag.worker.verify.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where, clean, pieces
-from moediag.worker.verify.tensor_files import Stored
+from moediag.ranks.verify import same_samples, samples, tensor_files
+from moediag.ranks.verify.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where, clean, pieces
+from moediag.ranks.verify.tensor_files import Stored
 from tests.unit.sharded import fully_sharded, numbered, placed, rank_of
 
 

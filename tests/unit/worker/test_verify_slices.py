@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moediag.worker.verify import slices
-from moediag.worker.verify.pieces import BOX, FLAT, WHOLE, Where
-from moediag.worker.verify.tensor_files import Stored
+from moediag.ranks.verify import slices
+from moediag.ranks.verify.pieces import BOX, FLAT, WHOLE, Where
+from moediag.ranks.verify.tensor_files import Stored
 
 WHOLE_TENSOR = torch.arange(8.0 * 3 * 4).view(8, 3, 4).cos()
 

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from moediag.worker.measure import training_state, whole_state  # noqa: E402
-from moediag.worker.not_applicable import NotApplicable  # noqa: E402
+from moediag.lab.step.measure import training_state, whole_state  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 SHAPES = {"weight": (4, 6), "bias": (6,)}
 

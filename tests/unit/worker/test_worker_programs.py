@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from moediag.lab.step.programs import matrices, metrics, skipped_step  # noqa: E402
 from moediag.protocol import ProgramTask, StepSpec, Trial, program_options  # noqa: E402
-from moediag.worker.programs import matrices, metrics, skipped_step  # noqa: E402
 
 
 def trial(name: str, steps: int = 3, **options: Any) -> Trial:

@@ -1,8 +1,0 @@
-"""Runs the items of a campaign as jobs of an engine that users already have: Slurm, Ray."""
-
-from moediag.campaign.executors.choice import HERE, Choice, opened
-from moediag.campaign.executors.environments import build_here
-from moediag.campaign.executors.executor import Lost
-from moediag.campaign.executors.remote import Remote
-
-__all__ = ["HERE", "Choice", "Lost", "Remote", "build_here", "opened"]

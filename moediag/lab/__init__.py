@@ -1,0 +1,5 @@
+"""The laboratory: reproduces failures on released libraries, judges fixes, bisects, checks layouts.
+
+The rest of the package, the job tool, never imports it. What it adds to the job tool, commands and
+words among them, is in `moediag.lab.registered`.
+"""

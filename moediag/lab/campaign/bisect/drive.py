@@ -1,0 +1,146 @@
+"""The search as a strategy of the engine: chooses the next release and records its verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from moediag.lab.campaign.bisect.probe_lines import probe_line, target_lines
+from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict
+from moediag.lab.campaign.bisect.prober import Prober
+from moediag.lab.campaign.bisect.question import Question
+from moediag.lab.campaign.bisect.search.rates import Rate
+from moediag.lab.campaign.bisect.search.search import Probe, Search, most_probes
+from moediag.lab.campaign.bisect.state import State
+from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name, timeline
+from moediag.lab.campaign.engine import Display, Line, Strategy
+from moediag.lab.campaign.engine import drive as run_strategy
+from moediag.lab.campaign.engine.drive import AHEAD
+
+
+def drive(
+    question: Question, state: State, prober: Prober, display: Display, jobs: int = 1
+) -> Search:
+    """Probes until there is an answer; returns the search that has it.
+
+    The answer depends neither on ``jobs`` nor on interruptions. Raises Interrupted after Ctrl-C,
+    with the command that resumes it, and MoediagError if nothing can be probed.
+    """
+    try:
+        return _drive(question, state, prober, display, jobs)
+    finally:
+        prober.close()
+
+
+def _drive(question: Question, state: State, prober: Prober, display: Display, jobs: int) -> Search:
+    releases = state.releases
+    most = most_probes(len(releases), question.options(releases, Rate()))
+    title = f"{question.scenario.name}: {question.package}, at most {most} probes"
+    display.begin(title, None, [p.seconds for p in state.probes], jobs, most)
+    if state.target is None:
+        run_strategy(_Learning(question, state, prober, display), state.journal, display)
+    strategy = _Searching(with_end(question, state), state, prober, display)
+    run_strategy(strategy, state.journal, display, jobs)
+    return strategy.search
+
+
+def with_end(question: Question, state: State) -> Question:
+    """Returns the question with the bad end that showed the failure."""
+    if state.target is None:
+        return question
+    # A release that was tried before it did not show the failure.
+    first = (v for v in question.ends if (p := state.probe(v)) is None or p.kind == Kind.BAD)
+    return dataclasses.replace(question, bad=next(first, question.bad))
+
+
+class _Learning(Strategy[Probe, ProbeRecord]):
+    """The first probe, of the bad end. It learns the target failure. If the scenario's own release
+    cannot show it, others are tried."""
+
+    def __init__(self, question: Question, state: State, prober: Prober, display: Display) -> None:
+        self.question = question
+        self.state = state
+        self.prober = prober
+        self.display = display
+        self.records = state.records
+        self.search = _search(question, state)
+
+    def wanted(self, most: int) -> Sequence[Probe]:
+        if self.state.target is not None or self.state.passing:
+            return []
+        if not self.search.known:
+            return self.search.next(most)  # the bad end, and what probably comes next
+        for version in self.question.ends:
+            told = self.state.probe(version)
+            if told is None:
+                return [Probe(self.state.releases.index(version))]
+            if not self._elsewhere(told):
+                break
+        return []
+
+    def _elsewhere(self, told: ProbeVerdict) -> bool:
+        """Whether the failure may be in other releases than one with this verdict."""
+        changed = bool(self.question.scenario.overrides)
+        return told.kind == Kind.SKIP or (told.kind == Kind.GOOD and changed)
+
+    def name(self, item: Probe) -> str:
+        return probe_name(self.state.releases[item.index], item.attempt)
+
+    def make(self, item: Probe) -> ProbeRecord:
+        version = self.state.releases[item.index]
+        found = self.prober.learn(version)
+        if found.target is None:
+            if version == self.question.ends[-1] or not self._elsewhere(found.record.verdict):
+                self.display.say(found.problem)
+        else:  # record it before its probe: without a target a probed bad end is not bad
+            self.state.learned(found.target)
+            for text in target_lines(found.target):
+                self.display.say(text)
+        return found.record
+
+    def keeps(self, value: ProbeRecord) -> bool:
+        return value.lasting
+
+    def taken(self, item: Probe, value: ProbeRecord) -> None:
+        if not value.lasting:
+            self.state.passing.append(value)
+        self.search.told(item, value.verdict)
+        self.display.summary(timeline(self.state.releases, self.search.verdicts))
+
+    def prepare(self, coming: Sequence[Probe]) -> None:
+        self.prober.prepare([self.state.releases[probe.index] for probe in coming[:AHEAD]])
+
+    def stop(self) -> None:
+        self.prober.stop()
+
+    def line(self, value: ProbeRecord) -> Line:
+        target = self.state.target
+        return probe_line(value, target.signatures if target else ())
+
+    def done(self) -> str:
+        return self.state.done()
+
+
+class _Searching(_Learning):
+    """The other probes, until the search has its answer."""
+
+    def wanted(self, most: int) -> Sequence[Probe]:
+        target = self.state.target
+        if target is None or self.search.answer is not None:  # None: the bad end is not bad
+            return []
+        end = Probe(self.question.options(self.state.releases, Rate()).bad)
+        if end not in self.search.known:  # killed between learning and recording
+            return [end]
+        return self.search.next(most)
+
+    def make(self, item: Probe) -> ProbeRecord:
+        assert self.state.target is not None
+        version = self.state.releases[item.index]
+        return self.prober.probe(version, item.attempt, self.state.target)
+
+
+def _search(question: Question, state: State) -> Search:
+    rate = state.target.rate if state.target else Rate()
+    search = Search(len(state.releases), question.options(state.releases, rate))
+    state.tell(search)
+    return search

@@ -1,0 +1,125 @@
+"""A finished probe, and all probed releases on one line. Pure.
+
+``4.52 G  4.53 B … 4.57 B │ 5.0 G``: the letters are the verdicts (Good, Bad, Other failure,
+Skipped, Flaky), the bar marks a new major version, the dots replace releases with the same verdict.
+A minor version represents its releases if all probed ones agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packaging.version import Version
+
+from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict
+from moediag.records import dataclass
+
+_SHOWN = 3  # up to this many equal neighbours are all shown
+
+
+def probe_name(version: str, attempt: int) -> str:
+    """Returns the name of a probe in the journal and in messages."""
+    return version if attempt == 1 else f"{version} (probe {attempt})"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRecord:
+    """A finished probe."""
+
+    version: str
+    verdict: ProbeVerdict
+    attempt: int = 1
+    uploaded: str = ""  # date of the release, ISO 8601 or ""
+    signature: str = ""  # what its unfixed trial showed
+    seconds: float | None = None  # wall clock, environment included
+    evidence: str = ""  # its run directory, relative to the bisect's
+    # False: its launch failed, which says nothing about the release. A resumed bisect repeats it.
+    lasting: bool = True
+
+    @property
+    def name(self) -> str:
+        return probe_name(self.version, self.attempt)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "attempt": self.attempt,
+            "verdict": self.verdict.to_json(),
+            "uploaded": self.uploaded,
+            "signature": self.signature,
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
+            "evidence": self.evidence,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> ProbeRecord:
+        """Raises ValueError or KeyError for what :meth:`to_json` does not write."""
+        attempt, seconds = raw.get("attempt", 1), raw.get("seconds")
+        texts = [raw["version"], *(raw.get(k, "") for k in ("uploaded", "signature", "evidence"))]
+        if not isinstance(attempt, int) or attempt < 1:
+            raise ValueError(f"attempt {attempt!r}: a number from 1")
+        if not isinstance(seconds, int | float | None):
+            raise ValueError(f"seconds {seconds!r}: a number")
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("version, uploaded, signature and evidence are texts")
+        version, uploaded, signature, evidence = texts
+        verdict = ProbeVerdict.from_json(raw["verdict"])
+        return cls(version, verdict, attempt, uploaded, signature, seconds, evidence)
+
+
+# ------------------------------------------------------------------------ one line
+
+
+def timeline(releases: Sequence[str], verdicts: Mapping[int, ProbeVerdict]) -> str:
+    """Returns the line, "" without probes. ``releases``: oldest first; ``verdicts``: by index."""
+    entries = _entries(releases, verdicts)
+    line, previous = "", None
+    for start, end in _runs(entries):
+        run = entries[start:end]
+        hidden = len(run) > _SHOWN and _major(run[0]) == _major(run[-1])
+        for number, entry in enumerate([run[0], run[-1]] if hidden else run):
+            if previous is not None:
+                turn = _major(previous) != _major(entry)
+                line += " │ " if turn else " … " if hidden and number else "  "
+            line += f"{entry[0]} {entry[1]}"
+            previous = entry
+    return line
+
+
+_Entry = tuple[str, str]  # label, letter
+
+
+def _entries(releases: Sequence[str], verdicts: Mapping[int, ProbeVerdict]) -> list[_Entry]:
+    minors: dict[tuple[int, int, int], list[int]] = {}
+    for index in sorted(verdicts):
+        minors.setdefault(_minor(releases[index]), []).append(index)
+    found: list[_Entry] = []
+    for minor, members in minors.items():
+        letters = {verdicts[i].kind.letter for i in members}
+        if len(letters) == 1:
+            label = f"{minor[0]}!" * bool(minor[0]) + f"{minor[1]}.{minor[2]}"
+            found.append((label, letters.pop()))
+        else:
+            found += [(releases[i], verdicts[i].kind.letter) for i in members]
+    return found
+
+
+def _minor(version: str) -> tuple[int, int, int]:
+    parsed = Version(version)
+    return parsed.epoch, parsed.major, parsed.minor
+
+
+def _major(entry: _Entry) -> tuple[int, int]:
+    return _minor(entry[0])[:2]
+
+
+def _runs(entries: Sequence[_Entry]) -> list[tuple[int, int]]:
+    """Returns [start, end) of neighbours with the same letter and major version."""
+    starts = [
+        i
+        for i, entry in enumerate(entries)
+        if not i or entry[1] != entries[i - 1][1] or _major(entry) != _major(entries[i - 1])
+    ]
+    return list(itertools.pairwise([*starts, len(entries)]))

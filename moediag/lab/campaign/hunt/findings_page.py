@@ -1,0 +1,276 @@
+"""A hunt as lines, as JSON and as markdown. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from moediag.lab.campaign.hunt.findings import Finding, Hunt, HuntCell, State
+from moediag.lab.campaign.hunt.pursued import Pursued
+from moediag.lab.campaign.hunt.release_changes import Changes, changes, version
+from moediag.protocol import CONDITIONS
+from moediag.report.text_layout import Line, labelled
+from moediag.result import wording
+
+SCHEMA_VERSION = 1
+_TITLES = {
+    State.NEW: "NEW",
+    State.UNREPORTED: "FOUND",
+    State.KNOWN: "KNOWN",
+    State.BY_DESIGN: "BY DESIGN",
+    State.NOT_CONFIRMED: "UNSURE",
+}
+_APPEARED, _GONE = "APPEARED", "GONE"
+_NAMED = 12  # families named in a line
+
+
+def to_json(hunt: Hunt) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": dict(hunt.versions),
+        "incomplete": hunt.incomplete,
+        "missing": hunt.missing,
+        "families": {family.name: family.kind for family in hunt.families},
+        "not_built": hunt.not_built,
+        "undecided": [
+            {"family": family, "relation": relation, "reason": reason}
+            for (family, relation), reason in sorted(hunt.undecided.items())
+        ],
+        "not_run": hunt.not_run,
+        "findings": [_finding(f, hunt.traces.get(f.signature)) for f in hunt.findings],
+        "cells": [cell.to_json() for _, cell in sorted(hunt.cells.items())],
+        "against": None if hunt.before is None else _against(hunt.before, changes(hunt)),
+    }
+
+
+def _against(before: Hunt, found: Changes) -> dict[str, Any]:
+    return {
+        "versions": dict(before.versions),
+        "appeared": [_finding(finding) for finding in found.appeared],
+        "gone": [_finding(finding) for finding in found.gone],
+        "same": found.same,
+        "undecided": [
+            {"family": family, "relation": relation, "reason": reason}
+            for (family, relation), reason in sorted(found.undecided.items())
+        ],
+        "added": list(found.added),
+        "removed": list(found.removed),
+        "cells": [cell.to_json() for _, cell in sorted(before.cells.items())],
+    }
+
+
+def _finding(finding: Finding, trace: Pursued | None = None) -> dict[str, Any]:
+    return {
+        "signature": finding.signature,
+        "state": str(finding.state),
+        "relation": finding.relation,
+        "kind": finding.kind,
+        "what": finding.what,
+        "entry": dataclasses.asdict(finding.entry) if finding.entry else None,
+        "trace": None if trace is None else trace.to_json(),
+        "shown": [
+            {"family": s.family, "evidence": s.evidence, **dataclasses.asdict(s.way)}
+            for s in finding.shown
+        ],
+    }
+
+
+def cell_line(cell: HuntCell) -> tuple[str, bool | None]:
+    """Returns a finished cell in one line, and whether it is good."""
+    outcome = cell.outcome
+    spent = "" if cell.seconds is None else f"  {wording.seconds(cell.seconds)}"
+    release = cell.release and f" on {cell.release}"
+    head = f"{outcome.family}  {outcome.relation}{release}{spent}  "
+    confirmed = [way for way in outcome.ways if way.confirmed]
+    doubtful = [way for way in outcome.ways if way.holds is False and not way.confirmed]
+    if confirmed:
+        return f"{head}{confirmed[0].kind} ({_ways([w.way for w in confirmed])})", False
+    if cell.undecided:
+        return f"{head}not decided: {cell.undecided}", None
+    if doubtful:
+        return f"{head}not confirmed: {doubtful[0].failed} ({doubtful[0].way})", None
+    if outcome.lacks:
+        return f"{head}not run: {outcome.lacks} is not in this stack", None
+    if outcome.applicable is not None:
+        return f"{head}not applicable: {outcome.applicable}", None
+    return f"{head}holds", True
+
+
+# ------------------------------------------------------------------------ the page
+
+
+def lines(hunt: Hunt, width: int) -> Iterator[Line]:
+    """Yields the page: what is not new in short, which hunt.md has in full; what is new; the answer
+    last, where a terminal shows it."""
+    for label, text in _rest(hunt):
+        yield from labelled(label, text, width)
+    for title, finding in reversed([*_shown(hunt)]):
+        style = "bad" if finding.state == State.NEW and title != _GONE else "doubt"
+        trace = hunt.traces.get(finding.signature)
+        short = hunt.before is None and finding.state != State.NEW
+        yield ()
+        yield from labelled(title, _headline(hunt, finding, short), width, style)
+        for label, text in _briefly(finding) if short else _details(finding, trace):
+            yield from labelled(label, text, width)
+    yield ()
+    yield from labelled("HUNT", summary(hunt), width)
+
+
+def _briefly(finding: Finding) -> Iterator[tuple[str, str]]:
+    if finding.entry is not None:
+        yield "see", f"{finding.entry.summary} ({finding.entry.where})"
+    else:
+        yield "not met", _not_met(finding)
+
+
+def _shown(hunt: Hunt) -> Iterator[tuple[str, Finding]]:
+    """Yields the findings of the page, each with its title."""
+    if hunt.before is None:
+        yield from ((_TITLES[finding.state], finding) for finding in hunt.findings)
+        return
+    found = changes(hunt)
+    yield from ((_APPEARED, finding) for finding in found.appeared)
+    yield from ((_GONE, finding) for finding in found.gone)
+
+
+def summary(hunt: Hunt) -> str:
+    """Returns what was checked and how much was found, in one line."""
+    if hunt.before is not None:
+        found = changes(hunt)
+        return (
+            f"transformers {version(hunt)} against {version(hunt.before)}: "
+            f"{len(hunt.cells)} and {len(hunt.before.cells)} cells; "
+            f"{wording.plural(len(found.appeared), 'finding')} appeared, {len(found.gone)} went "
+            f"away; {found.same} ways fail on both"
+        )
+    built = len(hunt.families) - len(hunt.not_built)
+    others = [state for state in State if state != State.NEW and hunt.of(state)]
+    counts = [f"{len(hunt.of(State.NEW)) or 'nothing'} new"] if hunt.findings else []
+    counts += [f"{len(hunt.of(state))} {state}" for state in others]
+    return (
+        f"transformers {version(hunt)}: {len(hunt.cells)} cells, "
+        f"{built} of {families(len(hunt.families))} built; "
+        f"{', '.join(counts) or 'no finding'}"
+    )
+
+
+def _headline(hunt: Hunt, finding: Finding, short: bool = False) -> str:
+    failed = f"{finding.relation} ({_ways(finding.ways)})"
+    if short:
+        return f"{failed}: {_named(finding.families)}"
+    says = hunt.relations.get(finding.relation, "")
+    return f"{failed}, {families(len(finding.families))}. It should hold that {says}."
+
+
+def _details(finding: Finding, trace: Pursued | None) -> Iterator[tuple[str, str]]:
+    yield "families", _named(finding.families)
+    worst = max(finding.shown, key=lambda shown: shown.way.error or 0.0)
+    yield worst.family, worst.way.text
+    if finding.state == State.NOT_CONFIRMED:
+        yield "not met", _not_met(finding)
+    if finding.entry is not None:
+        yield "see", f"{finding.entry.summary} ({finding.entry.where})"
+    if worst.evidence:
+        yield "evidence", worst.evidence
+    if trace is not None:
+        size = ", ".join(f"{name} {n}" for name, n in dataclasses.asdict(trace.size).items())
+        yield "smallest", f"{trace.family} with {size}"
+        yield "since", trace.since or "the time was up before it was found"
+        yield "file", trace.program if not trace.problem else f"none: {trace.problem}"
+        yield "draft", trace.draft
+
+
+def _not_met(finding: Finding) -> str:
+    failed = dict.fromkeys(shown.way.failed for shown in finding.shown)
+    return "; ".join(CONDITIONS.get(name, "checked in part") for name in failed)
+
+
+def _rest(hunt: Hunt) -> Iterator[tuple[str, str]]:
+    if hunt.before is not None:
+        yield from _not_compared(hunt, hunt.before)
+        return
+    for family, why in sorted(hunt.not_built.items()):
+        yield "not built", f"{family}: {why}"
+    for (family, relation), why in sorted(hunt.undecided.items()):
+        yield "undecided", f"{family} {relation}: {why}"
+    for relation, package in hunt.not_run.items():
+        yield "not run", f"{relation}: {package} is not in this stack (--stack {package}=VERSION)"
+    if hunt.missing:
+        reason = hunt.incomplete or "the time limit was reached"
+        yield "not run", f"{wording.plural(hunt.missing, 'cell')}: {reason}"
+
+
+def _not_compared(hunt: Hunt, before: Hunt) -> Iterator[tuple[str, str]]:
+    found = changes(hunt)
+    for names, one, other in ((found.added, hunt, before), (found.removed, before, hunt)):
+        if names:
+            yield "families", f"{version(one)} has {', '.join(names)}; {version(other)} has not"
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for (family, relation), why in sorted(found.undecided.items()):
+        by_reason.setdefault((relation, why), []).append(family)
+    for (relation, why), names_ in by_reason.items():
+        yield "unknown", f"{relation} of {_named(names_)}: {why}"
+    for one in (hunt, before):
+        if one.missing:
+            yield "not run", f"{wording.plural(one.missing, 'cell')} of {version(one)}"
+
+
+def markdown(hunt: Hunt) -> str:
+    """Returns the page as markdown."""
+    parts = [f"# Hunt: {summary(hunt)}", ""]
+    versions = ", ".join(f"{n} {v}" for n, v in hunt.versions.items() if v)
+    parts += [f"{versions}.", ""]
+    for title, finding in _shown(hunt):
+        head = finding.state if hunt.before is None else title.lower()
+        parts += [f"## {head}: {finding.signature}", "", _headline(hunt, finding), ""]
+        parts += [
+            f"- {label}: {text}"
+            for label, text in _details(finding, hunt.traces.get(finding.signature))
+        ]
+        parts += ["", *(_in_register(finding) if finding.entry else _rows(finding))]
+        parts.append("")
+    rest = list(_rest(hunt))
+    if rest:
+        parts += ["## Not decided", ""]
+        parts += [f"- {label}: {text}" for label, text in rest]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _rows(finding: Finding) -> Iterator[str]:
+    yield "| family | way | difference | conditions |"
+    yield "|---|---|---|---|"
+    for shown in finding.shown:
+        text = shown.way.text.replace("|", "\\|")
+        yield f"| {shown.family} | {shown.way.way} | {text} | {_met(shown.way.conditions)} |"
+
+
+def _in_register(finding: Finding) -> Iterator[str]:
+    """Yields a row for the families that show one way alike. The register says what it is."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for shown in finding.shown:
+        rows.setdefault((shown.way.way, _met(shown.way.conditions)), []).append(shown.family)
+    yield "| way | families | conditions |"
+    yield "|---|---|---|"
+    for (way, met), names in rows.items():
+        yield f"| {way} | {', '.join(names)} | {met} |"
+
+
+def _met(conditions: Any) -> str:
+    words = {True: "yes", False: "no", None: "-"}
+    return ", ".join(f"{name} {words[met]}" for name, met in conditions.items())
+
+
+def families(number: int) -> str:
+    """Returns ``1 family``, ``12 families``."""
+    return f"{number} {'family' if number == 1 else 'families'}"
+
+
+def _ways(ways: Sequence[str]) -> str:
+    return ", ".join(ways)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,284 @@
+"""Runs a matrix from its question to its files: makes the missing cells, release by release.
+
+Cells share environments and fork hosts; the next release's environment is built meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+import moediag
+from moediag import hardware
+from moediag.errors import UsageError
+from moediag.lab.campaign.bisect.probe import Releases, new_folder
+from moediag.lab.campaign.dry_run import Cache, DryTrial
+from moediag.lab.campaign.engine import Display, Journal, Line, Records, Strategy, drive, opened
+from moediag.lab.campaign.matrix import table_page
+from moediag.lab.campaign.matrix.cells import Cell, Key, Matrix, Mode, of_probe, ordered
+from moediag.lab.campaign.matrix.fast import predict
+from moediag.lab.campaign.matrix.question import MatrixQuestion, Subject
+from moediag.lab.campaign.matrix.work import Plan, plan
+from moediag.lab.launch.hosts import Hosts
+from moediag.lab.stacks.base import cache_root, current_base
+from moediag.launch.settings import LaunchOptions
+from moediag.protocol import write_json
+from moediag.report.printable import printable
+from moediag.result import wording
+
+MATRIX_FILE = "matrix.json"
+PAGE_FILE = "matrix.md"
+HOSTS_FOLDER = "hosts"
+
+
+class Maker(Protocol):
+    """Makes cells; :class:`Cells` is the real one."""
+
+    def make(self, key: Key) -> Cell: ...
+
+    def prepare(self, key: Key) -> None:
+        """Starts to prepare what this cell needs, and returns at once."""
+        ...
+
+    def stop(self) -> None:
+        """Ends the cells of other threads as after Ctrl-C."""
+        ...
+
+    def close(self) -> None: ...
+
+
+MakeMaker = Callable[[MatrixQuestion, Path, Display], Maker]
+
+
+def run(
+    question: MatrixQuestion,
+    out: Path | None,
+    resume: bool,
+    command: Sequence[str],
+    display: Display,
+    make: MakeMaker,
+    jobs: int = 1,
+) -> tuple[Matrix, Path]:
+    """Returns the table and its folder. The folder has ``matrix.json`` and ``matrix.md`` beside the
+    journal and the cells' evidence. ``jobs``: cells at once. Raises UsageError for a folder that is
+    unusable or belongs to another question, Interrupted after Ctrl-C, MoediagError if nothing can
+    be run."""
+    name = f"matrix-{question.subjects[0].question.scenario.name}"
+    with opened(question.header(command), out, resume, name) as journal:
+        with contextlib.closing(make(question, journal.folder, display)) as maker:
+            strategy = _Fill(question, journal, maker, display, jobs)
+            drive(strategy, journal, display, jobs)
+        return strategy.table(), journal.folder
+
+
+def dry_trials(question: MatrixQuestion) -> Iterator[DryTrial]:
+    """Yields the trials of all cells that an empty matrix can make at once, in order: with
+    ``--confirm`` its predictions. Starts no process, builds nothing and makes no query."""
+    cache = Cache()
+    subjects = {subject.key: subject.question for subject in question.subjects}
+    first = plan(question.way, question.keys, question.versions, question.listed, {})
+    for key, version, mode in first.work:
+        asked = subjects[key]
+        request = asked.request(next(r for r in asked.releases if r.version == version))
+        built = cache.has(request)
+        if mode == Mode.FAST:
+            yield DryTrial(key, "prediction", 1, "one process", request, built)
+            continue
+        for name in asked.scenario.variants:
+            yield DryTrial(key, name, asked.world_size, asked.backend, request, built)
+
+
+class _Fill(Strategy[Key, Cell]):
+    """Makes cells until none is missing. The next cell follows from the existing ones."""
+
+    def __init__(
+        self, question: MatrixQuestion, journal: Journal, maker: Maker, display: Display, jobs: int
+    ) -> None:
+        self.question = question
+        self.folder = journal.folder
+        self.maker = maker
+        self.display = display
+        self.records = Records(journal, "cell", Cell.from_json, Cell.to_json)
+        self.cells: dict[Key, Cell] = {cell.key: cell for cell in self.records.values()}
+        title = ", ".join(subject.key for subject in question.subjects)
+        earlier = [cell.seconds for cell in self.cells.values()]
+        display.begin(f"{question.package}: {title}", len(earlier), earlier, jobs)
+
+    def wanted(self, most: int) -> Sequence[Key]:
+        work = self.plan().work
+        self.display.expect(len(work))
+        return work[:most]
+
+    def name(self, item: Key) -> str:
+        return " ".join(item)
+
+    def make(self, item: Key) -> Cell:
+        return self.maker.make(item)
+
+    def taken(self, item: Key, value: Cell) -> None:
+        self.cells[item] = value
+
+    def prepare(self, coming: Sequence[Key]) -> None:  # noqa: ARG002 - of the same release
+        now, *later = self.plan().work
+        following = next((key for key in later if key[1] != now[1]), None)
+        if following is not None:
+            self.maker.prepare(following)
+
+    def stop(self) -> None:
+        self.maker.stop()
+
+    def line(self, value: Cell) -> Line:
+        return Line(one_line(value), seconds=value.seconds)
+
+    def done(self) -> str:
+        return wording.plural(len(self.cells), "finished cell")
+
+    def write(self, incomplete: str) -> None:  # noqa: ARG002 - its empty places show it
+        matrix = self.table()
+        write_json(self.folder / MATRIX_FILE, table_page.to_json(matrix))
+        (self.folder / PAGE_FILE).write_text(
+            printable(table_page.markdown(matrix)), encoding="utf-8"
+        )
+
+    def plan(self) -> Plan:
+        q = self.question
+        return plan(q.way, q.keys, q.versions, q.listed, self.cells)
+
+    def table(self) -> Matrix:
+        """Returns all known cells, including those of earlier commands in the same folder."""
+        question = self.question
+        there = dict.fromkeys([*question.keys, *(subject for subject, _, _ in self.cells)])
+        versions = [*self.plan().rows, *(version for _, version, _ in self.cells)]
+        return Matrix(
+            package=question.package,
+            subjects=tuple(there),
+            versions=ordered(versions),
+            cells=self.cells,
+            looked_for={s.key: s.looked_for for s in question.subjects},
+            listed=question.listed,
+        )
+
+
+def one_line(cell: Cell) -> str:
+    """Returns ``4.53.0  expert-starvation mixtral  fast  0.42 s  susceptible`` and a reason."""
+    spent = "" if cell.seconds is None else f"  {wording.seconds(cell.seconds)}"
+    why = f" ({cell.text})" if cell.text and cell.shows is None else ""
+    return f"{cell.version}  {cell.subject}  {cell.mode}{spent}  {cell.verdict}{why}"
+
+
+def doubtful(matrix: Matrix) -> bool:
+    """Whether something could not be found out, or a run contradicts its prediction."""
+    return bool(matrix.disagreements()) or any(c.status is None for c in matrix.unsettled())
+
+
+def check_page(path: Path) -> None:
+    """Raises UsageError if no page can be written at ``path``."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--markdown {path}: give a file in a folder that is there")
+
+
+def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
+    """Puts the table into the markdown page at ``path``, replacing an earlier one of the same
+    scenarios and package. Raises UsageError if it cannot be written."""
+    scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
+    words = [w for w in command if w != "--resume"]
+    base = current_base(cache_root())
+    made = [
+        f"`{shlex.join(words)}`",
+        f"{datetime.now(timezone.utc):%Y-%m-%d}, moediag {moediag.__version__}, "
+        f"torch {base.torch}, Python {base.python}, {hardware.machine()['os']}; "
+        f"{_counted(matrix)}.",
+    ]
+    section = table_page.markdown(matrix, made)
+    try:
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        name = f"{matrix.package} {' '.join(scenarios)}"
+        path.write_text(table_page.placed(old, name, section), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--markdown {path}: {error.strerror or error}") from error
+
+
+def _counted(matrix: Matrix) -> str:
+    """Returns ``61 runs, 420 predictions, 3 places without any``."""
+    modes = [cell.mode for cell in matrix.cells.values()]
+    parts = [wording.plural(modes.count(Mode.REAL), "run")]
+    if Mode.FAST in modes:
+        parts.append(wording.plural(modes.count(Mode.FAST), "prediction"))
+    if matrix.missing:
+        parts.append(f"{wording.plural(matrix.missing, 'place')} without any")
+    return ", ".join(parts)
+
+
+# ------------------------------------------------------------------------ real and fast
+
+
+class Cells:
+    """Makes real cells with a bisect's prober, one per subject."""
+
+    def __init__(
+        self, question: MatrixQuestion, folder: Path, display: Display, launch: LaunchOptions
+    ) -> None:
+        self.folder = folder
+        self.display = display
+        self.launch = launch
+        self.hosts = Hosts(folder / HOSTS_FOLDER, launch)
+        self.subjects = {subject.key: subject for subject in question.subjects}
+        self.probers = {}
+        for subject in question.subjects:
+            own, shown = folder / _word(subject.key), _OfCell(display, subject.key)
+            self.probers[subject.key] = Releases(subject.question, own, shown, launch, self.hosts)
+
+    def make(self, key: Key) -> Cell:
+        subject, version, mode = key
+        return (self._real if mode == Mode.REAL else self._fast)(self.subjects[subject], version)
+
+    def prepare(self, key: Key) -> None:
+        self.probers[key[0]].prepare([key[1]])
+
+    def stop(self) -> None:
+        for prober in self.probers.values():
+            prober.stop()
+
+    def close(self) -> None:
+        for prober in self.probers.values():
+            prober.close()
+        self.hosts.close()
+
+    def _real(self, subject: Subject, version: str) -> Cell:
+        record = self.probers[subject.key].probe(version, 1, subject.target)
+        cell = of_probe(subject.key, record, subject.digest, subject.question.pattern)
+        evidence = f"{_word(subject.key)}/{cell.evidence}" if cell.evidence else ""
+        return dataclasses.replace(cell, evidence=evidence)
+
+    def _fast(self, subject: Subject, version: str) -> Cell:
+        release = next(r for r in subject.question.releases if r.version == version)
+        folder = new_folder(self.folder / _word(subject.key) / "fast", version)
+        try:
+            return predict(
+                subject, release, folder, self.hosts, self.launch,
+                lambda text, _: self.display.doing(f"{subject.key} {version} {Mode.FAST}", text),
+            )  # fmt: skip
+        finally:
+            self.probers[subject.key].ahead.end(version)
+
+
+class _OfCell(Display):
+    """Passes on a prober's progress under the cell's name."""
+
+    def __init__(self, display: Display, subject: str) -> None:
+        super().__init__()
+        self.display = display
+        self.subject = subject
+
+    def doing(self, name: str, text: str) -> None:
+        self.display.doing(f"{self.subject} {name} {Mode.REAL}", text)
+
+
+def _word(key: str) -> str:
+    """Returns a subject as a folder name."""
+    return key.replace(" ", "-")

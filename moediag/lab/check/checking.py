@@ -1,0 +1,125 @@
+"""Checks one configuration and layout, part by part. A part that fails costs only itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+from moediag.axes import CP, PP, Layout
+from moediag.lab.check import configured as reading
+from moediag.lab.check import (
+    divisions,
+    indexed_pieces,
+    planned,
+    sharding,
+    simulated_group,
+    simulated_step,
+)
+from moediag.lab.check.configured import Configured
+from moediag.lab.check.plan_rules import PLAN
+from moediag.lab.check.simulated_group import ChildRaised, Raised, in_child
+from moediag.protocol import FAILS, Checked, CheckFinding, CheckTask, Trial
+from moediag.recorder.not_applicable import NotApplicable
+
+
+def run(trial: Trial, folder: Path) -> Checked:
+    """Returns the answer. A failure of the release is part of it."""
+    task, layout = trial.task, Layout(trial.layout)
+    assert isinstance(task, CheckTask)
+    try:
+        configured = reading.read(task.config)
+    except NotApplicable as reason:
+        return Checked(problem=str(reason))
+    except Exception as error:
+        return Checked(problem=simulated_group.raised(error).words)
+    lengths = list(divisions.of_length(layout, task.length))
+    try:
+        asked = sharding.words(trial)
+    except NotApplicable as reason:
+        told = [*lengths, *divisions.unplanned(configured.config, layout)]
+        return Checked(findings=told, problem=str(reason), **_about(configured))
+    began = time.monotonic()
+    try:
+        found = _planned(configured, trial, folder)
+    except ChildRaised as error:
+        return _refused(error.args[0], configured, asked)
+    found = dataclasses.replace(found, findings=[*found.findings, *lengths])
+    seconds: Dict[str, float] = {"plan": time.monotonic() - began}
+    not_seen = [*found.not_seen, *_never_seen(layout)]
+    if not task.simulate:
+        return dataclasses.replace(found, not_seen=not_seen, seconds=seconds)
+    began = time.monotonic()
+    try:
+        steps = simulated_step.simulate(configured, trial, folder)
+    except NotApplicable as reason:
+        steps = Checked(not_seen=[f"the schedule: {reason}"])
+    except ChildRaised as error:
+        steps = Checked(not_seen=[_unsimulated(error.args[0])])
+    seconds["schedule"] = time.monotonic() - began
+    return dataclasses.replace(
+        found,
+        findings=[*found.findings, *steps.findings],
+        simulated_units=steps.simulated_units,
+        simulated_layout=steps.simulated_layout,
+        cases=steps.cases,
+        not_seen=[*not_seen, *steps.not_seen],
+        seconds=seconds,
+    )
+
+
+def _planned(configured: Configured, trial: Trial, folder: Path) -> Checked:
+    """Returns the plan; of a pipeline that of the stage that holds most, with what others hold.
+    Raises ChildRaised."""
+    stages = Layout(trial.layout).size(PP)
+    each = trial.world_size // stages
+
+    def plan(stage: int) -> Checked:
+        def run() -> Checked:
+            joined = simulated_group.joined(stage * each, trial.world_size)
+            with joined, indexed_pieces.installed():
+                return planned.of_model(configured, trial)
+
+        found: Checked = in_child(run, folder)
+        return found
+
+    # Stages between the first and the last are alike.
+    plans = {stage: plan(stage) for stage in sorted({0, min(1, stages - 1), stages - 1})}
+    most = max(plans, key=lambda stage: divisions.held(plans[stage].plan))
+    found = plans[most]
+    return dataclasses.replace(
+        found, findings=[*found.findings, *divisions.of_stages(plans, stages, most)]
+    )
+
+
+def _refused(why: Raised, configured: Configured, asked: str) -> Checked:
+    """Returns the answer if the model was not sharded: a finding if the release refuses the layout,
+    else a problem."""
+    about = dict(_about(configured), asked=asked)
+    # What the release says by itself; anything else may come from the simulation.
+    says = why.kind in ("ValueError", "NotImplementedError") and "distributed" in why.where
+    if not says:
+        at = f" at {why.where}" if why.where else ""
+        return Checked(problem=f"{why.words}{at}", **about)
+    finding = CheckFinding(PLAN, FAILS, f"the layout is refused: {why.words}", why.where)
+    return Checked(findings=[finding], **about)
+
+
+def _about(configured: Configured) -> Dict[str, Any]:
+    return dict(
+        model=configured.model.__name__, model_type=configured.config.model_type,
+        experts=configured.experts, top_k=configured.top_k,
+    )  # fmt: skip
+
+
+def _unsimulated(why: Raised) -> str:
+    at = f" at {why.where}" if why.where else ""
+    return f"the schedule: the simulated step ended with {why.words}{at}; two real ranks would tell"
+
+
+def _never_seen(layout: Layout) -> List[str]:
+    found = []
+    if layout.size(CP) > 1:
+        found.append(f"the exchange of keys and values, or of heads, along {CP}")
+    return found

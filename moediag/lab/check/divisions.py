@@ -1,0 +1,78 @@
+"""What must divide what on axes that no plan shows: arithmetic on the configuration."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, Mapping, Tuple
+
+from moediag.axes import CP, EP, ETP, PP, TP, Axis, Layout
+from moediag.lab.step.models import moe_configs
+from moediag.protocol import FAILS, MAY_FAIL, NOTE, Checked, CheckFinding, PlannedParameter
+
+LAYOUT = "layout"
+
+
+def of_length(layout: Layout, length: int) -> Iterator[CheckFinding]:
+    """The tokens of a sequence. ``length``: 0 if they were not given."""
+    parts = 2 * layout.size(CP)
+    if parts == 2:
+        return
+    why = f"{CP}={layout.size(CP)} cuts a sequence into {parts} equal parts, two for each rank"
+    if not length:
+        yield CheckFinding(
+            LAYOUT, NOTE, f"{why}: a length that is no multiple of {parts} fails (give --length)"
+        )
+    elif length % parts:
+        yield CheckFinding(LAYOUT, FAILS, f"{why}: {length:,} tokens are no multiple of {parts}")
+
+
+def unplanned(config: Any, layout: Layout) -> Iterator[CheckFinding]:
+    """Sizes that frameworks divide equally, for a layout that nothing here shards. A framework may
+    divide unequally."""
+    text = moe_configs.text_of(config)
+    width = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
+    experts = [getattr(text, name, None) for name in moe_configs.experts_named(text)]
+    known: Tuple[Tuple[Axis, str, Any], ...] = (
+        (EP, "experts", max([n for n in experts if type(n) is int], default=None)),
+        (ETP, "columns of an expert", width if any(experts) else None),
+        (TP, "attention heads", getattr(text, "num_attention_heads", None)),
+        (TP, "key/value heads", getattr(text, "num_key_value_heads", None)),
+        (PP, "layers", getattr(text, "num_hidden_layers", None)),
+    )
+    for axis, name, count in known:
+        size = layout.size(axis)
+        if type(count) is int and count % size:
+            yield CheckFinding(
+                LAYOUT, MAY_FAIL,
+                f"if your framework divides {name} equally: {count} cannot be divided by "
+                f"{axis}={size}",
+            )  # fmt: skip
+
+
+def of_stages(plans: Mapping[int, Checked], stages: int, most: int) -> Iterator[CheckFinding]:
+    """What the stages of a pipeline hold. ``plans``: those of the first, the second and the last
+    stage; ``most``: the one that holds most."""
+    layers = {stage: plan.stage_layers for stage, plan in plans.items()}
+    if stages == 1:
+        return
+    empty = [stage for stage, count in layers.items() if count == 0]
+    if empty:
+        # Those between the second and the last are as the second.
+        number = stages - (0 in layers and layers[0] > 0) - (layers[stages - 1] > 0)
+        yield CheckFinding(
+            LAYOUT, FAILS, f"{number} of {PP}={stages} stages hold no layer, the last one "
+            f"{layers[stages - 1]}: more stages than layers, which are divided by their number",
+        )  # fmt: skip
+        return
+    last = layers[stages - 1]
+    others = f" each, the last one {last}" if last != layers[0] else " each"
+    more = held(plans[most].plan) / max(held(plans[0].plan), 1)
+    yield CheckFinding(
+        LAYOUT, NOTE, f"{PP}={stages}: the stages hold {layers[0]} layers{others}. The plan, the "
+        f"experts and the memory here are those of stage {most}, which holds most"
+        f"{f': {more:.2f} times what the first does' if most else ''}",
+    )  # fmt: skip
+
+
+def held(plan: Iterable[PlannedParameter]) -> int:
+    """Returns the elements on the rank that holds most."""
+    return sum(row.most * row.count for row in plan)

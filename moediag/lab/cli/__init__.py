@@ -1,0 +1,1 @@
+"""The laboratory's commands: each module parses one, calls, and returns its exit code."""

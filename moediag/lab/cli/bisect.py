@@ -1,0 +1,198 @@
+"""`moediag bisect`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import functools
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moediag.cli import tab_completion
+from moediag.errors import ExitCode
+from moediag.lab.cli import options as o
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.lab.campaign.bisect.answer_page import Report
+    from moediag.lab.campaign.bisect.commits.clone import Clone
+    from moediag.lab.campaign.bisect.question import Question
+
+
+class MatchKind(str, Enum):
+    exact = "exact"
+    same_class = "class"
+    any = "any"
+
+
+def bisect(
+    context: typer.Context,
+    name: o.Name,
+    package: o.Package = "transformers",
+    bad: Annotated[
+        str,
+        typer.Option(
+            metavar="V",
+            help="A release that has the failure.  [default: the scenario's, else found]",
+            autocompletion=tab_completion.releases,
+        ),
+    ] = "",
+    good: Annotated[
+        str,
+        typer.Option(
+            metavar="V",
+            help="A release without it, older or newer.  [default: found]",
+            autocompletion=tab_completion.releases,
+        ),
+    ] = "",
+    window: Annotated[
+        bool, typer.Option("--window", help="Search also the release that fixed it.")
+    ] = False,
+    oldest: Annotated[
+        str,
+        typer.Option(metavar="V", help="Search back to here.  [default: two years before --bad]"),
+    ] = "",
+    pre: Annotated[bool, typer.Option("--pre", help="Include pre-releases.")] = False,
+    yanked: Annotated[bool, typer.Option("--yanked", help="Include yanked releases.")] = False,
+    hold: o.Hold = [],  # noqa: B006
+    python: o.Python = "",
+    match: Annotated[
+        MatchKind,
+        typer.Option(
+            metavar="exact|class|any", help="How much of the failure's signature must match."
+        ),
+    ] = MatchKind.exact,
+    variant: o.Variant = "",
+    calibrate: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Run the bad release N times to measure how often it fails."
+        ),
+    ] = 3,
+    repo: Annotated[
+        Path | None,
+        typer.Option(
+            "--repo", metavar="PATH", help="Find the commit too, in this clone of its source."
+        ),
+    ] = None,
+    git_bisect: Annotated[
+        bool,
+        typer.Option(
+            "--git-bisect",
+            help="For `git bisect run`: judge the working tree (exit code 0 good, 1 bad, 125 "
+            "neither, "
+            "from 128 on: stop).",
+        ),
+    ] = False,
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
+    set_: o.SetPairs = [],  # noqa: B006
+    launcher: o.LauncherOption = o.LauncherKind.auto,
+    timeout: o.Timeout = None,
+    quiescence: o.Quiescence = 3.0,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            "--jobs", "-j", min=1, metavar="N", help="Run N probes at once. The answer is the same."
+        ),
+    ] = 1,
+    executor: o.ExecutorOption = o.ExecutorKind.local,
+    executor_arg: o.ExecutorArgs = [],  # noqa: B006
+    out: o.Out = None,
+    resume: o.Resume = False,
+    dry_run: o.DryRun = False,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:
+    """Find the release that broke a scenario, and with --window the release that fixed it.
+
+    Each probe runs the unfixed variant and its controls on one release. A release is bad only if it
+    shows the failure of the bad release, and good only if the variant and a control run clean.
+    Other failures do not affect the search.
+    """
+    world_size, device = o.where(gpus, cpu, share_gpu)
+    held = o.pairs(hold, "--hold")
+
+    from moediag.lab.campaign.bisect import answer_page, question, session
+    from moediag.lab.campaign.bisect.elsewhere import prober
+    from moediag.lab.campaign.bisect.signature_match import Match
+    from moediag.lab.campaign.engine import shown
+    from moediag.lab.campaign.executors import Choice
+    from moediag.lab.scenario import catalogue
+    from moediag.lab.scenario import load as loading
+    from moediag.launch.settings import LaunchOptions
+
+    chosen = Choice.parse(executor.value, executor_arg)
+    scenario = loading.load(catalogue.find(name), set_)
+    asked = question.Asked(
+        name=name, package=package, bad=bad, good=good, oldest=oldest, window=window,
+        pre=pre, yanked=yanked,
+        hold=held, python=python, match=Match(match.value), variant=variant,
+        world_size=world_size, device=device, launcher=launcher.value, timeout=timeout,
+        calibrate=calibrate,
+    )  # fmt: skip
+    what = question.ask(scenario, asked)
+    if dry_run:
+        forecast = session.forecast(what)
+        if as_json:
+            stdout.data(forecast.to_json())
+        else:
+            for line in forecast.lines():
+                stdout.line(line)
+        return
+    if chosen.here:
+        o.require_gpus(device, what.world_size * jobs, held.get("torch"))
+    clone = _clone(repo, what) if repo and not git_bisect else None
+    command = o.command(context)
+    launch = LaunchOptions(quiescence=quiescence)
+    with shown(no_color) as display:
+        make = functools.partial(prober, display=display, launch=launch, executor=chosen)
+        if git_bisect:
+            from moediag.lab.campaign.bisect.commits import git_bisect as adapter
+            from moediag.lab.campaign.bisect.commits.clone import Clone
+
+            here = Clone(repo or Path.cwd())
+            verdict = adapter.judge_checkout(what, here, out, command, make, display)
+            raise typer.Exit(adapter.code(verdict))
+        report, folder = session.run(
+            what, out, resume, command, make, display, chosen.at_once(jobs), clone, chosen
+        )
+    if as_json:
+        stdout.data(answer_page.to_json(report))
+    else:
+        _show(report, folder)
+    raise typer.Exit(ExitCode.OK if session.clean(report) else ExitCode.INCONCLUSIVE)
+
+
+def _clone(repo: Path, what: Question) -> Clone:
+    """Opens the clone now, so that UsageError comes before an hour of probes."""
+    from moediag.lab.campaign.bisect.commits.clone import Clone
+
+    found = Clone(repo)
+    found.tagged(what.package, what.bad)
+    return found
+
+
+def _show(report: Report, folder: Path) -> None:
+    from moediag.lab.campaign.bisect import answer_page, session
+    from moediag.lab.campaign.bisect.timeline import timeline
+    from moediag.report import terminal, views
+    from moediag.result.wording import plural
+
+    stdout.line(timeline(report.releases, report.verdicts))
+    stdout.line()
+    sentences = [*answer_page.sentences(report.package, report.releases, report.answer)]
+    beyond = [line for one in report.beyond.values() for line in one.lines()]
+    for line in (*sentences, *beyond):
+        stdout.line(line)
+    if len(beyond) > terminal.LONG:
+        stdout.line()
+        for line in sentences:
+            stdout.line(line)
+    probes = plural(len(report.probes), "probe")
+    further = f" and {len(report.extras)} further" if report.extras else ""
+    stdout.line(f"Confidence {report.answer.confidence}, {probes}{further}.")
+    stdout.line(f"Report: {views.short(folder) / session.REPORT_FILE}")

@@ -1,0 +1,194 @@
+"""`moediag check`: parse, call, exit code."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moediag.errors import UsageError
+from moediag.lab.cli import options as o
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.lab.pipeline.check_cost import Bandwidth
+
+
+class Wrapper(str, Enum):
+    auto = "auto"
+    fsdp2 = "fsdp2"
+    transformers = "transformers"
+
+
+def check(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A folder with config.json, the file, or a hub name that the local cache has.",
+        ),
+    ] = "",
+    layout: Annotated[
+        str,
+        typer.Option(metavar="AXIS=N,…", help="Mesh axes and sizes: dp_shard=64,ep=8."),
+    ] = "",
+    script: Annotated[
+        str,
+        typer.Option(
+            metavar="'PROGRAM …'",
+            help="Instead of CONFIG and --layout: your own program, as torchrun gets it. It is run "
+            "on simulated ranks.",
+        ),
+    ] = "",
+    world: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Number of ranks.  [default: the product of the axes]"
+        ),
+    ] = None,
+    stack: o.StackPairs = [],  # noqa: B006
+    wrapper: Annotated[
+        Wrapper,
+        typer.Option(
+            metavar="auto|fsdp2|transformers",
+            help="Who shards: torch's fully_shard, or from_pretrained; auto: from_pretrained for "
+            "ep, tp and pp.",
+        ),
+    ] = Wrapper.auto,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Do not simulate a step.")] = False,
+    length: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Tokens of a sequence, which cp cuts.")
+    ] = 0,
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            metavar="IN[/BETWEEN]",
+            help="GB/s that one rank can send inside its node and between nodes: tells how long "
+            "FSDP2's calls occupy the wires.",
+        ),
+    ] = "",
+    step_time: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-9, metavar="S", help="With --bandwidth: seconds of a step, for the share."
+        ),
+    ] = None,
+    steps: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="With --script: stop after N optimizer steps."),
+    ] = 2,
+    per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc-per-node",
+            min=1,
+            metavar="N",
+            help="Ranks of a node, for --script and --bandwidth.  [default: 8]",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, metavar="S", help="End the check after this many seconds.")
+    ] = 600.0,
+    out: o.Out = None,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:
+    """Check a model, a layout and releases before a job is launched.
+
+    Needs no GPU and no weights. The library's own code shards the model without weights, on
+    simulated ranks. With --script, your own program is run on them. Exit code 1: something fails;
+    3: it could not be decided.
+    """
+    from moediag.lab.campaign.engine import shown
+    from moediag.lab.pipeline import check as checker
+    from moediag.lab.pipeline import check_page, check_script, check_script_page
+    from moediag.report import consoles, terminal, views
+
+    pins = o.pairs(stack, "--stack")
+    with shown(no_color) as display:
+
+        def tell(text: str, done: float | None) -> None:
+            display.stack("check", text, done)
+
+        found: checker.CheckResult | check_script.ScriptResult
+        if script:
+            _of_script(config, layout, world)
+            found = ran = check_script.check_script(
+                check_script.ScriptOptions(script, world or 1, per_node, steps, pins, timeout, out),
+                tell,
+            )
+            text, page = partial(check_script.as_text, ran), partial(check_script_page.lines, ran)
+        else:
+            _of_config(config, layout)
+            options = checker.CheckOptions(
+                config=config, layout=_axes(layout), world=world, stack=pins,
+                wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
+                length=length, bandwidth=_bandwidth(bandwidth, per_node, step_time),
+                timeout=timeout, out=out,
+            )  # fmt: skip
+            found = planned = checker.check(options, tell)
+            text, page = partial(checker.as_text, planned), partial(check_page.lines, planned)
+    if as_json:
+        stdout.line(text())
+    else:
+        console = consoles.output(no_color)
+        for line in page(min(console.width, terminal.WIDEST)):
+            terminal.show(line, console)
+        stdout.line(f" Report: {views.short(found.folder) / checker.RESULT}")
+    raise typer.Exit(found.exit_code)
+
+
+def _bandwidth(text: str, per_node: int | None, step: float | None) -> Bandwidth | None:
+    """Parses ``450/50``. Raises UsageError."""
+    if not text:
+        if step is not None:
+            raise UsageError("--step-time needs --bandwidth", "For example: --bandwidth 450/50")
+        return None
+    from moediag.lab.pipeline.check_cost import Bandwidth
+
+    inside, _, between = text.partition("/")
+    try:
+        near, far = float(inside), float(between or inside)
+    except ValueError:
+        near = far = 0.0
+    if min(near, far) <= 0:
+        raise UsageError(
+            f"--bandwidth {text!r} is not of the form IN or IN/BETWEEN, in GB/s",
+            "For example: --bandwidth 450/50",
+        )
+    return Bandwidth(near, far, per_node or 8, step)
+
+
+def _of_script(config: str, layout: str, world: int | None) -> None:
+    """Raises UsageError unless the options are those of --script."""
+    if config or layout or world is None:
+        raise UsageError(
+            "--script needs --world, and neither CONFIG nor --layout",
+            "For example: moediag check --script 'train.py --config c.yaml' --world 64",
+        )
+
+
+def _of_config(config: str, layout: str) -> None:
+    """Raises UsageError unless a configuration and a layout are given."""
+    if not (config and layout):
+        raise UsageError(
+            "CONFIG and --layout are missing",
+            "For example: moediag check ./Qwen3-30B-A3B --layout dp_shard=64,ep=8",
+        )
+
+
+def _axes(text: str) -> dict[str, int]:
+    """Parses ``dp_shard=64,ep=8``. Raises UsageError."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not (name.strip() and size.strip().isdecimal()) or name.strip() in found:
+            raise UsageError(
+                f"--layout {text!r}: {part!r} is not of the form AXIS=N, or is repeated",
+                "For example: --layout dp_shard=64,ep=8",
+            )
+        found[name.strip()] = int(size)
+    return found

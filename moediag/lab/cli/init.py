@@ -1,0 +1,67 @@
+"""`moediag init`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moediag.cli import tab_completion
+from moediag.errors import UsageError
+from moediag.lab.cli import options as o
+from moediag.report import stderr
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The new scenario file.")],
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Begin with this scenario. In a terminal it is asked for.  "
+            "[default: expert-starvation]",
+            autocompletion=tab_completion.scenarios,
+        ),
+    ] = "",
+    set_: o.SetPairs = [],  # noqa: B006
+    debug: o.Debug = False,  # noqa: ARG001 - main takes it out
+) -> None:
+    """Write a scenario of your own, as a copy of another with your changes.
+
+    In a terminal, what no option says is asked for: the scenario to begin with, the title, the
+    model family and the release of transformers. A file that exists is not overwritten.
+    """
+    from moediag.lab.scenario import catalogue
+    from moediag.lab.scenario.load import load
+    from moediag.report import views
+
+    if file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"{file}: a scenario file ends in .yaml")
+    if file.exists():
+        raise UsageError(f"{file} exists", "Give another name, or remove it.")
+    asks = sys.stdin.isatty() and sys.stderr.isatty()
+    begun = from_ or (_asked("begin with", "expert-starvation") if asks else "expert-starvation")
+    source = load(catalogue.find(begun), set_)
+    given = {text.partition("=")[0].strip() for text in set_}
+    name = file.stem.lower().replace("_", "-").replace(" ", "-")
+    changes = [f"name={name}"] if "name" not in given else []
+    questions = {
+        "title": source.title, "model.family": source.model.family,
+        "stack.transformers": source.stack.get("transformers", ""),
+    }  # fmt: skip
+    for field, default in questions.items() if asks else ():
+        if field not in given and default:
+            answer = _asked(field, default)
+            changes += [f"{field}={answer}"] if answer != default else []
+    scenario = load(catalogue.find(begun), [*set_, *changes])
+    stderr.line(views.put(file, scenario.to_yaml(with_defaults=False), "FILE.yaml"))
+    ranks = scenario.world.default
+    stderr.line(f"Change the variants and what they expect. Then: moediag run {file} --cpu {ranks}")
+
+
+def _asked(what: str, default: str) -> str:
+    answer: str = typer.prompt(what, default=default, err=True)
+    return answer.strip()

@@ -1,0 +1,155 @@
+"""`moediag matrix`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moediag.cli import tab_completion
+from moediag.errors import ExitCode, UsageError
+from moediag.lab.cli import options as o
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.lab.campaign.matrix.cells import Matrix
+
+
+def matrix(
+    context: typer.Context,
+    scenarios: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME|FILE.yaml…",
+            help="Scenarios, one column each.",
+            autocompletion=tab_completion.scenarios,
+        ),
+    ],
+    family: Annotated[
+        list[str],
+        typer.Option(
+            "--family",
+            metavar="F",
+            autocompletion=tab_completion.families,
+            help="Add a column for this model family; repeatable; `all` for every one.  "
+            "[default: the scenario's]",
+        ),
+    ] = [],  # noqa: B006
+    package: o.Package = "transformers",
+    releases: Annotated[
+        str,
+        typer.Option(
+            metavar="V,V,…", help="Use these releases instead of the newest patch of each minor."
+        ),
+    ] = "",
+    oldest: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="V",
+            help="Start with this release, with the newest patch of each minor.  "
+            "[default: transformers 4.51, others two years]",
+        ),
+    ] = "",
+    newest: Annotated[
+        str, typer.Option("--to", metavar="V", help="End with this release.  [default: the newest]")
+    ] = "",
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Predict in one process without ranks; starvation only."),
+    ] = False,
+    confirm: Annotated[
+        bool,
+        typer.Option("--confirm", help="Predict everywhere; run the releases around each change."),
+    ] = False,
+    hold: o.Hold = [],  # noqa: B006
+    python: o.Python = "",
+    variant: o.Variant = "",
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
+    set_: o.SetPairs = [],  # noqa: B006
+    launcher: o.LauncherOption = o.LauncherKind.auto,
+    timeout: o.Timeout = None,
+    quiescence: o.Quiescence = 3.0,
+    executor: o.ExecutorOption = o.ExecutorKind.local,
+    executor_arg: o.ExecutorArgs = [],  # noqa: B006
+    out: o.Out = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Resume the matrix in --out DIR, also with more columns or releases."
+        ),
+    ] = False,
+    dry_run: o.DryRun = False,
+    as_json: o.Json = False,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the table to this page; other matrices on it stay."
+        ),
+    ] = None,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:
+    """Show which release has which failure: scenarios, or families of one, by release.
+
+    Each cell is a run of the unfixed variant and its controls, like a probe of `moediag bisect`.
+    """
+    world_size, device = o.where(gpus, cpu, share_gpu)
+    if fast and confirm:
+        raise UsageError("--confirm includes the prediction", "Omit --fast.")
+
+    from moediag.lab.campaign.bisect.question import Asked
+    from moediag.lab.campaign.engine import shown
+    from moediag.lab.campaign.executors import Choice
+    from moediag.lab.campaign.matrix import elsewhere, question, session, table_page
+    from moediag.lab.campaign.matrix.work import Way
+    from moediag.launch.settings import LaunchOptions
+
+    chosen = Choice.parse(executor.value, executor_arg)
+    wanted = question.Wanted(
+        names=tuple(scenarios), overrides=tuple(set_), families=tuple(family), package=package,
+        releases=o.names([releases]),
+        oldest=oldest, newest=newest,
+        way=Way.CONFIRM if confirm else Way.FAST if fast else Way.REAL,
+        asked=Asked(
+            hold=o.pairs(hold, "--hold"), python=python, variant=variant, world_size=world_size,
+            device=device, launcher=launcher.value, timeout=timeout, calibrate=1,
+        ),
+    )  # fmt: skip
+    if markdown is not None:
+        session.check_page(markdown)
+    asked = question.ask(wanted)
+    if dry_run:
+        from moediag.lab.campaign import dry_run as dry
+
+        dry.show([*session.dry_trials(asked)], as_json)
+        return
+    if chosen.here:
+        o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
+    command = o.command(context)
+    with shown(no_color) as display:
+        make = functools.partial(
+            elsewhere.maker, launch=LaunchOptions(quiescence=quiescence), executor=chosen
+        )
+        found, folder = session.run(asked, out, resume, command, display, make, chosen.at_once(1))
+    if markdown is not None:
+        session.write_page(markdown, found, command)
+    if as_json:
+        stdout.data(table_page.to_json(found))
+    else:
+        _show(found, folder, no_color)
+    raise typer.Exit(ExitCode.INCONCLUSIVE if session.doubtful(found) else ExitCode.OK)
+
+
+def _show(found: Matrix, folder: Path, no_color: bool) -> None:
+    from moediag.lab.campaign.matrix import table_page
+    from moediag.report import consoles, terminal, views
+
+    console = consoles.output(no_color)
+    for line in table_page.lines(found, console.width):
+        terminal.show(line, console)
+    stdout.line(f" Report: {views.short(folder) / 'matrix.md'}")

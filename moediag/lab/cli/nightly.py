@@ -1,0 +1,217 @@
+"""`moediag nightly`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moediag.errors import UsageError
+from moediag.lab.cli import options as o
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.lab.campaign.engine import Display
+    from moediag.lab.campaign.executors import Choice
+    from moediag.lab.campaign.nightly.blame import Blame
+    from moediag.lab.campaign.nightly.changes import Compared
+    from moediag.lab.campaign.nightly.jobs import Asked, Planned
+    from moediag.lab.campaign.nightly.summary import Summary
+    from moediag.result import RunResult
+
+
+def nightly(
+    context: typer.Context,
+    scenario: Annotated[
+        list[str],
+        typer.Option("--scenario", metavar="NAME", help="Run only this scenario; repeatable."),
+    ] = [],  # noqa: B006
+    track: Annotated[
+        list[str],
+        typer.Option(
+            "--track",
+            metavar="TRACK",
+            help="Run on pinned, newest, pre, PACKAGE=newest or PACKAGE=pre; repeatable.  "
+            "[default: the "
+            "first three, for transformers, accelerate and torch]",
+        ),
+    ] = [],  # noqa: B006
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, metavar="M", help="Time limit for all runs together.")
+    ] = 60.0,
+    bisect_minutes: Annotated[
+        float,
+        typer.Option(
+            "--bisect-minutes", min=0.0, metavar="M",
+            help="Time limit for all bisects of new failures, after the runs; 0: no bisect.",
+        ),
+    ] = 20.0,
+    hunt_minutes: Annotated[
+        float,
+        typer.Option(
+            "--hunt-minutes", min=0.0, metavar="M",
+            help="Time limit for the hunt on the newest transformers against the release before; "
+            "0, or --scenario: no hunt.",
+        ),
+    ] = 15.0,
+    history: Annotated[
+        Path, typer.Option("--history", metavar="DIR", help="Keep the results of each night here.")
+    ] = Path("moediag-history"),
+    nights: Annotated[
+        int,
+        typer.Option(
+            "--nights", min=2, metavar="N",
+            help="Number of past nights used to call a failure flaky.",
+        ),
+    ] = 7,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    junit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write JUnit here.  [default: junit.xml in --out]"),
+    ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a summary.  [default: summary.md in --out]"),
+    ] = None,
+    annotate: Annotated[
+        bool, typer.Option("--annotate", help="Print new failures as GitHub annotations.")
+    ] = False,
+    launcher: o.LauncherOption = o.LauncherKind.auto,
+    timeout: o.Timeout = None,
+    executor: o.ExecutorOption = o.ExecutorKind.local,
+    executor_arg: o.ExecutorArgs = [],  # noqa: B006
+    dry_run: o.DryRun = False,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:  # fmt: skip
+    """Run the catalogue on pinned and new releases, and report what changed since past nights.
+
+    One package changes at a time. After the runs, a hunt says which findings appeared and went away
+    between the newest transformers and the release before. Each new failure is bisected between the
+    last good night's release and tonight's, and written as a draft issue; nothing is filed. Exit
+    code 1 means a new failure, or a finding that appeared.
+    """
+    world_size, device = o.where(gpus, cpu, share_gpu)
+    if annotate and as_json:
+        raise UsageError("--annotate and --json exclude each other", "--json lists them too.")
+
+    from moediag.lab.campaign.engine import opened, resumable, shown
+    from moediag.lab.campaign.executors import Choice
+    from moediag.lab.campaign.nightly import drive, jobs, tracks
+    from moediag.lab.campaign.nightly import summary as pages
+    from moediag.lab.campaign.nightly.changes import Change, compare
+    from moediag.lab.campaign.nightly.history import History
+    from moediag.lab.campaign.nightly.hunted import hunted, news
+    from moediag.lab.stacks.base import cache_root, current_base
+    from moediag.report import consoles, terminal, views
+
+    wanted = tracks.parse(track)
+    engine = Choice.parse(executor.value, executor_arg)
+    if engine.here and not dry_run:
+        o.require_gpus(device, world_size or 1)
+    base = current_base(cache_root())
+    asked = jobs.Asked(
+        tuple(scenario), world_size, device, launcher.value, timeout, (base.torch or "")
+    )
+    notes: list[str] = []
+    chosen = list(tracks.resolved(wanted, base.python, notes.append))
+    planned = jobs.plan_all(chosen, asked)
+    if dry_run:
+        from moediag.lab.campaign import dry_run as dry
+
+        plans = [one.plan for one in planned if one.plan]
+        problems = [
+            f"{one.scenario} on {', '.join(track.name for track in one.tracks)}: {one.problem}"
+            for one in planned
+            if one.plan is None
+        ]
+        dry.show([*dry.trials(plans)], as_json, [*notes, *problems])
+        return
+    kept = History(history)
+    question = drive.header(planned, asked, o.command(context))
+    with opened(question, out, resume, "nightly") as journal, shown(no_color) as display:
+        folder = journal.folder
+        limit = 0.0 if scenario else hunt_minutes
+        at_once = (world_size or 1) if device == "cpu" else 1
+        ran = drive.run(
+            planned, asked, notes, kept, journal, minutes, display,
+            hunt=lambda: hunted(chosen, history, limit, at_once, display, engine),
+            executor=engine,
+        )  # fmt: skip
+        compared = compare(ran.night, kept.nights, nights)
+        with resumable(journal, lambda: ran.done):
+            blames = _blames(compared, planned, asked, folder, bisect_minutes, display, engine)
+    found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable))
+    _write(found, ran.results, folder, junit, summary)
+    if as_json:
+        stdout.data(_json(found))
+    else:
+        console = consoles.output(no_color)
+        where = str(views.short(folder))
+        for line in pages.lines(found, where, min(console.width, terminal.WIDEST)):
+            terminal.show(line, console)
+        for command in pages.workflow_commands(found) if annotate else ():
+            stdout.line(command)
+    earlier = [night for night in kept.nights if night.lane == asked.lane]
+    new = len(found.of(Change.NEW)) + len(news(ran.night, earlier))
+    raise typer.Exit(drive.exit_code(ran.night, new))
+
+
+def _blames(
+    compared: tuple[Compared, ...], planned: list[Planned], asked: Asked, folder: Path,
+    minutes: float, display: Display, executor: Choice,
+) -> Mapping[tuple[str, str, str], Blame]:  # fmt: skip
+    """Bisects each new failure until the time is up."""
+    from moediag.lab.campaign.engine import Clock
+    from moediag.lab.campaign.nightly.blame import blame
+    from moediag.lab.campaign.nightly.changes import Change
+    from moediag.launch.settings import LaunchOptions
+
+    names = {one.scenario: one.name for one in planned}
+    found: dict[tuple[str, str, str], Blame] = {}
+    with Clock(minutes * 60) as clock:
+        for number, one in enumerate(c for c in compared if c.change == Change.NEW):
+            where = folder / "bisect" / str(number + 1)
+            name = names[one.entry.scenario]
+            found[one.entry.key] = blame(
+                one, name, asked, where, clock.left, display, LaunchOptions(), executor
+            )
+    return found
+
+
+def _write(
+    found: Summary, results: Mapping[str, RunResult], folder: Path, junit: Path | None,
+    summary: Path | None,
+) -> None:  # fmt: skip
+    from moediag.lab.campaign.nightly import artifacts
+    from moediag.lab.campaign.nightly import summary as pages
+    from moediag.report.views import put
+
+    put(junit or folder / "junit.xml", artifacts.junit(found), "--junit")
+    put(summary or folder / "summary.md", pages.markdown(found), "--summary")
+    for name, text in artifacts.drafts(found, results, folder).items():
+        put(folder / artifacts.FOLDER / name, text, "--out")
+
+
+def _json(found: Summary) -> dict[str, Any]:
+    compared = [
+        {
+            "change": str(one.change),
+            **dataclasses.asdict(one.entry),
+            "since": one.since.night if one.since else None,
+            "last_good": one.last_good.night if one.last_good else None,
+            "blame": dataclasses.asdict(blame)
+            if (blame := found.blames.get(one.entry.key))
+            else None,
+        }
+        for one in found.compared
+    ]
+    return {"night": found.night.to_json(), "compared": compared}

@@ -1,0 +1,1 @@
+"""Launchers of trials: forked ranks in a warm process, or torchrun, on one or several nodes."""

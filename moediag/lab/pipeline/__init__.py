@@ -1,0 +1,1 @@
+"""From a question to a result: the trials of a scenario, and checks before a launch."""

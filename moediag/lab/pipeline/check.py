@@ -1,0 +1,273 @@
+"""`moediag check`: plans a layout for a model and simulates its ranks, without GPUs and weights.
+
+The library part is one process in the environment of the requested releases. The simulated ranks
+leave the logs of real ones; everything after them is shared with watched jobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from moediag.axes import CP, EP, TP, Layout
+from moediag.diagnosis import diagnose
+from moediag.errors import ExitCode, LayoutError, UsageError
+from moediag.evidence.model import Evidence, RankEvidence
+from moediag.evidence.trial_folder import read_trial
+from moediag.lab.launch.launcher import launcher
+from moediag.lab.pipeline import check_cost, known_scenarios, register
+from moediag.lab.pipeline.check_cost import AxisCost, Bandwidth, Memory, Wire
+from moediag.lab.pipeline.known_scenarios import Known
+from moediag.lab.pipeline.register import Entry
+from moediag.lab.pipeline.single_process import OFFLINE, why_no_answer
+from moediag.lab.stacks import environment
+from moediag.launch.settings import LaunchOptions
+from moediag.pipeline.run_folder import run_folder
+from moediag.protocol import (
+    FAILS,
+    Checked,
+    CheckTask,
+    SimulatedCase,
+    Trial,
+    WrapperSpec,
+    write_json,
+)
+from moediag.records import dataclass
+from moediag.result import FAILURES, Diagnosis
+
+CONFIG = "config.json"
+RESULT = "check.json"
+WORKED = "worker"  # folder of the worker's files
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # meshes of simulated ranks are of the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """The question."""
+
+    config: str
+    """A folder with config.json, the file, or a hub name that the local cache has."""
+    layout: Mapping[str, int]
+    world: int | None = None
+    """Number of ranks; None: the product of the axes."""
+    stack: Mapping[str, str] = field(default_factory=dict)
+    wrapper: str = ""
+    """``transformers`` or ``fsdp2``: who shards. "": transformers for a layout that from_pretrained
+    divides the model along, else fsdp2."""
+    simulate: bool = True
+    length: int = 0
+    """Tokens of a sequence; 0: not told."""
+    bandwidth: Bandwidth | None = None
+    """None: the wires' time is not told."""
+    timeout: float = 600.0
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCase:
+    """A simulated case and what its logs show."""
+
+    case: SimulatedCase
+    diagnosis: Diagnosis
+
+    @property
+    def parts(self) -> bool:
+        """Whether the ranks' schedules differ."""
+        return self.diagnosis.verdict in FAILURES
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Everything that a check found out."""
+
+    config: str
+    layout: Layout
+    ranks: int
+    versions: Mapping[str, str | None]
+    checked: Checked
+    cases: tuple[JudgedCase, ...]
+    costs: tuple[AxisCost, ...]
+    memory: Memory | None
+    wires: tuple[Wire, ...]
+    known: tuple[Known, ...]
+    found: tuple[Entry, ...]
+    """Findings of the hunt."""
+    not_seen: tuple[str, ...]
+    folder: Path
+
+    @property
+    def failing(self) -> bool:
+        found = any(finding.level == FAILS for finding in self.checked.findings)
+        return found or any(case.parts for case in self.cases)
+
+    @property
+    def undecided(self) -> str:
+        """Returns why nothing can be said, "" if something can."""
+        if self.checked.problem:
+            return self.checked.problem
+        whole = (text for text in self.not_seen if text.startswith("the schedule:"))
+        return next(whole, "")
+
+    @property
+    def exit_code(self) -> int:
+        if self.failing:
+            return ExitCode.FAILURE_FOUND
+        return ExitCode.INCONCLUSIVE if self.undecided else ExitCode.OK
+
+
+def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> CheckResult:
+    """Returns what was found; ``check.json`` in its folder has the same. ``tell``: called with what
+    happens now. Raises UsageError, LayoutError and StackError."""
+    config = find_config(options.config)
+    layout = Layout(options.layout)
+    ranks = number_of_ranks(layout, options.world)
+    stack = environment.ensure(options.stack, tell)
+    folder = run_folder(options.out, f"check-{config.parent.name.lower() or 'model'}")
+    wrapper = options.wrapper or _wrapper(layout)
+    trial = Trial(
+        name="check", scenario="check", variant="check",
+        task=CheckTask(str(config), options.simulate, options.length), world_size=ranks,
+        layout={str(axis): size for axis, size in layout.axes.items()},
+        wrapper=WrapperSpec(kind=wrapper, reshard_after_forward=None), record=False,
+        timeout=options.timeout,
+    )  # fmt: skip
+    place = folder / WORKED
+    tell("planning and simulating", None)
+    settings = LaunchOptions(environment={**OFFLINE, **_NO_GPU})
+    with launcher("fork", stack, folder / "hosts", settings) as one:
+        record = one.run(trial, place)
+    try:
+        checked = Checked.read(place)
+    except (OSError, ValueError):
+        checked = Checked(problem=why_no_answer(record, place))
+    cases, evidence = [], None
+    for case in checked.cases:
+        read = _comparable(read_trial(place / case.folder))
+        evidence = evidence or read
+        cases.append(JudgedCase(case, diagnose(read)))
+    held = check_cost.as_recorded(checked.simulated_units, evidence) if evidence else ""
+    active = [str(axis) for axis in layout.active]
+    costs = check_cost.by_axis(checked.units) if not held else ()
+    sizes = {str(axis): size for axis, size in layout.axes.items()}
+    result = CheckResult(
+        config=str(config),
+        layout=layout,
+        ranks=ranks,
+        versions=stack.versions,
+        checked=checked,
+        cases=tuple(cases),
+        costs=costs,
+        memory=check_cost.memory(checked.plan, checked.units) if checked.plan else None,
+        wires=check_cost.wires(costs, sizes, ranks, options.bandwidth) if options.bandwidth else (),
+        known=known_scenarios.concerning(checked.model_type, active, wrapper, stack.versions),
+        found=tuple(e for e in register.read() if e.concerns(checked.model_type, active)),
+        not_seen=(*checked.not_seen, *([f"the cost: {held}"] if held else [])),
+        folder=folder,
+    )
+    write_json(folder / RESULT, to_json(result))
+    return result
+
+
+def find_config(name: str) -> Path:
+    """Returns the config.json of a folder, a file or a hub name in the local cache. Raises
+    UsageError."""
+    path = Path(name)
+    for found in (path, path / CONFIG):
+        if found.is_file():
+            return found.resolve()
+    if path.is_dir():
+        raise UsageError(f"{name} has no {CONFIG}", "Give the folder of a model, or the file.")
+    cached = sorted(_cache().glob(f"models--{name.replace('/', '--')}/snapshots/*/{CONFIG}"))
+    if cached:
+        return cached[-1]
+    raise UsageError(
+        f"{name}: no such file or folder, and no model of that name in {_cache()}",
+        f"Nothing is downloaded. Type `hf download {name} {CONFIG}` first, or give a path.",
+    )
+
+
+def _cache() -> Path:
+    """Returns the hub's cache, by the variables that its client reads."""
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+
+
+def number_of_ranks(layout: Layout, world: int | None) -> int:
+    """Returns the number of ranks. Those of tensor parallelism may lie inside expert parallelism,
+    as transformers counts them: then their size is no factor. Raises LayoutError."""
+    product, tp, ep = layout.world_size, layout.size(TP), layout.size(EP)
+    if world is None or world == product:
+        return product
+    if tp > 1 and ep % tp == 0 and world * tp == product:
+        return world
+    raise LayoutError(
+        f"{layout}, but --world is {world}",
+        f"The product of the axes is {product}."
+        + (f" With {TP} inside {EP} it is {product // tp}." if tp > 1 and ep % tp == 0 else ""),
+    )
+
+
+def _wrapper(layout: Layout) -> str:
+    divided = any(not axis.data_parallel and axis != CP for axis in layout.active)
+    return "transformers" if divided else "fsdp2"
+
+
+def _comparable(evidence: Evidence) -> Evidence:
+    """Returns the evidence without the sizes of token exchanges: a simulated rank answers them by
+    its own counts."""
+    ranks = {rank: _without_counts(seen) for rank, seen in evidence.ranks.items()}
+    return dataclasses.replace(evidence, ranks=ranks)
+
+
+def _without_counts(seen: RankEvidence) -> RankEvidence:
+    calls = tuple(
+        dataclasses.replace(call, numel_in=0, numel_out=0, splits_in=None, splits_out=None)
+        if call.op == "all_to_all" else call
+        for call in seen.collectives
+    )  # fmt: skip
+    return dataclasses.replace(seen, collectives=calls)
+
+
+def to_json(result: CheckResult) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "config": result.config,
+        "layout": {str(axis): size for axis, size in result.layout.axes.items()},
+        "ranks": result.ranks,
+        "versions": dict(result.versions),
+        "exit_code": result.exit_code,
+        "undecided": result.undecided,
+        **{k: v for k, v in dataclasses.asdict(result.checked).items()
+           if k not in ("cases", "not_seen", "problem")},
+        "cases": [
+            {
+                **dataclasses.asdict(one.case),
+                "parts": one.parts,
+                "verdict": str(one.diagnosis.verdict),
+                "culprits": list(one.diagnosis.culprits),
+                "first_divergence": dataclasses.asdict(one.diagnosis.first_divergence)
+                if one.diagnosis.first_divergence else None,
+            }
+            for one in result.cases
+        ],
+        "costs": [{**dataclasses.asdict(cost), "sent": cost.sent} for cost in result.costs],
+        "wires": [dataclasses.asdict(wire) for wire in result.wires],
+        "memory": dataclasses.asdict(result.memory) if result.memory else None,
+        "known": [dataclasses.asdict(one) for one in result.known],
+        "found": [dataclasses.asdict(one) for one in result.found],
+        "not_seen": list(result.not_seen),
+    }  # fmt: skip
+
+
+def as_text(result: CheckResult) -> str:
+    return json.dumps(to_json(result), indent=1, ensure_ascii=False)
+
+
+def share(part: float, whole: float) -> float:
+    return part / whole if whole and math.isfinite(whole) else 0.0

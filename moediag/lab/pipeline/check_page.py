@@ -1,0 +1,263 @@
+"""The page of a check: the plan, the experts, the cost and what is known; last what fails and the
+answer, where a terminal shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from moediag.axes import EP
+from moediag.lab.pipeline.check import CheckResult, JudgedCase, share
+from moediag.lab.pipeline.check_cost import AxisCost, Wire
+from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
+from moediag.report.text_layout import Line, columns, indented, labelled
+from moediag.result import wording
+
+_TITLES = {FAILS: ("FAILS", "bad"), MAY_FAIL: ("MAY FAIL", "doubt"), NOTE: ("note", "plain")}
+_STATUS = {
+    "known": "known upstream", "by-design": "documented as a choice", "unreported": "not reported",
+}  # fmt: skip
+_NAMES = 4  # parameters named in a sentence
+_OTHERS = 3  # scenarios of other releases that are named
+ALWAYS = (
+    "activations, buffers and fragmentation in memory; bytes of token exchanges and of activations "
+    "between ranks, which depend on the batch; the network"
+)
+
+
+def lines(result: CheckResult, width: int) -> Iterator[Line]:
+    for label, text in _question(result):
+        yield from labelled(label, text, width)
+    yield ()
+    yield from _plan(result.checked.plan, width)
+    for owner in result.checked.owners:
+        yield from labelled("experts", _owner(owner, result.layout.size(EP)), width)
+    if result.checked.plan and result.layout.active:
+        yield from labelled("sums", _sums(result), width)
+    yield from _cost(result, width)
+    yield from _known(result, width)
+    for text in (*([result.undecided] if result.checked.problem else []), *result.not_seen):
+        yield from labelled("NOT SEEN", text, width, "doubt")
+    if result.checked.plan:
+        yield from labelled("NOT SEEN", ALWAYS, width, "faint")
+    yield ()
+    yield from _found(result, width)
+    verdict, style = _verdict(result)
+    yield ((f" CHECK    {verdict}", style),)
+
+
+def _found(result: CheckResult, width: int) -> Iterator[Line]:
+    """Yields the findings, the worst last."""
+    levels = list(_TITLES)
+    if result.cases and not any(case.parts for case in result.cases):
+        yield from labelled("schedule", _agreed(result), width)
+    for finding in sorted(result.checked.findings, key=lambda f: -levels.index(f.level)):
+        label, style = _TITLES[finding.level]
+        yield from labelled(label, _finding(finding), width, style)
+    for case, others in _distinct(result.cases):
+        yield from labelled("FAILS", _parted(case, others), width, "bad")
+
+
+def _verdict(result: CheckResult) -> tuple[str, str]:
+    if result.failing:
+        return "this model, layout and stack fail", "bad"
+    if result.undecided:
+        return "not decided", "doubt"
+    return "nothing was found that fails", "good"
+
+
+def _question(result: CheckResult) -> Iterator[tuple[str, str]]:
+    checked = result.checked
+    experts = f", {checked.experts} experts, top {checked.top_k}" if checked.experts else ""
+    size = f", {checked.parameters / 1e9:.1f} billion parameters" if checked.parameters else ""
+    yield "model", f"{checked.model or result.config}{size}{experts}"
+    inside = " (tp inside ep)" if result.ranks < result.layout.world_size else ""
+    yield "layout", f"{' x '.join(f'{a}={n}' for a, n in result.layout.axes.items())}{inside}, " \
+        f"{wording.plural(result.ranks, 'rank')}"  # fmt: skip
+    versions = ", ".join(f"{name} {v}" for name, v in result.versions.items() if v)
+    yield "stack", versions
+    if checked.asked:
+        yield "sharded", f"by {checked.asked}"
+
+
+def _finding(finding: CheckFinding) -> str:
+    return f"{finding.text}{f' ({finding.where})' if finding.where else ''}"
+
+
+def _distinct(cases: Sequence[JudgedCase]) -> list[tuple[JudgedCase, list[str]]]:
+    """Returns the cases whose ranks part, each place once, with the other conditions that lead
+    there."""
+    found: dict[tuple[object, ...], tuple[JudgedCase, list[str]]] = {}
+    for one in cases:
+        first = one.diagnosis.first_divergence
+        if one.parts:
+            place = (first.index, first.axis, first.module) if first is not None else (one,)
+            if place in found:
+                found[place][1].append(one.case.condition)
+            else:
+                found[place] = (one, [])
+    return list(found.values())
+
+
+def _parted(one: JudgedCase, others: Sequence[str]) -> str:
+    """The condition and the call in a simulated case whose ranks' schedules differ."""
+    found = one.diagnosis.first_divergence
+    head = f"If {one.case.condition}" if one.case.condition else "Without any skew"
+    if found is None:
+        return f"{head}, the ranks' schedules differ: {one.diagnosis.cause}"
+    sides: dict[tuple[str, int], list[int]] = {}
+    missing: dict[str, None] = {}
+    for rank, side in found.ranks.items():
+        sides.setdefault((side.op, side.numel), []).append(int(rank))
+        missing.update(dict.fromkeys(side.parameters_missing))
+    told = ", ".join(
+        f"{wording.ranks(ranks)}: {'no call' if op == 'none' else f'{op} of {numel:,} elements'}"
+        for (op, numel), ranks in sides.items()
+    )
+    where = f" of {found.module}" if found.module else ""
+    text = (
+        f"{head}, the ranks part at call {found.index} on axis {found.axis}, in {found.phase}"
+        f"{where}: {told}."
+    )
+    if missing:
+        text += f" Left out: {wording.listed(list(missing))}, which have no gradient there."
+    text += "".join(f" Also if {condition}." for condition in others)
+    skewed = f", {wording.ranks(one.case.skewed)} with that routing" if one.case.skewed else ""
+    return f"{text} (Simulated with a tiny model of the same class{skewed}.)"
+
+
+def _agreed(result: CheckResult) -> str:
+    axes = " x ".join(f"{a}={n}" for a, n in result.checked.simulated_layout.items())
+    cases = [f"if {one.case.condition}" for one in result.cases if one.case.condition]
+    also = f"; also {', and '.join(cases)}" if cases else ""
+    return f"the calls of simulated ranks agree (tiny model of the same class, {axes}){also}"
+
+
+def _plan(plan: Sequence[PlannedParameter], width: int) -> Iterator[Line]:
+    if not plan:
+        return
+    rows = [("parameter", "shape", "placement", "on a rank", "rule")]
+    for row in plan:
+        number = f" ({row.count}x)" if row.count > 1 else ""
+        shape = "x".join(map(str, row.shape))
+        rows.append((f"{row.name}{number}", shape, _placement(row), _elements(row), row.rule))
+    table = [f" {'  '.join(cells)}".rstrip() for cells in columns(rows)]
+    if max(map(len, table)) <= width:
+        yield from (((line, "plain" if at else "label"),) for at, line in enumerate(table))
+    else:
+        for name, shape, placement, elements, rule in rows[1:]:
+            yield ((f" {name}", "plain"),)
+            text = f"{shape}, {placement}, {elements} on a rank, by {rule}"
+            yield from indented(text, width, 4, "faint")
+    yield ()
+
+
+def _placement(row: PlannedParameter) -> str:
+    parts = [
+        f"dim {one.dim} / {one.axis}[{one.size}]"
+        for one in row.slices if one.dim is not None and one.size > 1
+    ]  # fmt: skip
+    return ", ".join(parts) or "whole"
+
+
+def _elements(row: PlannedParameter) -> str:
+    if row.least == row.most:
+        return f"{row.most:,}"
+    return f"{row.least:,} to {row.most:,}"
+
+
+def _owner(owner: ExpertRange, ways: int) -> str:
+    held = [last - first for first, last in owner.ranges]
+    most, least = max(held), min(held)
+    none = sum(count == 0 for count in held)
+    each = f"{most}" if most == least else f"{least} to {most}"
+    text = f"{', '.join(owner.names[:_NAMES])}: {each} of {owner.experts} experts on a rank"
+    if none:
+        text += f", none on {none} of {len(held)} ranks"
+    if ways > 1:
+        text += f"; {owner.experts // ways} for each of {ways} places on ep"
+    times = "once" if owner.copies == 1 else f"{owner.copies} times (replicas or parts)"
+    return f"{text}; each expert is held {times}"
+
+
+def _sums(result: CheckResult) -> str:
+    """Over which axes gradients must be summed."""
+    layout = result.layout
+    rest, experts = (_over(layout.sums(routed, "")) for routed in (False, True))
+    apart = bool(result.checked.owners) and rest != experts
+    text = f"gradients must be summed over {rest}"
+    return f"{text}; those of the routed experts over {experts}" if apart else text
+
+
+def _over(axes: Sequence[str]) -> str:
+    return " x ".join(map(str, axes)) or "no axis"
+
+
+def _cost(result: CheckResult, width: int) -> Iterator[Line]:
+    for cost in result.costs:
+        if cost.ranks > 1:
+            yield from labelled("cost", _axis_cost(cost), width)
+    for wire in result.wires:
+        yield from labelled("wires", _wire(wire), width)
+    memory = result.memory
+    if memory is not None:
+        gather = ""
+        if memory.largest_gather:
+            largest = _bytes(memory.largest_gather)
+            gather = f" + {largest} largest all-gather ({memory.largest_unit})"
+        yield from labelled(
+            "memory",
+            f"{_bytes(memory.total)} on the rank that holds most: {_bytes(memory.parameters)} "
+            f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} AdamW"
+            f"{gather}",
+            width,
+        )
+
+
+def _axis_cost(cost: AxisCost) -> str:
+    text = (
+        f"FSDP2 on {cost.axis}[{cost.ranks}], each step: {cost.all_gathers} all-gathers of "
+        f"{_bytes(cost.gathered)}, {cost.reduce_scatters} reduce-scatters of {_bytes(cost.reduced)}"
+    )
+    if cost.all_reduces:
+        text += f", {cost.all_reduces} all-reduces over the replicas"
+    padding = share(cost.padding, cost.gathered)
+    if padding >= 0.01:
+        text += f"; {padding:.0%} of the gathered bytes are padding of rows that do not divide"
+    return f"{text}; a rank sends {_bytes(cost.sent)}"
+
+
+def _wire(wire: Wire) -> str:
+    where = "between nodes" if wire.between else "in the node"
+    text = f"{wire.axis}: {wire.seconds:.3g} s a step ({_bytes(wire.bytes)} at {wire.gbps:g} GB/s"
+    share = "" if wire.share is None else f", {wire.share:.0%} of the step unless it overlaps"
+    return f"{text} {where}){share}"
+
+
+def _known(result: CheckResult, width: int) -> Iterator[Line]:
+    measured = [one for one in result.known if one.measured]
+    for one in measured:
+        fixes = "; ".join(one.fixes[:2]) or "none in the catalogue"
+        yield from labelled(
+            "known", f"{one.title} (moediag run {one.name}). Fixes: {fixes}.", width, "doubt"
+        )
+    for entry in result.found:
+        since = f", since {entry.since}" if entry.since else ""
+        fixed = f", fixed in {entry.fixed}" if entry.fixed else ""
+        words = f"{entry.summary} ({_STATUS[entry.status]}{since}{fixed}: {entry.where})."
+        style = "faint" if entry.status == "by-design" else "doubt"
+        yield from labelled("found", words, width, style)
+    others = [one for one in result.known if not one.measured and one.releases]
+    if others:
+        told = ", ".join(f"{one.name} ({', '.join(one.releases)})" for one in others[:_OTHERS])
+        more = f" and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""
+        yield from labelled(
+            "related", f"scenarios of this family and these axes on other releases: {told}{more}",
+            width, "faint",
+        )  # fmt: skip
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,1 @@
+"""The processes that start the ranks of a trial."""

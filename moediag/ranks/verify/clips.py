@@ -1,0 +1,105 @@
+"""What a program clips its gradients by: the norm that it used, as far as a rank can know it."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch.nn.utils import clip_grad
+
+from moediag.ranks.verify.pieces import NotReduced, Piece
+from moediag.ranks.verify.replaced import Replaced
+from moediag.ranks.verify.tensor_files import Tensors
+from moediag.recorder import placement
+
+# Every function of torch.nn.utils that clips by a norm uses one of these names.
+_SCALE = ("_clip_grads_with_norm_", "clip_grads_with_norm_")
+_CLIPPED = 0.999  # gradients that were scaled by less than this were clipped
+
+
+class Clips:
+    """Watches the calls that clip. ``before(parameters)`` is called before each of them, with None
+    for all parameters of the model; it returns whether any is measured."""
+
+    def __init__(self, before: Callable[[Optional[List[Any]]], bool]) -> None:
+        self._before = before
+        self._fsdp1 = False  # its method is replaced
+        self._calls = 0
+        self._limit: Optional[float] = None
+        self._norm: Optional[float] = None
+
+    def install(self, replaced: Replaced) -> None:
+        places = [(place, name) for place in (clip_grad, torch.nn.utils) for name in _SCALE]
+        found = [(*place, getattr(*place)) for place in places if hasattr(*place)]
+        watched = {id(original): self._watched(original) for _, _, original in found}
+        for place, name, original in found:
+            replaced.replace(place, name, watched[id(original)])
+
+    def _watched(self, original: Any) -> Any:
+        def scale(parameters: Any, max_norm: Any, norm: Any, *args: Any, **kwargs: Any) -> Any:
+            single = isinstance(parameters, torch.Tensor)
+            parameters = [parameters] if single else list(parameters)
+            if self._before(parameters):
+                self._clipped(max_norm, norm)
+            return original(parameters, max_norm, norm, *args, **kwargs)
+
+        return scale
+
+    def of_fsdp1(self, module: Any, replaced: Replaced) -> None:
+        """FSDP1 clips by a method of its own."""
+        kind: Any = type(module)
+        if kind.__name__ != "FullyShardedDataParallel" or self._fsdp1:
+            return
+        self._fsdp1 = True
+        original = kind.clip_grad_norm_
+
+        def clip_grad_norm_(fsdp: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            mine = self._before(None)
+            norm = original(fsdp, max_norm, *args, **kwargs)
+            if mine:
+                self._clipped(max_norm, norm)
+            return norm
+
+        replaced.replace(kind, "clip_grad_norm_", clip_grad_norm_)
+
+    def _clipped(self, max_norm: Any, norm: Any) -> None:
+        self._calls += 1
+        once = self._calls == 1  # several groups are clipped apart, so no norm is that of all
+        self._limit = float(max_norm) if once else None
+        self._norm = _number(norm) if once else None
+
+    def norm(self, unclipped: Tensors, own: Dict[str, Piece]) -> Optional[float]:
+        """Returns the norm of this step; None if nothing was clipped, or by several norms. Where it
+        is a DTensor that no rank has whole, it follows from how much the gradients shrank."""
+        if self._norm is not None or self._limit is None:
+            return self._norm
+        shrunk = _times(unclipped, own)
+        return self._limit / shrunk if shrunk is not None and shrunk < _CLIPPED else None
+
+    def next_step(self) -> None:
+        self._calls, self._limit, self._norm = 0, None, None
+
+
+def _times(unclipped: Tensors, own: Dict[str, Piece]) -> Optional[float]:
+    """Returns the factor by which this rank's gradients shrank."""
+    before = after = 0.0
+    for name, stored in unclipped.items():
+        if stored.tensor is None or name not in own:
+            continue
+        try:
+            gradient = own[name].gradient()
+        except NotReduced:
+            continue
+        if gradient is not None:
+            before += float(stored.tensor.double().square().sum())
+            after += float(gradient.double().square().sum())
+    return (after / before) ** 0.5 if before else None
+
+
+def _number(value: Any) -> Optional[float]:
+    """Returns a norm as a number; None for a DTensor that is not the whole norm on each rank."""
+    if placement.distributed(value):
+        if any(not p.is_replicate() for p in value.placements):
+            return None
+        value = value.to_local()
+    return float(value)

@@ -1,0 +1,380 @@
+"""Measures the first steps of a user's program from inside its processes, without communication.
+
+The program's own calls show everything: the outermost call of a module is a forward, a hook of
+torch's optimizers is the step, and clipping goes through functions of ``torch.nn.utils``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import traceback
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
+
+import torch
+import torch.distributed as dist
+from torch.optim import optimizer as torch_optimizer
+
+from moediag.protocol import MeasuredStep, MeasureRequest
+from moediag.ranks.verify import model_facts, samples
+from moediag.ranks.verify.clips import Clips
+from moediag.ranks.verify.ending import Continuing, Ending
+from moediag.ranks.verify.first_weights import FirstWeights
+from moediag.ranks.verify.pieces import NotReduced, Piece, pieces, tied
+from moediag.ranks.verify.rank_answer import Answer
+from moediag.ranks.verify.replaced import Replaced
+from moediag.ranks.verify.room import enough_room
+from moediag.ranks.verify.tensor_files import Stored, Tensors
+from moediag.recorder import placement
+from moediag.recorder.not_applicable import NotApplicable
+
+_STRANGE = (
+    "its optimizer holds no parameter of the model that was called (DeepSpeed's ZeRO and other "
+    "wrappers keep copies), so its gradients cannot be read"
+)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One model, in a process that says itself which rank it is."""
+
+    model: Any
+    rank: int
+    world_size: int
+
+
+class Measuring:
+    """The measurements of this process: of every model that it trains, or of one ``scope``. Only
+    the first process of each rank measures."""
+
+    def __init__(
+        self,
+        request: MeasureRequest,
+        ending: Union[Ending, Continuing],
+        scope: Optional[Scope] = None,
+    ) -> None:
+        self._request = request
+        self._folder = Path(request.folder)
+        self._ending = ending
+        self._scope = scope
+        self._replaced = Replaced()
+        self._pid = os.getpid()
+        self._inside = False
+        self._off = False  # another process has this rank, or measuring failed
+        self._answer = Answer(self._folder)
+        self._pieces: Dict[str, Piece] = {}
+        self._roots: List[weakref.ref[Any]] = []
+        self._start: Tensors = {}
+        self._states: Tensors = {}  # of the optimizer at the start
+        self._first = FirstWeights(request)
+        self._steps_of: Dict[int, int] = {}  # id of an optimizer -> its steps
+        self._keep: List[Any] = []  # those optimizers: ids stay theirs
+        self._now = MeasuredStep()
+        self._clips = Clips(self._before_clip)
+        self._dtypes: Set[torch.dtype] = set()  # of what modules have returned
+        self._gradients: Tensors = {}  # of this step, before clipping
+        self._strange = 0  # steps of optimizers that hold no parameter of the model
+
+    def install(self) -> None:
+        """Replaces what the program will call. Call it once, right after torch was imported, or
+        where the model of the scope is about to make a step."""
+        replaced, module, tensor = self._replaced, torch.nn.Module, torch.Tensor
+        replaced.replace(module, "__call__", self._forward(module.__call__))
+        replaced.replace(tensor, "backward", self._backward(tensor.backward))
+        self._clips.install(replaced)
+        replaced.hook(torch_optimizer.register_optimizer_step_pre_hook(self._before_step))
+        replaced.hook(torch_optimizer.register_optimizer_step_post_hook(self._after_step))
+        if self._scope is not None:
+            self._guarded(self._begin, self._scope.model)
+
+    def remove(self) -> None:
+        """Takes everything back that :meth:`install` has replaced."""
+        self._replaced.undo()
+
+    def _begin(self, module: Any) -> None:
+        if self._claim():
+            self._add_root(module)
+
+    def held(self) -> List[Piece]:
+        """Returns what this process holds of the models that were called."""
+        return list(self._pieces.values())
+
+    def keep_states(self, states: Tensors) -> None:
+        """Writes the optimizer's state before the step beside the weights."""
+        self._states = states
+        self._guarded(self._write_start)
+
+    def problems(self) -> List[str]:
+        """Returns why the measured numbers cannot be compared."""
+        return self._answer.value.problems if self._answer.value is not None else []
+
+    def leave_out(self, text: str) -> None:
+        """Says what this run does not show."""
+        if self._answer.open:
+            self._answer.not_checked(text)
+
+    def gradients_alone(self) -> None:
+        """Makes a step of gradients only, in place of an optimizer's."""
+        if self._answer.open:
+            self._guarded(self._gradients_alone)
+
+    def _gradients_alone(self) -> None:
+        for piece in self._pieces.values():
+            if piece.trainable:
+                self._keep_gradient(piece)
+        self._write_step(1, {"gradients": dict(self._gradients), "weights": {}}, {})
+        self._enough()
+
+    def no_more(self) -> None:
+        """Says that the step of the scope is over, whatever was measured."""
+        if self._answer.open:
+            self._problem(_STRANGE if self._strange else "no optimizer of it made a step")
+
+    def _active(self) -> bool:
+        return not self._off and os.getpid() == self._pid
+
+    def _guarded(self, act: Callable[..., Any], *args: Any) -> Any:
+        """An error in the measuring ends the measuring, not the program."""
+        try:
+            return act(*args)
+        except NotApplicable as error:
+            self._problem(str(error))
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(at.filename).name}:{at.lineno}"
+            self._problem(f"measuring failed: {error!r} ({where})")
+        return None
+
+    def _problem(self, text: str) -> None:
+        if self._answer.open:
+            self._answer.tell(problems=[*self._answer.known.problems, text])
+            self._enough()
+
+    # ------------------------------------------------------------------ forward and backward
+
+    def _forward(self, original: Any) -> Any:
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            if self._inside or not self._outermost(module):
+                result = original(module, *args, **kwargs)
+                if self._inside and isinstance(result, torch.Tensor):
+                    self._dtypes.add(result.dtype)
+                return result
+            self._inside = True
+            try:
+                before = self._guarded(self._before_forward, module, args, kwargs)
+                result = original(module, *args, **kwargs)
+                self._guarded(self._after_forward, before, result)
+                return result
+            finally:
+                self._inside = False
+
+        return __call__
+
+    def _outermost(self, module: Any) -> bool:
+        """Whether a forward that trains begins here."""
+        if self._scope is not None and module is not self._scope.model:
+            return False
+        return (
+            self._active()
+            and torch.is_grad_enabled()
+            and torch._C._current_graph_task_id() == -1  # else: recomputed in the backward
+            and threading.current_thread() is threading.main_thread()
+            and next(module.parameters(), None) is not None
+        )
+
+    def _before_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
+        if self._answer.value is None and not self._claim():
+            return None
+        if not self._answer.open:
+            self._ending.wait()
+            return None
+        if all(root() is not module for root in self._roots):
+            self._add_root(module)
+        if self._roots[0]() is module:
+            self._now.samples.extend(samples.hashes(args, kwargs))
+        return model_facts.random_state()
+
+    def _after_forward(self, before: Any, result: Any) -> None:
+        answer = self._answer.value
+        if before is None or answer is None:
+            return
+        found = {model_facts.dtype_name(d) for d in self._dtypes if d.is_floating_point}
+        if not found <= set(answer.dtypes):
+            self._answer.tell(dtypes=sorted({*answer.dtypes, *found}))
+        if getattr(result, "aux_loss", None) is not None and not answer.auxiliary:
+            self._answer.tell(auxiliary=True)
+        if answer.random:
+            return
+        after = model_facts.random_state()
+        if not all(torch.equal(a, b) for a, b in zip(before, after)):  # noqa: B905 - Python 3.9
+            self._answer.tell(random=True)
+
+    def _claim(self) -> bool:
+        """Starts the answer of this rank, unless another process has it."""
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if self._scope is not None:
+            rank, size = self._scope.rank, self._scope.world_size
+        elif dist.is_available() and dist.is_initialized():
+            rank, size = dist.get_rank(), dist.get_world_size()
+        self._off = not self._answer.claim(rank, size)
+        return not self._off
+
+    def _add_root(self, module: Any) -> None:
+        answer = self._answer.known
+        prefix = f"model{len(self._roots) + 1}." if self._roots else ""
+        self._roots.append(weakref.ref(module))
+        known = {id(p.owner) for p in self._pieces.values() if p.owner is not None}
+        found = [p for p in pieces(module, prefix) if p.owner is None or id(p.owner) not in known]
+        self._clips.of_fsdp1(module, self._replaced)
+        enough_room(found, self._request, alone=self._answer.known.world_size == 1)
+        self._first.give(found)
+        self._start.update({p.name: _stored(p, p.read()) for p in found})
+        self._pieces.update((p.name, p) for p in found)
+        self._write_start()
+        layout = dict(answer.layout)
+        for piece in found:
+            layout.update(piece.mesh)
+        dtypes = {model_facts.dtype_name(p.read().dtype) for p in found if p.owner is not None}
+        dtypes |= model_facts.computes_in(module)
+        self._answer.tell(
+            layout=layout,
+            dtypes=sorted({*answer.dtypes, *dtypes}),
+            across_samples=answer.across_samples or model_facts.across_samples(module),
+            by_bytes=self._first.by_bytes,
+            averages_over=answer.averages_over or model_facts.averages_over(module),
+            tied={**answer.tied, **tied(module, prefix)} if answer.world_size == 1 else {},
+        )
+
+    def _write_start(self) -> None:
+        self._answer.write_start(self._start, self._states)
+
+    def _backward(self, original: Any) -> Any:
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._active() and self._answer.value is not None and tensor.numel() == 1:
+                self._guarded(self._loss, tensor)
+            return original(tensor, *args, **kwargs)
+
+        return backward
+
+    def _loss(self, tensor: Any) -> None:
+        if not placement.distributed(tensor):
+            self._now.losses.append(float(tensor.detach().float()))
+
+    # ------------------------------------------------------------------ gradients
+
+    def _before_clip(self, parameters: Optional[List[Any]]) -> bool:
+        """Keeps the gradients of ``parameters`` (None: of all) as they are before clipping."""
+        if not self._active() or self._answer.value is None:
+            return False
+        every = {id(piece.owner) for piece in self._pieces.values() if piece.owner is not None}
+        wanted = every if parameters is None else every & {id(p) for p in parameters}
+        if wanted:
+            self._guarded(self._keep_gradients, wanted)
+        return bool(wanted)
+
+    def _keep_gradients(self, owners: Any) -> None:
+        for name, piece in self._pieces.items():
+            if id(piece.owner) in owners and name not in self._gradients:
+                self._keep_gradient(piece)
+
+    def _keep_gradient(self, piece: Piece, scale: float = 1.0) -> None:
+        try:
+            gradient = piece.gradient()
+        except NotReduced:
+            self._answer.not_checked(f"gradient of {piece.name}: it is not reduced at the step")
+            return
+        if gradient is not None and scale != 1.0:
+            gradient = gradient / scale
+        self._gradients[piece.name] = _stored(piece, gradient)
+
+    # ------------------------------------------------------------------ the step
+
+    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._active() and self._answer.open:
+            self._guarded(self._gradients_of, optimizer)
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._active() and self._answer.open:
+            self._guarded(self._weights_of, optimizer)
+
+    def _own(self, optimizer: Any) -> Dict[str, Tuple[Piece, float]]:
+        """Returns the pieces that ``optimizer`` updates, and their learning rates."""
+        rates = {
+            id(parameter): float(group.get("lr", 0.0))
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return {
+            name: (piece, rates[id(piece.owner)])
+            for name, piece in self._pieces.items()
+            if piece.owner is not None and id(piece.owner) in rates
+        }
+
+    def _gradients_of(self, optimizer: Any) -> None:
+        scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, for a fused optimizer
+        by = float(scale) if scale is not None else 1.0
+        known = self._gradients
+        own = self._own(optimizer)
+        if known:
+            own_pieces = {name: piece for name, (piece, _) in own.items()}
+            self._now = dataclasses.replace(self._now, norm=self._clips.norm(known, own_pieces))
+        for name, (piece, _) in own.items():
+            if name not in known:
+                self._keep_gradient(piece, by)
+
+    def _weights_of(self, optimizer: Any) -> None:
+        answer = self._answer.known
+        own = self._own(optimizer)
+        if not own:
+            self._strange += 1
+            if not answer.steps and self._strange >= max(2, self._request.steps):
+                raise NotApplicable(_STRANGE)
+            return
+        if id(optimizer) not in self._steps_of:
+            self._steps_of[id(optimizer)] = 0
+            self._keep.append(optimizer)
+        if not answer.foreign and len(own) < sum(len(g["params"]) for g in optimizer.param_groups):
+            self._answer.tell(foreign=self._has_foreign(optimizer))
+        self._steps_of[id(optimizer)] += 1
+        number = self._steps_of[id(optimizer)]
+        gradients = self._gradients
+        groups: Dict[str, Tensors] = {
+            "gradients": {name: gradients.pop(name) for name in own if name in gradients},
+            "weights": {name: _stored(piece, piece.read()) for name, (piece, _) in own.items()},
+        }
+        self._now = dataclasses.replace(self._now, updates=_updates(optimizer, own))
+        self._write_step(number, groups, {name: rate for name, (_, rate) in own.items()})
+        if min(self._steps_of.values()) >= self._request.steps:
+            self._enough()
+
+    def _has_foreign(self, optimizer: Any) -> bool:
+        known = {id(piece.owner) for piece in self._pieces.values()}
+        return any(id(p) not in known for group in optimizer.param_groups for p in group["params"])
+
+    def _write_step(self, number: int, groups: Dict[str, Tensors], rates: Dict[str, float]) -> None:
+        step = dataclasses.replace(self._now, rates=rates)
+        if self._answer.write_step(number, groups, step):
+            self._now = MeasuredStep()
+            self._clips.next_step()
+
+    def _enough(self) -> None:
+        self._answer.tell(done=True)
+        self._ending.begin()
+
+
+def _updates(optimizer: Any, own: Dict[str, Tuple[Piece, float]]) -> Dict[str, float]:
+    counts = {
+        name: optimizer.state.get(piece.owner, {}).get("step") for name, (piece, _) in own.items()
+    }
+    return {name: float(count) for name, count in counts.items() if count is not None}
+
+
+def _stored(piece: Piece, tensor: Optional[torch.Tensor]) -> Stored:
+    kept = None if tensor is None else tensor.detach().cpu().clone()
+    return Stored(piece.where, kept, piece.placement, piece.trainable, piece.owner is None)

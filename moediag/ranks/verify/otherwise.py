@@ -1,0 +1,76 @@
+"""Parameters that the distributed run does not train as one process does: before any number is
+compared, as the models and the optimizers say it."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Set
+
+from moediag.protocol import MeasuredStep
+from moediag.protocol.outcome import FROZEN, LEFT_OUT, THAWED
+from moediag.ranks.verify.runs import Alone, Run
+from moediag.ranks.verify.tensor_files import Tensors
+
+_HOW = (FROZEN, THAWED, LEFT_OUT)
+
+
+class Otherwise:
+    """What the first step says; ``starts``: the parts of each rank before it."""
+
+    def __init__(self, job: Run, reference: Run, alone: Alone, starts: Dict[int, Tensors]) -> None:
+        self._alone = alone
+        self._single = _under_all_names(reference)
+        self._starts = starts
+        ranks = job.ranks.values()
+        # An optimizer with parameters of no model may update copies of the others.
+        self._foreign = any(one.foreign for one in ranks)
+        self._updated = {name for one in ranks for step in one.steps for name in step.rates}
+
+    def of_rank(self, rank: int) -> Dict[str, List[str]]:
+        """Returns the parameters by how this rank trains them otherwise."""
+        found: Dict[str, List[str]] = {how: [] for how in _HOW}
+        for name, stored in self._starts[rank].items():
+            trains = self._single.get(name)
+            if stored.buffer or trains is None or not stored.where.shape:
+                continue
+            if trains != stored.trainable:
+                found[FROZEN if trains else THAWED].append(name)
+            elif trains and self._left_out(name):
+                found[LEFT_OUT].append(name)
+        return {how: names for how, names in found.items() if names}
+
+    def _left_out(self, name: str) -> bool:
+        weights = self._alone.weights[0]
+        return not self._foreign and name not in self._updated and name in weights
+
+    def learns(self, name: str) -> bool:
+        """Whether one process has a gradient of it that is not zero."""
+        gradient = self._alone.gradients[0].get(name)
+        return gradient is not None and bool(gradient.any())
+
+
+def _under_all_names(reference: Run) -> Dict[str, bool]:
+    own = {n: one.trainable for n, one in reference.start(0).items() if not one.buffer}
+    tied = reference.ranks[0].tied
+    return {**own, **{other: own[name] for other, name in tied.items() if name in own}}
+
+
+def counts(
+    ranks: Mapping[int, MeasuredStep], alone: MeasuredStep
+) -> Dict[int, tuple[float, float]]:
+    """Returns by rank how many updates its optimizer has counted, and how many that of one process
+    has, where these differ by the same number for all parameters of all ranks."""
+    apart: Set[float] = {
+        count - alone.updates[name]
+        for step in ranks.values()
+        for name, count in step.updates.items()
+        if name in alone.updates
+    }
+    if len(apart) != 1 or apart == {0.0}:
+        return {}
+    found = {}
+    for rank, step in ranks.items():
+        for name, count in step.updates.items():
+            if name in alone.updates:
+                found[rank] = count, alone.updates[name]
+                break
+    return found

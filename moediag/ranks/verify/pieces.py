@@ -1,0 +1,239 @@
+"""Which part of which parameter or buffer this process holds, and how to read it.
+
+A plain tensor is taken as the whole parameter; the comparison checks that. A DTensor's placements
+and an FSDP1 handle say which part they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+
+from moediag.recorder import placement
+from moediag.recorder.not_applicable import NotApplicable
+
+WHOLE, BOX, FLAT, ELEMENTS = "whole", "box", "flat", "elements"
+_OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+_PREFIXES = re.compile(
+    r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)(?:\.|$)"
+)
+_FSDP1 = "FullyShardedDataParallel"
+
+
+@dataclass(frozen=True)
+class Where:
+    """The part of a whole tensor that a local tensor is."""
+
+    kind: str  # WHOLE, BOX, FLAT or ELEMENTS
+    shape: Tuple[int, ...]  # of the whole tensor
+    at: Any = None  # BOX: first index by dim; FLAT: first element; ELEMENTS: their numbers
+
+    def cut(self, whole: torch.Tensor, local: Tuple[int, ...]) -> torch.Tensor:
+        """Returns the part of ``whole``, whose local shape is ``local``."""
+        if self.kind == BOX:
+            for dim, (first, size) in enumerate(zip(self.at, local)):  # noqa: B905 - Python 3.9
+                whole = whole.narrow(dim, first, size)
+            return whole
+        if self.kind == FLAT:
+            return whole.reshape(-1)[self.at : self.at + local[0]]
+        if self.kind == ELEMENTS:
+            return whole.reshape(-1)[self.at.reshape(-1)].reshape(local)
+        return whole
+
+    def put(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """Writes ``part`` to its place in ``whole``, which is contiguous."""
+        if self.kind == ELEMENTS:
+            whole.view(-1)[self.at.reshape(-1)] = part.reshape(-1)
+        else:
+            self.cut(whole, tuple(part.shape)).copy_(part)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One parameter or buffer, as far as this process holds it."""
+
+    name: str
+    where: Where
+    read: Callable[[], torch.Tensor]  # the local tensor itself, not a copy
+    gradient: Callable[[], Optional[torch.Tensor]]  # local; None: there is none
+    owner: Any = None  # the tensor that an optimizer has; None: a buffer
+    placement: str = ""  # on the mesh, in words; "": a plain tensor
+    trainable: bool = False
+    mesh: Dict[str, int] = field(default_factory=dict)
+
+
+class NotReduced(Exception):
+    """A gradient is still a sum that was not reduced over ranks."""
+
+
+def pieces(root: Any, prefix: str = "") -> List[Piece]:
+    """Returns the pieces of all parameters and buffers of ``root``, by name in its own model, each
+    with ``prefix``. No communication. Raises NotApplicable if torch does not tell where one is."""
+    found: Dict[str, Piece] = {}
+    wrappers = [name for name, module in root.named_modules() if type(module).__name__ in _OUTER]
+
+    def named(name: str) -> str:
+        return prefix + clean(name, wrappers)
+
+    flat: List[int] = []  # ids of parameters that FSDP1 handles describe
+    for name, module in root.named_modules():
+        handle = getattr(module, "_handle", None)
+        if type(module).__name__ == _FSDP1 and handle is not None:
+            for piece in _of_handle(handle, named(name + "." if name else "")):
+                found.setdefault(piece.name, piece)
+            flat += map(id, (handle.flat_param, *(handle.flat_param._params or ())))
+    for name, parameter in root.named_parameters():
+        if id(parameter) not in flat:
+            full = named(name)
+            found.setdefault(full, _of_tensor(full, parameter, parameter.requires_grad))
+    for name, buffer in root.named_buffers():
+        full = named(name)
+        found.setdefault(full, _of_tensor(full, buffer, None))
+    return list(found.values())
+
+
+def tied(root: Any, prefix: str = "") -> Dict[str, str]:
+    """Returns the other names of parameters that have several, with the name in :func:`pieces`."""
+    first: Dict[int, str] = {}
+    found: Dict[str, str] = {}
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        name = prefix + clean(name)
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
+
+
+def clean(name: str, wrappers: Sequence[str] = ()) -> str:
+    """Returns ``name`` without what FSDP1, activation checkpointing and compiling add, and without
+    ``module`` below the ``wrappers``, which only forward to it."""
+    for wrapper in sorted(wrappers, key=len, reverse=True):
+        begin = f"{wrapper}.module." if wrapper else "module."
+        if name.startswith(begin):
+            name = (f"{wrapper}." if wrapper else "") + name[len(begin) :]
+    return _PREFIXES.sub("", name).lstrip(".")
+
+
+def _of_tensor(name: str, tensor: Any, trainable: Optional[bool]) -> Piece:
+    mesh: Dict[str, int] = {}
+    if placement.distributed(tensor):
+        names = tensor.device_mesh.mesh_dim_names or ()
+        mesh = {axis: tensor.device_mesh.size(dim) for dim, axis in enumerate(names)}
+    return Piece(
+        name,
+        _where(tensor),
+        lambda: placement.local(tensor),
+        lambda: _gradient(tensor),
+        tensor if trainable is not None else None,
+        placement.placement(tensor),
+        bool(trainable),
+        mesh,
+    )
+
+
+def _where(tensor: Any) -> Where:
+    shape = tuple(tensor.shape)
+    if not placement.distributed(tensor):
+        return Where(WHOLE, shape)
+    numbers = placement.index(tensor)
+    if numbers is None:
+        raise NotApplicable("a tensor has no place on the mesh")
+    return _box(numbers, shape) or Where(ELEMENTS, shape, numbers)
+
+
+def _box(numbers: torch.Tensor, shape: Tuple[int, ...]) -> Optional[Where]:
+    """Returns the part as one block of ``shape``; None if it is not one."""
+    if numbers.numel() == 0:
+        return Where(BOX, shape, tuple(0 for _ in shape))
+    first, at = int(numbers.reshape(-1)[0]), []
+    for size in reversed(shape):
+        at.append(first % size)
+        first //= size
+    at.reverse()
+    expected = torch.zeros((), dtype=torch.int64)
+    stride = 1
+    for dim in reversed(range(len(shape))):
+        if at[dim] + numbers.shape[dim] > shape[dim]:
+            return None
+        line = torch.arange(at[dim], at[dim] + numbers.shape[dim]) * stride
+        expected = expected + line.view([-1] + [1] * (len(shape) - 1 - dim))
+        stride *= shape[dim]
+    return Where(BOX, shape, tuple(at)) if torch.equal(expected, numbers) else None
+
+
+def _gradient(tensor: Any) -> Optional[torch.Tensor]:
+    gradient = tensor.grad
+    if gradient is None:
+        return None
+    if placement.distributed(gradient):
+        if any(p.is_partial() for p in gradient.placements):
+            raise NotReduced
+        if placement.distributed(tensor) and gradient.placements != tensor.placements:
+            raise NotReduced
+    return placement.local(gradient)
+
+
+# ------------------------------------------------------------------------ FSDP1
+
+
+def _of_handle(handle: Any, prefix: str) -> Iterator[Piece]:
+    """Yields what this rank's shard of a flat parameter holds. FSDP1 cuts the flat parameter, with
+    its padding, into equal parts by rank."""
+    flat = handle.flat_param
+    sharded = handle.uses_sharded_strategy
+    size = flat._sharded_size.numel() if sharded else flat.numel()
+    begin = handle.rank * size if sharded else 0
+    starts = _starts(flat)
+    originals = flat._params if handle._use_orig_params else None
+    numbered = enumerate(zip(flat._fqns, flat._shapes))  # noqa: B905 - Python 3.9
+    for number, (fqn, shape) in numbered:
+        first = starts[number]
+        last = first + torch.Size(shape).numel()
+        low, high = max(first, begin), min(last, begin + size)
+        if low >= high and last > first:
+            continue  # it lies on other ranks
+        where = Where(FLAT, tuple(shape), low - first)
+        own = originals[number] if originals is not None else flat
+        yield Piece(
+            prefix + clean(fqn),
+            where,
+            _reader(flat, low - begin, high - begin),
+            _flat_gradient(own, originals is not None, low - begin, high - begin),
+            own,
+            f"FSDP1 shard {handle.rank} of {handle.world_size}" if sharded else "",
+            bool(own.requires_grad),
+        )
+
+
+def _starts(flat: Any) -> List[int]:
+    """Returns where each parameter begins in the flat one; padding lies between parameters."""
+    starts, at, number = [], 0, 0
+    mask = getattr(flat, "_is_padding_mask", None) or [False] * len(flat._numels_with_padding)
+    for size, padding in zip(flat._numels_with_padding, mask):  # noqa: B905 - Python 3.9
+        if not padding:
+            starts.append(at)
+            number += 1
+        at += size
+    return starts
+
+
+def _reader(flat: Any, low: int, high: int) -> Callable[[], torch.Tensor]:
+    def read() -> torch.Tensor:
+        local: torch.Tensor = flat.detach().reshape(-1)
+        return local[low:high]
+
+    return read
+
+
+def _flat_gradient(
+    own: Any, original: bool, low: int, high: int
+) -> Callable[[], Optional[torch.Tensor]]:
+    def read() -> Optional[torch.Tensor]:
+        if own.grad is None:
+            return None
+        local: torch.Tensor = own.grad.detach().reshape(-1)
+        return local if original else local[low:high]
+
+    return read

@@ -1,0 +1,75 @@
+"""When a tensor is the one that a reference computed.
+
+It is wrong if its largest absolute difference exceeds ``atol + rtol * max |reference of that
+parameter|``. Both are calibrated on healthy controls: fp32 differs by summation order alone (1e-7
+and less), bf16 by rounding of every activation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Iterable, Optional
+
+import torch
+
+from moediag.protocol import GradientError, Multiple
+
+# dtype of the parameters -> (rtol, atol as a share of the largest gradient of the model)
+TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    rtol: float
+    atol: float
+
+    @classmethod
+    def of(cls, dtype: str, references: Iterable[Optional[torch.Tensor]]) -> Tolerance:
+        rtol, share = TOLERANCE[dtype]
+        largest = max((float(g.abs().max()) for g in references if g is not None), default=0.0)
+        return cls(rtol, share * largest)
+
+    def judge(
+        self,
+        local: Optional[torch.Tensor],
+        expected: Optional[torch.Tensor],
+        scale: float,
+        allowed: Optional[float] = None,
+    ) -> GradientError:
+        """Judges one tensor. ``None`` equals zero; ``scale``: max |reference| of the whole
+        parameter; ``allowed``: a bound that replaces ``rtol * scale``."""
+        if local is None and expected is None:
+            return GradientError(0.0, 0.0, wrong=False)
+        actual = torch.zeros_like(expected) if local is None else local.detach().float().cpu()
+        difference = actual if expected is None else actual - expected
+        max_abs = float(difference.abs().max()) if difference.numel() else 0.0
+        # `not <=` rather than `>`: a nan is wrong.
+        relative = self.rtol * scale if allowed is None else allowed
+        wrong = not max_abs <= self.atol + relative
+        times = None if expected is None else multiple(actual, expected)
+        return GradientError(
+            _finite(max_abs),
+            scale,
+            wrong=wrong,
+            missing=wrong and local is None,
+            times=times,
+        )
+
+
+def multiple(tensor: torch.Tensor, reference: torch.Tensor) -> Optional[Multiple]:
+    """Returns the tensor as a multiple of ``reference`` (same shape). None if the reference is zero
+    or something is not finite."""
+    x, y = tensor.double().reshape(-1), reference.double().reshape(-1)
+    square = float(y @ y)
+    if not math.isfinite(square) or not bool(torch.isfinite(x).all()) or square == 0:
+        return None
+    factor = float(x @ y) / square
+    size = float(torch.linalg.vector_norm(x))
+    left = float(torch.linalg.vector_norm(x - factor * y))
+    return Multiple(factor, left / size if size else 0.0, tensor.numel())
+
+
+def _finite(value: float) -> Any:
+    """Returns the number, as text if not finite: JSON has no nan."""
+    return value if value == value and abs(value) != float("inf") else str(value)

@@ -1,3 +1,0 @@
-"""What to run: scenario files as strict types, the catalogue of them, and the plan of trials."""
-
-__all__ = ["catalogue", "devices", "explain", "load", "plan", "schema", "sections", "source"]

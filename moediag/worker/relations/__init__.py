@@ -1,5 +1,0 @@
-"""Relations: what must hold for any model family, checked on tiny models in one process."""
-
-from moediag.worker.relations.cell import listing, run, saved
-
-__all__ = ["listing", "run", "saved"]

@@ -1,5 +1,0 @@
-"""A rank whose peers do not exist: torch's ``fake`` process group, answered and followed."""
-
-from moediag.worker.simulation.answers import Answers
-
-__all__ = ["Answers"]

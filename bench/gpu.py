@@ -218,7 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"make gpu: {error.message}\n{error.help_text}\n")
         return error.exit_code
     asked = [] if options.speed else [
-        q for q in questions(len(machine_checks.gpus()) or len(hardware.driver_gpus()), hardware.nccl())
+        q
+        for q in questions(
+            len(hardware.gpus()) or len(hardware.driver_gpus()), hardware.nccl()
+        )
         if not options.scenario or q.scenario in options.scenario
     ]  # fmt: skip
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -3,3 +3,5 @@
 The rest of the package, the job tool, never imports it. What it adds to the job tool, commands and
 words among them, is in `moediag.lab.registered`.
 """
+
+__all__ = ["api", "registered"]

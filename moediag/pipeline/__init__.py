@@ -1,3 +1,3 @@
-"""From a question to a result: the trials of a scenario, a watched job, evidence on disk."""
+"""From a question to a result: a watched or verified job, evidence on disk."""
 
-__all__ = ["examine", "observer", "rows", "run_folder", "trials", "watch"]
+__all__ = ["examine", "rows", "run_folder", "verify", "watch"]

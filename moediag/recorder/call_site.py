@@ -18,7 +18,7 @@ from moediag.recorder.user_lines import UserLines
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = Path(__file__).parents[1]
 # This package, and what answers the calls of simulated ranks.
-_OWN = tuple(f"{p}{os.sep}" for p in (_PACKAGE / "recorder", _PACKAGE / "worker" / "simulation"))
+_OWN = tuple(f"{p}{os.sep}" for p in (_PACKAGE / "recorder", _PACKAGE / "lab" / "simulation"))
 _DECORATORS = ("typing_extensions.py", "contextlib.py", "functools.py", "<string>")
 # DeepSpeed's wrapper of torch.distributed: all its calls would have the same few sites.
 _LAYERS = (f"{os.sep}deepspeed{os.sep}comm{os.sep}", f"{os.sep}deepspeed{os.sep}utils{os.sep}nvtx")

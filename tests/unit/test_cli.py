@@ -22,6 +22,7 @@ from moediag.cli import app, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
 from moediag.lab.campaign.engine import Header, Line
 from moediag.lab.campaign.run import outcome
+from moediag.lab.cli import options as lab_options
 from moediag.lab.scenario import catalogue
 from moediag.result import RunResult, read_result
 
@@ -390,8 +391,8 @@ def test_doctor_exit_code_depends_on_the_checks(module: Module, status: str, cod
 
 
 def test_names_are_split_at_commas() -> None:
-    assert options.names(["a, b", "c", "b,"]) == ("a", "b", "c")
-    assert options.names([]) == ()
+    assert lab_options.names(["a, b", "c", "b,"]) == ("a", "b", "c")
+    assert lab_options.names([]) == ()
 
 
 def test_pairs_accept_pip_spelling() -> None:

@@ -21,6 +21,9 @@ SAME: dict[str, str] = {
     # One command: its options and its implementation.
     "run": "cli parses `moediag run`, campaign runs it",
     "watch": "cli parses `moediag watch`, pipeline watches",
+    "api": "functions for programs, of the job tool and of the laboratory",
+    "doctor": "cli parses `moediag doctor`, the module at the root checks",
+    "options": "options of commands: those of all, and those of the laboratory",
     "check": "cli parses `moediag check`, pipeline checks",
     "verify": "cli parses `moediag verify`, pipeline verifies, `moediag.verify` is for programs",
     # One measurement or record: written on the rank side, read or judged on the control side.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moediag.cli import main, tab_completion
+from moediag.lab.cli import completions
 from moediag.lab.families import FAMILIES
 from moediag.lab.scenario import catalogue
 from moediag.lab.scenario.load import load
@@ -55,8 +56,8 @@ def test_scenario_files_are_completed_too(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "mine.txt").touch()
-    assert tab_completion.scenarios("mi") == ["mine.yaml"]
-    assert tab_completion.scenarios("./mi") == ["./mine.yaml"]
+    assert completions.scenarios("mi") == ["mine.yaml"]
+    assert completions.scenarios("./mi") == ["./mine.yaml"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moediag.cli import tab_completion
 from moediag.errors import ExitCode
+from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
 from moediag.report import stdout
 
@@ -35,7 +35,7 @@ def bisect(
         typer.Option(
             metavar="V",
             help="A release that has the failure.  [default: the scenario's, else found]",
-            autocompletion=tab_completion.releases,
+            autocompletion=completions.releases,
         ),
     ] = "",
     good: Annotated[
@@ -43,7 +43,7 @@ def bisect(
         typer.Option(
             metavar="V",
             help="A release without it, older or newer.  [default: found]",
-            autocompletion=tab_completion.releases,
+            autocompletion=completions.releases,
         ),
     ] = "",
     window: Annotated[

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moediag.cli import tab_completion
 from moediag.errors import ExitCode
+from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
 from moediag.report import stdout
 
@@ -25,7 +25,7 @@ def hunt(
         typer.Option(
             metavar="V",
             help="Check this release of transformers.",
-            autocompletion=tab_completion.releases,
+            autocompletion=completions.releases,
         ),
     ] = "newest",
     against: Annotated[
@@ -41,7 +41,7 @@ def hunt(
         typer.Option(
             "--family",
             metavar="F",
-            autocompletion=tab_completion.families,
+            autocompletion=completions.families,
             help="Check these model types, or the kind moe, dense, multimodal or all: names with "
             "commas, repeatable.  [default: moe]",
         ),

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from moediag.cli import tab_completion
 from moediag.errors import UsageError
+from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
 from moediag.report import stderr
 
@@ -23,7 +23,7 @@ def init(
             metavar="NAME",
             help="Begin with this scenario. In a terminal it is asked for.  "
             "[default: expert-starvation]",
-            autocompletion=tab_completion.scenarios,
+            autocompletion=completions.scenarios,
         ),
     ] = "",
     set_: o.SetPairs = [],  # noqa: B006

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moediag.cli import tab_completion
 from moediag.errors import ExitCode, UsageError
+from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
 from moediag.report import stdout
 
@@ -24,7 +24,7 @@ def matrix(
         typer.Argument(
             metavar="NAME|FILE.yaml…",
             help="Scenarios, one column each.",
-            autocompletion=tab_completion.scenarios,
+            autocompletion=completions.scenarios,
         ),
     ],
     family: Annotated[
@@ -32,7 +32,7 @@ def matrix(
         typer.Option(
             "--family",
             metavar="F",
-            autocompletion=tab_completion.families,
+            autocompletion=completions.families,
             help="Add a column for this model family; repeatable; `all` for every one.  "
             "[default: the scenario's]",
         ),

@@ -27,7 +27,7 @@ class Fix:
 @cache
 def known_fixes() -> dict[str, Fix]:
     """Every fix by its name, in the order of the names."""
-    folder = importlib.resources.files("moediag") / "worker" / "fixes"
+    folder = importlib.resources.files("moediag") / "lab" / "step" / "fixes"
     files = [f for f in folder.iterdir() if f.name.endswith(".py") and not f.name.startswith("_")]
     found = (_fix(f.name[:-3].replace("_", "-"), f.read_text(encoding="utf-8")) for f in files)
     return {fix.name: fix for fix in sorted(found, key=lambda fix: fix.name)}

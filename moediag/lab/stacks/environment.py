@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import moediag
 from moediag.errors import NoEnvironments, NoSuchRelease, StackError
 from moediag.lab.stacks import construct
 from moediag.lab.stacks.base import ENV_CACHE, Base, cache_root, current_base
@@ -72,7 +73,7 @@ class Stack:
 def rank_path() -> Path:
     """Returns a folder for PYTHONPATH with only a link to the moediag package: ranks can import
     moediag, but no other package of its environment."""
-    package = Path(__file__).resolve().parent.parent
+    package = Path(moediag.__file__).resolve().parent
     digest = hashlib.sha256(str(package).encode()).hexdigest()[:12]
     folder = cache_root() / "rank-path" / digest
     link = folder / "moediag"

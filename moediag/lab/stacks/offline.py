@@ -24,6 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import moediag
 from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.lab.stacks import releases, resolve, uv
 from moediag.lab.stacks.base import Base, cache_root, current_base
@@ -182,7 +183,7 @@ def _build(source: Path, wheels: Path, target: Target, config: IndexConfig) -> N
 
 def _own_wheel(wheels: Path, config: IndexConfig) -> None:
     """Adds a wheel of the running moediag, from its checkout or its installed files."""
-    checkout = Path(__file__).resolve().parents[2]
+    checkout = Path(moediag.__file__).resolve().parents[1]
     for old in wheels.glob("moediag-*.whl"):
         old.unlink()
     if (checkout / "pyproject.toml").is_file():

@@ -1,7 +1,6 @@
 """The step under test on one rank: the model, its sharding, its training, its measurements.
 
-``rank.main`` runs a trial, ``warm.warm`` imports in advance what it will need. Importing this
-package imports nothing else.
+Importing this package imports nothing else. `moediag.lab.ranks.rank` runs a trial.
 """
 
-__all__ = ["rank", "warm"]
+__all__ = ["programs", "tasks", "training"]

@@ -3,7 +3,7 @@
 Each node has its own supervisor. ``status`` has the message about its ranks, ``shared_folder`` the
 folder for messages, ``exchange`` the thread that reads and writes them, ``relay`` the exchange
 without a shared folder, and ``peers`` the meaning of other nodes' messages. ``other_nodes``
-combines them. ``rendezvous`` lets the nodes of a run begin the same trial.
+combines them.
 """
 
-__all__ = ["other_nodes", "rendezvous"]
+__all__ = ["other_nodes"]

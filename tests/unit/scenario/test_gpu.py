@@ -17,14 +17,14 @@ from moediag.cli import options as o
 from moediag.errors import ExitCode, MachineError, UsageError
 from moediag.lab import machine_checks
 from moediag.lab.campaign.nightly.jobs import Asked
-from moediag.lab.scenario import catalogue
+from moediag.lab.scenario import catalogue, load, plan
 from moediag.lab.stacks import interpreter, releases
 from moediag.lab.step import gpu as rank_side
 from moediag.protocol import Trial
 from moediag.report import junit
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
-from moediag.result import devices, load, plan, read_result
+from moediag.result import devices, read_result
 
 DAY = datetime(2025, 6, 1, tzinfo=timezone.utc)
 LISTED = [releases.Release(v, DAY) for v in ("4.52.4", "4.53.2")]

@@ -14,6 +14,7 @@ import pytest
 from moediag import installed_packages, system_info
 from moediag.cli import app
 from moediag.lab.stacks.environment import Stack
+from moediag.lab.upstream import stack_information
 
 
 def stack(python: Path, key: str = "transformers-4.53.2-abc") -> Stack:
@@ -31,7 +32,7 @@ def test_versions_builds_and_machine_are_included() -> None:
 
 def test_torchs_build_is_read_without_importing_it() -> None:
     code = (
-        "import sys, json; from moediag.lab.upstream import installed_packages\n"
+        "import sys, json; from moediag import installed_packages\n"
         "a = installed_packages.answer()\n"
         "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)\n"
         "print(json.dumps(a))"
@@ -104,10 +105,10 @@ def test_a_failing_part_does_not_break_the_report(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_python_is_queried_and_may_fail(tmp_path: Path) -> None:
-    found = system_info.here(stack(Path(sys.executable)))
+    found = stack_information.of_stack(stack(Path(sys.executable)))
     assert found.packages == installed_packages.packages() and found.problem == ""
     assert "- environment: transformers-4.53.2-abc, built by moediag" in found.lines()
-    refused = system_info.here(stack(tmp_path / "gone"))
+    refused = stack_information.of_stack(stack(tmp_path / "gone"))
     assert refused.python == "3.12.1" and refused.packages == {"transformers": "4.53.2"}
     assert any(line.startswith("- unknown: how torch was built") for line in refused.lines())
 

@@ -91,7 +91,7 @@ def export(shown: Shown) -> str:
 
 def _class_of(relation: str) -> tuple[str, str]:
     """Returns the module and the class of a relation in one process."""
-    for path in sorted((ROOT / "worker" / "relations").glob("*.py")):
+    for path in sorted((ROOT / "lab" / "relations").glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and _named(node, relation):
                 return f"{_RELATIONS}.{path.stem}", node.name

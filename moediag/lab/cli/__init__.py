@@ -1,3 +1,3 @@
 """The laboratory's commands: each module parses one, calls, and returns its exit code."""
 
-__all__ = ["run", "options"]
+__all__ = ["options", "run"]

@@ -13,10 +13,10 @@ import torch
 
 from moediag import hardware
 from moediag.cli import app
-from moediag.cli import options as o
 from moediag.errors import ExitCode, MachineError, UsageError
 from moediag.lab import machine_checks
 from moediag.lab.campaign.nightly.jobs import Asked
+from moediag.lab.cli import options as o
 from moediag.lab.scenario import catalogue, load, plan
 from moediag.lab.stacks import interpreter, releases
 from moediag.lab.step import gpu as rank_side

@@ -52,7 +52,9 @@ def checks(network: bool = True) -> list[Check]:
         ("memory", _memory),
         ("shared memory", _shared_memory),
     ]
-    if not extension.missing():
+    if extension.missing():
+        looks.append(("laboratory", _laboratory))
+    else:
         looks += extension.provided("machine checks")(network)
     return [_guarded(name, look) for name, look in looks]
 
@@ -64,6 +66,16 @@ def _guarded(name: str, look: Callable[[], Check]) -> Check:
         return Check(name, "fail", error.message, error.help_text)
     except Exception as error:
         return Check(name, "warn", f"could not be checked: {type(error).__name__}: {error}")
+
+
+def _laboratory() -> Check:
+    commands = ", ".join(command.name for command in extension.commands())
+    return Check(
+        "laboratory",
+        "warn",
+        f"not installed (no {extension.missing()}): {commands} need it",
+        "Type: python -m pip install 'moediag[run]'",
+    )
 
 
 def _python() -> Check:

@@ -4,7 +4,7 @@ from moediag.extension import Command
 
 # Packages of the extra `run`, as they are imported, beside the ranks' own.
 NEEDED = (
-    "pydantic", "ruamel.yaml", "packaging", "filelock", "platformdirs", "pypi_simple", "requests",
+    "pydantic", "ruamel", "packaging", "filelock", "platformdirs", "pypi_simple", "requests",
 )  # fmt: skip
 
 _CLI = "moediag.lab.cli"

@@ -43,7 +43,7 @@ class Lookup:
         found: dict[str, list[str]] = {}
         for entry in self._entries:
             found.setdefault(entry.kind, []).append(entry.word)
-        return {**found, "scenario": _scenarios()}
+        return {**found, "scenario": names} if (names := _scenarios()) else found
 
     def _bare(self) -> list[str]:
         return [word.lstrip("-") for words in self.words().values() for word in words]

@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 
 import moediag
 from moediag.errors import NoEnvironments
+from moediag.lab import registered
 from moediag.lab.stacks import uv
 from moediag.lab.stacks.indexes import read_config
 
@@ -63,22 +64,40 @@ def names(wheel: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def python(names: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment with the wheel's dependencies except the large ones."""
+    """The interpreter of a new environment with what the job tool needs except large binaries."""
     folder = tmp_path_factory.mktemp("environment")
     metadata = names[f"moediag-{moediag.__version__}.dist-info/METADATA"]
-    needed = [
-        str(requirement)
-        for text in message_from_bytes(metadata).get_all("Requires-Dist", [])
-        if (requirement := Requirement(text)).name not in HEAVY
-        and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+    python = folder / "venv" / "bin" / "python"
+    run_uv("venv", "-q", "--python", sys.executable, folder / "venv")
+    install(python, requirements(metadata, extra=""))
+    return python
+
+
+def requirements(metadata: bytes, extra: str) -> list[str]:
+    """The light requirements of the wheel with this extra, without other extras of its own."""
+    found = map(Requirement, message_from_bytes(metadata).get_all("Requires-Dist", []))
+    return [
+        f"{one.name}{one.specifier}"
+        for one in found
+        if one.name not in {*HEAVY, "moediag"}
+        and (one.marker is None or one.marker.evaluate({"extra": extra}))
     ]
+
+
+def install(python: Path, needed: list[str]) -> None:
     try:
-        run_uv("venv", "-q", "--python", sys.executable, folder / "venv")
-        python = folder / "venv" / "bin" / "python"
         run_uv("pip", "install", "-q", "--python", python, *CONFIG.uv_arguments(), *needed)
     except NoEnvironments as error:
         pytest.skip(f"the light dependencies cannot be fetched: {error}")
-    return python
+
+
+def moediag_of(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the environment's own command."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    return subprocess.run(
+        [python.with_name("moediag"), *words], cwd=python.parent, env=environment,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
 
 
 def run_uv(*arguments: str | Path) -> None:
@@ -87,16 +106,38 @@ def run_uv(*arguments: str | Path) -> None:
 
 def listed(python: Path) -> list[str]:
     """The names that `moediag list --json` prints."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    done = subprocess.run(
-        [python.with_name("moediag"), "list", "--json"], cwd=python.parent, env=environment,
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    done = moediag_of(python, "list", "--json")
     assert done.returncode == 0, done.stderr
     return [scenario["name"] for scenario in json.loads(done.stdout)["scenarios"]]
 
 
-def test_a_wheel_and_an_editable_install_list_every_scenario(python: Path, wheel: Path) -> None:
+def test_the_job_tool_needs_nothing_of_the_laboratory(python: Path, wheel: Path) -> None:
+    run_uv("pip", "install", "-q", "--no-deps", "--python", python, wheel)
+    absent = "from importlib.util import find_spec; assert find_spec('pydantic') is None"
+    subprocess.run([python, "-I", "-c", absent], check=True)
+    for words, code in (
+        (["diagnose", str(ROOT / "tests" / "samples" / "flight-recorder")], 3),
+        (["report", str(ROOT / "tests" / "golden" / "results" / "hang.json")], 0),
+        (["explain", "hang"], 0),
+        (["env"], 0),
+        (["run", "--help"], 0),
+    ):
+        done = moediag_of(python, *words)
+        assert (done.returncode, done.stderr) == (code, ""), words
+    refused = moediag_of(python, "run", "expert-starvation")
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert refused.stderr.startswith("error: `moediag run` needs the package pydantic, which is")
+    assert "pip install 'moediag[run]'" in refused.stderr
+    checks = json.loads(moediag_of(python, "doctor", "--json").stdout)["checks"]
+    (told,) = [check for check in checks if check["name"] == "laboratory"]
+    assert told["status"] == "warn" and "moediag[run]" in told["advice"]
+
+
+def test_a_wheel_and_an_editable_install_list_every_scenario(
+    python: Path, wheel: Path, names: dict[str, bytes]
+) -> None:
+    metadata = names[f"moediag-{moediag.__version__}.dist-info/METADATA"]
+    install(python, requirements(metadata, extra="lab"))
     here = sorted(path.stem for path in (ROOT / "scenarios").glob("*.yaml"))
     into = ("pip", "install", "-q", "--no-deps", "--python", python)
     run_uv(*into, wheel)
@@ -165,11 +206,15 @@ def test_the_ranks_libraries_are_an_extra(names: dict[str, bytes]) -> None:
     metadata = message_from_bytes(names[f"moediag-{moediag.__version__}.dist-info/METADATA"])
     needed = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     always = {r.name for r in needed if r.marker is None or "extra" not in str(r.marker)}
-    assert not always & {"torch", "transformers", "accelerate", "sphinx", "pystack"}
-    run = {r.name for r in needed if r.marker is not None and 'extra == "run"' in str(r.marker)}
-    assert run == {"torch", "transformers", "accelerate"}
+    assert always == {"typer", "rich", "jinja2", "psutil", "py-spy"}
+    lab, run = (
+        {r.name for r in needed if r.marker is not None and f'extra == "{extra}"' in str(r.marker)}
+        for extra in ("lab", "run")
+    )
+    assert run == lab | {"torch", "transformers", "accelerate"}
+    assert lab >= set(registered.NEEDED) - {"ruamel", "pypi_simple"}
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "run", "native", "deepspeed", "ray", "slurm", "docs", "dev",
+        "lab", "run", "native", "deepspeed", "ray", "slurm", "docs", "dev",
     }  # fmt: skip
 
 

@@ -187,7 +187,9 @@ class _Watch:
                 attempt,
                 self.options.launch,
                 lambda progress, folder=folder: self._progress(progress, folder),  # type: ignore[misc]
-                lambda record, folder=folder: self._trouble(record, folder, running),  # type: ignore[misc]
+                lambda record, stands, folder=folder: self._trouble(  # type: ignore[misc]
+                    record, folder, running, stands
+                ),
                 self.options.shared,
             )
             try:
@@ -220,21 +222,31 @@ class _Watch:
         if self.on_progress is not None:
             self.on_progress(progress)
 
-    def _trouble(self, record: LaunchRecord, folder: Path, running: Running) -> Then:
-        """Handles a rank that hangs or died, or an interruption, while the job still exists."""
+    def _trouble(
+        self, record: LaunchRecord, folder: Path, running: Running, stands: Callable[[], bool]
+    ) -> Then:
+        """Handles a rank that hangs or died, or an interruption, while the job still exists.
+        ``stands``: whether a job that stood still does so even now; if not, nothing is told or
+        done."""
         found = self._diagnose(record, folder)
         choice = self.options.on_hang
         if found.verdict not in FAILURES and not record.interrupted:
+            return Then.WATCH
+        sure = record.stall is None or record.interrupted
+        if not sure and not stands():
             return Then.WATCH
         self.told = found
         self.held_back = choice == ABORT and not record.interrupted
         if not self.held_back:
             self.on_result(found, self.folder)
         self._write(record)
+        if choice == CONTINUE and not record.interrupted:
+            return Then.WATCH
+        if not sure and not stands():
+            self.held_back = False
+            return Then.WATCH
         if choice == ABORT or record.interrupted:
             return Then.END
-        if choice == CONTINUE:
-            return Then.WATCH
         if choice != REPORT:
             self._command(choice, found, running, folder)
         return Then.LEAVE

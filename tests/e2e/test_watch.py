@@ -139,14 +139,15 @@ def test_a_killed_rank_is_the_culprit(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("on_hang", ["continue", "report"])
 def test_a_job_that_recovers_from_a_stall_has_two_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_hang: str
 ) -> None:
-    """With ``--on-hang continue`` the page of the stall is followed by one of a clean job."""
+    """The page of the stall is followed by one of a clean job."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     monkeypatch.setenv("VICTIM_FIFO", str(fifo))
-    options = ("--json", "--on-hang", "continue", "--patience", "1")
+    options = ("--json", "--on-hang", on_hang, "--patience", "1")
     line = command_line(tmp_path, options, *TORCHRUN, "2", str(JOBS), "pauses")
     job = subprocess.Popen(**line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -6,8 +6,10 @@ limit decides. It applies to the rank's own time, without waits for a CPU, and d
 history:
 
 - a rank that does nothing (it waits for data, for a lock): ``patience`` seconds;
-- one that computes: four times that;
-- one whose stack shows compiling, importing, loading or saving a checkpoint: forty times that;
+- one that computes, or whose data loader does: four times that;
+- one whose stack shows compiling, importing, downloading, copying, loading or saving a checkpoint,
+  that reads or writes files, or that waits for a child process that works: forty times that;
+- each of these counts by itself: the time of a save is not that of the wait after it;
 - ranks whose native stacks show that they wait for their devices, or in C++ for a collective,
   count as waiting;
 - ranks in ``init_process_group`` count as waiting once every rank of the job has been there for
@@ -24,15 +26,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from moediag.evidence.model import Stall
+from moediag.launch.capture.activity import WAITS
 from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.worker_stacks import waits_for_data
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.rank_sample import RankSample
 
 BUSY = 4.0
+_BEGIN = 0.6  # of ``patience``: when stacks are read first, so that two looks come before the limit
 AT_WORK = 40.0
 AS_BEFORE = 3.0
 STARVED = 0.1  # share of elapsed time that counts for a rank that waits for a CPU or a disk
 _LOOK_AGAIN = 10.0  # seconds between two reads of stacks: each stops a rank for milliseconds
+_LOOKS = 0.3  # of ``patience``: the same, if that is less
 _LOOK_THERE = 10.0  # seconds that the supervisor of another node gets to read its ranks' stacks
 # Reasons for a long pause, by the files on the stack of the rank that others wait for.
 _WORK = {
@@ -42,35 +48,74 @@ _WORK = {
         "/torch/distributed/checkpoint/", "/torch/serialization.py", "/safetensors/torch.py",
         "/torch/distributed/_state_dict_utils.py", "checkpoint_engine",
     ),
+    "downloads": (
+        "/urllib3/", "/http/client.py", "/urllib/request.py", "/huggingface_hub/", "/botocore/",
+        "/fsspec/", "/gcsfs/", "/s3fs/", "/aiohttp/",
+    ),
+    "copies files": ("/shutil.py",),
     "imports": ("importlib._bootstrap",),
 }  # fmt: skip
 
 # (ranks, with native frames): py-spy's JSON of the ranks that answer.
 Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
+# (ranks): what each has done since the last call, see launch.capture.activity; "" for nothing.
+Activities = Callable[[Sequence[int]], Mapping[int, str]]
+
+
+class _Time:
+    """A rank's own time in this pause."""
+
+    def __init__(self) -> None:
+        self.at_work = 0.0
+        self.otherwise = 0.0
+        self.since_look = 0.0  # what of ``otherwise`` came after the last look
+
+    def add(self, seconds: float, works: bool) -> None:
+        if works:
+            self.at_work += seconds
+        else:
+            self.otherwise += seconds
+            self.since_look += seconds
+
+    def looked(self, works: bool) -> None:
+        """Work that a look shows began after the look before."""
+        if works:
+            self.at_work += self.since_look
+            self.otherwise -= self.since_look
+        self.since_look = 0.0
 
 
 class Patience:
-    """Decides when a stall that the watchdog sees is a hang. ``stacks`` is called for ranks that
-    others wait for, at most every ten seconds of a pause."""
+    """Decides when a stall that the watchdog sees is a hang. ``stacks`` and ``activities`` are
+    called for ranks that others wait for, at most every ten seconds of a pause."""
 
-    def __init__(self, watchdog: Watchdog, seconds: float, stacks: Stacks) -> None:
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        seconds: float,
+        stacks: Stacks,
+        activities: Activities = lambda _: {},
+    ) -> None:
         self.watchdog = watchdog
         self.seconds = seconds
         self.longest = 0.0  # longest pause that the job recovered from by itself
         self._stacks = stacks
+        self._activities = activities
         self._progress: tuple[tuple[int, int, bool], ...] = ()
         self._since = float("inf")
         self._looked = 0.0
         self._joining = float("inf")  # when the stacks first showed all ranks in the rendezvous
         self._step = 0
         self._work: dict[int, str] = {}
+        self._loading: set[int] = set()  # ranks whose data loader's workers compute
         self._on_device: set[int] = set()
         self._blocked: set[int] = set()
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
         # When each rank was observed, by its node's clock, or ours once that node is silent.
         self._last: dict[int, tuple[bool, float]] = {}
         self._last_cpu: dict[int, float] = {}
-        self._own: dict[int, float] = {}  # length of the pause for each rank, by its own time
+        self._own: dict[int, _Time] = {}  # length of the pause for each rank, by its own time
+        self.worked: dict[int, str] = {}  # the latest work of each rank in this pause
 
     @property
     def by_stack(self) -> Sequence[int]:
@@ -99,20 +144,20 @@ class Patience:
         if stall is not None and all(s.stopped for s in away):
             return stall
         quiet = now - self._since
-        if quiet < self.seconds:
+        if quiet < _BEGIN * self.seconds:
             return None
-        if now - self._looked > _LOOK_AGAIN:
+        if now - self._looked > min(_LOOK_AGAIN, _LOOKS * self.seconds):
             self._looked = now
             self._look([s.rank for s in away if not s.stopped], not waiting, whole and not waiting)
         waiting |= self._on_device | self._blocked | {s.rank for s in away if s.on_device}
         away = [s for s in away if s.rank not in waiting]
-        elapsed = min((self._own[s.rank] for s in away), default=quiet)
-        limit = self._limit(away, quiet)
-        if not waiting or elapsed < limit:
+        # How long each has been away beyond its limit.
+        beyond = min(
+            (self._elapsed(s) - self._limit(s, quiet) for s in away), default=quiet - self.seconds
+        )
+        if not waiting or beyond < 0 or quiet < AS_BEFORE * self.longest:
             return None
-        if elapsed < limit + _LOOK_THERE and not all(
-            s.looked or s.silent or s.unseen for s in away
-        ):
+        if beyond < _LOOK_THERE and not all(s.looked or s.silent or s.unseen for s in away):
             return None
         return self.watchdog.stall(live, sorted(waiting))
 
@@ -125,6 +170,10 @@ class Patience:
         if quiet < self.watchdog.window or not waiting:
             return None
         return replace(self.watchdog.stall(live, waiting), window=round(quiet, 1))
+
+    def quiet(self, now: float) -> float:
+        """How long no rank has made progress, in seconds."""
+        return now - self._since
 
     @staticmethod
     def _waits(s: RankSample, by_stack: Sequence[int]) -> bool:
@@ -141,23 +190,39 @@ class Patience:
             passed = max(0.0, clock[1] - before[1]) if clock[0] == before[0] else 0.0
             cpu = s.cpu - self._last_cpu.get(s.rank, s.cpu)
             own = min(passed, max(cpu, STARVED * passed)) if s.runnable else passed
-            self._own[s.rank] = self._own.get(s.rank, 0.0) + own
+            self._own.setdefault(s.rank, _Time()).add(own, bool(self._work_of(s)))
             if s.silent:  # the clock of its node cannot be read
-                self._own[s.rank] = now - self._since
+                self._own[s.rank].otherwise = now - self._since
             self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
 
     def _look(self, ranks: Sequence[int], native: bool, whole: bool) -> None:
         """Reads from the stacks of ``ranks`` what they do, whether they wait in a collective and,
         with ``native``, whether they wait for their devices."""
         found = self._stacks(ranks, native)
-        self._work = {rank: work_of(dump) for rank, dump in found.items()}
+        active = dict(self._activities(ranks))
+        # A worker of a data loader may loop for ever: it counts as the rank itself would.
+        self._loading = {
+            rank
+            for rank, dump in found.items()
+            if active.get(rank, "").startswith(WAITS) and waits_for_data(main_frames(dump))
+        }
+        for rank in self._loading:
+            del active[rank]
+        self._work = {
+            rank: words
+            for rank in ranks
+            if (words := _words(work_of(found.get(rank, b"")), active.get(rank, "")))
+        }
+        self.worked.update(self._work)
+        for rank in ranks:
+            self._own.setdefault(rank, _Time()).looked(rank in self._work)
         self._on_device = {rank for rank, dump in found.items() if native and on_device(dump)}
         self._blocked = {rank for rank, dump in found.items() if in_collective(dump)}
         if not whole or set(ranks) != {rank for rank, dump in found.items() if joins(dump)}:
             self._joining = float("inf")
             return
         self._joining = min(self._joining, self._looked)
-        if self._looked - self._joining >= self.seconds:
+        if self._looked - self._joining >= (2.0 - _BEGIN) * self.seconds:
             self._blocked = set(ranks)
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
@@ -166,20 +231,27 @@ class Patience:
         self._step = max((s.step for s in samples), default=0)
         self._since, self._looked = now, -_LOOK_AGAIN
         self._work, self._on_device, self._blocked = {}, set(), set()
+        self._loading = set()
+        self.worked = {}
         self._joining = float("inf")
         self._cpu = {s.rank: s.cpu for s in samples}
         self._last = {s.rank: _clock(s, now) for s in samples}
         self._last_cpu, self._own = dict(self._cpu), {}
 
-    def _limit(self, away: Sequence[RankSample], quiet: float) -> float:
-        factor = 1.0
-        for s in away:
-            if s.silent:
-                continue
-            busy = s.unseen or s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * quiet
-            works = s.work or self._work.get(s.rank)
-            factor = max(factor, BUSY if busy else 1.0, AT_WORK if works else 1.0)
-        return max(factor * self.seconds, AS_BEFORE * self.longest)
+    def _work_of(self, s: RankSample) -> str:
+        return "" if s.silent else s.work or self._work.get(s.rank, "")
+
+    def _elapsed(self, s: RankSample) -> float:
+        """How long the rank has done what it does now, in this pause."""
+        own = self._own[s.rank]
+        return own.at_work if self._work_of(s) else own.otherwise
+
+    def _limit(self, s: RankSample, quiet: float) -> float:
+        if self._work_of(s):
+            return AT_WORK * self.seconds
+        busy = s.unseen or s.rank in self._loading
+        busy = busy or s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * quiet
+        return BUSY * self.seconds if busy and not s.silent else self.seconds
 
     @property
     def looked(self) -> bool:
@@ -194,7 +266,7 @@ class Patience:
     @property
     def work(self) -> Mapping[int, str]:
         """The work that each rank's stack shows."""
-        return {rank: text for rank, text in self._work.items() if text}
+        return dict(self._work)
 
 
 def _clock(s: RankSample, now: float) -> tuple[bool, float]:
@@ -202,9 +274,12 @@ def _clock(s: RankSample, now: float) -> tuple[bool, float]:
     return (True, now) if s.at is None else (False, s.at)
 
 
+def _words(by_stack: str, by_proc: str) -> str:
+    return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
+
+
 def work_of(dump: bytes) -> str:
-    """Returns ``compiles``, ``imports``, ``saves or loads a checkpoint`` or "", from py-spy's JSON
-    of the main thread."""
+    """Returns a key of ``_WORK``, as ``compiles``, or "", from py-spy's JSON of the main thread."""
     files = [str(f.get("filename", "")) for f in main_frames(dump)]
     for words, parts in _WORK.items():
         if any(part in file for file in files for part in parts):

@@ -15,7 +15,8 @@ from moediag import protocol
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
 from moediag.launch import shutdown
 from moediag.launch.base import Running
-from moediag.launch.capture import dumps, source_files
+from moediag.launch.capture import activity, dumps, source_files
+from moediag.launch.capture.activity import Activity
 from moediag.launch.capture.collect import python_frames
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
@@ -26,9 +27,12 @@ from moediag.launch.processes import Process
 from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
+from moediag.result import wording
 
 AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is reported
 LATE_RANKS = 60.0  # seconds after which moediag no longer waits for a missing rank
+STALE = 30.0  # seconds after which what a rank did before is no longer compared
+_SHOWN = 4  # ranks of which a note tells what they did
 LOADS_EVERY = 5.0  # seconds between two reads of tokens per expert
 _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
           "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
@@ -42,7 +46,8 @@ class Then(Enum):
     END = "end it"
 
 
-OnTrouble = Callable[[LaunchRecord], Then]
+# The second argument tells whether a job that stood still does so even now.
+OnTrouble = Callable[[LaunchRecord, Callable[[], bool]], Then]
 
 
 class JobSupervisor(Supervisor):
@@ -79,7 +84,8 @@ class JobSupervisor(Supervisor):
         self._last_found = time.monotonic()
         self._loads: Mapping[str, Sequence[int]] = {}
         self._loads_read = 0.0
-        self.patience = Patience(self.watchdog, options.patience, self._stacks)
+        self.patience = Patience(self.watchdog, options.patience, self._stacks, self._activities)
+        self._active: dict[int, Activity] = {}
         self.nodes = OtherNodes(folder, shared, options.silence)
 
     def run(self, kind: str) -> LaunchRecord:
@@ -134,6 +140,19 @@ class JobSupervisor(Supervisor):
         # The first read of the symbols of CUDA's libraries takes seconds.
         seconds = NATIVE if native else self.options.capture
         return python_frames(self._of(ranks), seconds, native=native)
+
+    def _activities(self, ranks: Sequence[int]) -> Mapping[int, str]:
+        """What each rank has done since the last look, which is forgotten after a while."""
+        now = time.monotonic()
+        found: dict[int, str] = {}
+        for rank, process in self._of(ranks).items():
+            before, after = self._active.pop(rank, None), activity.look(process, now)
+            if after is None:
+                continue
+            self._active[rank] = after
+            if before is not None and now - before.at < STALE:
+                found[rank] = activity.work(before, after)
+        return found
 
     def _tokens(self) -> Mapping[str, Sequence[int]]:
         now = time.monotonic()
@@ -224,8 +243,13 @@ class JobSupervisor(Supervisor):
 
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:
         self._note_ends(samples)
-        self._told_at = tuple((s.rank, s.progress) for s in samples)
-        return self._tell_trouble()
+        self._told_at = _progress(samples)
+        return self._stands() and self._tell_trouble()
+
+    def _stands(self) -> bool:
+        """Whether no rank has made progress since the stall was seen. Stacks take seconds to
+        collect, and an abort cannot be taken back."""
+        return self._told_at is None or self._told_at == _progress(super()._look())
 
     def _tell_interruption(self) -> None:
         """Reports what is known before the job is ended: a scheduler may soon kill moediag. A stall
@@ -235,18 +259,20 @@ class JobSupervisor(Supervisor):
         samples = self._look()
         self.seen.stall = self.patience.pause(time.monotonic(), [*samples, *self.nodes.others])
         self._capture(samples)
-        self._on_trouble(self.record("watch"))
+        self._on_trouble(self.record("watch"), self._stands)
 
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
+        if self._told_at is not None:
+            if self._told_at == _progress(samples):
+                return True  # still the reported stall
+            self._told_at, self._leaves = None, False
+            self.nodes.went_on()
+            if self.seen.stall is not None:
+                quiet = self.patience.quiet(now)
+                self.seen.notes.append(_slow(self.seen.stall, quiet, self.patience.worked))
+            self.seen.stall = None
         if self._leaves:
             return True
-        if self._told_at is not None:
-            if self._told_at == tuple((s.rank, s.progress) for s in samples):
-                return True  # still the reported stall
-            self._told_at = None
-            self.nodes.went_on()
-            self.seen.notes.append(_pause(self.seen.stall))
-            self.seen.stall = None
         if not super()._died(now, samples):
             return False
         late = self._first_death is not None and now - self._first_death > AFTER_DEATH
@@ -259,7 +285,7 @@ class JobSupervisor(Supervisor):
         """Reports the trouble; returns whether to end the job now."""
         self._keep_sources()
         self._share()
-        then = self._on_trouble(self.record("watch"))
+        then = self._on_trouble(self.record("watch"), self._stands)
         self._leaves = then is Then.LEAVE
         return then is Then.END
 
@@ -325,6 +351,16 @@ class JobSupervisor(Supervisor):
                 left = [process for process in left if process.alive]
 
 
-def _pause(stall: Stall | None) -> str:
-    at = stall.at if stall is not None else 0.0
-    return f"the job stood still {at:.0f} s after its start and went on by itself"
+def _progress(samples: Sequence[RankSample]) -> tuple[tuple[int, int], ...]:
+    return tuple((s.rank, s.progress) for s in samples)
+
+
+def _slow(stall: Stall, seconds: float, worked: Mapping[int, str]) -> str:
+    """What is told of a stall that ended by itself. ``worked``: what ranks were seen doing."""
+    found = f"slow: {wording.ranks(stall.waiting)} waited {seconds:.0f} s"
+    if stall.elsewhere:
+        found += f" for {wording.ranks(stall.elsewhere)}"
+    does = [f"rank {rank} {work}" for rank, work in sorted(worked.items())][:_SHOWN]
+    return "; ".join(
+        [f"{found}, from {stall.at:.0f} s after the start", *does, "the job went on by itself"]
+    )

@@ -105,6 +105,72 @@ def test_known_slow_work_is_given_forty_times_the_patience(file: str, cpu: float
     assert called(script, 420, (file,)) is not None
 
 
+def with_activity(
+    script: Script, until: float, stacks: Callable[[], bytes], active: Callable[[], str]
+) -> float | None:
+    """When a hang is called, if the stack and the activity of rank 1 change with time."""
+    patience = Patience(
+        Watchdog(3.0, 100.0), 10.0,
+        lambda ranks, _: {r: stacks() for r in ranks}, lambda ranks: {r: active() for r in ranks},
+    )  # fmt: skip
+    for tick in range(int(until / TURN)):
+        now.t = tick * TURN
+        if patience.observe(now.t, script(now.t)):
+            return now.t
+    return None
+
+
+class now:
+    t = 0.0
+
+
+def test_the_time_of_a_save_is_not_that_of_the_wait_after_it() -> None:
+    """Rank 1 saves for 50 s, then waits: only that wait counts against the patience of 10 s."""
+    at = with_activity(
+        lambda _: [WAITS, IDLE],
+        100,
+        lambda: stack("/lib/torch/serialization.py" if now.t < 50 else "/home/me/train.py"),
+        lambda: "",
+    )
+    assert at is not None
+    assert 59.0 <= at < 65.0
+
+
+def test_two_saves_with_a_wait_between_count_together() -> None:
+    """A rank that alternates between work and waits hangs in the end."""
+    at = with_activity(
+        lambda _: [WAITS, IDLE],
+        700,
+        lambda: stack("/lib/torch/serialization.py" if now.t % 20 < 10 else "/home/me/train.py"),
+        lambda: "",
+    )
+    assert at is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "latest"),
+    [
+        ("writes model.pt at 0.4 MB/s", "/home/me/train.py", 420),
+        ("waits for the child process nvcc, which works", "/home/me/train.py", 420),
+        ("waits for the child process python, which works", "/torch/utils/data/dataloader.py", 42),
+        ("", "/home/me/train.py", 11),
+    ],
+)
+def test_activity_counts_as_work_but_not_for_ever(words: str, file: str, latest: float) -> None:
+    at = with_activity(lambda _: [WAITS, IDLE], 500, lambda: stack(file), lambda: words)
+    assert at is not None
+    assert 0.9 * latest <= at <= latest
+
+
+def test_activity_that_ends_leaves_the_patience() -> None:
+    at = with_activity(
+        lambda _: [WAITS, IDLE], 100, lambda: stack("/home/me/train.py"),
+        lambda: "writes model.pt at 0.4 MB/s" if now.t < 30 else "",
+    )  # fmt: skip
+    assert at is not None
+    assert 38.0 <= at < 45.0
+
+
 def test_a_pause_similar_to_an_earlier_one_is_not_a_stall() -> None:
     """After a pause of 9 s the next may take at most three times as long."""
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,11 @@ class Told:
         )  # fmt: skip
         self.job._diagnose = lambda record, folder: trial(verdict)  # type: ignore[method-assign]
 
-    def trouble(self, **fields: bool) -> Then:
+    def trouble(self, stands: Callable[[], bool] = lambda: True, **fields: bool) -> Then:
         stall = Stall(0.5, 3.0, (0,), (1,))
         record = LaunchRecord(0.0, 1.0, stall=stall, **fields)  # type: ignore[arg-type]
         running = WatchedJob.__new__(WatchedJob)
-        then = self.job._trouble(record, self.job.folder, running)
+        then = self.job._trouble(record, self.job.folder, running, stands)
         self.during = list(self.pages)
         self.job._finish(record, self.job.folder, 0)
         return then
@@ -107,6 +107,27 @@ def test_the_page_of_an_aborted_job_follows_its_last_words(
     told = Told(tmp_path, "hang", on_hang)
     assert told.trouble() is then
     assert (told.during, told.pages) == (during, ["hang"])
+
+
+@pytest.mark.parametrize("on_hang", ["report", "abort", "continue", "false"])
+def test_a_job_that_moves_while_it_is_diagnosed_is_neither_reported_nor_ended(
+    on_hang: str, tmp_path: Path
+) -> None:
+    told = Told(tmp_path, "hang", on_hang)
+    assert told.trouble(lambda: False) is Then.WATCH
+    assert told.during == [] and told.job.commands == []
+
+
+@pytest.mark.parametrize("on_hang", ["abort", "false"])
+def test_a_job_that_moves_after_its_page_is_not_ended(on_hang: str, tmp_path: Path) -> None:
+    told = Told(tmp_path, "hang", on_hang)
+    answers = iter((True, False))
+    assert told.trouble(lambda: next(answers)) is Then.WATCH
+    assert told.job.commands == []
+
+
+def test_an_interruption_ends_a_job_that_moves_again(tmp_path: Path) -> None:
+    assert Told(tmp_path, "hang", "report").trouble(lambda: False, interrupted=True) is Then.END
 
 
 @pytest.mark.parametrize("on_hang", ["report", "abort", "continue"])
@@ -127,7 +148,7 @@ class Ended:
         self.folder = folder / protocol.attempt_folder(0)
         self.folder.mkdir()
         self.job = JobSupervisor(
-            running, folder, 0, LaunchOptions(), None, lambda _: Then.LEAVE
+            running, folder, 0, LaunchOptions(), None, lambda *_: Then.LEAVE
         )  # fmt: skip
         self.job.seen.processes[0] = Process(self.process.pid, NEVER)
 

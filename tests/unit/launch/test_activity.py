@@ -1,0 +1,79 @@
+"""What two looks at a process say that it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from moediag.launch.capture.activity import Activity, look, work
+from moediag.launch.processes import NEVER, Process
+
+SAVED, LOG = ("/run/model.pt", True), ("/run/train.log", True)
+
+
+def seen(at: float, offsets: Mapping[tuple[str, bool], int], **more: float) -> Activity:
+    return Activity(at, offsets, int(more.get("storage", 0)), more.get("children", 0.0), "nvcc")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (seen(0, {SAVED: 0}), seen(10, {SAVED: 4_000_000}), "writes model.pt at 0.4 MB/s"),
+        (
+            seen(0, {("/run/model.pt", False): 0}),
+            seen(10, {("/run/model.pt", False): 10**9}),
+            "reads model.pt at 100.0 MB/s",
+        ),
+        (
+            seen(0, {}, storage=0), seen(10, {}, storage=50_000_000),
+            "reads or writes files at 5.0 MB/s",
+        ),
+        (
+            seen(0, {}, children=1.0), seen(10, {}, children=9.0),
+            "waits for the child process nvcc, which works",
+        ),
+        (seen(0, {LOG: 0}), seen(10, {LOG: 5_000}), ""),  # a rank that prints while it waits
+        (seen(0, {}, children=1.0), seen(10, {}, children=1.5), ""),  # a monitoring process
+        (seen(0, {}), seen(10, {SAVED: 10**9}), ""),  # opened in between
+        (seen(10, {SAVED: 0}), seen(10, {SAVED: 10**9}), ""),
+    ],
+)  # fmt: skip
+def test_two_looks_say_what_a_process_does(before: Activity, after: Activity, words: str) -> None:
+    assert work(before, after) == words
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes a megabyte whenever it is asked to."""
+    program = (
+        "import sys\nfile = open(sys.argv[1], 'wb', buffering=0)\n"
+        "for _ in sys.stdin:\n    file.write(bytes(10**6)); print('done', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "model.pt")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
+
+
+def test_a_real_process_that_writes(writer: subprocess.Popen[bytes]) -> None:
+    assert writer.stdin is not None and writer.stdout is not None
+    looks = []
+    for now in (0.0, 2.0):
+        writer.stdin.write(b"\n")
+        writer.stdin.flush()
+        writer.stdout.readline()
+        found = look(Process.of(writer.pid), now)
+        assert found is not None
+        looks.append(found)
+    assert work(*looks) == "writes model.pt at 0.5 MB/s"
+
+
+def test_a_process_that_is_gone_is_not_looked_at() -> None:
+    assert look(Process(os.getpid(), NEVER), 0.0) is None

@@ -183,13 +183,27 @@ def find_config(name: str) -> Path:
             return found.resolve()
     if path.is_dir():
         raise UsageError(f"{name} has no {CONFIG}", "Give the folder of a model, or the file.")
-    cached = sorted(_cache().glob(f"models--{name.replace('/', '--')}/snapshots/*/{CONFIG}"))
+    cached = _cached(name)
+    if len(cached) > 1:
+        raise UsageError(
+            f"{name}: the cache has {len(cached)} snapshots, and no refs/main that names one",
+            f"Give the path of one, for example {cached[0]}",
+        )
     if cached:
-        return cached[-1]
+        return cached[0]
     raise UsageError(
         f"{name}: no such file or folder, and no model of that name in {_cache()}",
         f"Nothing is downloaded. Type `hf download {name} {CONFIG}` first, or give a path.",
     )
+
+
+def _cached(name: str) -> list[Path]:
+    """Returns the config.json of the snapshot that ``refs/main`` names, as the hub's client reads
+    it; without that file those of all snapshots."""
+    model = _cache() / f"models--{name.replace('/', '--')}"
+    main = model / "refs" / "main"
+    commit = main.read_text(encoding="utf-8").strip() if main.is_file() else "*"
+    return sorted(model.glob(f"snapshots/{commit}/{CONFIG}"))
 
 
 def _cache() -> Path:

@@ -130,6 +130,26 @@ def test_a_configuration_is_a_folder_a_file_or_in_the_cache(
     assert check.find_config("org/model") == cached
 
 
+def test_of_several_snapshots_refs_main_names_the_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    model = tmp_path / "models--org--model"
+    files = {name: model / "snapshots" / name / "config.json" for name in ("0a", "7b", "ff")}
+    for file in files.values():
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    with pytest.raises(UsageError, match=r"3 snapshots, and no refs/main") as caught:
+        check.find_config("org/model")
+    assert str(files["0a"]) in caught.value.help_text
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("7b\n")
+    assert check.find_config("org/model") == files["7b"]
+    files["7b"].unlink()  # main's configuration was not downloaded: not that of another revision
+    with pytest.raises(UsageError, match="no model of that name"):
+        check.find_config("org/model")
+
+
 def test_the_number_of_ranks() -> None:
     layout = Layout({"dp_shard": 16, "ep": 16, "tp": 8})
     assert check.number_of_ranks(layout, None) == 2048

@@ -38,7 +38,7 @@ from moediag.protocol import (
     write_json,
 )
 from moediag.records import dataclass
-from moediag.result import FAILURES, Diagnosis
+from moediag.result import FAILURES, Diagnosis, Verdict
 from moediag.stacks import environment
 
 CONFIG = "config.json"
@@ -81,6 +81,18 @@ class JudgedCase:
         """Whether the ranks' schedules differ."""
         return self.diagnosis.verdict in FAILURES
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the logs show that the ranks' schedules agree. Without logs neither is known."""
+        return self.diagnosis.verdict == Verdict.CLEAN
+
+    @property
+    def unseen(self) -> str:
+        """Why it is not known whether they agree; "" if it is."""
+        condition = f" if {self.case.condition}" if self.case.condition else ""
+        known = self.parts or self.agrees
+        return "" if known else f"the schedule{condition}: {self.diagnosis.cause}"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
@@ -112,7 +124,11 @@ class CheckResult:
         if self.checked.problem:
             return self.checked.problem
         whole = (text for text in self.not_seen if text.startswith("the schedule:"))
-        return next(whole, "")
+        return next(iter((*whole, *self.unseen_cases)), "")
+
+    @property
+    def unseen_cases(self) -> tuple[str, ...]:
+        return tuple(case.unseen for case in self.cases if case.unseen)
 
     @property
     def exit_code(self) -> int:
@@ -275,7 +291,7 @@ def to_json(result: CheckResult) -> dict[str, Any]:
         "memory": dataclasses.asdict(result.memory) if result.memory else None,
         "known": [dataclasses.asdict(one) for one in result.known],
         "found": [dataclasses.asdict(one) for one in result.found],
-        "not_seen": list(result.not_seen),
+        "not_seen": [*result.not_seen, *result.unseen_cases],
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 
 from moediag.worker.models.checkpoint import dtype_argument
+from moediag.worker.models.release_families import from_pretrained
 from moediag.worker.not_applicable import NotInStack
 from moediag.worker.relations.relation import Case, Relation, Tensors
 
@@ -122,7 +123,7 @@ def _resumed(case: Case, way: str, folder: str) -> _Run:
     fresh: Any = dataclasses.replace(case, seed=case.seed + FRESH).model(train=True)
     if way == LOADED:
         dtype = {dtype_argument(): fresh.dtype}
-        fresh = type(fresh).from_pretrained(checkpoint, **dtype).train()
+        fresh = from_pretrained(type(fresh), type(fresh.config), checkpoint, **dtype).train()
     return _Run(case, folder, fresh).train(STEPS, checkpoint)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Optional, Sequence
 import torch
 
 from moediag.worker.models import checkpoint
+from moediag.worker.models.release_families import from_pretrained
 from moediag.worker.relations.relation import Case, Relation, Tensors
 
 FLAG = "requires_grad of "
@@ -45,7 +46,7 @@ def _loaded(case: Case) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         dtype = {checkpoint.dtype_argument(): case.dtype}
-        return type(model).from_pretrained(folder, **dtype)
+        return from_pretrained(type(model), type(model.config), folder, **dtype)
 
 
 def _trainable(model: Any) -> Tensors:

@@ -108,7 +108,10 @@ def resolutions(wanted: Wanted, listing: ReleaseListing) -> Iterator[str]:
                     "own configuration"
                 )
             else:
-                yield f"{family.name} is checked as {family.same_as}, which its model class takes"
+                yield (
+                    f"{family.name} is checked as {family.same_as}, the part of its configuration "
+                    "that its model class takes"
+                )
     left = [
         f"{family.name} ({family.same_as})"
         for family in listing.families

@@ -13,22 +13,17 @@ verdicts, same page.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moediag.errors import UsageError
-
 if TYPE_CHECKING:
     from moediag.pipeline.verify import Verified
     from moediag.result import RunResult
 
 __all__ = ["Checked", "jobs", "step"]
-
-_EVERY = 0.1  # seconds between two looks for rank 0's result
 
 
 @dataclass(slots=True)
@@ -89,7 +84,8 @@ def step(
     ``collate(batches)``: returns the ranks' batches as one; default: they are concatenated.
     ``out``: the run directory, which must be new or empty.
 
-    Rank 0 prints the page to stderr. Nothing is raised for a wrong step.
+    Rank 0 prints the page to stderr. Nothing is raised for a wrong step. If rank 0 cannot compare,
+    for example because its disk is full, every rank raises its error.
     """
     from moediag.ranks.verify import in_program
 
@@ -97,8 +93,8 @@ def step(
     name = Path(sys.argv[0]).name or "python"
     of_ranks = in_program.exchanged((in_program.host(), *_made(rank, out, name)))
     _, folder, error = of_ranks[0]
-    if error:
-        raise UsageError(error)
+    if error is not None:
+        raise error
     asked = in_program.Asked(model, optimizer, reference, loss, batch, clip, collate)
     checked = Checked(Path(folder))
     if len({host for host, *_ in of_ranks}) > 1:
@@ -110,27 +106,26 @@ def step(
     inside = in_program.Step(asked, checked.folder / verifier.MEASURED)
     with inside.measured():
         yield checked
-    if rank == 0:
-        problem = "the comparison on rank 0 failed"
-        try:
-            runs = [checked.folder / run / verifier.MEASURED for run in verifier.REFERENCES]
-            problem = inside.references(runs)
-        finally:
-            done = verifier.conclude(checked.folder, name, problem)
-        _show(done)
+
+    def compare() -> None:
+        runs = [checked.folder / run / verifier.MEASURED for run in verifier.REFERENCES]
+        _show(verifier.conclude(checked.folder, name, inside.references(runs)))
+
+    in_program.on_rank_zero(compare, folder)
     _read(checked)
 
 
-def _made(rank: int, out: str | Path | None, name: str) -> tuple[str, str]:
+def _made(rank: int, out: str | Path | None, name: str) -> tuple[str, BaseException | None]:
     """Rank 0's new folder, and the error where there is none."""
     from moediag.pipeline.run_folder import run_folder
+    from moediag.ranks.verify.in_program import sendable
 
     if rank:
-        return "", ""
+        return "", None
     try:
-        return str(run_folder(Path(out) if out is not None else None, f"verify-{name}")), ""
-    except UsageError as error:
-        return "", str(error)
+        return str(run_folder(Path(out) if out is not None else None, f"verify-{name}")), None
+    except Exception as error:
+        return "", sendable(error)
 
 
 def _show(done: Verified) -> None:
@@ -143,11 +138,9 @@ def _show(done: Verified) -> None:
 
 
 def _read(checked: Checked) -> None:
-    """Waits for rank 0's result."""
-    from moediag.result import RESULT_FILE, read_result
+    """Reads what rank 0 has written."""
+    from moediag.result import read_result
 
-    while not (checked.folder / RESULT_FILE).exists():
-        time.sleep(_EVERY)
     found = read_result(checked.folder).trials[-1].diagnosis
     checked.verdict, checked.cause = str(found.verdict), found.cause
     checked.next_step, checked.not_compared = found.next_step, found.not_seen

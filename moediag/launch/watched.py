@@ -51,6 +51,8 @@ class JobOptions:
     """Size of a log segment of a rank; its log is a ring of two."""
     measure: protocol.MeasureRequest | None = None
     """What the ranks measure, if anything."""
+    example: str = "moediag watch -- torchrun --nproc-per-node 8 train.py"
+    """The right use of moediag's command, for the error if there is no such command."""
 
 
 def environment(
@@ -103,8 +105,7 @@ def start(
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no command {command[0]!r}",
-            "After -- give your training command, unchanged: "
-            "moediag watch -- torchrun --nproc-per-node 8 train.py",
+            f"Give your training command, unchanged: {options.example}",
         ) from error
     except OSError as error:
         raise MachineError(f"{command[0]} cannot be started: {error.strerror}") from error

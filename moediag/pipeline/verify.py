@@ -31,6 +31,7 @@ from moediag.result import FAILURES, RunResult, TrialResult, Verdict
 REFERENCES = ("reference-1", "reference-2", "reference-rounded")
 MEASURED = "measured"  # in the folder of each run
 ATTEMPT = "attempt-0"  # in the folder of a step: its outcomes
+EXAMPLE = "moediag verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py"
 _EVERY = 0.1  # seconds between two looks at what ranks have measured
 
 
@@ -106,7 +107,7 @@ def _run(
     watch_options = watcher.WatchOptions(
         on_hang=watcher.ABORT,
         out=folder,
-        job=JobOptions(measure=request),
+        job=JobOptions(measure=request, example=EXAMPLE),
         stdout=options.stdout,
         stderr=options.stderr,
     )

@@ -95,7 +95,8 @@ class ListedFamily:
     name: str
     kind: str  # moe | dense | multimodal; "": it could not be read
     problem: str = ""  # why it could not be read
-    same_as: str = ""  # the family that has the same model class, which is checked instead
+    same_as: str = ""  # the family with the same model class that stands for it in its kind
+    own_config: bool = False  # with same_as: it differs, and is built by itself if it is named
 
 
 @dataclass(frozen=True)

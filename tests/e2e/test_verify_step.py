@@ -103,6 +103,48 @@ def test_expert_gradients_times_ep_are_found(tmp_path: Path) -> None:
     assert WRONG[case] in one["cause"]
 
 
+FULL_DISK = """
+import torch
+import torch.distributed as dist
+from moediag import verify
+from moediag.pipeline import verify as pipeline
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 1)
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    pipeline.conclude = full
+model = torch.nn.parallel.DistributedDataParallel(build())
+optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 4)
+try:
+    with verify.step(model, optimizer, reference=build, loss=loss, batch=batch):
+        loss(model, batch).backward()
+        optimizer.step()
+except OSError as error:
+    print("rank", dist.get_rank(), "continues:", error.strerror, flush=True)
+dist.barrier()
+"""
+
+
+def test_every_rank_gets_the_error_of_rank_0(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(FULL_DISK)
+    done = subprocess.run(
+        [*TORCHRUN, "2", "job.py"], cwd=tmp_path, env=dict(os.environ, OMP_NUM_THREADS="1"),
+        text=True, timeout=100, check=False, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = [f"rank {rank} continues: No space left on device" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == words
+
+
 @pytest.mark.wide
 def test_bugs_are_found_and_their_healthy_twins_are_clean(tmp_path: Path) -> None:
     every = found(tmp_path, 4, *HEALTHY, *WRONG)

@@ -12,7 +12,8 @@ from torch import nn
 
 from moediag import verify
 from moediag.launch import comparing
-from moediag.ranks.verify import comparison
+from moediag.pipeline import verify as verifier
+from moediag.ranks.verify import comparison, in_program
 
 LEFT = torch.arange(24.0).view(8, 3).sin()
 
@@ -173,3 +174,71 @@ def test_an_exception_of_the_body_is_its_own(tmp_path: Path) -> None:
         checked(tmp_path, body)
     assert nn.Module.__call__ is before
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_result_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "conclude", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        checked(tmp_path, right)
+
+
+def full_disk(*_: object) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+class TwoRanks:
+    """Two ranks in this process. While rank 1 sleeps, rank 0 works."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+        self.rank, self._work = 1, work
+        self.ends: list[str] = []
+        store = torch.distributed.HashStore()
+        monkeypatch.setattr(in_program, "_distributed", lambda: True)
+        monkeypatch.setattr(in_program, "own_rank", lambda: self.rank)
+        monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
+        monkeypatch.setattr(in_program.time, "sleep", lambda _: self.run(0))
+
+    def run(self, rank: int) -> None:
+        before, self.rank = self.rank, rank
+        try:
+            in_program.on_rank_zero(self._work, "a-folder")
+            self.ends.append(f"rank {rank}: returned")
+        except BaseException as error:
+            self.ends.append(f"rank {rank}: {error!r}")
+        self.rank = before
+
+
+class Unreadable(Exception):
+    """Cannot be built from its arguments as pickle does it."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def test_ranks_return_after_rank_0_has_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    ranks = TwoRanks(monkeypatch, lambda: calls.append(ranks.rank))
+    ranks.run(1)
+    assert ranks.ends == ["rank 0: returned", "rank 1: returned"]
+    assert calls == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"),
+    [
+        (OSError(28, "No space left"), "OSError(28, 'No space left')"),
+        (KeyboardInterrupt(), "KeyboardInterrupt()"),
+        (Unreadable(1, 2), "RuntimeError(\"Unreadable('1 and 2')\")"),
+    ],
+)
+def test_every_rank_ends_with_the_error_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, elsewhere: str
+) -> None:
+    def work() -> None:
+        raise error
+
+    ranks = TwoRanks(monkeypatch, work)
+    ranks.run(1)
+    assert ranks.ends == [f"rank 0: {error!r}", f"rank 1: {elsewhere}"]

@@ -39,7 +39,7 @@ from moediag.protocol import (
     write_json,
 )
 from moediag.records import dataclass
-from moediag.result import FAILURES, Diagnosis
+from moediag.result import FAILURES, Diagnosis, Verdict
 
 CONFIG = "config.json"
 RESULT = "check.json"
@@ -81,6 +81,18 @@ class JudgedCase:
         """Whether the ranks' schedules differ."""
         return self.diagnosis.verdict in FAILURES
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the logs show that the ranks' schedules agree. Without logs neither is known."""
+        return self.diagnosis.verdict == Verdict.CLEAN
+
+    @property
+    def unseen(self) -> str:
+        """Why it is not known whether they agree; "" if it is."""
+        condition = f" if {self.case.condition}" if self.case.condition else ""
+        known = self.parts or self.agrees
+        return "" if known else f"the schedule{condition}: {self.diagnosis.cause}"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
@@ -112,7 +124,11 @@ class CheckResult:
         if self.checked.problem:
             return self.checked.problem
         whole = (text for text in self.not_seen if text.startswith("the schedule:"))
-        return next(whole, "")
+        return next(iter((*whole, *self.unseen_cases)), "")
+
+    @property
+    def unseen_cases(self) -> tuple[str, ...]:
+        return tuple(case.unseen for case in self.cases if case.unseen)
 
     @property
     def exit_code(self) -> int:
@@ -183,13 +199,27 @@ def find_config(name: str) -> Path:
             return found.resolve()
     if path.is_dir():
         raise UsageError(f"{name} has no {CONFIG}", "Give the folder of a model, or the file.")
-    cached = sorted(_cache().glob(f"models--{name.replace('/', '--')}/snapshots/*/{CONFIG}"))
+    cached = _cached(name)
+    if len(cached) > 1:
+        raise UsageError(
+            f"{name}: the cache has {len(cached)} snapshots, and no refs/main that names one",
+            f"Give the path of one, for example {cached[0]}",
+        )
     if cached:
-        return cached[-1]
+        return cached[0]
     raise UsageError(
         f"{name}: no such file or folder, and no model of that name in {_cache()}",
         f"Nothing is downloaded. Type `hf download {name} {CONFIG}` first, or give a path.",
     )
+
+
+def _cached(name: str) -> list[Path]:
+    """Returns the config.json of the snapshot that ``refs/main`` names, as the hub's client reads
+    it; without that file those of all snapshots."""
+    model = _cache() / f"models--{name.replace('/', '--')}"
+    main = model / "refs" / "main"
+    commit = main.read_text(encoding="utf-8").strip() if main.is_file() else "*"
+    return sorted(model.glob(f"snapshots/{commit}/{CONFIG}"))
 
 
 def _cache() -> Path:
@@ -261,7 +291,7 @@ def to_json(result: CheckResult) -> dict[str, Any]:
         "memory": dataclasses.asdict(result.memory) if result.memory else None,
         "known": [dataclasses.asdict(one) for one in result.known],
         "found": [dataclasses.asdict(one) for one in result.found],
-        "not_seen": list(result.not_seen),
+        "not_seen": [*result.not_seen, *result.unseen_cases],
     }  # fmt: skip
 
 

@@ -35,7 +35,8 @@ def lines(result: CheckResult, width: int) -> Iterator[Line]:
         yield from labelled("sums", _sums(result), width)
     yield from _cost(result, width)
     yield from _known(result, width)
-    for text in (*([result.undecided] if result.checked.problem else []), *result.not_seen):
+    problem = [result.undecided] if result.checked.problem else []
+    for text in (*problem, *result.not_seen, *result.unseen_cases):
         yield from labelled("NOT SEEN", text, width, "doubt")
     if result.checked.plan:
         yield from labelled("NOT SEEN", ALWAYS, width, "faint")
@@ -48,8 +49,9 @@ def lines(result: CheckResult, width: int) -> Iterator[Line]:
 def _found(result: CheckResult, width: int) -> Iterator[Line]:
     """Yields the findings, the worst last."""
     levels = list(_TITLES)
-    if result.cases and not any(case.parts for case in result.cases):
-        yield from labelled("schedule", _agreed(result), width)
+    agreeing = [case for case in result.cases if case.agrees]
+    if agreeing and not any(case.parts for case in result.cases):
+        yield from labelled("schedule", _agreed(result, agreeing), width)
     for finding in sorted(result.checked.findings, key=lambda f: -levels.index(f.level)):
         label, style = _TITLES[finding.level]
         yield from labelled(label, _finding(finding), width, style)
@@ -125,9 +127,9 @@ def _parted(one: JudgedCase, others: Sequence[str]) -> str:
     return f"{text} (Simulated with a tiny model of the same class{skewed}.)"
 
 
-def _agreed(result: CheckResult) -> str:
+def _agreed(result: CheckResult, agreeing: Sequence[JudgedCase]) -> str:
     axes = " x ".join(f"{a}={n}" for a, n in result.checked.simulated_layout.items())
-    cases = [f"if {one.case.condition}" for one in result.cases if one.case.condition]
+    cases = [f"if {one.case.condition}" for one in agreeing if one.case.condition]
     also = f"; also {', and '.join(cases)}" if cases else ""
     return f"the calls of simulated ranks agree (tiny model of the same class, {axes}){also}"
 

@@ -89,7 +89,7 @@ class RankRead:
             return self.answer.problem
         if self.answer.read:
             return "" if self.answer.read_after else self.unseen
-        return self.unseen
+        return self.unseen or ("" if self.calls else "none of its calls was recorded")
 
     @property
     def unseen(self) -> str:

@@ -11,7 +11,8 @@ from moediag.lab.relations.relation import Case, Relation, Tensors, logits
 from moediag.recorder.not_applicable import NotApplicable
 
 LENGTH, FIRST = 12, 7
-_CACHES = ("past_key_values", "cache_params")  # arguments; the latter of state space models
+# Arguments, and fields of the output. Before 5.24 state space models have a name of their own.
+_CACHES = ("cache", "past_key_values", "cache_params")
 
 
 class CachedSteps(Relation):

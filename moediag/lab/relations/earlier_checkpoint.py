@@ -16,6 +16,7 @@ import torch
 from moediag.lab.relations.relation import Case, Relation, Tensors, logits
 from moediag.lab.step.models import release_families
 from moediag.lab.step.models.checkpoint import dtype_argument
+from moediag.lab.step.models.release_families import from_pretrained
 from moediag.protocol import EARLIER_CHECKPOINT, SIZES
 from moediag.recorder.not_applicable import NotApplicable
 
@@ -73,7 +74,9 @@ def _loaded(case: Case) -> Tuple[Any, Sequence[str]]:
     """Returns the model, and what its loading reports, by name."""
     dtype: Dict[str, Any] = {dtype_argument(): torch.float32}
     loader = release_families.model_class(case.family)
-    model, report = loader.from_pretrained(str(_folder(case)), output_loading_info=True, **dtype)
+    model, report = from_pretrained(
+        loader, case.family.config, str(_folder(case)), output_loading_info=True, **dtype
+    )
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = [f"{kind.split('_')[0]} {name}" for kind in kinds for name in report.get(kind) or ()]
     return model.eval(), sorted(wrong)

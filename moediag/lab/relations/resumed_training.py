@@ -11,6 +11,7 @@ import torch
 
 from moediag.lab.relations.relation import Case, Relation, Tensors
 from moediag.lab.step.models.checkpoint import dtype_argument
+from moediag.lab.step.models.release_families import from_pretrained
 from moediag.recorder.not_applicable import NotInStack
 
 NEW = "new-model"  # the model that resumes is new
@@ -122,7 +123,7 @@ def _resumed(case: Case, way: str, folder: str) -> _Run:
     fresh: Any = dataclasses.replace(case, seed=case.seed + FRESH).model(train=True)
     if way == LOADED:
         dtype = {dtype_argument(): fresh.dtype}
-        fresh = type(fresh).from_pretrained(checkpoint, **dtype).train()
+        fresh = from_pretrained(type(fresh), type(fresh.config), checkpoint, **dtype).train()
     return _Run(case, folder, fresh).train(STEPS, checkpoint)
 
 

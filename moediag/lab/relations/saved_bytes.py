@@ -10,6 +10,7 @@ import torch
 
 from moediag.lab.relations.relation import Case, Relation, Tensors
 from moediag.lab.step.models import checkpoint
+from moediag.lab.step.models.release_families import from_pretrained
 
 SHARD = "40KB"  # of a sharded checkpoint: several files for a tiny model
 
@@ -51,7 +52,7 @@ def _loaded(model: Any, way: str) -> Any:
         if way == "sharded" and len(list(Path(folder).glob("*.safetensors"))) < 2:
             raise RuntimeError(f"save_pretrained wrote one file in spite of max_shard_size={SHARD}")
         dtype = {checkpoint.dtype_argument(): model.dtype}
-        loaded = type(model).from_pretrained(folder, **dtype)
+        loaded = from_pretrained(type(model), type(model.config), folder, **dtype)
     return loaded.eval()
 
 

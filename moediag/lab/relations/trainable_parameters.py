@@ -9,6 +9,7 @@ import torch
 
 from moediag.lab.relations.relation import Case, Relation, Tensors
 from moediag.lab.step.models import checkpoint
+from moediag.lab.step.models.release_families import from_pretrained
 
 FLAG = "requires_grad of "
 
@@ -45,7 +46,7 @@ def _loaded(case: Case) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         dtype = {checkpoint.dtype_argument(): case.dtype}
-        return type(model).from_pretrained(folder, **dtype)
+        return from_pretrained(type(model), type(model.config), folder, **dtype)
 
 
 def _trainable(model: Any) -> Tensors:

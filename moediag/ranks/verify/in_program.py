@@ -8,9 +8,11 @@ ranks had before the step and the samples of all ranks, and measures that step a
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import random
 import socket
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
 
 SEVERAL_MACHINES = "the ranks run on several machines, and only those of one can be compared"
+_EVERY = 0.1  # seconds between two looks for rank 0's end
 
 
 def world() -> int:
@@ -51,6 +54,41 @@ def exchanged(value: Any) -> List[Any]:
     found: List[Any] = [None] * world()
     dist.all_gather_object(found, value)
     return found
+
+
+def on_rank_zero(work: Callable[[], None], name: str) -> None:
+    """Runs ``work`` on rank 0. Returns on every rank when it is done, and raises its error on every
+    rank. ``name``: the same on all ranks, another one for each call.
+
+    The ranks wait at the store, which has no timeout as collectives have."""
+    if not _distributed():
+        work()
+        return
+    store, key = dist.distributed_c10d._get_default_store(), f"moediag/{name}"
+    if own_rank() == 0:
+        raised: Optional[BaseException] = None
+        try:
+            work()
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            store.set(key, pickle.dumps(sendable(raised)))
+        return
+    while not store.check([key]):
+        time.sleep(_EVERY)
+    found = pickle.loads(store.get(key))  # noqa: S301 - written by rank 0 of this job
+    if found is not None:
+        raise found from RuntimeError("moediag.verify.step failed on rank 0")
+
+
+def sendable(error: Optional[BaseException]) -> Optional[BaseException]:
+    """Returns the error, or one with its text if other ranks could not read it."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    except Exception:
+        return RuntimeError(repr(error))
+    return error
 
 
 def host() -> str:

@@ -33,6 +33,7 @@ LISTING = ReleaseListing(
         ListedFamily("alpha", "moe"),
         ListedFamily("beta", "moe"),
         ListedFamily("beta_all", "moe", same_as="beta"),
+        ListedFamily("beta_two", "moe", same_as="beta", own_config=True),
         ListedFamily("gamma", "dense"),
         ListedFamily("odd", "", "ValueError: no"),
     ],
@@ -65,12 +66,37 @@ def found(*cells: HuntCell, known: tuple[Entry, ...] = (), **more: Any) -> Hunt:
         (("dense",), ["gamma"]),
         (("all",), ["alpha", "beta", "gamma", "odd"]),
         (("beta_all",), ["beta"]),
+        (("beta_two",), ["beta_two"]),
+        (("moe", "beta_two"), ["alpha", "beta", "beta_two"]),
         (("gamma", "alpha"), ["alpha", "gamma"]),
     ],
 )
 def test_families_are_chosen_by_name_or_kind(words: tuple[str, ...], names: list[str]) -> None:
     chosen = question.chosen_families(Wanted(families=words), LISTING)
     assert [family.name for family in chosen] == names
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("alpha", "gamma"), []),
+        (("dense",), []),
+        (("beta_all",), ["beta_all is checked as beta,"]),
+        (("beta_two",), ["beta_two has the model class of beta and is built with its own"]),
+        (("moe",), ["not checked, because another family has the model class: beta_two (beta);"]),
+        (("moe", "beta_two"), ["beta_two has the model class of beta"]),
+    ],
+)
+def test_what_a_family_stands_for_is_told(words: tuple[str, ...], told: list[str]) -> None:
+    wanted = Wanted(families=words)
+    texts = list(question.resolutions(wanted, LISTING))
+    assert len(texts) == len(told)
+    assert all(text.startswith(start) for text, start in zip(texts, told, strict=True)), texts
+    hunt = found(cell("alpha", "packing", HOLDS), resolutions=tuple(texts))
+    page = "\n".join(plain(line) for line in findings_page.lines(hunt, 400))
+    for text in texts:
+        assert text in page and text in findings_page.markdown(hunt)
+    assert findings_page.to_json(hunt)["resolutions"] == texts
 
 
 def test_unknown_names_are_refused() -> None:

@@ -231,6 +231,16 @@ def test_a_night_is_saved_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert {c.change for c in compare(again.night, kept.nights)} == {Change.SAME, Change.STILL}
 
 
+def test_the_night_is_written_once_for_each_job_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written: list[tuple[int, bool]] = []
+    keep = lambda _, path, night: written.append((len(night.jobs), night.complete))  # noqa: E731
+    monkeypatch.setattr(History, "keep", keep)
+    nightly(monkeypatch, tmp_path, lambda _: ONE)
+    assert written == [(1, False), (2, False), (3, False), (4, False), (4, False), (4, True)]
+
+
 def test_the_time_limit_applies_between_jobs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -163,6 +163,15 @@ def test_exit_codes(
     assert swept(monkeypatch, tmp_path, *calls).exit_code == code
 
 
+def test_the_summary_is_written_once_for_each_scenario_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(Sweep, "write", lambda self, _: written.append(len(self.rows)))
+    swept(monkeypatch, tmp_path, *[lambda: met(True)] * 3)
+    assert written == [1, 2, 3, 3]
+
+
 def statuses(folder: Path) -> list[str]:
     return [row["status"] for row in json.loads((folder / view.SUMMARY_FILE).read_text())["rows"]]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from moediag.axes import Layout
-from moediag.errors import LayoutError, UsageError
+from moediag.diagnosis import diagnose
+from moediag.errors import ExitCode, LayoutError, UsageError
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 from moediag.lab.pipeline import check, check_cost, check_page, known_scenarios
 from moediag.lab.pipeline.check import CheckResult, JudgedCase
@@ -42,6 +43,7 @@ CHECKED = Checked(
     owners=[ExpertRange(["experts.down_proj"], 16, 1, [[0, 4], [4, 8], [8, 12], [12, 16]])],
 )  # fmt: skip
 CLEAN = Diagnosis(Verdict.CLEAN, "clean", Confidence.HIGH)
+CONTROL = SimulatedCase("control", "", [], "control")
 PARTED = dataclasses.replace(
     CLEAN,
     verdict=Verdict.COLLECTIVE_MISMATCH,
@@ -128,6 +130,26 @@ def test_a_configuration_is_a_folder_a_file_or_in_the_cache(
     cached.parent.mkdir(parents=True)
     cached.write_text("{}")
     assert check.find_config("org/model") == cached
+
+
+def test_of_several_snapshots_refs_main_names_the_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    model = tmp_path / "models--org--model"
+    files = {name: model / "snapshots" / name / "config.json" for name in ("0a", "7b", "ff")}
+    for file in files.values():
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    with pytest.raises(UsageError, match=r"3 snapshots, and no refs/main") as caught:
+        check.find_config("org/model")
+    assert str(files["0a"]) in caught.value.help_text
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("7b\n")
+    assert check.find_config("org/model") == files["7b"]
+    files["7b"].unlink()  # main's configuration was not downloaded: not that of another revision
+    with pytest.raises(UsageError, match="no model of that name"):
+        check.find_config("org/model")
 
 
 def test_the_number_of_ranks() -> None:
@@ -235,6 +257,31 @@ def test_the_page_of_a_clean_check() -> None:
     assert "4 of 16 experts on a rank; each expert is held once" in text
     assert "9% of the gathered bytes are padding" in text
     assert "NOT SEEN activations" in text
+
+
+def test_ranks_without_logs_do_not_agree() -> None:
+    """Nothing is known of them: neither that they agree nor that they part."""
+    logs = Evidence(2, {rank: RankEvidence(rank) for rank in range(2)}, watched=True)
+    nothing = diagnose(logs)
+    found = result(CHECKED, JudgedCase(CONTROL, nothing))
+    text = page(found)
+    assert (
+        text.endswith(" CHECK    not decided") and f"NOT SEEN the schedule: {nothing.cause}" in text
+    )
+    assert "agree" not in text.replace(nothing.cause, "")
+    assert found.exit_code == ExitCode.INCONCLUSIVE
+    assert check.to_json(found)["not_seen"] == [f"the schedule: {nothing.cause}"]
+
+
+def test_a_condition_without_logs_is_left_out_of_those_that_agree() -> None:
+    nothing = dataclasses.replace(CLEAN, verdict=Verdict.INCONCLUSIVE, cause="no log")
+    found = result(CHECKED, JudgedCase(CONTROL, CLEAN), judged("idle", nothing))
+    text = page(found)
+    assert "the calls of simulated ranks agree" in text and "also if" not in text
+    assert "NOT SEEN the schedule if an expert is idle: no log" in text
+    assert found.exit_code == ExitCode.INCONCLUSIVE
+    failing = result(CHECKED, JudgedCase(CONTROL, nothing), judged("idle", PARTED))
+    assert failing.exit_code == ExitCode.FAILURE_FOUND and "agree" not in page(failing)
 
 
 def test_json_has_the_same() -> None:

@@ -101,6 +101,13 @@ def test_calls_that_need_not_wait_prove_no_circle(op: Op) -> None:
     assert not found(evidence).failing
 
 
+def test_a_rank_without_calls_leaves_it_undecided() -> None:
+    result = found(simulated(STEP, []))
+    assert result.exit_code == ExitCode.INCONCLUSIVE
+    assert result.undecided == "rank 1: none of its calls was recorded"
+    assert found(simulated([], [])).exit_code == ExitCode.INCONCLUSIVE
+
+
 def test_a_rank_that_raised_leaves_it_undecided() -> None:
     evidence = simulated(STEP, STEP)
     raised = read(1, evidence, raised="RuntimeError: no GPU at train.py:2", code=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.errors import ExitCode
+from moediag.errors import ExitCode, UsageError
 from moediag.launch import comparing
 from moediag.pipeline import verify as verifier
 from moediag.pipeline import watch as watcher
@@ -149,3 +149,11 @@ def test_what_cannot_be_compared_is_inconclusive(
     assert (found.verdict, done.exit_code) == (Verdict.INCONCLUSIVE, ExitCode.INCONCLUSIVE)
     assert words.lower() in found.cause.lower()
     assert len(jobs.requests) == runs
+
+
+def test_the_advice_for_a_mistyped_command_is_about_verify(tmp_path: Path) -> None:
+    options = verifier.VerifyOptions(out=tmp_path / "run")
+    with pytest.raises(UsageError, match="no command 'no-such-launcher'") as caught:
+        verifier.verify(["no-such-launcher"], ALONE, options)
+    assert verifier.EXAMPLE in caught.value.help_text
+    assert "moediag watch" not in caught.value.help_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -221,3 +222,46 @@ def test_model_types_of_the_release_are_listed_with_their_kind() -> None:
     assert listed["mixtral"].kind == listed["qwen3_moe"].kind == "moe"
     assert listed["llama"].kind == "dense"
     assert not listed["mixtral"].same_as
+
+
+class OwnMixtralConfig(MixtralConfig):  # type: ignore[misc]
+    """Another model type for the class of mixtral, as sarvam_moe is for that of glm4_moe."""
+
+    model_type = "own_mixtral"
+
+
+@pytest.fixture
+def own_mixtral(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release with a few model types, one of them own_mixtral."""
+    from transformers import CONFIG_MAPPING
+
+    mapped = release_families._mapped()
+    few = {name: mapped[name] for name in ("mixtral", "llama4", "llama4_text")}
+    few["own_mixtral"] = few["mixtral"]
+    monkeypatch.setattr(release_families, "_mapped", lambda: few)
+    monkeypatch.setattr(release_families, "_may_have_experts", lambda _: True)
+    monkeypatch.setitem(CONFIG_MAPPING._extra_content, "own_mixtral", OwnMixtralConfig)
+
+
+@pytest.mark.usefixtures("own_mixtral")
+def test_a_model_type_with_another_configuration_can_be_built_by_itself() -> None:
+    listed = {one.name: (one.same_as, one.own_config) for one in release_families.listed()}
+    assert listed == {
+        "mixtral": ("", False),
+        "own_mixtral": ("mixtral", True),
+        "llama4_text": ("", False),
+        "llama4": ("llama4_text", False),  # its class takes a part of its configuration
+    }
+
+
+@pytest.mark.usefixtures("own_mixtral")
+def test_a_model_is_built_and_loaded_with_its_own_configuration(tmp_path: Path) -> None:
+    family = release_families.find("own_mixtral")
+    assert family is not None
+    model: Any = tiny_family.build(family, SIZES[0])
+    assert (type(model), type(model.config)) == (MixtralForCausalLM, OwnMixtralConfig)
+    model.save_pretrained(tmp_path)
+    again = release_families.from_pretrained(type(model), type(model.config), str(tmp_path))
+    assert type(again.config) is OwnMixtralConfig
+    alone = release_families.from_pretrained(MixtralForCausalLM, MixtralConfig, str(tmp_path))
+    assert type(alone.config) is MixtralConfig

@@ -271,6 +271,11 @@ class Attention(Decoder):
         return self.step(input_ids, past_key_values)
 
 
+class Renamed(Decoder):  # from 5.24 on
+    def forward(self, input_ids: Any, cache: Any = None, use_cache: bool = False) -> Any:
+        return self.step(input_ids, cache)
+
+
 class Encoder(Decoder):
     def forward(self, input_ids: Any) -> Any:
         return self.step(input_ids, None)
@@ -291,10 +296,12 @@ class OfModel(Case):
 
 
 @pytest.mark.parametrize(
-    "named", [(StateSpace, "cache_params"), (Attention, "past_key_values")], ids=lambda n: n[1]
+    "named",
+    [(StateSpace, "cache_params"), (Attention, "past_key_values"), (Renamed, "cache")],
+    ids=lambda n: n[1],
 )
 @pytest.mark.parametrize("way", CachedSteps().ways(CASE))
-def test_a_cache_by_either_name_is_passed_on(named: Any, way: str) -> None:
+def test_a_cache_by_any_name_is_passed_on(named: Any, way: str) -> None:
     kind, name = named
     for forgets in (False, True):
         case = OfModel(kind(name, forgets))

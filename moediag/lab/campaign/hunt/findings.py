@@ -105,6 +105,8 @@ class Hunt:
     """The same on the release of ``--against``."""
     traces: Mapping[str, Pursued] = field(default_factory=dict)
     """What pursuing found out, by signature."""
+    resolutions: tuple[str, ...] = ()
+    """What the requested names of families stand for, where it is not evident."""
     findings: tuple[Finding, ...] = field(init=False)
 
     def __post_init__(self) -> None:

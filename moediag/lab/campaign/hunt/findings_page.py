@@ -32,6 +32,7 @@ def to_json(hunt: Hunt) -> dict[str, Any]:
         "incomplete": hunt.incomplete,
         "missing": hunt.missing,
         "families": {family.name: family.kind for family in hunt.families},
+        "resolutions": list(hunt.resolutions),
         "not_built": hunt.not_built,
         "undecided": [
             {"family": family, "relation": relation, "reason": reason}
@@ -103,6 +104,8 @@ def cell_line(cell: HuntCell) -> tuple[str, bool | None]:
 def lines(hunt: Hunt, width: int) -> Iterator[Line]:
     """Yields the page: what is not new in short, which hunt.md has in full; what is new; the answer
     last, where a terminal shows it."""
+    for text in hunt.resolutions:
+        yield from labelled("families", text, width)
     for label, text in _rest(hunt):
         yield from labelled(label, text, width)
     for title, finding in reversed([*_shown(hunt)]):
@@ -220,7 +223,7 @@ def markdown(hunt: Hunt) -> str:
     """Returns the page as markdown."""
     parts = [f"# Hunt: {summary(hunt)}", ""]
     versions = ", ".join(f"{n} {v}" for n, v in hunt.versions.items() if v)
-    parts += [f"{versions}.", ""]
+    parts += [f"{versions}.", "", *(f"- {text}" for text in hunt.resolutions), ""]
     for title, finding in _shown(hunt):
         head = finding.state if hunt.before is None else title.lower()
         parts += [f"## {head}: {finding.signature}", "", _headline(hunt, finding), ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 
 from packaging.version import Version
@@ -86,15 +86,43 @@ def chosen_families(wanted: Wanted, listing: ReleaseListing) -> tuple[ListedFami
     names: set[str] = set()
     for word in wanted.families:
         if word == ALL or word in KINDS:
-            names |= {f.name for f in listing.families if word in (ALL, f.kind)}
+            names |= {f.name for f in listing.families if word in (ALL, f.kind) and not f.same_as}
         elif word in known:
-            names.add(known[word].same_as or word)
+            names.add(word if known[word].own_config else known[word].same_as or word)
         else:
             raise UsageError(
                 f"--family {word}: the release has no such model type",
                 f"Kinds: {', '.join(KINDS)}, {ALL}. A name is a model_type, such as qwen3_moe.",
             )
-    return tuple(known[name] for name in sorted(names) if not known[name].same_as)
+    return tuple(known[name] for name in sorted(names))
+
+
+def resolutions(wanted: Wanted, listing: ReleaseListing) -> Iterator[str]:
+    """Yields what a family's name stands for if another family has its model class, and which
+    families of a kind are left out for that reason."""
+    for family in listing.families:
+        if family.name in wanted.families and family.same_as:
+            if family.own_config:
+                yield (
+                    f"{family.name} has the model class of {family.same_as} and is built with its "
+                    "own configuration"
+                )
+            else:
+                yield (
+                    f"{family.name} is checked as {family.same_as}, the part of its configuration "
+                    "that its model class takes"
+                )
+    left = [
+        f"{family.name} ({family.same_as})"
+        for family in listing.families
+        if family.own_config and {ALL, family.kind} & set(wanted.families)
+        and family.name not in wanted.families
+    ]  # fmt: skip
+    if left:
+        yield (
+            f"not checked, because another family has the model class: {', '.join(left)}; give "
+            "their names to check them"
+        )
 
 
 def families_of_each(

@@ -32,6 +32,7 @@ from moediag.lab.campaign.hunt.question import (
     families_of_each,
     header,
     previous,
+    resolutions,
 )
 from moediag.lab.campaign.hunt.workers import Maker, Workers
 from moediag.lab.pipeline import register
@@ -133,6 +134,10 @@ class _Cells(Strategy[Item, HuntCell]):
         journal: Journal, display: Display, clock: Clock | None,
     ) -> None:  # fmt: skip
         self.families: list[tuple[ListedFamily, ...]] = families_of_each(wanted, listings)
+        told = (text for listing in listings for text in resolutions(wanted, listing))
+        self.resolutions = tuple(dict.fromkeys(told))
+        for text in self.resolutions:
+            display.say(text)
         names = chosen_relations(wanted, listings[0])
         self.relations = {name: listings[0].relations[name] for name in names}
         self.sides = sides
@@ -198,8 +203,9 @@ class _Cells(Strategy[Item, HuntCell]):
             known = side.cells.items()
             cells = {k: c for k, c in known if k[0] in names and k[1] in self.relations}
             found = Hunt(
-                side.stack.versions, self.relations, families, cells, self.known, incomplete, found
-            )
+                side.stack.versions, self.relations, families, cells, self.known, incomplete, found,
+                resolutions=self.resolutions,
+            )  # fmt: skip
         assert found is not None
         return found
 

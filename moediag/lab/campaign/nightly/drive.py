@@ -200,7 +200,6 @@ class _Tonight(Strategy[str, _Done]):
 
     def taken(self, item: str, value: _Done) -> None:
         self.done_jobs[item] = value
-        self.write("")
 
     def stop(self) -> None:
         self.runs.stop()

@@ -161,7 +161,6 @@ class _Sweep(Strategy[str, Row]):
 
     def taken(self, item: str, value: Row) -> None:
         self.rows[item] = value
-        self.write("")
 
     def line(self, value: Row) -> Line:
         return Line(f"{value.scenario}: {value.status}")

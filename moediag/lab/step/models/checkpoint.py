@@ -20,7 +20,7 @@ from torch import nn
 
 from moediag.axes import EP, TP
 from moediag.lab.step import kernels
-from moediag.lab.step.models import tiny
+from moediag.lab.step.models import release_families, tiny
 from moediag.protocol import Trial
 from moediag.recorder.not_applicable import NotApplicable
 
@@ -174,19 +174,19 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
     """Returns the model of ``trial.checkpoint_path`` in training mode, loaded as the trial
     requires, with parameters on ``device``. Collective if it is sharded. Raises NotApplicable, and
     what the library raises."""
-    _, model_class = tiny.import_family(trial.model)
+    config_class, model_class = tiny.import_family(trial.model)
     asked = spelling(trial)
     arguments: Dict[str, Any] = {dtype_argument(): getattr(torch, trial.model.dtype)}
     arguments.update(plan(trial, asked))
     if known(trial.model.experts_implementation) is not None:
         arguments["experts_implementation"] = trial.model.experts_implementation
-    loader: Any = model_class
     with _no_progress_bars(), _refusals(trial, asked):
         if asked is not None:
             arguments["distributed_config"] = distributed_config(asked)
-        model = loader.from_pretrained(
-            str(trial.checkpoint_path), attn_implementation="eager", **arguments
-        )
+        model = release_families.from_pretrained(
+            model_class, config_class, str(trial.checkpoint_path), attn_implementation="eager",
+            **arguments,
+        )  # fmt: skip
     for part in (model.config, getattr(model.config, "text_config", None)):
         if part is not None:
             part.use_cache = False  # multimodal families do not accept it as an argument

@@ -45,6 +45,14 @@ def model_class(family: ReleaseFamily) -> Any:
     return getattr(transformers, family.model)
 
 
+def from_pretrained(model: Any, config: Any, folder: str, **options: Any) -> Any:
+    """Returns ``model.from_pretrained(folder)`` with the configuration of class ``config``. A model
+    class that several model types share names the configuration of one of them."""
+    if config is not getattr(model, "config_class", None):
+        options["config"] = config.from_pretrained(folder)
+    return model.from_pretrained(folder, **options)
+
+
 def load(name: str) -> None:
     """Imports the family's model. Does nothing if the release lacks the family."""
     family = find(name)
@@ -53,8 +61,8 @@ def load(name: str) -> None:
 
 
 def listed() -> Iterator[ListedFamily]:
-    """Yields each model type of the release. Of several with one model class, one is checked: the
-    one whose configuration that class names."""
+    """Yields each model type of the release. Of several with one model class, one stands for all:
+    the one whose configuration that class names."""
     mapped = _mapped()
     for name in sorted(mapped):
         model, mapping = mapped[name]
@@ -64,10 +72,14 @@ def listed() -> Iterator[ListedFamily]:
             if _may_have_experts(name) and _has_experts(name) and mapping == CAUSAL:
                 kind = "moe"
             first = _chosen(others) if len(others) > 1 else name
+            own_config = first != name and not _built_from_a_part(name)
         except Exception as error:
             yield ListedFamily(name, "", f"{type(error).__name__}: {' '.join(str(error).split())}")
             continue
-        yield ListedFamily(name, kind, same_as="" if first == name else first)
+        if first == name:
+            yield ListedFamily(name, kind)
+        else:
+            yield ListedFamily(name, kind, "", first, own_config)
 
 
 def _mapped() -> Dict[str, Tuple[str, str]]:
@@ -85,6 +97,14 @@ def _chosen(names: List[str]) -> str:
     found = [family for family in map(find, names) if family is not None]
     own = getattr(model_class(found[0]), "config_class", None)
     return next((family.name for family in found if family.config is own), found[0].name)
+
+
+def _built_from_a_part(name: str) -> bool:
+    """Whether its model class takes a part of its configuration, which is another model type."""
+    family = find(name)
+    assert family is not None
+    parts = getattr(family.config, "sub_configs", None) or {}
+    return getattr(model_class(family), "config_class", None) in parts.values()
 
 
 def _may_have_experts(name: str) -> bool:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from moediag.lab.step import preparation
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.measure import reference, row_map
-from moediag.lab.step.models import checkpoint, tiny
+from moediag.lab.step.models import checkpoint, release_families, tiny
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import Trial
 
@@ -74,11 +74,11 @@ def _compared(trial: Trial, folder: Path) -> Dict[str, Any]:
 
 def _tensors(trial: Trial, folder: Path) -> Iterator[Tuple[str, torch.Tensor]]:
     """Yields what one process loads, which no launcher started."""
-    loader: Any = tiny.import_family(trial.model)[1]
+    config_class, model_class = tiny.import_family(trial.model)
     dtype = {checkpoint.dtype_argument(): getattr(torch, trial.model.dtype)}
     launched = {name: os.environ.pop(name) for name in LAUNCHER if name in os.environ}
     try:
-        loaded: Any = loader.from_pretrained(str(folder), **dtype)
+        loaded = release_families.from_pretrained(model_class, config_class, str(folder), **dtype)
     finally:
         os.environ.update(launched)
     for name, tensor in itertools.chain(loaded.named_parameters(), loaded.named_buffers()):

@@ -27,7 +27,7 @@ from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
 from moediag.evidence.flight_calls import Dump
 from moediag.evidence.model import ExitStatus, RankError, Report, Stack
-from moediag.evidence.rank_in_name import OF_TORCHRUN, rank_of
+from moediag.evidence.rank_in_name import OF_TORCHRUN, Names
 
 MAX_FILES = 50_000
 
@@ -65,9 +65,10 @@ class Found:
 def read(paths: Iterable[Path]) -> Found:
     """Reads folders, with all folders below them, and files. No content of a file raises."""
     found = Found()
-    collector = _Collector(found)
+    listed = list(_files(paths))
+    collector = _Collector(found, Names(file for file, _ in listed))
     files = []
-    for number, (file, root) in enumerate(_files(paths)):
+    for number, (file, root) in enumerate(listed):
         if number == MAX_FILES:
             found.refused.append(f"files after the first {MAX_FILES:,}")
             break
@@ -104,8 +105,9 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 class _Collector:
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, names: Names) -> None:
         self.found = found
+        self.names = names
         self.of_unknown_rank: list[tuple[Path, str]] = []  # recognised, but of an unknown rank
         self.source: dict[int, Path] = {}  # rank -> its dump's file
         self.attempt: dict[int, int] = {}
@@ -130,7 +132,7 @@ class _Collector:
         raw = loaded.json
         if loaded.refused:
             self.found.refused.append(f"{path} ({loaded.refused})")
-            if (rank := rank_of(path, root)) is not None:
+            if (rank := self.names.rank(path, root)) is not None:
                 self.found.unread.add(rank)
         elif loaded.dump is not None:
             self.dump(path, root, loaded.dump)
@@ -174,7 +176,7 @@ class _Collector:
 
     def whose_dump(self, path: Path, root: Path, dump: Dump) -> int | None:
         """The rank of a dump: from its name, unless its content contradicts that."""
-        named, own = rank_of(path, root), flight_recorder.own_rank(dump)
+        named, own = self.names.rank(path, root), flight_recorder.own_rank(dump)
         if named is None or own is None or named == own:
             return own if named is None else named
         self.found.refused.append(f"the name of {path} (its content says rank {own})")
@@ -216,7 +218,7 @@ class _Collector:
         self.found.exits.update(ended)
         self.found.first = self.found.first or first
         parts = log_lines.by_rank(lines)
-        named = rank_of(path, root)
+        named = self.names.rank(path, root)
         own = named if named is not None and not parts.keys() - {named, None} else None
         reports = log_reports.read(lines, own)
         if own is not None and not self.is_latest(path, own):
@@ -281,10 +283,10 @@ class _Collector:
             self.found.refused.append(f"{path} (stacks without any frame)")
             return
         self.found.files += 1
-        self.section(rank_of(path, root), process or path.name, found)
+        self.section(self.names.rank(path, root), process or path.name, found)
 
     def error(self, path: Path, root: Path, error: RankError) -> None:
-        rank = rank_of(path, root)
+        rank = self.names.rank(path, root)
         if rank is None:
             self.of_unknown_rank.append((path, "an error file"))
         elif self.is_latest(path, rank):

@@ -39,8 +39,8 @@ def put(folder: Path, **files: str | bytes) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["rank_3.log", "rank3.out", "job-rank-03.txt", "3.log", "out_3.txt", "slurm-123456_3.out",
-     "rank3/stderr.txt", "attempt_0/3/stderr.log", "node1/rank_3/log"],
+    ["rank_3.log", "rank3.out", "job-rank-03.txt", "rank3/stderr.txt", "attempt_0/3/stderr.log",
+     "node1/rank_3/log"],
 )  # fmt: skip
 def test_rank_is_taken_from_the_name_of_a_log(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,26 @@ def test_rank_is_taken_from_the_name_of_a_log(tmp_path: Path, name: str) -> None
     assert list(read([tmp_path]).outputs) == [3]
 
 
-@pytest.mark.parametrize("name", ["train.log", "train.log.1", "events-20240101.txt"])
+@pytest.mark.parametrize("name", ["{}.log", "out_{}.txt", "slurm-123456_{}.out", "00{}.log"])
+def test_files_that_count_from_0_are_of_ranks(tmp_path: Path, name: str) -> None:
+    for number in range(3):
+        (tmp_path / name.format(number)).write_text(TRACEBACK)
+    (tmp_path / "seed42.log").write_text(TRACEBACK)
+    assert sorted(read([tmp_path]).outputs) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("numbers", [(3,), (1, 2, 3), (0, 2), (0,)])
+def test_other_numbers_in_names_are_no_ranks(tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    for number in numbers:
+        (tmp_path / f"run_{number}.log").write_text(TRACEBACK)
+    assert not read([tmp_path]).outputs
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train.log", "train.log.1", "events-20240101.txt", "train_2025-11-03.log", "slurm-991.out",
+     "seed42.log", "sft_v2.log", "issue-369.txt", "3.log", "lora_rank16.log", "frank3.log"],
+)  # fmt: skip
 def test_an_exception_of_an_unknown_rank_is_kept_and_noted(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(TRACEBACK)
     found = read([tmp_path])

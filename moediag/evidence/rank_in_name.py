@@ -33,8 +33,8 @@ class Names:
         self._counted: dict[Path, int] = {}
         for numbers in series.values():
             if len(numbers) > 1 and numbers.keys() == set(range(len(numbers))):
-                for number, found in numbers.items():
-                    self._counted.update(dict.fromkeys(found, number))
+                for rank, found in numbers.items():
+                    self._counted.update(dict.fromkeys(found, rank))
 
     def rank(self, path: Path, root: Path) -> int | None:
         """Returns the rank in a path that was found under ``root``.

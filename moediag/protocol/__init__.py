@@ -15,317 +15,33 @@ from typing import TYPE_CHECKING, Any
 
 # In this order they are searched for a name. The modules of dataclasses are last: they take longer
 # to import than the rest of a short command.
-_MODULES = (
+__all__ = [
     "number_text", "user_code", "files", "programs", "process_start", "stored", "events",
     "specs", "tasks", "trial", "outcome", "relations", "measured", "checked",
-)  # fmt: skip
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from moediag.protocol.checked import (
-        FAILS,
-        MAY_FAIL,
-        NOTE,
-        Checked,
-        CheckFinding,
-        ExpertRange,
-        MeshSlice,
-        PlannedParameter,
-        PlannedUnit,
-        SimulatedCase,
-        SimulatedRank,
-    )
-    from moediag.protocol.events import (
-        EVENT_KINDS,
-        LAW_KINDS,
-        OPS,
-        Heartbeat,
-    )
-    from moediag.protocol.files import (
-        AGENT_EVENTS,
-        CHECKED_FILE,
-        ENV_ATTEMPT,
-        ENV_EVIDENCE,
-        ENV_GUARD,
-        ENV_GUARD_TIMEOUT,
-        ENV_JOB,
-        ENV_LAWS,
-        ENV_MAIN_THREAD,
-        ENV_PACKAGE,
-        ENV_PARENT,
-        ENV_RANK_PID,
-        ENV_SEGMENT,
-        ENV_SIMULATE,
-        ENV_TRIAL,
-        ENV_WATCH,
-        FAMILIES_FILE,
-        GUARD_TIMEOUT,
-        LAUNCH_FILE,
-        LAUNCHER_LOG,
-        LINK_FILE,
-        NODES_FILE,
-        NODES_FOLDER,
-        NOT_RECORDED_FILE,
-        PULSE_FILE,
-        RELATION_FILE,
-        RELEASE_FILE,
-        ROOT_FILES,
-        SUSCEPTIBILITY_FILE,
-        TRIAL_FILE,
-        WANT_FILE,
-        WATCHDOG_DUMPS,
-        WATCHDOG_PIPES,
-        alone_file,
-        attempt_folder,
-        dump_request_file,
-        error_file,
-        events_file,
-        executed_file,
-        flight_file,
-        heartbeat_file,
-        job_file,
-        laws_file,
-        older_events_file,
-        older_laws_file,
-        outcome_file,
-        output_file,
-        pid_file,
-        simulated_file,
-        stacks_file,
-        watchdog_dump,
-    )
-    from moediag.protocol.measured import (
-        ENV_MEASURE,
-        Measured,
-        MeasuredStep,
-        MeasureRequest,
-        read_measured,
-    )
-    from moediag.protocol.number_text import natural
-    from moediag.protocol.outcome import (
-        Applied,
-        ExpertRows,
-        GradientError,
-        Multiple,
-        Outcome,
-        OutcomeTable,
-        Replica,
-        ResumeOutcome,
-        Sketch,
-        StateDifference,
-        StepNumbers,
-        StepReplicas,
-        Susceptibility,
-    )
-    from moediag.protocol.process_start import (
-        start_time,
-        stat_fields,
-    )
-    from moediag.protocol.programs import (
-        PROGRAMS,
-        program_options,
-    )
-    from moediag.protocol.relations import (
-        CONDITIONS,
-        EARLIER_CHECKPOINT,
-        ListedFamily,
-        RelationOutcome,
-        ReleaseListing,
-        WayOutcome,
-    )
-    from moediag.protocol.specs import (
-        SIZES,
-        VOCAB,
-        ModelSpec,
-        RecorderSpec,
-        Size,
-        SkewSpec,
-        Starve,
-        StepSpec,
-        WrapperSpec,
-    )
-    from moediag.protocol.stored import (
-        SCHEMA_VERSION,
-        build,
-        open_stored,
-        parse_json,
-        read_json,
-        read_stored,
-        write_json,
-        write_text,
-    )
-    from moediag.protocol.tasks import (
-        TRAINER_KINDS,
-        CheckpointTask,
-        CheckTask,
-        CostTask,
-        FamiliesTask,
-        GenerateTask,
-        ProgramTask,
-        ReferenceTask,
-        RelationTask,
-        ResumeTask,
-        SaveTask,
-        SequenceTask,
-        StepTask,
-        SusceptibilityTask,
-        Task,
-        TrainerTask,
-        VerifyTask,
-        WatchTask,
-        task_fields,
-    )
-    from moediag.protocol.trial import Trial
-    from moediag.protocol.user_code import (
-        in_libraries,
-        innermost_user,
-        is_moediag,
-    )
+    from moediag.protocol.checked import *
+    from moediag.protocol.events import *
+    from moediag.protocol.files import *
+    from moediag.protocol.measured import *
+    from moediag.protocol.number_text import *
+    from moediag.protocol.outcome import *
+    from moediag.protocol.process_start import *
+    from moediag.protocol.programs import *
+    from moediag.protocol.relations import *
+    from moediag.protocol.specs import *
+    from moediag.protocol.stored import *
+    from moediag.protocol.tasks import *
+    from moediag.protocol.trial import *
+    from moediag.protocol.user_code import *
 else:
 
     def __getattr__(name: str) -> Any:
-        """Imports the modules in ``_MODULES`` as far as the one that defines ``name``."""
-        for module in _MODULES if name in __all__ else ():
-            found = vars(import_module(f"{__name__}.{module}"))
-            if name in found:
-                globals()[name] = found[name]
-                return found[name]
+        """Imports the modules as far as the first one that defines ``name``."""
+        for module in __all__ if not name.startswith("__") else ():
+            found = import_module(f"{__name__}.{module}")
+            if name == module or name in vars(found):
+                globals()[name] = found if name == module else vars(found)[name]
+                return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-__all__ = [
-    "AGENT_EVENTS",
-    "CHECKED_FILE",
-    "CONDITIONS",
-    "EARLIER_CHECKPOINT",
-    "ENV_ATTEMPT",
-    "ENV_EVIDENCE",
-    "ENV_GUARD",
-    "ENV_GUARD_TIMEOUT",
-    "ENV_JOB",
-    "ENV_LAWS",
-    "ENV_MAIN_THREAD",
-    "ENV_MEASURE",
-    "ENV_PACKAGE",
-    "ENV_PARENT",
-    "ENV_RANK_PID",
-    "ENV_SEGMENT",
-    "ENV_SIMULATE",
-    "ENV_TRIAL",
-    "ENV_WATCH",
-    "EVENT_KINDS",
-    "FAILS",
-    "FAMILIES_FILE",
-    "GUARD_TIMEOUT",
-    "LAUNCHER_LOG",
-    "LAUNCH_FILE",
-    "LAW_KINDS",
-    "LINK_FILE",
-    "MAY_FAIL",
-    "NODES_FILE",
-    "NODES_FOLDER",
-    "NOTE",
-    "NOT_RECORDED_FILE",
-    "OPS",
-    "PROGRAMS",
-    "PULSE_FILE",
-    "RELATION_FILE",
-    "RELEASE_FILE",
-    "ROOT_FILES",
-    "SCHEMA_VERSION",
-    "SIZES",
-    "SUSCEPTIBILITY_FILE",
-    "TRAINER_KINDS",
-    "TRIAL_FILE",
-    "VOCAB",
-    "WANT_FILE",
-    "WATCHDOG_DUMPS",
-    "WATCHDOG_PIPES",
-    "Applied",
-    "CheckFinding",
-    "CheckTask",
-    "Checked",
-    "CheckpointTask",
-    "CostTask",
-    "ExpertRange",
-    "ExpertRows",
-    "FamiliesTask",
-    "GenerateTask",
-    "GradientError",
-    "Heartbeat",
-    "ListedFamily",
-    "MeasureRequest",
-    "Measured",
-    "MeasuredStep",
-    "MeshSlice",
-    "ModelSpec",
-    "Multiple",
-    "Outcome",
-    "OutcomeTable",
-    "PlannedParameter",
-    "PlannedUnit",
-    "ProgramTask",
-    "RecorderSpec",
-    "ReferenceTask",
-    "RelationOutcome",
-    "RelationTask",
-    "ReleaseListing",
-    "Replica",
-    "ResumeOutcome",
-    "ResumeTask",
-    "SaveTask",
-    "SequenceTask",
-    "SimulatedCase",
-    "SimulatedRank",
-    "Size",
-    "Sketch",
-    "SkewSpec",
-    "Starve",
-    "StateDifference",
-    "StepNumbers",
-    "StepReplicas",
-    "StepSpec",
-    "StepTask",
-    "Susceptibility",
-    "SusceptibilityTask",
-    "Task",
-    "TrainerTask",
-    "Trial",
-    "VerifyTask",
-    "WatchTask",
-    "WayOutcome",
-    "WrapperSpec",
-    "alone_file",
-    "attempt_folder",
-    "build",
-    "dump_request_file",
-    "error_file",
-    "events_file",
-    "executed_file",
-    "flight_file",
-    "heartbeat_file",
-    "in_libraries",
-    "innermost_user",
-    "is_moediag",
-    "job_file",
-    "laws_file",
-    "natural",
-    "older_events_file",
-    "older_laws_file",
-    "open_stored",
-    "outcome_file",
-    "output_file",
-    "parse_json",
-    "pid_file",
-    "program_options",
-    "read_json",
-    "read_measured",
-    "read_stored",
-    "simulated_file",
-    "stacks_file",
-    "start_time",
-    "stat_fields",
-    "task_fields",
-    "watchdog_dump",
-    "write_json",
-    "write_text",
-]

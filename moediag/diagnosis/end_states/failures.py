@@ -38,6 +38,8 @@ _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
 )
 _SUMMARY = 480  # characters: two or three sentences
+# Nobody sends these to a rank because another one failed, as launchers do with SIGTERM and SIGKILL.
+FATAL_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 _ENDED_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException", "SystemExit"})
 
 
@@ -110,6 +112,24 @@ def _failure(seen: RankEvidence) -> Failure | None:
     return Failure(
         seen.rank, name, consequence=aborted, mismatch=aborted and bool(_MISMATCH.search(text))
     )
+
+
+def first_of(own: Sequence[Failure], deaths: Sequence[int]) -> tuple[tuple[Failure, ...], bool]:
+    """The failures among ``own`` that may have come first, and whether that is certain.
+
+    An exception has its own time. A fatal signal leaves none: its launcher notices the death a
+    moment later. So a death noticed before an exception (``deaths``: ranks in that order) came
+    first, and one noticed after it may have come first too.
+    """
+    lead = own[0]
+    killed = [f for f in own if f.name in FATAL_SIGNALS and f.rank != lead.rank]
+    if not lead.time or not killed or lead.rank not in deaths:
+        return (lead,), True
+    noticed = {rank: place for place, rank in enumerate(deaths)}
+    before = [f for f in killed if noticed.get(f.rank, len(deaths)) < noticed[lead.rank]]
+    if before:
+        return tuple(sorted(before, key=lambda f: noticed[f.rank])), True
+    return (lead, *killed), False
 
 
 def is_communication(error: RankError) -> bool:

@@ -192,6 +192,36 @@ def test_a_killed_rank_is_a_crash_of_that_rank() -> None:
     assert "Ranks 0, 1 then waited in reduce_scatter" in found.cause
 
 
+@pytest.mark.parametrize(
+    ("deaths", "culprits", "words"),
+    [
+        # Noticed before the exception: it came first.
+        ((2, 1), (2,), "Rank 2 died by SIGSEGV. Then rank 1 raised ValueError at feed.py:9 read"),
+        # Noticed after it, because a launcher looks at times: which came first is not known.
+        ((1, 2), (1, 2), "Rank 2 died by SIGSEGV. Not known which of them came first."),
+        ((1,), (1, 2), "Not known which of them came first."),
+    ],
+)
+def test_a_rank_that_died_by_itself_is_never_a_victim(
+    deaths: tuple[int, ...], culprits: tuple[int, ...], words: str
+) -> None:
+    """Rank 1 raises an error of its own because rank 2 is gone."""
+    error = RankError("ValueError", "the feeder closed its socket", "feed.py:9 read", time=7.0)
+    evidence = died(fsdp2_job(set(), set(), set()).run(), 1, error)
+    evidence = replace(died(evidence, 2, signal="SIGSEGV"), deaths=deaths)
+    found = diagnose(evidence)
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, culprits, (0,))
+    assert words in found.cause
+
+
+def test_a_launcher_that_ends_the_others_adds_no_culprit() -> None:
+    error = RankError("ValueError", "bad batch", "feed.py:9 read", time=7.0)
+    evidence = died(fsdp2_job(set(), set(), set()).run(), 1, error)
+    evidence = replace(died(evidence, 2, signal="SIGKILL"), deaths=(1, 2))
+    found = diagnose(evidence)
+    assert (found.culprits, found.victims) == ((1,), (0, 2))
+
+
 def test_one_rank_without_a_trace_is_named() -> None:
     evidence = ended_early(fsdp2_job(set(), set(), set()), 2, 4)
     found = diagnose(died(evidence, 2, signal=UNTOLD))

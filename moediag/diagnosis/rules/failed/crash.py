@@ -1,10 +1,13 @@
-"""Ranks raised their own exception, or died. All ranks that failed in the same way are culprits,
-except ranks that ended without a trace: if several did, no rank is named."""
+"""Ranks raised their own exception, or died. All ranks that failed in the same way as the first are
+culprits, and so are deaths that may have come first. Of ranks that ended without a trace, none is
+named if several did. A rank that failed by itself is never a victim."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moediag.diagnosis.end_states import mixed_optimizer
-from moediag.diagnosis.end_states.failures import Failure
+from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, Failure, first_of
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, apart
 from moediag.diagnosis.schedules.diverge import Divergence
@@ -21,10 +24,17 @@ def find(facts: Facts) -> tuple[Failure, ...] | None:
 
 
 def judge(facts: Facts, found: tuple[Failure, ...]) -> Judgement:
-    first = found[0]
-    same = tuple(sorted(f.rank for f in found if (f.name, f.where) == (first.name, first.where)))
-    text = f"{ranks(same).capitalize()} {_ended(first, facts.evidence)}"
-    text = text if text.endswith("!") else text.rstrip(".") + "."
+    leading, ordered = first_of(found, facts.evidence.deaths)
+    first = leading[0]
+    kinds = dict.fromkeys((f.name, f.where) for f in leading)
+    alike = {kind: [f for f in found if (f.name, f.where) == kind] for kind in kinds}
+    same = tuple(sorted(f.rank for those in alike.values() for f in those))
+    text = " ".join(_sentence(those, facts.evidence) for those in alike.values())
+    later = [f for f in found if f.rank not in same and (f.message or f.where)]
+    if not ordered:
+        text += " Not known which of them came first."
+    elif later and first.name in FATAL_SIGNALS:
+        text += f" Then {_sentence(later[:1], facts.evidence, begins=False)}"
     mixture = mixed_optimizer.of_crash(facts.evidence, found)
     text += f" {mixture}" if mixture else ""
     # A launcher that loses a rank ends the others, and then none of them leaves a trace.
@@ -38,13 +48,24 @@ def judge(facts: Facts, found: tuple[Failure, ...]) -> Judgement:
         text += f" {_left_waiting(left)}"
     certain = first.message or first.where or left is not None
     return Judgement(
-        Confidence.HIGH if certain and not unordered else Confidence.MEDIUM,
+        Confidence.HIGH if certain and ordered and not unordered else Confidence.MEDIUM,
         text,
         culprits=() if unordered else same,
-        victims=() if unordered else apart(tuple(facts.evidence.ranks), same),
+        victims=() if unordered else apart(_others(facts, later), same),
         divergence=left is not None,
         failure=first,
     )
+
+
+def _others(facts: Facts, later: Sequence[Failure]) -> tuple[int, ...]:
+    failed = {f.rank for f in later} | {f.rank for f in facts.own if f.name in FATAL_SIGNALS}
+    return tuple(rank for rank in facts.evidence.ranks if rank not in failed)
+
+
+def _sentence(alike: Sequence[Failure], evidence: Evidence, begins: bool = True) -> str:
+    who = ranks(f.rank for f in alike)
+    text = f"{who.capitalize() if begins else who} {_ended(alike[0], evidence)}"
+    return text if text.endswith("!") else text.rstrip(".") + "."
 
 
 def _ended(failure: Failure, evidence: Evidence) -> str:

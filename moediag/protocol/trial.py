@@ -45,7 +45,7 @@ class Trial:
     reference_path: Optional[str] = None
     recorder: RecorderSpec = field(default_factory=RecorderSpec)
     record: bool = True  # install the recorder (benchmarks switch it off)
-    executed: bool = False  # with it, note which functions ran, see executed_file
+    executed: bool = False  # with it, note of which files functions ran, see executed_file
     timeout: float = 120.0  # seconds; the bound on the whole launch, not the hang detector
     shared_gpu: bool = False  # several ranks on one GPU, with whatever backend
     # Variables a rank sets before it joins the process group, unless they are set already.

@@ -154,11 +154,11 @@ def _recorded(trial: Trial, folder: Path, recorder: Any, joined: bool) -> None:
 
 
 def _noted(folder: Path, recorder: Any) -> Optional[Callable[[], None]]:
-    """Starts recording which functions run; a failure of it must not become the trial's."""
+    """Starts recording which files run; a failure of it must not become the trial's."""
     from moediag.lab.step import executed
 
     try:
-        return executed.start(str(folder), recorder)
+        return executed.start(str(folder), recorder.rank)
     except Exception as error:
         recorder.fault("functions that ran", error)
         return None

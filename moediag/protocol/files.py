@@ -158,8 +158,6 @@ def watchdog_dump(rank: int) -> str:
     return f"{WATCHDOG_DUMPS}{rank}"
 
 
-# What a susceptibility trial found, see :class:`Susceptibility`.
-SUSCEPTIBILITY_FILE = "susceptibility.json"
 # What a trial of a hunt found, see :class:`ReleaseListing` and :class:`RelationOutcome`.
 FAMILIES_FILE = "families.json"
 RELATION_FILE = "relation.json"

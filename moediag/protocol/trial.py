@@ -18,7 +18,6 @@ from moediag.protocol.tasks import (
     RelationTask,
     SequenceTask,
     StepTask,
-    SusceptibilityTask,
     Task,
     task_fields,
 )
@@ -57,7 +56,7 @@ class Trial:
         """Whether it runs in one process, whatever its world size."""
         if isinstance(self.task, SequenceTask):
             return self.task.single
-        alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask, CheckTask)
+        alone = (ReferenceTask, FamiliesTask, RelationTask, CheckTask)
         return isinstance(self.task, alone)
 
     @property

@@ -13,9 +13,7 @@ COMMANDS = (
     Command("run", f"{_CLI}.run:run", "run expert-starvation --cpu 4 --set model.family=mixtral"),
     Command("check", f"{_CLI}.check:check", "check ./Qwen3-30B-A3B --layout dp_shard=64,ep=8"),
     Command("bisect", f"{_CLI}.bisect:bisect", "bisect expert-starvation --window --cpu 2"),
-    Command(
-        "matrix", f"{_CLI}.matrix:matrix", "matrix expert-starvation --family all --fast --cpu 2"
-    ),
+    Command("matrix", f"{_CLI}.matrix:matrix", "matrix expert-starvation --family all --cpu 2"),
     Command("hunt", f"{_CLI}.hunt:hunt", "hunt --release newest --cpu 2"),
     Command(
         "nightly",

@@ -137,11 +137,9 @@ def outcome_file(rank: int) -> str:
 
 
 def executed_file(rank: int) -> str:
-    """Which functions of the installed packages this rank ran (JSON lines): ``[FILE, NAME]``
-    numbers a file, ``[FILE, LINE]`` is a function of it by its first line, decorators included
-    (0: the file was imported), ``[FILE, CLASS, FQN]`` a class of the model's module at FQN, with
-    ``*`` for the numbers of layers and experts. Only where the trial asks for it."""
-    return f"rank-{rank}.executed.jsonl"
+    """The files of installed packages of which this rank ran a function: one a line, as imported
+    (``transformers/modeling_utils.py``). Only where the trial asks for it."""
+    return f"rank-{rank}.executed.txt"
 
 
 def flight_file(rank: int) -> str:
@@ -160,8 +158,6 @@ def watchdog_dump(rank: int) -> str:
     return f"{WATCHDOG_DUMPS}{rank}"
 
 
-# What a susceptibility trial found, see :class:`Susceptibility`.
-SUSCEPTIBILITY_FILE = "susceptibility.json"
 # What a trial of a hunt found, see :class:`ReleaseListing` and :class:`RelationOutcome`.
 FAMILIES_FILE = "families.json"
 RELATION_FILE = "relation.json"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
-from moediag.protocol.files import SUSCEPTIBILITY_FILE, outcome_file
+from moediag.protocol.files import outcome_file
 from moediag.protocol.number_text import natural
 from moediag.protocol.stored import build, read_json, write_json
 
@@ -240,22 +240,3 @@ class Outcome:
                 if natural(step) is None:
                     raise ValueError(f"{name}: {step[:20]!r} is no step")
         return found
-
-
-@dataclass(frozen=True)
-class Susceptibility:
-    """Which parameters have no gradient after forward and backward of each rank's own batches, all
-    in one process."""
-
-    missing: List[List[List[str]]] = field(default_factory=list)  # by step, then rank: FQNs
-    finite: bool = True  # every loss was finite
-    # Why this release could not be examined, else null; then the rest says nothing.
-    applicable: Optional[str] = None
-
-    def write(self, folder: Union[str, Path]) -> Path:
-        return write_json(Path(folder) / SUSCEPTIBILITY_FILE, dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, folder: Union[str, Path]) -> "Susceptibility":
-        raw = read_json(Path(folder) / SUSCEPTIBILITY_FILE)
-        return typing.cast("Susceptibility", build(cls, raw))

@@ -71,14 +71,6 @@ class ReferenceTask:
 
 
 @dataclass(frozen=True)
-class SusceptibilityTask:
-    """Predicts in one process whether ranks would disagree about which parameters have a
-    gradient."""
-
-    kind: str = field(default="susceptibility", init=False)
-
-
-@dataclass(frozen=True)
 class GenerateTask:
     """``generate`` with prompts that end after different numbers of tokens, compared with one
     process."""
@@ -158,8 +150,8 @@ class VerifyTask:
 
 
 Task = Union[
-    StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    GenerateTask, SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
+    StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, GenerateTask,
+    SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
     VerifyTask, CheckpointTask,
 ]  # fmt: skip
 

@@ -18,7 +18,6 @@ from moediag.protocol.tasks import (
     RelationTask,
     SequenceTask,
     StepTask,
-    SusceptibilityTask,
     Task,
     task_fields,
 )
@@ -45,7 +44,7 @@ class Trial:
     reference_path: Optional[str] = None
     recorder: RecorderSpec = field(default_factory=RecorderSpec)
     record: bool = True  # install the recorder (benchmarks switch it off)
-    executed: bool = False  # with it, note which functions ran, see executed_file
+    executed: bool = False  # with it, note of which files functions ran, see executed_file
     timeout: float = 120.0  # seconds; the bound on the whole launch, not the hang detector
     shared_gpu: bool = False  # several ranks on one GPU, with whatever backend
     # Variables a rank sets before it joins the process group, unless they are set already.
@@ -57,7 +56,7 @@ class Trial:
         """Whether it runs in one process, whatever its world size."""
         if isinstance(self.task, SequenceTask):
             return self.task.single
-        alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask, CheckTask)
+        alone = (ReferenceTask, FamiliesTask, RelationTask, CheckTask)
         return isinstance(self.task, alone)
 
     @property

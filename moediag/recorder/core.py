@@ -119,7 +119,6 @@ class Recorder:
         self.deferred_tokens: Any = None  # set by the watcher of experts
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
         self.module_names = ByObject()  # module -> FQN, of observed roots
-        self.on_module: Optional[Callable[[Any, str], None]] = None  # called for each of them
         # Called for each observed root module, as its caller calls it.
         self.on_root: Optional[Callable[[Any], None]] = None
         self.fsdp1_handles: Callable[[], List[Tuple[Any, Any]]] = list  # seen (state, handle)

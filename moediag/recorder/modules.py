@@ -135,8 +135,6 @@ class Observer:
         for name, module in inner.named_modules():
             fqn = clean(prefix + name + ".")[:-1]
             recorder.module_names.setdefault(module, fqn)
-            if recorder.on_module is not None:
-                recorder.on_module(module, fqn)
             compiled = compiled or hasattr(module, "_orig_mod")
             compiled = compiled or getattr(module, "_compiled_call_impl", None) is not None
             if inside_moe is not None and fqn.startswith(inside_moe):

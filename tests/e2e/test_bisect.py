@@ -84,7 +84,6 @@ def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) ->
     assert (result["began"]["bad"], result["began"]["good"]) == ("4.53.0", GOOD)
     assert (result["status"], result["confidence"]) == ("found", "high")
     assert result["signatures"] == [STARVED]
-    assert "Qwen3MoeSparseMoeBlock.forward" in named(result["began"])
     after = probed(folder)
     assert after[: len(before)] == before
     assert len(set(after)) == len(after)
@@ -92,14 +91,7 @@ def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) ->
     until(lambda: marked(mark) == [], "something was left behind")
 
 
-def named(boundary: dict[str, Any], most: int = 3) -> list[str]:
-    """Returns the most suspicious functions; all are in Qwen3-MoE's own file."""
-    changed = boundary["attribution"]["changed"][:most]
-    assert changed[0]["file"] == "transformers/models/qwen3_moe/modeling_qwen3_moe.py"
-    return [entry["function"] for entry in changed]
-
-
-def test_the_first_good_release_and_its_fused_experts_are_found(tmp_path: Path) -> None:
+def test_the_first_good_release_and_its_changes_are_found(tmp_path: Path) -> None:
     for version in ("4.57.6", "5.0.0"):
         need({"transformers": version})
     words = "moediag bisect expert-starvation --bad 4.57.6 --good 5.0.0 --cpu 2 --json --out out"
@@ -111,11 +103,9 @@ def test_the_first_good_release_and_its_fused_experts_are_found(tmp_path: Path) 
     assert one.returncode == 0, errors
     ended = json.loads(out)["ended"]
     assert (ended["bad"], ended["good"]) == ("4.57.6", "5.0.0")
-    assert "Qwen3MoeExperts" in named(ended)
     address = "https://github.com/huggingface/transformers/compare/v4.57.6...v5.0.0"
-    assert ended["attribution"]["compare"] == address
+    assert ended["compare"] == address
     report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert "+class Qwen3MoeExperts(nn.Module):" in report
     assert address in report
 
 

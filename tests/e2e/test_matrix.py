@@ -1,4 +1,4 @@
-"""`moediag matrix` on real releases: predictions and runs side by side."""
+"""`moediag matrix` on real releases: a family that is affected and one that is not."""
 
 from __future__ import annotations
 
@@ -24,43 +24,25 @@ def index() -> None:
         pytest.skip(f"no index can be asked: {error.message}")
 
 
-def test_affected_and_unaffected_families_are_predicted(
+def test_affected_and_unaffected_families_are_distinguished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     need({"transformers": "4.53.2"})
-    words = [*COMMAND, "--confirm", "--releases", "4.53.2", "--out", str(tmp_path / "out")]
+    words = [*COMMAND, "--releases", "4.53.2", "--out", str(tmp_path / "out")]
     words += ["--family", "qwen3_moe", "--family", "olmoe"]
     assert app.main(words) == ExitCode.OK
     first = capsys.readouterr().out
     raw = json.loads(first)
-    assert {(c["subject"], c["mode"]): c["verdict"] for c in raw["cells"]} == {
-        ("expert-starvation qwen3_moe", "fast"): "susceptible",
-        ("expert-starvation qwen3_moe", "real"): "collective-mismatch",
-        ("expert-starvation olmoe", "fast"): "not-susceptible",
-        ("expert-starvation olmoe", "real"): "clean",
+    assert {c["subject"]: c["verdict"] for c in raw["cells"]} == {
+        "expert-starvation qwen3_moe": "collective-mismatch",
+        "expert-starvation olmoe": "clean",
     }
     for cell in raw["cells"]:
         assert list((tmp_path / "out" / cell["evidence"]).iterdir())
     assert app.main([*words, "--resume"]) == ExitCode.OK
     again = capsys.readouterr()
     assert again.out == first
-    assert again.err.endswith(", 4 finished by an earlier command\n")
-
-
-@pytest.mark.wide
-def test_the_boundary_is_found_and_run_on_both_sides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for version in ("4.52.4", "4.53.0", "4.53.2", "5.0.0"):
-        need({"transformers": version})
-    words = [*COMMAND, "--confirm", "--releases", "4.52.4,4.53.2,5.0.0"]
-    assert app.main([*words, "--out", str(tmp_path / "out")]) == ExitCode.OK
-    raw = json.loads(capsys.readouterr().out)
-    assert raw["stretches"]["expert-starvation qwen3_moe"] == [["4.53.0", "4.57.6"]]
-    assert raw["disagreements"] == []
-    real = {c["version"]: c["verdict"] for c in raw["cells"] if c["mode"] == "real"}
-    assert real["4.52.4"] == real["5.0.0"] == "clean"
-    assert real["4.53.0"] == real["4.57.6"] == "collective-mismatch"
+    assert again.err.endswith(", 2 finished by an earlier command\n")
 
 
 @pytest.mark.wide

@@ -28,7 +28,7 @@ SAME: dict[str, str] = {
     "verify": "cli parses `moediag verify`, pipeline verifies, `moediag.verify` is for programs",
     # One measurement or record: written on the rank side, read or judged on the control side.
     "events": "protocol defines the recorder's events, evidence reads them",
-    "executed": "recorder writes which functions ran, evidence reads it",
+    "executed": "a rank writes of which files functions ran, bisect reads it",
     "gradients": "worker measures them, diagnosis judges them",
     "metrics": "a worker program reduces them, diagnosis judges them",
     "not_applicable": "worker raises it, a detector recognizes it",

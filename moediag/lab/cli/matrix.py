@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moediag.errors import ExitCode, UsageError
+from moediag.errors import ExitCode
 from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
 from moediag.report import stdout
@@ -56,14 +56,6 @@ def matrix(
     newest: Annotated[
         str, typer.Option("--to", metavar="V", help="End with this release.  [default: the newest]")
     ] = "",
-    fast: Annotated[
-        bool,
-        typer.Option("--fast", help="Predict in one process without ranks; starvation only."),
-    ] = False,
-    confirm: Annotated[
-        bool,
-        typer.Option("--confirm", help="Predict everywhere; run the releases around each change."),
-    ] = False,
     hold: o.Hold = [],  # noqa: B006
     python: o.Python = "",
     variant: o.Variant = "",
@@ -99,14 +91,11 @@ def matrix(
     Each cell is a run of the unfixed variant and its controls, like a probe of `moediag bisect`.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
-    if fast and confirm:
-        raise UsageError("--confirm includes the prediction", "Omit --fast.")
 
     from moediag.lab.campaign.bisect.question import Asked
     from moediag.lab.campaign.engine import shown
     from moediag.lab.campaign.executors import Choice
     from moediag.lab.campaign.matrix import elsewhere, question, session, table_page
-    from moediag.lab.campaign.matrix.work import Way
     from moediag.launch.settings import LaunchOptions
 
     chosen = Choice.parse(executor.value, executor_arg)
@@ -114,7 +103,6 @@ def matrix(
         names=tuple(scenarios), overrides=tuple(set_), families=tuple(family), package=package,
         releases=o.names([releases]),
         oldest=oldest, newest=newest,
-        way=Way.CONFIRM if confirm else Way.FAST if fast else Way.REAL,
         asked=Asked(
             hold=o.pairs(hold, "--hold"), python=python, variant=variant, world_size=world_size,
             device=device, launcher=launcher.value, timeout=timeout, calibrate=1,

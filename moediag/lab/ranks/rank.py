@@ -25,7 +25,6 @@ from moediag.protocol import (
     SaveTask,
     SequenceTask,
     StepTask,
-    SusceptibilityTask,
     TrainerTask,
     Trial,
 )
@@ -42,7 +41,6 @@ def main(trial_path: str) -> None:
     torch.set_num_threads(1)
     alone = {
         ReferenceTask: _reference,
-        SusceptibilityTask: _susceptibility,
         FamiliesTask: _families,
         RelationTask: _relation,
         CheckpointTask: _checkpoint,
@@ -66,12 +64,6 @@ def _reference(trial: Trial, folder: Path) -> None:
     except NotApplicable as reason:
         outcome = collector.outcome(reason)
     outcome.write(folder)
-
-
-def _susceptibility(trial: Trial, folder: Path) -> None:
-    from moediag.lab.step.tasks import susceptibility
-
-    susceptibility.run(trial).write(folder)
 
 
 def _families(_: Trial, folder: Path) -> None:
@@ -154,11 +146,11 @@ def _recorded(trial: Trial, folder: Path, recorder: Any, joined: bool) -> None:
 
 
 def _noted(folder: Path, recorder: Any) -> Optional[Callable[[], None]]:
-    """Starts recording which functions run; a failure of it must not become the trial's."""
+    """Starts recording which files run; a failure of it must not become the trial's."""
     from moediag.lab.step import executed
 
     try:
-        return executed.start(str(folder), recorder)
+        return executed.start(str(folder), recorder.rank)
     except Exception as error:
         recorder.fault("functions that ran", error)
         return None

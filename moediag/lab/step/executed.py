@@ -1,5 +1,4 @@
-"""Records which functions of installed packages this rank runs and which classes its model uses,
-each at first use.
+"""Records of which files of installed packages this rank runs a function, each at first use.
 
 The file of a killed rank is complete up to the kill. Only the thread that calls :func:`start` and
 Python threads started later are traced; autograd's own threads (the backward on a GPU, including
@@ -9,34 +8,23 @@ what checkpointing recomputes there) are not.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import sys
 import sysconfig
 import threading
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Optional, Set, Tuple
 
 from moediag.protocol import executed_file
-from moediag.recorder.core import Recorder
-
-_NUMBER = re.compile(r"(^|(?<=\.))\d+(?=\.|$)")  # of a layer or an expert
 
 
-def start(folder: str, recorder: Recorder) -> Callable[[], None]:
+def start(folder: str, rank: int) -> Callable[[], None]:
     """Starts recording; returns the function that ends it. Before Python 3.12 every call of a
     function costs a fraction of a microsecond; since then only its first call. Raises OSError if
     the file cannot be created."""
-    path = Path(folder) / executed_file(recorder.rank)
+    path = Path(folder) / executed_file(rank)
     log = _Log(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
-    for module in list(sys.modules.values()):
-        # Not getattr, which makes a lazy module import the attribute.
-        name = getattr(module, "__dict__", {}).get("__file__")
-        if isinstance(name, str):
-            log.line(name, 0)
-    recorder.on_module = log.module
     return _monitor(log) if sys.version_info >= (3, 12) else _profile(log)
 
 
@@ -44,56 +32,26 @@ class _Log:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._roots = _roots()
-        self._files: Dict[str, Optional[int]] = {}  # None: not in an installed package
-        self._modules: Set[Tuple[type, str]] = set()
+        self.known: Set[str] = set()
+        """Files, by the names in code objects."""
 
     def code(self, code: CodeType) -> None:
-        self.line(code.co_filename, 0 if code.co_name == "<module>" else code.co_firstlineno)
-
-    def line(self, filename: str, line: int) -> None:
-        number = self._file(filename)
-        if number is not None:
-            self._write([number, line])
-
-    def module(self, module: Any, fqn: str) -> None:
-        """Writes the classes of ``module``, once for equal layers and experts. All base classes are
-        written, because wrappers replace an object's class by a subclass."""
-        place = _NUMBER.sub("*", fqn)
-        if (type(module), place) in self._modules:
+        if code.co_filename in self.known or code.co_name == "<module>":
             return
-        self._modules.add((type(module), place))
-        for cls in type(module).__mro__:
-            filename = getattr(sys.modules.get(cls.__module__), "__dict__", {}).get("__file__")
-            number = self._file(filename) if isinstance(filename, str) else None
-            if number is not None:
-                self._write([number, cls.__qualname__, place])
-
-    def _file(self, filename: str) -> Optional[int]:
-        if filename in self._files:
-            return self._files[filename]
-        name = _relative(filename, self._roots)
-        number = None if name is None else len(self._files)
-        self._files[filename] = number
-        if number is not None:
-            self._write([number, name])
-        return number
-
-    def _write(self, line: List[Any]) -> None:
-        # Ignore a full disk here; writers of more important files report it.
-        with contextlib.suppress(OSError):
-            os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self.known.add(code.co_filename)
+        name = _relative(code.co_filename, self._roots)
+        if name is not None:
+            # Ignore a full disk here; writers of more important files report it.
+            with contextlib.suppress(OSError):
+                os.write(self._fd, name.encode("utf-8", "surrogateescape") + b"\n")
 
 
 def _profile(log: _Log) -> Callable[[], None]:
-    # By id: hashing a code object reads all of it. Keeping the objects prevents reuse of an id.
-    known: Dict[int, CodeType] = {}
+    known = log.known
 
     def seen(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            code = frame.f_code
-            if id(code) not in known:
-                known[id(code)] = code
-                log.code(code)
+        if event == "call" and frame.f_code.co_filename not in known:
+            log.code(frame.f_code)
 
     threading.setprofile(seen)
     sys.setprofile(seen)

@@ -14,7 +14,6 @@ from moediag.lab.campaign.bisect import state as states
 from moediag.lab.campaign.bisect.companions import companions as module
 from moediag.lab.campaign.bisect.companions.companion_answer import CompanionAnswer
 from moediag.lab.campaign.bisect.companions.companions import Sides, who_is_to_blame
-from moediag.lab.campaign.bisect.executed import Executed
 from moediag.lab.campaign.bisect.follow import Follow
 from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, other, skip
 from moediag.lab.campaign.bisect.prober import Setting
@@ -52,7 +51,7 @@ class World:
         self.folder = folder
         self.old, self.new = dict(OLD), dict(NEW)
         self.lab: Lab | None = None
-        self.ran = Executed({"accelerate/a.py": {3}, "tokenizers/t.py": {4}, "idle/i.py": {0}})
+        self.ran = frozenset({"accelerate/a.py", "tokenizers/t.py"})
 
     def only_accelerate(self) -> None:
         """Only accelerate changes among the companions."""
@@ -202,7 +201,7 @@ def test_conflicting_pins_are_left_to_the_resolver(world: World) -> None:
 
 
 def test_packages_without_a_function_that_ran_are_not_tried(world: World) -> None:
-    world.ran = Executed({"transformers/x.py": {1}})
+    world.ran = frozenset({"transformers/x.py"})
     world.new["accelerate"] = world.old["accelerate"]
     answer = world.blame(bad_if(package_new))
     assert answer.corners is None and answer.probes == 0
@@ -211,7 +210,7 @@ def test_packages_without_a_function_that_ran_are_not_tried(world: World) -> Non
     assert text.endswith("no function ran.")
     world.new = {**OLD, "transformers": "4.2"}
     assert "nothing else differs" in world.blame(bad_if(package_new)).sentences()[0]
-    world.ran, world.new = Executed(), dict(NEW)  # the functions that ran are unknown
+    world.ran, world.new = frozenset(), dict(NEW)  # the functions that ran are unknown
     assert len(world.blame(bad_if(package_new)).others) == 3
 
 

@@ -18,10 +18,9 @@ from moediag.lab.campaign.bisect.question import Asked
 from moediag.lab.campaign.engine import Display
 from moediag.lab.campaign.executors import Choice, choice, opened
 from moediag.lab.campaign.matrix import elsewhere as filling
-from moediag.lab.campaign.matrix.cells import COULD_NOT_RUN, Mode
+from moediag.lab.campaign.matrix.cells import COULD_NOT_RUN
 from moediag.lab.campaign.matrix.question import MatrixQuestion, Subject
 from moediag.lab.campaign.matrix.session import Maker
-from moediag.lab.campaign.matrix.work import Way
 from moediag.lab.campaign.nightly.elsewhere import Elsewhere as Jobs
 from moediag.lab.campaign.sweep.shared_runs import Runs
 from moediag.lab.scenario import catalogue, load, plan
@@ -121,7 +120,7 @@ def maker(folder: Path) -> Maker:
     question = prober(folder).question
     subject = Subject("expert-starvation mixtral", question, "digest")
     asked = MatrixQuestion(
-        "transformers", (subject,), ("4.53.0", "4.53.2"), ("4.53.0", "4.53.2"), Way.REAL, Asked()
+        "transformers", (subject,), ("4.53.0", "4.53.2"), ("4.53.0", "4.53.2"), Asked()
     )
     return filling.maker(asked, folder, Display(), LaunchOptions(), ENGINE)
 
@@ -129,10 +128,10 @@ def maker(folder: Path) -> Maker:
 def test_a_cell_is_made_as_a_job(world: World, engine: Callable[..., Fake], tmp_path: Path) -> None:
     fake = engine()
     one = maker(tmp_path)
-    cell = one.make(("expert-starvation mixtral", "4.53.2", Mode.REAL))
+    cell = one.make(("expert-starvation mixtral", "4.53.2"))
     assert (cell.verdict, cell.shows) == ("collective-mismatch", True)
     assert (tmp_path / cell.evidence).is_dir()
-    assert fake.names == ["expert-starvation mixtral 4.53.2 real"]
+    assert fake.names == ["expert-starvation mixtral 4.53.2"]
     one.close()
     assert fake.closed
 
@@ -141,7 +140,7 @@ def test_a_cell_whose_job_is_lost_could_not_run(
     world: World, engine: Callable[..., Fake], tmp_path: Path
 ) -> None:
     engine(1, 2)
-    cell = maker(tmp_path).make(("expert-starvation mixtral", "4.53.2", Mode.REAL))
+    cell = maker(tmp_path).make(("expert-starvation mixtral", "4.53.2"))
     assert (cell.verdict, cell.shows, cell.text) == (COULD_NOT_RUN, None, LOST)
 
 

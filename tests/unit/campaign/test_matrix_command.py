@@ -18,7 +18,7 @@ from moediag.lab.campaign.bisect import question as bisecting
 from moediag.lab.campaign.engine import Display
 from moediag.lab.campaign.matrix import question as asking
 from moediag.lab.campaign.matrix import session
-from moediag.lab.campaign.matrix.cells import Cell, Key, Mode
+from moediag.lab.campaign.matrix.cells import Cell, Key
 from moediag.lab.campaign.matrix.question import MatrixQuestion
 from moediag.lab.stacks.releases import Release
 
@@ -34,7 +34,6 @@ class World:
         self.prepared: list[Key] = []
         self.closed = 0
         self.ends_at: int | None = None
-        self.wrong: set[Key] = set()  # cells that contradict the truth
 
     def make_maker(self, question: MatrixQuestion, folder: Path, progress: Any, launch: Any) -> Any:
         self.digests = {s.key: s.digest for s in question.subjects}
@@ -45,14 +44,10 @@ class World:
             self.ends_at = None
             raise KeyboardInterrupt
         self.made.append(key)
-        subject, version, mode = key
+        subject, version = key
         shows = version in WINDOW and subject.endswith("mixtral")
-        if key in self.wrong:
-            shows = not shows
-        words = {Mode.REAL: ("clean", "collective-mismatch"),
-                 Mode.FAST: ("not-susceptible", "susceptible")}  # fmt: skip
-        return Cell(subject, version, mode, words[mode][shows], shows, seconds=0.1,
-                    digest=self.digests[subject])  # fmt: skip
+        verdict = "collective-mismatch" if shows else "clean"
+        return Cell(subject, version, verdict, shows, seconds=0.1, digest=self.digests[subject])
 
     def prepare(self, key: Key) -> None:
         self.prepared.append(key)
@@ -95,13 +90,15 @@ def test_a_table_is_printed_and_saved(world: World, run: Any) -> None:
     assert ["4.52.2", ".", "."] in lines
     assert ["4.53.2", "x", "."] in lines
     assert re.search(r"^ mixtral +4.53.2 to 4.55.2 \(2 releases before it not tried", out, re.M)
-    assert "[14/14] 4.57.2  expert-starvation olmoe  real  0.10 s  clean" in err
+    assert "[14/14] 4.57.2  expert-starvation olmoe  0.10 s  clean" in err
     raw = json.loads(Path("found/matrix.json").read_text(encoding="utf-8"))
     assert len(raw["cells"]) == 14
     assert Path("found/matrix.md").read_text(encoding="utf-8").startswith("## expert-starvation")
     assert world.closed == 1
+    names = [f"expert-starvation {family}" for family in ("mixtral", "olmoe")]
+    assert world.made == [(s, v) for v in VERSIONS[2::3] for s in names]  # release by release
     # the next environment is built while the cells of this release run
-    assert world.prepared[0] == ("expert-starvation mixtral", "4.52.2", Mode.REAL)
+    assert world.prepared[0] == ("expert-starvation mixtral", "4.52.2")
 
 
 def test_a_terminal_shows_the_running_cell(tmp_path: Path) -> None:
@@ -109,43 +106,38 @@ def test_a_terminal_shows_the_running_cell(tmp_path: Path) -> None:
     said: list[tuple[str, str]] = []
     shown.doing = lambda name, text: said.append((name, text))  # type: ignore[method-assign]
     session._OfCell(shown, "s mixtral").doing("4.53.0", "unfixed: launching")
-    assert said == [("s mixtral 4.53.0 real", "unfixed: launching")]
+    assert said == [("s mixtral 4.53.0", "unfixed: launching")]
 
 
 def test_json_is_one_object_on_stdout(world: World, run: Any) -> None:
-    code, out, _ = run("--fast", "--json")
+    code, out, _ = run("--releases", "4.51.0,4.53.0", "--json")
     assert code == ExitCode.OK
-    assert {c["mode"] for c in json.loads(out)["cells"]} == {"fast"}
+    assert [c["version"] for c in json.loads(out)["cells"]] == ["4.51.0", "4.53.0"]
 
 
-def test_confirm_predicts_all_cells_and_runs_those_at_changes(world: World, run: Any) -> None:
-    code, out, _ = run(*FAMILIES, "--confirm", "--out", "found")
-    assert code == ExitCode.OK
-    assert f"{WINDOW[0]} to {WINDOW[-1]}" in out
-    assert "not tried" not in out
-    real = {v for s, v, mode in world.made if mode == Mode.REAL and s.endswith("mixtral")}
-    edges = [VERSIONS.index(WINDOW[0]), VERSIONS.index(WINDOW[-1])]
-    assert {VERSIONS[edges[0] - 1], WINDOW[0], WINDOW[-1], VERSIONS[edges[1] + 1]} <= real
+def test_a_prediction_of_an_earlier_moediag_is_no_result(world: World, run: Any) -> None:
+    words = ["--family", "mixtral", "--releases", "4.53.0", "--out", "found"]
+    run(*words)
+    journal = Path("found/journal.jsonl")
+    header, line = journal.read_text(encoding="utf-8").splitlines()
+    old = json.loads(line)
+    old["name"] += " fast"
+    old["value"] |= {"mode": "fast", "verdict": "susceptible"}
+    journal.write_text(f"{header}\n{json.dumps(old)}\n", encoding="utf-8")
+    world.made = []
+    code, out, _ = run(*words, "--resume", "--json")
+    assert (code, world.made) == (ExitCode.OK, [("expert-starvation mixtral", "4.53.0")])
+    assert [cell["verdict"] for cell in json.loads(out)["cells"]] == ["collective-mismatch"]
 
 
-def test_a_disagreement_is_shown_and_inconclusive(world: World, run: Any) -> None:
-    world.wrong = {("expert-starvation mixtral", "4.51.2", Mode.REAL)}
-    code, out, _ = run("--family", "mixtral", "--confirm")
-    assert code == ExitCode.INCONCLUSIVE
-    assert "x (.) !=" in out
-    assert "4.51.2, expert-starvation mixtral: the run says collective-mismatch" in out
-
-
-@pytest.mark.parametrize("way", ["--fast", "--confirm", None])
 @pytest.mark.parametrize("after", [0, 5])
 def test_an_interrupted_matrix_resumes_without_repeating_cells(
-    world: World, run: Any, way: str | None, after: int
+    world: World, run: Any, after: int
 ) -> None:
-    words = [*FAMILIES, *([way] if way else [])]
-    assert run(*words, "--out", "whole")[0] == ExitCode.OK
+    assert run(*FAMILIES, "--out", "whole")[0] == ExitCode.OK
     whole = world.made
     world.made, world.ends_at = [], after
-    code, out, err = run(*words, "--out", "found")
+    code, out, err = run(*FAMILIES, "--out", "found")
     assert (code, out, world.closed) == (ExitCode.INTERRUPTED, "", 2)
     half = json.loads(Path("found/matrix.json").read_text(encoding="utf-8"))
     assert (len(half["cells"]), half["missing"] > 0) == (after, after < 14)
@@ -165,7 +157,7 @@ def test_later_columns_run_only_their_cells(world: World, run: Any) -> None:
     world.made = []
     code, out, _ = run("--family", "olmoe", "--out", "found", "--resume")
     assert code == ExitCode.OK
-    assert {subject for subject, _, _ in world.made} == {"expert-starvation olmoe"}
+    assert {subject for subject, _ in world.made} == {"expert-starvation olmoe"}
     assert out.splitlines()[0].split() == ["olmoe", "mixtral"]
 
 
@@ -184,7 +176,6 @@ def test_another_question_is_refused(world: World, run: Any) -> None:
     [
         ["--resume"],
         ["--resume", "--out", "nowhere"],
-        ["--fast", "--confirm"],
         ["--hold", "transformers=4.53.0"],
         ["--releases", "4.53.0", "--from", "4.52"],
     ],
@@ -200,14 +191,14 @@ def test_a_page_contains_the_command(world: World, run: Any) -> None:
     page = Path("page.md")
     page.write_text("# Compatibility\n\nWords.\n")
     for _ in range(2):
-        run("--fast", "--markdown", str(page), "--releases", "4.53.0")
+        run("--markdown", str(page), "--releases", "4.53.0")
     text = page.read_text()
     assert text.startswith("# Compatibility\n\nWords.\n")
-    assert text.count("`moediag matrix expert-starvation --fast --markdown page.md") == 1
-    assert text.count("| 4.53.0 | (.) |") == 1
+    assert text.count("`moediag matrix expert-starvation --markdown page.md") == 1
+    assert text.count("| 4.53.0 | . |") == 1
     world.made = []
     for place in (page / "below", Path("nowhere/page.md"), Path()):
-        code, _, err = run("--fast", "--markdown", str(place), "--releases", "4.53.0")
+        code, _, err = run("--markdown", str(place), "--releases", "4.53.0")
         assert code == ExitCode.USAGE
         assert "--markdown" in err
     assert world.made == []  # refused before anything runs
@@ -221,5 +212,3 @@ def test_dry_run_makes_nothing(world: World, run: Callable[..., tuple[int, str, 
     assert [line.split()[0] for line in trials].count("unfixed") == 2
     assert last.endswith("nothing was run.")
     assert not [*Path.cwd().iterdir()]
-    code, out, _ = run("--dry-run", "--fast", "--releases", "4.52.1,4.53.0")
-    assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["prediction"] * 2

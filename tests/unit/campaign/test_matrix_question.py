@@ -8,12 +8,11 @@ from typing import Any, get_args
 
 import pytest
 
-from moediag.errors import MoediagError, NoSuchRelease, UsageError
+from moediag.errors import MoediagError, NoSuchRelease
 from moediag.lab.campaign.bisect import question as bisecting
 from moediag.lab.campaign.bisect.question import Asked
 from moediag.lab.campaign.matrix import question as module
 from moediag.lab.campaign.matrix.question import MatrixQuestion, Wanted, ask
-from moediag.lab.campaign.matrix.work import Way
 from moediag.lab.scenario.sections import Family
 from moediag.lab.stacks.releases import Release
 
@@ -121,15 +120,6 @@ def test_digest_changes_with_the_run() -> None:
     silent = wanted("ep-overwrite").subjects[0].digest
     other = wanted("ep-overwrite", asked=Asked(variant="unfixed-every-rank-loads"))
     assert other.subjects[0].digest != silent
-
-
-@pytest.mark.parametrize("way", [Way.FAST, Way.CONFIRM])
-def test_only_starvation_can_be_predicted(way: Way) -> None:
-    for name in ("expert-starvation", "expert-starvation-data", "expert-starvation-late"):
-        assert wanted(name, way=way).way == way
-    for name in ("ep-overwrite", "nonfinite-skip"):
-        with pytest.raises(UsageError, match=f"{name} is no question of starvation"):
-            wanted(name, way=way)
 
 
 def test_companions_are_held_on_request() -> None:

@@ -25,7 +25,6 @@ from moediag.protocol import (
     SequenceTask,
     Size,
     StepTask,
-    SusceptibilityTask,
     Task,
     TrainerTask,
     Trial,
@@ -41,7 +40,6 @@ TASKS = [
     ProgramTask("metrics", {"fewer": 1}),
     CostTask(["touch"], model=ModelSpec(layers=7)),
     ReferenceTask(),
-    SusceptibilityTask(),
     FamiliesTask(),
     CheckTask("folder", simulate=False),
     RelationTask("padding", "left", Size(experts=2)),
@@ -66,7 +64,6 @@ OLD: list[tuple[dict[str, Any], Task]] = [
     ({"purpose": "reference", "resume": {"through": "dcp"}}, ReferenceTask()),
     ({"purpose": "reference", "wrapper": {"kind": "trainer"}}, ReferenceTask()),
     ({"purpose": "cost", "cost": {"fixes": ["touch"], "model": {"layers": 7}}}, TASKS[4]),
-    ({"purpose": "susceptibility", "cost": None, "program": None}, SusceptibilityTask()),
     ({"purpose": "watch"}, WatchTask()),
 ]
 
@@ -82,7 +79,7 @@ def test_a_task_round_trips_through_its_file(task: Task, tmp_path: Path) -> None
     path = trial.write(tmp_path)
     assert json.loads(path.read_text())["task"]["kind"] == task.kind
     assert Trial.read(path) == trial
-    alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask, CheckTask)
+    alone = (ReferenceTask, FamiliesTask, RelationTask, CheckTask)
     assert trial.alone == isinstance(task, alone)
 
 

@@ -1,21 +1,25 @@
-"""Finds the cause, the commit and the changes once the releases are known."""
+"""Finds the cause and the commit once the releases are known."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from moediag.errors import MoediagError
 from moediag.lab.campaign.bisect.beyond import Beyond
 from moediag.lab.campaign.bisect.commits.clone import Clone
 from moediag.lab.campaign.bisect.commits.commits import Between, name_the_commit
+from moediag.lab.campaign.bisect.companions.companion_answer import CompanionAnswer
 from moediag.lab.campaign.bisect.companions.companions import Sides, who_is_to_blame
+from moediag.lab.campaign.bisect.executed import read_executed
 from moediag.lab.campaign.bisect.follow import Follow
+from moediag.lab.campaign.bisect.installed_source import compare, installed
 from moediag.lab.campaign.bisect.question import Question
 from moediag.lab.campaign.bisect.search.answer import Boundary
 from moediag.lab.campaign.bisect.search.search import Search
-from moediag.lab.campaign.bisect.suspects.attribution import attribute, ran
-from moediag.lab.campaign.bisect.suspects.suspects import Attribution
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.stacks import environment
 
 
 def afterwards(
@@ -41,28 +45,39 @@ def _beyond(
     low, high = sorted((boundary.bad, boundary.good))
     old, new = versions[low], versions[high]
     known = {r.version: r for r in question.releases}
+    turns = "bad" if high == boundary.bad else "good"
     try:
         requests = (question.request(known[old]), question.request(known[new]))
     except MoediagError as error:  # no index now, and a companion's release depends on it
-        return Beyond(Attribution(package, old, new, problem=error.message))
-    turns = "bad" if high == boundary.bad else "good"
+        return Beyond(CompanionAnswer(package, old, new, turns, problem=error.message))
     verdicts = (search.verdicts[low], search.verdicts[high])
     fixed = {n: v for n, v in requests[0].items() if n == "python" or n in question.asked.hold}
-    probes, target = follow.state.probes, follow.target
-    executed = (ran(probes, old, target, folder), ran(probes, new, target, folder))
+    probes = follow.state.probes
+    executed = (_ran(probes, old, folder), _ran(probes, new, folder))
     sides = Sides(package, old, new, turns, requests, verdicts, executed, fixed)
     return Beyond(
         companions=who_is_to_blame(sides, follow),
         commits=name_the_commit(Between(package, old, new, turns, requests), clone, follow, folder)
         if clone
         else None,
-        attribution=attribute(
-            package,
-            {old: requests[0], new: requests[1]},
-            old,
-            new,
-            probes,
-            target,
-            folder,
-        ),
+        compare=_compare(package, (old, new), requests),
     )
+
+
+def _ran(probes: Iterable[ProbeRecord], version: str, folder: Path) -> frozenset[str]:
+    """Returns the files of which the deciding probes of ``version`` ran a function."""
+    runs = [p.evidence for p in probes
+            if p.version == version and p.verdict.decided and p.evidence]  # fmt: skip
+    return frozenset().union(*(read_executed(folder / run) for run in runs))
+
+
+def _compare(
+    package: str, versions: tuple[str, str], requests: tuple[Mapping[str, str], ...]
+) -> str:
+    """Returns the page that compares the two releases, "" if no metadata names a repository."""
+    for request in requests:
+        with contextlib.suppress(MoediagError, OSError):
+            stack = environment.ready(request)
+            if stack and (address := installed(stack.python, package).repository):
+                return compare(address, *versions)
+    return ""

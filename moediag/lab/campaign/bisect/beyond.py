@@ -1,4 +1,4 @@
-"""What is known about a boundary besides its releases: the cause, the commit, the changes.
+"""What is known about a boundary besides its releases: the cause, the commit, the comparison.
 Pure."""
 
 from __future__ import annotations
@@ -7,18 +7,17 @@ from typing import Any
 
 from moediag.lab.campaign.bisect.commits.commit_answer import CommitAnswer
 from moediag.lab.campaign.bisect.companions.companion_answer import CompanionAnswer
-from moediag.lab.campaign.bisect.suspects import suspects
-from moediag.lab.campaign.bisect.suspects.suspects import Attribution
 from moediag.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """Each field is None if it was not requested."""
+    """Each answer is None if it was not requested or cannot be found."""
 
-    attribution: Attribution | None = None
     companions: CompanionAnswer | None = None
     commits: CommitAnswer | None = None
+    compare: str = ""
+    """The page of the package's repository that compares the two releases."""
 
     def sentences(self) -> list[str]:
         found = self.companions.sentences() if self.companions else []
@@ -26,16 +25,14 @@ class Beyond:
 
     def lines(self) -> list[str]:
         """Returns lines for a terminal."""
-        changed = suspects.lines(self.attribution) if self.attribution else []
-        return [*self.sentences(), *changed]
+        return [*self.sentences(), *([f"All changes: {self.compare}"] if self.compare else [])]
 
     def markdown(self) -> list[str]:
-        text = [line for sentence in self.sentences() for line in (sentence, "")]
-        return text + (suspects.markdown(self.attribution) if self.attribution else [])
+        return [line for text in self.lines() for line in (text, "")]
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "attribution": suspects.to_json(self.attribution) if self.attribution else None,
             "companions": self.companions.to_json() if self.companions else None,
             "commits": self.commits.to_json() if self.commits else None,
+            "compare": self.compare,
         }

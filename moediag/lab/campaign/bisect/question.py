@@ -127,7 +127,7 @@ class Question:
 
     def plan(self, request: Mapping[str, str], trials: int, noting: bool = False) -> Plan:
         """Returns a probe's trials: the variant ``trials`` times, each control once. ``noting``:
-        the variant's trials record which functions they run, which slows them several times."""
+        the variant's trials record of which files they run functions, which slows them."""
         own = self.scenario.variants[self.variant]
         variants = {
             **self.scenario.variants,

@@ -47,13 +47,13 @@ class Elsewhere(Maker):
 
     def make(self, key: Key) -> Cell:
         name = " ".join(key)
-        subject, version, mode = key
+        subject, version = key
         self._build(name, subject, version)
         self._display.doing(name, f"as a job of {self._executor}")
         try:
             cell: Cell = self._remote.on_maker(name, self._cells, "make", key)
         except Lost as lost:
-            return Cell(subject, version, mode, COULD_NOT_RUN, text=str(lost))
+            return Cell(subject, version, COULD_NOT_RUN, text=str(lost))
         return cell
 
     def prepare(self, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""The question of a matrix: scenarios with families, releases, and mode."""
+"""The question of a matrix: scenarios with families, and releases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moediag.lab.campaign.bisect.question import Asked, Question
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.signature_match import Match, Target
 from moediag.lab.campaign.engine import Header
-from moediag.lab.campaign.matrix.work import Way
+from moediag.lab.campaign.matrix.cells import Key
 from moediag.lab.families import FAMILIES
 from moediag.lab.scenario import catalogue
 from moediag.lab.scenario import load as loading
@@ -32,8 +32,6 @@ from moediag.records import dataclass
 OLDEST = {"transformers": "4.51.0"}  # the first row; other packages: two years before the newest
 ALL = "all"  # in place of a family: all families
 _FAMILY = "model.family="
-# Wrappers that omit parameters without a gradient, so that the prediction is meaningful.
-_PREDICTED = ("fsdp2", "zero2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,6 @@ class Wanted:
     releases: tuple[str, ...] = ()
     oldest: str = ""
     newest: str = ""
-    way: Way = Way.REAL
     asked: Asked = field(default_factory=Asked)
 
 
@@ -92,12 +89,16 @@ class MatrixQuestion:
     subjects: tuple[Subject, ...]
     versions: tuple[str, ...]
     listed: tuple[str, ...]
-    way: Way
     asked: Asked
 
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(subject.key for subject in self.subjects)
+
+    @property
+    def cells(self) -> tuple[Key, ...]:
+        """Returns all of them, release by release, so that each is imported once."""
+        return tuple((key, version) for version in self.versions for key in self.keys)
 
     def header(self, command: Sequence[str]) -> Header:
         """Returns the header of what defines a cell. Scenarios and families are in the cells, so
@@ -137,15 +138,11 @@ def ask(wanted: Wanted) -> MatrixQuestion:
             extra = [f"{_FAMILY}{family}"] if family else []
             scenario = loading.load(catalogue.find(name), [*overrides, *extra])
             subjects.append(_subject(scenario, wanted, package, between))
-    if wanted.way != Way.REAL:
-        for subject in subjects:
-            _check_predicted(subject)
     return MatrixQuestion(
         package,
         tuple(subjects),
         versions,
         tuple(r.version for r in between),
-        wanted.way,
         wanted.asked,
     )
 
@@ -171,19 +168,6 @@ def _subject(
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     family = question.scenario.merged(question.variant).model.family
     return Subject(f"{scenario.name} {family}", question, digest)
-
-
-def _check_predicted(subject: Subject) -> None:
-    """Raises UsageError if starvation is not the failure, or does not affect the wrapper."""
-    merged, name = subject.merged, subject.question.scenario.name
-    starves = bool(merged.skew.starve) or merged.skew.batches == "one-token"
-    plain = merged.program is None and merged.resume is None and merged.model.source == "config"
-    if starves and plain and merged.wrapper.kind in _PREDICTED:
-        return
-    raise UsageError(
-        f"--fast: {name} is no question of starvation, which is all that one process can predict",
-        "Leave --fast and --confirm away: each cell is a real run then.",
-    )
 
 
 # ------------------------------------------------------------------------ releases

@@ -16,14 +16,12 @@ from typing import Protocol
 import moediag
 from moediag import hardware
 from moediag.errors import UsageError
-from moediag.lab.campaign.bisect.probe import Releases, new_folder
+from moediag.lab.campaign.bisect.probe import Releases
 from moediag.lab.campaign.dry_run import Cache, DryTrial
 from moediag.lab.campaign.engine import Display, Journal, Line, Records, Strategy, drive, opened
 from moediag.lab.campaign.matrix import table_page
-from moediag.lab.campaign.matrix.cells import Cell, Key, Matrix, Mode, of_probe, ordered
-from moediag.lab.campaign.matrix.fast import predict
-from moediag.lab.campaign.matrix.question import MatrixQuestion, Subject
-from moediag.lab.campaign.matrix.work import Plan, plan
+from moediag.lab.campaign.matrix.cells import REAL, Cell, Key, Matrix, of_probe, ordered
+from moediag.lab.campaign.matrix.question import MatrixQuestion
 from moediag.lab.launch.hosts import Hosts
 from moediag.lab.stacks.base import cache_root, current_base
 from moediag.launch.settings import LaunchOptions
@@ -77,24 +75,20 @@ def run(
 
 
 def dry_trials(question: MatrixQuestion) -> Iterator[DryTrial]:
-    """Yields the trials of all cells that an empty matrix can make at once, in order: with
-    ``--confirm`` its predictions. Starts no process, builds nothing and makes no query."""
+    """Yields the trials of all cells in order. Starts no process, builds nothing and makes no
+    query."""
     cache = Cache()
     subjects = {subject.key: subject.question for subject in question.subjects}
-    first = plan(question.way, question.keys, question.versions, question.listed, {})
-    for key, version, mode in first.work:
+    for key, version in question.cells:
         asked = subjects[key]
         request = asked.request(next(r for r in asked.releases if r.version == version))
         built = cache.has(request)
-        if mode == Mode.FAST:
-            yield DryTrial(key, "prediction", 1, "one process", request, built)
-            continue
         for name in asked.scenario.variants:
             yield DryTrial(key, name, asked.world_size, asked.backend, request, built)
 
 
 class _Fill(Strategy[Key, Cell]):
-    """Makes cells until none is missing. The next cell follows from the existing ones."""
+    """Makes cells until none is missing."""
 
     def __init__(
         self, question: MatrixQuestion, journal: Journal, maker: Maker, display: Display, jobs: int
@@ -104,13 +98,14 @@ class _Fill(Strategy[Key, Cell]):
         self.maker = maker
         self.display = display
         self.records = Records(journal, "cell", Cell.from_json, Cell.to_json)
-        self.cells: dict[Key, Cell] = {cell.key: cell for cell in self.records.values()}
+        known = (cell for cell in self.records.values() if cell.mode == REAL)
+        self.cells: dict[Key, Cell] = {cell.key: cell for cell in known}
         title = ", ".join(subject.key for subject in question.subjects)
         earlier = [cell.seconds for cell in self.cells.values()]
         display.begin(f"{question.package}: {title}", len(earlier), earlier, jobs)
 
     def wanted(self, most: int) -> Sequence[Key]:
-        work = self.plan().work
+        work = self.left()
         self.display.expect(len(work))
         return work[:most]
 
@@ -124,7 +119,7 @@ class _Fill(Strategy[Key, Cell]):
         self.cells[item] = value
 
     def prepare(self, coming: Sequence[Key]) -> None:  # noqa: ARG002 - of the same release
-        now, *later = self.plan().work
+        now, *later = self.left()
         following = next((key for key in later if key[1] != now[1]), None)
         if following is not None:
             self.maker.prepare(following)
@@ -145,15 +140,14 @@ class _Fill(Strategy[Key, Cell]):
             printable(table_page.markdown(matrix)), encoding="utf-8"
         )
 
-    def plan(self) -> Plan:
-        q = self.question
-        return plan(q.way, q.keys, q.versions, q.listed, self.cells)
+    def left(self) -> list[Key]:
+        return [key for key in self.question.cells if key not in self.cells]
 
     def table(self) -> Matrix:
         """Returns all known cells, including those of earlier commands in the same folder."""
         question = self.question
-        there = dict.fromkeys([*question.keys, *(subject for subject, _, _ in self.cells)])
-        versions = [*self.plan().rows, *(version for _, version, _ in self.cells)]
+        there = dict.fromkeys([*question.keys, *(subject for subject, _ in self.cells)])
+        versions = [*question.versions, *(version for _, version in self.cells)]
         return Matrix(
             package=question.package,
             subjects=tuple(there),
@@ -165,15 +159,15 @@ class _Fill(Strategy[Key, Cell]):
 
 
 def one_line(cell: Cell) -> str:
-    """Returns ``4.53.0  expert-starvation mixtral  fast  0.42 s  susceptible`` and a reason."""
+    """Returns ``4.53.0  expert-starvation mixtral  4.2 s  clean`` and a reason."""
     spent = "" if cell.seconds is None else f"  {wording.seconds(cell.seconds)}"
     why = f" ({cell.text})" if cell.text and cell.shows is None else ""
-    return f"{cell.version}  {cell.subject}  {cell.mode}{spent}  {cell.verdict}{why}"
+    return f"{cell.version}  {cell.subject}{spent}  {cell.verdict}{why}"
 
 
 def doubtful(matrix: Matrix) -> bool:
-    """Whether something could not be found out, or a run contradicts its prediction."""
-    return bool(matrix.disagreements()) or any(c.status is None for c in matrix.unsettled())
+    """Whether something could not be found out."""
+    return any(c.status is None for c in matrix.unsettled())
 
 
 def check_page(path: Path) -> None:
@@ -204,28 +198,20 @@ def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
 
 
 def _counted(matrix: Matrix) -> str:
-    """Returns ``61 runs, 420 predictions, 3 places without any``."""
-    modes = [cell.mode for cell in matrix.cells.values()]
-    parts = [wording.plural(modes.count(Mode.REAL), "run")]
-    if Mode.FAST in modes:
-        parts.append(wording.plural(modes.count(Mode.FAST), "prediction"))
-    if matrix.missing:
-        parts.append(f"{wording.plural(matrix.missing, 'place')} without any")
-    return ", ".join(parts)
+    """Returns ``61 runs, 3 places without any``."""
+    missing = f", {wording.plural(matrix.missing, 'place')} without any" * bool(matrix.missing)
+    return wording.plural(len(matrix.cells), "run") + missing
 
 
-# ------------------------------------------------------------------------ real and fast
+# ------------------------------------------------------------------------ cells
 
 
 class Cells:
-    """Makes real cells with a bisect's prober, one per subject."""
+    """Makes cells with a bisect's prober, one per subject."""
 
     def __init__(
         self, question: MatrixQuestion, folder: Path, display: Display, launch: LaunchOptions
     ) -> None:
-        self.folder = folder
-        self.display = display
-        self.launch = launch
         self.hosts = Hosts(folder / HOSTS_FOLDER, launch)
         self.subjects = {subject.key: subject for subject in question.subjects}
         self.probers = {}
@@ -234,8 +220,11 @@ class Cells:
             self.probers[subject.key] = Releases(subject.question, own, shown, launch, self.hosts)
 
     def make(self, key: Key) -> Cell:
-        subject, version, mode = key
-        return (self._real if mode == Mode.REAL else self._fast)(self.subjects[subject], version)
+        subject, version = self.subjects[key[0]], key[1]
+        record = self.probers[subject.key].probe(version, 1, subject.target)
+        cell = of_probe(subject.key, record, subject.digest, subject.question.pattern)
+        evidence = f"{_word(subject.key)}/{cell.evidence}" if cell.evidence else ""
+        return dataclasses.replace(cell, evidence=evidence)
 
     def prepare(self, key: Key) -> None:
         self.probers[key[0]].prepare([key[1]])
@@ -249,23 +238,6 @@ class Cells:
             prober.close()
         self.hosts.close()
 
-    def _real(self, subject: Subject, version: str) -> Cell:
-        record = self.probers[subject.key].probe(version, 1, subject.target)
-        cell = of_probe(subject.key, record, subject.digest, subject.question.pattern)
-        evidence = f"{_word(subject.key)}/{cell.evidence}" if cell.evidence else ""
-        return dataclasses.replace(cell, evidence=evidence)
-
-    def _fast(self, subject: Subject, version: str) -> Cell:
-        release = next(r for r in subject.question.releases if r.version == version)
-        folder = new_folder(self.folder / _word(subject.key) / "fast", version)
-        try:
-            return predict(
-                subject, release, folder, self.hosts, self.launch,
-                lambda text, _: self.display.doing(f"{subject.key} {version} {Mode.FAST}", text),
-            )  # fmt: skip
-        finally:
-            self.probers[subject.key].ahead.end(version)
-
 
 class _OfCell(Display):
     """Passes on a prober's progress under the cell's name."""
@@ -276,7 +248,7 @@ class _OfCell(Display):
         self.subject = subject
 
     def doing(self, name: str, text: str) -> None:
-        self.display.doing(f"{self.subject} {name} {Mode.REAL}", text)
+        self.display.doing(f"{self.subject} {name}", text)
 
 
 def _word(key: str) -> str:

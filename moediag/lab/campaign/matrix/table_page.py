@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from moediag.lab.campaign.matrix.cells import COULD_NOT_RUN, Cell, Matrix, Mode
+from moediag.lab.campaign.matrix.cells import COULD_NOT_RUN, Cell, Matrix
 from moediag.report.text_layout import Line, columns, labelled
 from moediag.result import wording
 
@@ -18,9 +18,7 @@ _BEGIN = "<!-- moediag matrix: {} -->"
 
 
 def to_json(matrix: Matrix) -> dict[str, Any]:
-    cells = sorted(
-        matrix.cells.values(), key=lambda c: (Version(c.version), c.subject, str(c.mode))
-    )
+    cells = sorted(matrix.cells.values(), key=lambda c: (Version(c.version), c.subject))
     return {
         "schema_version": SCHEMA_VERSION,
         "package": matrix.package,
@@ -29,13 +27,8 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
         "looked_for": {k: list(v) for k, v in matrix.looked_for.items()},
         "cells": [cell.to_json() for cell in cells],
         "stretches": {s: [list(ends) for ends in matrix.stretches(s)] for s in matrix.subjects},
-        "disagreements": [
-            {"subject": real.subject, "version": real.version, "real": real.verdict,
-             "fast": fast.verdict}
-            for real, fast in matrix.disagreements()
-        ],
         "missing": matrix.missing,
-    }  # fmt: skip
+    }
 
 
 # ------------------------------------------------------------------------ words
@@ -61,7 +54,8 @@ def found(matrix: Matrix) -> Iterator[tuple[str, str]]:
     """Yields (column, where the failure shows), with the number of tried releases."""
     for head, subject in zip(heads(matrix), matrix.subjects, strict=True):
         stretches = matrix.stretches(subject)
-        tried = [v for v in matrix.versions if any(c.status for c in matrix.at(subject, v))]
+        known = (matrix.cells.get((subject, version)) for version in matrix.versions)
+        tried = [cell for cell in known if cell is not None and cell.status]
         if not tried:
             yield head, "nothing is known"
         elif not stretches:
@@ -92,18 +86,14 @@ def _open(matrix: Matrix, end: str, step: int) -> Iterator[str]:
 def legend(matrix: Matrix) -> list[tuple[str, str]]:
     """Returns (mark, meaning) of the marks that occur."""
     used = {word for row in rows(matrix) for cell in row[1:] for word in cell.split()}
-    bare = {word.strip("()") for word in used}
     known = [
-        ("x", f"the failure shows ({_declared(matrix)})", "x" in bare),
-        (".", "clean, beside a clean control", "." in bare),
-        ("(x) (.)", "predicted in one process, no ranks launched",
-         any(word.startswith("(") for word in used)),
+        ("x", f"the failure shows ({_declared(matrix)})", "x" in used),
+        (".", "clean, beside a clean control", "." in used),
         ("blank", "the release lacks it", any("" in row for row in rows(matrix))),
         ("~", "it ran, and nothing can be said: a control failed, or it could not be judged",
-         "~" in bare),
-        ("!", "it could not be run", "!" in bare),
-        ("?", "was not run", "?" in bare),
-        ("!=", "run and prediction disagree", "!=" in used),
+         "~" in used),
+        ("!", "it could not be run", "!" in used),
+        ("?", "was not run", "?" in used),
     ]  # fmt: skip
     return [(mark, meaning) for mark, meaning, there in known if there]
 
@@ -121,29 +111,19 @@ def _declared(matrix: Matrix) -> str:
 
 def remarks(matrix: Matrix) -> list[str]:
     """Returns every disagreement, then unknown results and other failures, grouped."""
-    told = [
-        f"{real.version}, {real.subject}: the run says {real.verdict}, the prediction "
-        f"{fast.verdict}"
-        for real, fast in matrix.disagreements()
-    ]
-    said = {cell.key for pair in matrix.disagreements() for cell in pair}
     alike: dict[tuple[str, str], list[str]] = {}
     for cell in matrix.unsettled():
-        if cell.key in said:
-            continue
         alike.setdefault((cell.subject, _why(cell)), []).append(cell.version)
-    told += [f"{', '.join(versions)}, {subject}: {why}" for (subject, why), versions in
-             alike.items()]  # fmt: skip
-    return told
+    return [f"{', '.join(versions)}, {subject}: {why}" for (subject, why), versions in
+            alike.items()]  # fmt: skip
 
 
 def _why(cell: Cell) -> str:
     text = cell.text if len(cell.text) <= _SHOWN else cell.text[: _SHOWN - 1] + "…"
-    how = "the prediction " if cell.mode == Mode.FAST else ""
     if cell.verdict == COULD_NOT_RUN:
-        return f"{how}could not be run: {text}"
+        return f"could not be run: {text}"
     # The signature of a failure begins with its verdict.
-    return how + (text if text.startswith(cell.verdict) else f"{cell.verdict} ({text})")
+    return text if text.startswith(cell.verdict) else f"{cell.verdict} ({text})"
 
 
 # ------------------------------------------------------------------------ layouts

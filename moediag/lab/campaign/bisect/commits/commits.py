@@ -16,12 +16,12 @@ from moediag.errors import StackError, UsageError
 from moediag.lab.campaign.bisect.commits.clone import ABBREVIATED, Clone, Commit, overlay_folder
 from moediag.lab.campaign.bisect.commits.commit_answer import CommitAnswer, Told
 from moediag.lab.campaign.bisect.follow import Follow, Ready, settle
+from moediag.lab.campaign.bisect.installed_source import installed
 from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict
 from moediag.lab.campaign.bisect.prober import Setting
 from moediag.lab.campaign.bisect.question import PATIENCE
 from moediag.lab.campaign.bisect.search.answer import Answer
 from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
-from moediag.lab.campaign.bisect.suspects.installed_source import installed
 from moediag.lab.stacks import environment
 from moediag.records import dataclass
 

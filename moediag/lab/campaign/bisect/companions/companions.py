@@ -19,8 +19,8 @@ from packaging.version import Version
 
 from moediag.errors import StackError
 from moediag.lab.campaign.bisect.companions.companion_answer import CompanionAnswer
-from moediag.lab.campaign.bisect.executed import Executed
 from moediag.lab.campaign.bisect.follow import Follow, settle
+from moediag.lab.campaign.bisect.installed_source import installed
 from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict
 from moediag.lab.campaign.bisect.prober import Setting
 from moediag.lab.campaign.bisect.search.corners import (
@@ -36,7 +36,6 @@ from moediag.lab.campaign.bisect.search.corners import (
     changes,
 )
 from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
-from moediag.lab.campaign.bisect.suspects.installed_source import installed
 from moediag.lab.stacks import environment
 from moediag.lab.stacks import releases as index
 from moediag.lab.stacks.environment import Stack
@@ -58,7 +57,8 @@ class Sides:
     turns: str  # the verdict of the newer one: "bad" or "good"
     requests: tuple[Mapping[str, str], Mapping[str, str]]  # their environments
     verdicts: tuple[ProbeVerdict, ProbeVerdict]  # one for each
-    ran: tuple[Executed, Executed]  # what their trials ran, empty if unknown
+    # files of which their trials ran a function, empty if unknown
+    ran: tuple[frozenset[str], frozenset[str]]
     fixed: Mapping[str, str]  # what every request includes (a held companion, another Python)
 
 
@@ -91,8 +91,7 @@ class _Blame:
             if not executed:
                 return True
             with contextlib.suppress(StackError):  # not installed on this side
-                files = installed(stack.python, name).files
-                if any(line for f in files for line in executed.functions.get(f, ())):
+                if not executed.isdisjoint(installed(stack.python, name).files):
                     return True
         return False
 

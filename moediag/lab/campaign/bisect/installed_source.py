@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
@@ -20,19 +21,10 @@ class Package:
     """An installed package."""
 
     name: str
-    version: str
-    root: Path  # the folder that these names are relative to
-    files: dict[str, str]  # Python files, as imported -> digest of the content
+    files: frozenset[str]  # Python files, as imported
     tops: tuple[str, ...]  # import names, the largest first
     compiled: bool  # whether it has extension modules
     repository: str = ""  # "" if its metadata has none
-
-    def text(self, file: str) -> str | None:
-        """Returns the text, or None for a file that is missing or unreadable."""
-        try:
-            return (self.root / file).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return None
 
 
 def installed(python: Path, name: str) -> Package:
@@ -46,24 +38,13 @@ def installed(python: Path, name: str) -> Package:
         raise StackError(f"{environment.name} has no {name}")
     if found.files is None:
         raise StackError(f"{environment.name}: {name} has no list of its files")
-    files: dict[str, str] = {}
-    compiled = False
-    for path in found.files:
-        compiled = compiled or path.suffix in {".so", ".pyd", ".dylib"}
-        if path.suffix == ".py" and path.parts[0] != "..":
-            digest = path.hash.value if path.hash else str(path.size)
-            files[path.as_posix()] = digest
-    tops: dict[str, int] = {}
-    for file in files:
-        top = file.split("/")[0].removesuffix(".py")
-        tops[top] = tops.get(top, 0) + 1
+    files = [p.as_posix() for p in found.files if p.suffix == ".py" and p.parts[0] != ".."]
+    tops = Counter(file.split("/")[0].removesuffix(".py") for file in files)
     return Package(
         name=name,
-        version=found.version,
-        root=Path(str(found.locate_file(""))),
-        files=files,
+        files=frozenset(files),
         tops=tuple(sorted(tops, key=lambda top: (-tops[top], top))),
-        compiled=compiled,
+        compiled=any(path.suffix in {".so", ".pyd", ".dylib"} for path in found.files),
         repository=repository(found.metadata),
     )
 
@@ -84,8 +65,6 @@ def repository(about: metadata.PackageMetadata) -> str:
 
 
 def compare(address: str, old: str, new: str) -> str:
-    """Returns the page that compares the tags ``vOLD`` and ``vNEW``; "" without an address."""
-    if not address:
-        return ""
+    """Returns the page of the repository that compares the tags ``vOLD`` and ``vNEW``."""
     between = "/-/compare/" if "//gitlab." in address else "/compare/"
     return f"{address}{between}v{old}...v{new}"

@@ -24,11 +24,10 @@ from moediag.evidence.model import (
     TokenCount,
 )
 from moediag.protocol import ExpertRows, events_file, read_stored
+from moediag.protocol.names import plain_name
 
 Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shared by all ranks
 
-# Prefixes that wrappers add to parameter names; the user knows the names without them.
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 _MOST_EXPERTS = 1_000_000  # of a layer; more is no real number
 
 
@@ -310,17 +309,6 @@ class _Reader:
         Raises ValueError or TypeError for an invalid id.
         """
         return None if number is None else self.names.get(int(number))
-
-
-def plain_name(fqn: object) -> str:
-    """The name of a parameter or module without wrappers' prefixes; anything else in its place, in
-    a damaged log, as text."""
-    name = str(fqn)
-    if "_" in name:
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")
-            name = name.removesuffix("." + wrapper[:-1])
-    return name
 
 
 def _text(value: Any) -> str | None:

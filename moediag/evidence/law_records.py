@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moediag.evidence.events import plain_name
 from moediag.evidence.law_model import (
     Cleared,
     ClipNorm,
@@ -23,6 +22,7 @@ from moediag.evidence.law_model import (
     Shard,
 )
 from moediag.protocol import laws_file, older_laws_file, parse_json, read_stored
+from moediag.protocol.names import plain_name
 
 
 def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]]:

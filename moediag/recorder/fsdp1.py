@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
+from moediag.protocol.names import plain_name
 from moediag.recorder.core import ByObject, CarriedParameters, Recorder
-from moediag.recorder.modules import clean
 
 WATCHER = "FSDP1 parameters"
 _MODULE = "torch.distributed.fsdp._runtime_utils"
@@ -76,7 +76,7 @@ class Fsdp1:
             flat = handle.flat_param
             module = recorder.module_names.get(handle._fully_sharded_module) or ""
             prefix = module + "." if module else ""
-            names = recorder.log.names(tuple(clean(prefix + fqn) for fqn in flat._fqns))
+            names = recorder.log.names(tuple(plain_name(prefix + fqn) for fqn in flat._fqns))
             shapes = [torch.Size(shape).numel() for shape in flat._shapes]
             sizes = "[" + ",".join(map(str, shapes)) + "]"
             known = of_handle[key] = CarriedParameters(

@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, Tuple
 
 import torch
 
+from moediag.protocol.names import plain_name
 from moediag.recorder.core import ByObject, CarriedParameters, Recorder
-from moediag.recorder.modules import clean
 
 WATCHER = "FSDP2 parameters"
 _MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -113,7 +113,7 @@ class Fsdp2:
     def _learn(self, group: Any) -> Tuple[str, str, Dict[Any, Tuple[str, str]]]:
         names = tuple(self._fqn(parameter) for parameter in group.fsdp_params)
         known = [self._recorder.module_names.get(m) for m in group.modules]
-        own = clean(group._module_fqn or "")
+        own = plain_name(group._module_fqn or "")
         module = next((name for name in known if name is not None), own)
         return json.dumps(module), self._recorder.log.names(names), {}
 
@@ -122,8 +122,8 @@ class Fsdp2:
         info = parameter._module_info
         module = self._recorder.module_names.get(info.module)
         if module is None:
-            return clean(getattr(parameter, "_param_fqn", None) or info.param_name)
-        return clean(f"{module}.{info.param_name}" if module else info.param_name)
+            return plain_name(getattr(parameter, "_param_fqn", None) or info.param_name)
+        return plain_name(f"{module}.{info.param_name}" if module else info.param_name)
 
     def _phase(self, group: Any) -> str:
         state = getattr(group._training_state, "name", "")

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 
 from moediag.protocol import ENV_GUARD_TIMEOUT, GUARD_TIMEOUT
+from moediag.protocol.names import plain_name
 from moediag.recorder import guard_messages
 from moediag.recorder.calls import METHODS
 from moediag.recorder.core import ByObject, Recorder
-from moediag.recorder.modules import clean
 from moediag.recorder.side_channel import Absent, Board, Lost, Side, Told
 
 WATCHER = "guard"
@@ -310,13 +310,13 @@ def _brought(group: Any, fsdp_params: Any, dtypes: Tuple[Any, ...]) -> Brought:
         (fqn, numel, str(dtype).replace("torch.", ""))
         for (fqn, numel), dtype in zip(names, dtypes)  # noqa: B905 - Python 3.9
     ]
-    module = clean(getattr(group, "_module_fqn", None) or "") or guard_messages.common(whole)
+    module = plain_name(getattr(group, "_module_fqn", None) or "") or guard_messages.common(whole)
     return Brought(module, whole, carried)
 
 
 def _fqn(parameter: Any) -> str:
     info = parameter._module_info
-    return clean(getattr(parameter, "_param_fqn", None) or info.param_name)
+    return plain_name(getattr(parameter, "_param_fqn", None) or info.param_name)
 
 
 def _numel(parameter: Any) -> int:

@@ -16,11 +16,11 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import torch
 from torch.nn.modules import module as torch_module
 
+from moediag.protocol.names import plain_name
 from moediag.recorder.core import Block, ByObject, Recorder
 from moediag.recorder.routing import expert_counts, tokens_of
 
 WATCHER = "modules"
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 # Wrappers that only forward to ``.module``; their parameter names start with it.
 _OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
 _LAYER = re.compile(r"(^|\.)[A-Za-z_]+\.\d+$")  # an element of a list: model.layers.3
@@ -33,13 +33,6 @@ _recorder: Optional[Recorder] = None
 _is_compiling = torch.compiler.is_compiling
 _in_backward = torch._C._current_graph_task_id
 _blocks: Dict[int, Tuple[Any, str, Tuple[int, ...]]] = {}  # id -> (weak module, fqn, experts)
-
-
-def clean(fqn: str) -> str:
-    """Returns a parameter or module name without the parts that wrappers add."""
-    for wrapper in _WRAPPERS:
-        fqn = fqn.replace(wrapper, "")
-    return fqn
 
 
 class Hook:
@@ -133,7 +126,7 @@ class Observer:
         # Hook the outermost of equal names: a wrapper's forward contains the wrapped one.
         hooked: Set[str] = set()
         for name, module in inner.named_modules():
-            fqn = clean(prefix + name + ".")[:-1]
+            fqn = plain_name(prefix + name + ".")[:-1]
             recorder.module_names.setdefault(module, fqn)
             compiled = compiled or hasattr(module, "_orig_mod")
             compiled = compiled or getattr(module, "_compiled_call_impl", None) is not None

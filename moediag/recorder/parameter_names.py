@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional
 
+from moediag.protocol.names import plain_name
 from moediag.recorder.core import ByObject, Recorder
-from moediag.recorder.modules import clean
 
 
 class ParameterNames:
@@ -27,12 +27,12 @@ class ParameterNames:
             for prefix, reference in recorder.roots:
                 root = reference()
                 for name, parameter in root.named_parameters() if root is not None else ():
-                    self._names.setdefault(parameter, clean(prefix + name))
+                    self._names.setdefault(parameter, plain_name(prefix + name))
                     # Megatron's optimizer has a float32 copy instead.
                     copy = getattr(parameter, "main_param", None)
                     if copy is not None and not getattr(parameter, "main_param_sharded", False):
-                        self._names.setdefault(copy, clean(prefix + name))
+                        self._names.setdefault(copy, plain_name(prefix + name))
             for model in self._wrapped():
                 for name, parameter in model.named_parameters():
-                    self._names.setdefault(parameter, clean(name))
+                    self._names.setdefault(parameter, plain_name(name))
         return [self._names.get(parameter) for parameter in parameters]

@@ -15,7 +15,7 @@ from moediag.lab.check.configured import Configured
 from moediag.lab.check.plan_rules import PLAN, Rules
 from moediag.lab.check.tensor_places import axes, kind, listed, sizes, slices
 from moediag.lab.step.models.plan_names import generic
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn
+from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import (
     FAILS,
     MAY_FAIL,
@@ -25,6 +25,7 @@ from moediag.protocol import (
     PlannedParameter,
     Trial,
 )
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 
 _HEADS = re.compile(r"(^|\.)(q|k|v)_proj\.weight$")

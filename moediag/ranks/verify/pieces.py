@@ -6,20 +6,17 @@ and an FSDP1 handle say which part they are.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from moediag.protocol.names import plain_name
 from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
 
 WHOLE, BOX, FLAT, ELEMENTS = "whole", "box", "flat", "elements"
 _OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
-_PREFIXES = re.compile(
-    r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)(?:\.|$)"
-)
 _FSDP1 = "FullyShardedDataParallel"
 
 
@@ -76,7 +73,7 @@ def pieces(root: Any, prefix: str = "") -> List[Piece]:
     wrappers = [name for name, module in root.named_modules() if type(module).__name__ in _OUTER]
 
     def named(name: str) -> str:
-        return prefix + clean(name, wrappers)
+        return prefix + plain_name(name, wrappers)
 
     flat: List[int] = []  # ids of parameters that FSDP1 handles describe
     for name, module in root.named_modules():
@@ -100,20 +97,10 @@ def tied(root: Any, prefix: str = "") -> Dict[str, str]:
     first: Dict[int, str] = {}
     found: Dict[str, str] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
-        name = prefix + clean(name)
+        name = prefix + plain_name(name)
         if first.setdefault(id(parameter), name) != name:
             found[name] = first[id(parameter)]
     return found
-
-
-def clean(name: str, wrappers: Sequence[str] = ()) -> str:
-    """Returns ``name`` without what FSDP1, activation checkpointing and compiling add, and without
-    ``module`` below the ``wrappers``, which only forward to it."""
-    for wrapper in sorted(wrappers, key=len, reverse=True):
-        begin = f"{wrapper}.module." if wrapper else "module."
-        if name.startswith(begin):
-            name = (f"{wrapper}." if wrapper else "") + name[len(begin) :]
-    return _PREFIXES.sub("", name).lstrip(".")
 
 
 def _of_tensor(name: str, tensor: Any, trainable: Optional[bool]) -> Piece:
@@ -197,7 +184,7 @@ def _of_handle(handle: Any, prefix: str) -> Iterator[Piece]:
         where = Where(FLAT, tuple(shape), low - first)
         own = originals[number] if originals is not None else flat
         yield Piece(
-            prefix + clean(fqn),
+            prefix + plain_name(fqn),
             where,
             _reader(flat, low - begin, high - begin),
             _flat_gradient(own, originals is not None, low - begin, high - begin),

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from moediag.recorder import Recorder, install
-from moediag.recorder.modules import clean
 from moediag.recorder.routing import expert_counts
 
 
@@ -59,12 +58,6 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     text = (folder / "rank-0.events.jsonl").read_text()
     return [r for r in map(json.loads, text.splitlines()) if r["e"] == kind]
-
-
-def test_wrapper_prefixes_are_removed() -> None:
-    name = "_orig_mod.layers.0._checkpoint_wrapped_module.mlp._fsdp_wrapped_module.gate.weight"
-    assert clean(name) == "layers.0.mlp.gate.weight"
-    assert clean("model.module.weight") == "model.module.weight"
 
 
 def test_expert_counts_distinguish_blocks_from_other_modules() -> None:

@@ -14,8 +14,9 @@ from moediag.lab.step.measure import gradients as compare  # noqa: E402
 from moediag.lab.step.measure import reference  # noqa: E402
 from moediag.lab.step.models import tiny  # noqa: E402
 from moediag.lab.step.models.skew import RouterSkew  # noqa: E402
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn  # noqa: E402
+from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, Starve, Trial, WrapperSpec  # noqa: E402
+from moediag.protocol.names import clean_fqn  # noqa: E402
 from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 FOUR = {"world_size": 4, "layout": {"dp_shard": 4}}
@@ -271,9 +272,3 @@ class TestReferenceAndComparison:
         errors = compare.compare(wrapped, stored["gradients"][0])
         assert [name for name, e in errors.items() if e.wrong] == [victim]
         assert errors[victim].missing is missing
-
-
-def test_wrapper_prefixes_are_removed_from_names():
-    name = "module._fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.mlp.gate.weight"
-    assert clean_fqn(name) == "model.layers.0.mlp.gate.weight"
-    assert clean_fqn("my_module.weight") == "my_module.weight"

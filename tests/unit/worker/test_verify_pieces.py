@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from moediag.ranks.verify import same_samples, samples, tensor_files
-from moediag.ranks.verify.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where, clean, pieces
+from moediag.ranks.verify.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where, pieces
 from moediag.ranks.verify.tensor_files import Stored
 from tests.unit.sharded import fully_sharded, numbered, placed, rank_of
 
@@ -30,19 +30,6 @@ def test_a_plain_model_is_named_as_without_wrappers() -> None:
     assert not found["model2.0.bias"].trainable
     assert found["model2.1.running_mean"].owner is None
     assert found["model2.0.weight"].where == Where(WHOLE, (3, 2))
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.w", "layers.0.w"),
-        ("_orig_mod.layers.0._checkpoint_wrapped_module.w", "layers.0.w"),
-        ("_fsdp_wrapped_module.", ""),
-        ("module.w", "module.w"),
-    ],
-)
-def test_names_have_no_parts_of_wrappers(name: str, expected: str) -> None:
-    assert clean(name) == expected
 
 
 def test_wrappers_inside_a_model_are_not_in_names() -> None:

@@ -14,8 +14,9 @@ from typing import Any, Dict, List, Optional
 
 import torch
 
-from moediag.lab.step.shard.wrapped import Select, Wrapped, clean_fqn
+from moediag.lab.step.shard.wrapped import Select, Wrapped
 from moediag.protocol import GradientError, Multiple
+from moediag.protocol.names import clean_fqn
 from moediag.ranks.verify.tolerance import Tolerance, multiple
 from moediag.recorder import placement
 

@@ -18,8 +18,9 @@ from torch import nn
 from moediag.axes import EP
 from moediag.lab.step.measure import row_map
 from moediag.lab.step.models.tiny import Anatomy
-from moediag.lab.step.shard.wrapped import clean_fqn, expert_parameters
+from moediag.lab.step.shard.wrapped import expert_parameters
 from moediag.protocol import ExpertRows, Trial
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 
 Rows = Tuple[List[ExpertRows], Dict[str, str], int]

@@ -20,8 +20,9 @@ from torch import nn
 from moediag.axes import EP, Layout
 from moediag.lab.step.shard import declared_slices, optimizers
 from moediag.lab.step.shard.declared_slices import PlainShards
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn, expert_parameters
+from moediag.lab.step.shard.wrapped import Wrapped, expert_parameters
 from moediag.protocol import Replica, Sketch, StepReplicas, Trial
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 
 PROJECTIONS = 16

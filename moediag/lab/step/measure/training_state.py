@@ -7,8 +7,9 @@ from typing import Any, Dict, List, Optional
 
 import torch
 
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn
+from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import StateDifference
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 
 Tensors = Dict[str, torch.Tensor]

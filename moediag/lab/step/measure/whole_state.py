@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from moediag.lab.step.models import tiny
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn
+from moediag.lab.step.shard.wrapped import Wrapped
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
 

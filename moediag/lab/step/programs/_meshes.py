@@ -15,8 +15,9 @@ from moediag.lab.step.measure import reference
 from moediag.lab.step.models import tiny
 from moediag.lab.step.models.tiny import Anatomy
 from moediag.lab.step.shard import dispatch
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn
+from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import Trial
+from moediag.protocol.names import clean_fqn
 from moediag.recorder.not_applicable import NotApplicable
 
 Wrap = Callable[[nn.Module, Anatomy, Trial], Wrapped]

@@ -21,8 +21,9 @@ from moediag.lab.step.programs import _meshes
 from moediag.lab.step.shard import activation_checkpointing, dispatch, fsdp2_internals
 from moediag.lab.step.shard import clipping as clip
 from moediag.lab.step.shard.declared_slices import PlainShards
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn
+from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import ProgramTask
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
 

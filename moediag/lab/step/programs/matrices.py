@@ -14,8 +14,8 @@ from moediag.axes import DP_SHARD
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.shard import fsdp2_internals
 from moediag.lab.step.shard.declared_slices import PlainShards
-from moediag.lab.step.shard.wrapped import clean_fqn
 from moediag.protocol import Applied, GradientError, Trial
+from moediag.protocol.names import clean_fqn
 from moediag.ranks.verify.tolerance import Tolerance
 from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable

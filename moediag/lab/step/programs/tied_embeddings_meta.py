@@ -22,8 +22,8 @@ from moediag.lab.step.measure import ownership
 from moediag.lab.step.measure.program_reference import Right
 from moediag.lab.step.models import tiny
 from moediag.lab.step.preparation import wrap
-from moediag.lab.step.shard.wrapped import clean_fqn
 from moediag.protocol import Trial
+from moediag.protocol.names import clean_fqn
 from moediag.recorder.not_applicable import NotApplicable
 
 ZEROED = (

@@ -15,8 +15,9 @@ from moediag.lab.step.measure.program_reference import Right
 from moediag.lab.step.models import tiny
 from moediag.lab.step.preparation import wrap
 from moediag.lab.step.programs import fake_engine
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn
+from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import OutcomeTable
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 
 METRIC = "loss of the engine"

@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moediag.axes import DP_REPLICATE, DP_SHARD, Axis, Layout
 from moediag.lab.step.shard import fsdp2_internals
-from moediag.lab.step.shard.wrapped import GradientView, Select, Wrapped, clean_fqn, mesh_of, whole
+from moediag.lab.step.shard.wrapped import GradientView, Select, Wrapped, mesh_of, whole
+from moediag.protocol.names import clean_fqn
 from moediag.recorder.not_applicable import NotApplicable
 
 

@@ -8,7 +8,6 @@ and :mod:`moediag.lab.step.shard.expert_parallel`.
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -23,19 +22,13 @@ from moediag.lab.step.shard import clipping as clip
 from moediag.lab.step.shard import optimizers
 from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.protocol import Trial
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
 
 ROUTER_LOGITS = "output_router_logits"  # a switch of configurations
 Select = Callable[[torch.Tensor], torch.Tensor]
 GradientView = Tuple[str, Optional[torch.Tensor], Select]
-
-_PREFIXES = re.compile(r"(?:^|(?<=\.))(?:module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-
-
-def clean_fqn(name: str) -> str:
-    """Returns the parameter's name in the user's model, without the wrappers' prefixes."""
-    return _PREFIXES.sub("", name)
 
 
 def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:

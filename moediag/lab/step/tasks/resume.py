@@ -27,9 +27,10 @@ from moediag.lab.step import preparation, training
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.measure import ownership, reference, training_state, whole_state
 from moediag.lab.step.models.skew import RouterSkew
-from moediag.lab.step.shard.wrapped import Wrapped, clean_fqn, expert_parameters
+from moediag.lab.step.shard.wrapped import Wrapped, expert_parameters
 from moediag.lab.step.tasks.save_and_load import Way, way_of
 from moediag.protocol import ExpertRows, ResumeOutcome, ResumeTask, StepNumbers, Trial
+from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 
 FOLDER = "saved"  # below the trial's folder, while the trial runs

@@ -63,7 +63,7 @@ class GradientError:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A tensor in a few numbers, see moediag.lab.step.measure.replicas."""
+    """A tensor in a few numbers, see moediag.recorder.step.numbers."""
 
     norm: float  # L2; as text where it is not finite, and then there are no projections
     projections: List[float] = field(default_factory=list)  # random

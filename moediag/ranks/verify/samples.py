@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Iterator, List
 
 import torch
+
+from moediag.recorder.step import numbers
 
 _MASK = "attention_mask"
 
@@ -23,14 +24,13 @@ def hashes(args: Any, kwargs: Any) -> List[str]:
     kept = _kept(mask, rows)
     found = []
     for row in range(rows):
-        digest = hashlib.blake2b(digest_size=8)
+        cut = []
         for tensor in same:
             one = tensor[row]
             if kept is not None and one.dim() and tensor.shape[:2] == kept.shape:
                 one = one[kept[row]]
-            digest.update(f"{one.dtype}{tuple(one.shape)}".encode())
-            digest.update(as_bytes(one))
-        found.append(digest.hexdigest())
+            cut.append(one)
+        found.append(numbers.digest(*cut, size=8))
     return found
 
 
@@ -38,17 +38,6 @@ def _kept(mask: Any, rows: int) -> Any:
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[0] == rows:
         return mask.detach() != 0
     return None
-
-
-def as_bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.contiguous().cpu().reshape(-1)
-    if not flat.numel():
-        return b""
-    raw = flat.view(torch.uint8)
-    try:
-        return bytes(raw.numpy())
-    except RuntimeError:  # torch works without numpy
-        return bytes(raw.tolist())
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

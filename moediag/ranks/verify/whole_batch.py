@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections import Counter
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
-from moediag.ranks.verify import samples
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import numbers
 
 Collate = Callable[[List[Any]], Any]
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -28,9 +27,7 @@ def write(folder: Path, rank: int, batch: Any) -> str:
     content = io.BytesIO()
     torch.save(_plain(batch), content)
     (folder / batch_file(rank)).write_bytes(content.getvalue())
-    digest = hashlib.blake2b(digest_size=16)
-    _digest(_plain(batch), digest)
-    return digest.hexdigest()
+    return numbers.digest(_plain(batch))
 
 
 def read(folder: Path, hashes: Mapping[int, str], collate: Optional[Collate]) -> Any:
@@ -118,18 +115,3 @@ def _rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             f"the batches of ranks cannot be put together, their shapes are {shapes}; give collate="
         )
     return torch.cat(list(tensors))
-
-
-def _digest(value: Any, digest: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(samples.as_bytes(value))
-    elif isinstance(value, dict):
-        for key in sorted(value, key=str):
-            digest.update(str(key).encode())
-            _digest(value[key], digest)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            _digest(one, digest)
-    else:
-        digest.update(repr(value).encode())

@@ -12,7 +12,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.fingerprints import capturing
+from moediag.recorder.step.numbers import capturing
 
 WATCHER = "laws of cleared gradients"
 _SAMPLE = 3  # parameters of an optimizer that are followed

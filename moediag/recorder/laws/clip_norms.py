@@ -8,8 +8,8 @@ import sys
 from typing import Any, List
 
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.fingerprints import capturing
 from moediag.recorder.laws.loss_scale import LossScale
+from moediag.recorder.step.numbers import capturing
 
 WATCHER = "laws of norms"
 

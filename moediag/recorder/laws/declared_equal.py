@@ -12,8 +12,8 @@ import torch
 
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.fingerprints import Fingerprints, capturing
 from moediag.recorder.laws.replica_sets import DATA_AXES, same_part
+from moediag.recorder.step.numbers import Fingerprints, capturing
 
 WATCHER = "laws of declared tensors"
 _MODULE = "torch.distributed.tensor._api"

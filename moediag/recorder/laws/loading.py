@@ -13,8 +13,8 @@ from torch.optim import optimizer as torch_optimizer
 from moediag.recorder.core import ByObject
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.fingerprints import Fingerprints
 from moediag.recorder.laws.replica_sets import local
+from moediag.recorder.step.numbers import Fingerprints
 
 WATCHER = "laws of loading"
 _FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"

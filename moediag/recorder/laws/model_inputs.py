@@ -11,8 +11,8 @@ import torch
 
 from moediag.recorder.core import ByObject, Recorder
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.fingerprints import Fingerprints, capturing
 from moediag.recorder.modules import Hook
+from moediag.recorder.step.numbers import Fingerprints, capturing
 
 WATCHER = "laws of data"
 _MAX_FORWARDS = 8  # of one model in one step

@@ -9,7 +9,6 @@ they are equal. The control side compares.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Dict, List, Optional, Protocol
 
@@ -24,32 +23,12 @@ from moediag.lab.step.shard.wrapped import Wrapped, expert_parameters
 from moediag.protocol import Replica, Sketch, StepReplicas, Trial
 from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
-
-PROJECTIONS = 16
-_SEED = 20_240_613  # any number, but the same on all ranks
-_BLOCK = 65_536  # elements per projection step
+from moediag.recorder.step import numbers
 
 
 def sketch(tensor: torch.Tensor) -> Sketch:
-    """Returns the sketch of ``tensor`` (any shape and floating dtype), computed in float64 on the
-    CPU. A tensor that is not finite has no projections, and its norm is text, for JSON."""
-    flat = tensor.detach().reshape(-1).to("cpu", torch.float64)
-    norm = float(torch.linalg.vector_norm(flat))
-    if not math.isfinite(norm):
-        return Sketch(_finite(norm))
-    total = torch.zeros(PROJECTIONS, dtype=torch.float64)
-    for block, part in enumerate(flat.split(_BLOCK) if flat.numel() else ()):
-        total += _signs(block)[:, : part.numel()].to(torch.float64) @ part
-    # Nine digits: equal tensors stay equal, and the distance is accurate to 1e-8 of the norm.
-    return Sketch(_round(norm), [_round(v) for v in total.tolist()])
-
-
-@functools.lru_cache(maxsize=8)
-def _signs(block: int) -> torch.Tensor:
-    """+1 and -1, int8, shape (PROJECTIONS, _BLOCK)."""
-    generator = torch.Generator().manual_seed(_SEED + block)
-    bits = torch.randint(0, 2, (PROJECTIONS, _BLOCK), generator=generator, dtype=torch.int8)
-    return bits * 2 - 1
+    """Returns the sketch of ``tensor`` (any shape and floating dtype)."""
+    return Sketch(*numbers.projected(tensor))
 
 
 class Observed(Protocol):
@@ -95,7 +74,7 @@ class Observer:
             total += float(norm) ** 2
             if self._shared(parameter) and _same_slice(parameter, gradient):
                 self._gradients[fqn] = sketch(placement.local(gradient))
-        self._local_norm = _finite(math.sqrt(total))
+        self._local_norm = numbers.for_json(math.sqrt(total))
 
     def after_optimizer(self, step: int) -> None:
         """Call it after the optimizer's step; ``step`` from 1, 0 for the initial weights."""
@@ -194,12 +173,3 @@ def _same_slice(parameter: Any, gradient: Any) -> bool:
     return placement.distributed(gradient) and tuple(gradient.placements) == tuple(
         parameter.placements
     )
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.9g}")
-
-
-def _finite(value: float) -> Any:
-    """Returns ``value``, as text if it is not finite: JSON has no nan."""
-    return _round(value) if math.isfinite(value) else str(value)

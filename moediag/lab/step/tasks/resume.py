@@ -12,13 +12,11 @@ the steps after the save with those that start from it.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-import torch
 import torch.distributed as dist
 
 from moediag import protocol
@@ -32,6 +30,7 @@ from moediag.lab.step.tasks.save_and_load import Way, way_of
 from moediag.protocol import ExpertRows, ResumeOutcome, ResumeTask, StepNumbers, Trial
 from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
+from moediag.recorder.step import numbers
 
 FOLDER = "saved"  # below the trial's folder, while the trial runs
 Known = List[Dict[str, List[Tuple[str, int]]]]  # by rank, FQN: (digest, expert) of each row
@@ -228,12 +227,7 @@ def _experts(wrapped: Wrapped, expected: Optional[Dict[str, Any]]) -> Dict[str, 
 
 def _digests(parameter: Any) -> List[str]:
     """Returns one digest per row of the local part."""
-    return [_digest(row) for row in placement.local(parameter).cpu()]
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(raw).hexdigest()
+    return [numbers.digest(row) for row in placement.local(parameter).cpu()]
 
 
 def _known(wrapped: Wrapped, experts: Dict[str, List[int]]) -> Known:
@@ -271,7 +265,7 @@ def _apart(wrapped: Wrapped) -> List[str]:
     one: they diverged before anything was saved. Collective."""
     experts = expert_parameters(wrapped.model, wrapped.anatomy)
     mine = {
-        clean_fqn(name): _digest(placement.local(p).cpu())
+        clean_fqn(name): numbers.digest(placement.local(p))
         for name, p in wrapped.model.named_parameters()
         if clean_fqn(name) not in experts and _copied(p)
     }

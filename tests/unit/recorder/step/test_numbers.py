@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moediag.recorder.laws.fingerprints import Fingerprints
+from moediag.recorder.step.numbers import Fingerprints, digest, projected
 
 
 def of(*tensors: torch.Tensor) -> list[str | None]:
@@ -87,3 +87,20 @@ def test_a_sketch_shows_how_much_tensors_differ() -> None:
     (total, norm), (near, _), (far, _) = prints.sketches().values()
     assert norm == pytest.approx(float(values.double().norm()))
     assert abs(near - total) < 1e-4 * norm < 0.05 * norm < abs(far - total)
+
+
+def test_numbers_of_older_evidence_are_still_computed() -> None:
+    batch = {"ids": torch.arange(4), "rest": [torch.tensor(2.0), 1.5, "x", None]}
+    assert digest(batch) == "5144cd717992d2dcfb9bd7a082f0b38d"
+    assert digest(torch.tensor([0, 1]), size=8) == "093a22114a9d0ad9"
+    norm, projections = projected(torch.arange(1.0, 5.0))
+    assert norm == 5.47722558
+    assert projections[:6] == [6.0, 0.0, -8.0, -8.0, -6.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(2, 3), torch.zeros(6, dtype=torch.int32), torch.ones(6)]
+)
+def test_a_digest_tells_shape_dtype_and_bytes_apart(other: torch.Tensor) -> None:
+    assert digest(torch.zeros(6)) == digest(torch.zeros(6))
+    assert digest(torch.zeros(6)) != digest(other)

@@ -1,0 +1,1 @@
+"""What the instruments that measure a training step have in common."""

@@ -120,6 +120,30 @@ def test_the_torchtitan_block_is_not_applicable_without_torchtitan() -> None:
         titan_cpu.load()
 
 
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("common", r"torchtitan 0\.3\.0 has neither models\.moe nor"), ("moe", "cannot be imported")],
+)
+def test_a_release_with_another_moe_is_not_applicable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, reason: str
+) -> None:
+    package = tmp_path / "torchtitan"
+    (package / "models" / folder).mkdir(parents=True)
+    (package / "__init__.py").touch()
+    information = tmp_path / "torchtitan-0.3.0.dist-info" / "METADATA"
+    information.parent.mkdir()
+    information.write_text("Metadata-Version: 2.1\nName: torchtitan\nVersion: 0.3.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    titan_cpu.load.cache_clear()
+    try:
+        with pytest.raises(NotApplicable, match=reason):
+            titan_cpu.load()
+    finally:
+        titan_cpu.load.cache_clear()
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchtitan"]:
+            del sys.modules[name]
+
+
 @pytest.mark.parametrize("installed", [False, True])
 def test_only_one_module_imports_the_fake_triton(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool

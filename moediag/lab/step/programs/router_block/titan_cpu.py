@@ -13,6 +13,7 @@ import importlib.util
 import sys
 import types
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ NOTES = [
 CPU_NOTE = (
     "on the CPU: torchtitan's token-ordering kernel by its own CPU implementation (no triton), "
     "torch.histc of integers counted as floats"
+)
+REWRITTEN = (
+    "has neither models.moe nor apply_moe_ep_tp. From 0.3.0 on a MoE declares its layout in "
+    "sharding_config (models.common.moe_sharding), without the parallel styles that the fixes "
+    "replace, and applies the scores after the experts only. This program needs 0.2.x"
 )
 _KERNELS = "torchtitan.models.moe.kernels"
 
@@ -46,9 +52,12 @@ def load() -> Release:
     found = importlib.util.find_spec("torchtitan")
     if found is None or found.origin is None:
         raise NotApplicable("torchtitan is not installed in this stack")
+    package = Path(found.origin).parent
+    if not (package / "models" / "moe").is_dir():
+        raise NotApplicable(f"torchtitan {metadata.version('torchtitan')} {REWRITTEN}")
     try:
         if importlib.util.find_spec("triton") is None:
-            _load_kernels(Path(found.origin).parent)
+            _load_kernels(package)
         kernels = importlib.import_module(_KERNELS)
         utils = importlib.import_module("torchtitan.models.moe.utils")
         release = Release(
@@ -57,7 +66,7 @@ def load() -> Release:
         )
     except (ImportError, OSError) as error:
         raise NotApplicable(
-            f"this torchtitan has no MoE as 0.2.x has it, or cannot be imported: {error}"
+            f"torchtitan's MoE is not that of 0.2.x, or cannot be imported: {error}"
         ) from error
     if not torch.cuda.is_available():
         own: Any = utils

@@ -13,7 +13,7 @@ import pytest
 from bench import jobs
 from moediag.diagnosis import diagnose
 from moediag.evidence import flight_dump, flight_recorder, foreign, window
-from moediag.evidence.flight_calls import Dump
+from moediag.evidence.flight_calls import Dump, OwnGroup
 from moediag.evidence.flight_recorder import own_rank, recorded
 from moediag.evidence.sources import Found
 from moediag.result import Diagnosis
@@ -70,6 +70,17 @@ def test_groups_with_equal_members_and_description_stay_separate() -> None:
     of = recorded(dumps)
     assert [c.group for c in of.ranks[0].collectives] == ["3", "12"]
     assert [c.group for c in of.ranks[1].collectives] == ["12", "3"]
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_groups_are_not_matched_by_order_if_a_rank_created_fewer(fewer: int) -> None:
+    """Which of the other rank's two groups its only one is, only a name could tell."""
+    names = {fewer: ("7",), 1 - fewer: ("3", "12")}
+    dumps = {rank: Dump() for rank in (0, 1)}
+    for rank, dump in dumps.items():
+        dump.groups = {name: OwnGroup("undefined", (0, 1)) for name in names[rank]}
+    of = recorded(dumps)
+    assert {rank: {*of.ranks[rank].groups} for rank in names} == {r: {*n} for r, n in names.items()}
 
 
 def test_callers_are_the_members_in_gloo_dumps() -> None:

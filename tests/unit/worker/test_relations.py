@@ -87,6 +87,8 @@ def test_a_right_way_holds_and_costs_two_computations() -> None:
         (lambda case: 0.1 * (case.seed == 0), "other-seed"),
         (lambda case: 0.1 * (case.size == SIZES[0]), "other-size"),
         (lambda case: 0.1 * (case.dtype is torch.float32), "float64"),
+        # It shrinks with the rounding: there it is still wrong, but a hundredth of what it was.
+        (lambda case: 0.1 if case.dtype is torch.float32 else 1e-3, "float64"),
     ],
 )
 def test_what_shows_in_one_setting_only_is_not_confirmed(

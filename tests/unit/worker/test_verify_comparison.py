@@ -71,6 +71,24 @@ def test_a_forgotten_optimizer_state_shows_in_the_weights(tmp_path: Path) -> Non
     assert "After step 1 the weights of 4 of 4 parameters" in found.cause
 
 
+@pytest.mark.parametrize("gradient_in_step_1", [False, True])
+def test_weights_that_had_no_gradient_in_step_1_are_not_judged_after_step_2(
+    tmp_path: Path, gradient_in_step_1: bool
+) -> None:
+    """An optimizer may have moved them in step 1 by rounding alone, and step 2 does not undo it."""
+
+    def from_step_2_on(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        first = torch.allclose(gradient, gradients(1)[name])
+        return None if name == EXPERTS and first and not gradient_in_step_1 else gradient
+
+    def further(rank: int, name: str, update: torch.Tensor) -> torch.Tensor:
+        return update * 2 if name == EXPERTS else update
+
+    runs = reference(tmp_path, steps=2, change=from_step_2_on)
+    found = judged(Job(tmp_path / "job", steps=2, change=from_step_2_on, moves=further), runs)
+    assert found.verdict == (Verdict.WRONG_WEIGHTS if gradient_in_step_1 else Verdict.CLEAN)
+
+
 def test_a_norm_without_the_experts_is_named(tmp_path: Path) -> None:
     job = Job(tmp_path / "job", norms={0: 5.0, 1: 5.0}, moves=lambda rank, name, update: update * 2)
     found = judged(job, reference(tmp_path, norms={0: 10.0}))

@@ -91,10 +91,6 @@ def test_pieces_on_two_axes_are_those_of_a_dtensor(tmp_path: Path) -> None:
     assert found == [*list(ours.values())[2]]
 
 
-def test_an_expert_that_nobody_or_everybody_holds_is_counted() -> None:
-    assert placed.holders([range(2), range(1, 4)], 5) == [1, 2, 1, 1, 0]
-
-
 # ------------------------------------------------------------------------ the plan
 
 

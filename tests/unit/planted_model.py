@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from moediag.protocol import VOCAB
+from moediag.worker.models.release_families import ReleaseFamily
 from moediag.worker.relations.relation import Case, nudge
 
 WIDTH, HEADS, LONGEST = 16, 2, 64
@@ -51,23 +54,83 @@ class Layer(nn.Module):
         return hidden + out, (key, value)
 
 
+class Output(SimpleNamespace):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        found: torch.Tensor = (self.logits, self.past_key_values)[index]
+        return found
+
+
+class Config(SimpleNamespace):
+    def __init__(self, faults: frozenset[str] = frozenset()) -> None:
+        pattern = "layers.*" if "plan" in faults else "layer.qkv"
+        super().__init__(
+            faults=faults, router_aux_loss_coef=0.001, base_model_tp_plan={pattern: "colwise"}
+        )
+
+    def get_text_config(self) -> Config:
+        return self
+
+    def to_json_string(self) -> str:
+        return "{}"
+
+
 class Planted(nn.Module):
     _supports_sdpa = True
     supports_gradient_checkpointing = True
 
-    def __init__(self, faults: frozenset[str], seed: int, implementation: str) -> None:
+    def __init__(
+        self, faults: frozenset[str], seed: int = 0, attention: str = "eager", experts: str = ""
+    ) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.faults = faults
-        self.config = SimpleNamespace(router_aux_loss_coef=0.001)
+        self.wrong = experts in faults or ("compiled" in faults and "while compiled")
+        self.config = Config(faults)
         self.tokens = nn.Embedding(VOCAB, WIDTH)
         self.places = nn.Embedding(LONGEST, WIDTH)
-        self.layer = Layer(implementation, faults)
+        self.layer = Layer(attention, faults)
         self.head = nn.Linear(WIDTH, VOCAB)
         self.checkpointing: dict[str, bool] | None = None
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(0.5 * torch.randn(parameter.shape))
+
+    @property
+    def base_model(self) -> nn.Module:
+        return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.weight.dtype
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True
+
+    @classmethod
+    def _from_config(cls, config: Any) -> Planted:
+        return cls(config.faults)
+
+    def save_pretrained(self, folder: str, max_shard_size: str = "") -> None:
+        Path(folder).mkdir(exist_ok=True)
+        state = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        if "not saved" in self.faults:
+            del state["head.bias"]
+        halves = (dict(list(state.items())[::2]), dict(list(state.items())[1::2]))
+        for number, part in enumerate(halves if max_shard_size else (state,)):
+            save_file(part, Path(folder, f"model-{number}.safetensors"))
+        Path(folder, "faults").write_text(",".join(self.faults))
+
+    @classmethod
+    def from_pretrained(cls, folder: str, output_loading_info: bool = False, **dtype: Any) -> Any:
+        faults = Path(folder, "faults").read_text().split(",")
+        model = cls(frozenset(faults), seed=99).to(*dtype.values())
+        state = {n: t for f in Path(folder).glob("*.safetensors") for n, t in load_file(f).items()}
+        report = model.load_state_dict(state, strict=False)
+        if "loaded wrong" in model.faults:
+            model.head.bias.data += 1
+        model.layer.qkv.bias.requires_grad_("frozen" not in model.faults)
+        return (model, report._asdict()) if output_loading_info else model
 
     def get_input_embeddings(self) -> nn.Module:
         return self.tokens
@@ -106,6 +169,8 @@ class Planted(nn.Module):
         if "gradient" in self.faults and hidden.requires_grad:
             hidden.register_hook(lambda gradient: 1.5 * gradient)
         logits = self.head(hidden)
+        if self.wrong is True or (self.wrong and torch.compiler.is_compiling()):
+            logits = logits * 1.5
         auxiliary = hidden.square().mean() if output_router_logits else None
         loss = None
         if labels is not None:
@@ -115,7 +180,7 @@ class Planted(nn.Module):
                 if "num_items_in_batch" in more and "auxiliary" not in self.faults:
                     share = labels[:, 1:].numel() / float(more["num_items_in_batch"])
                 loss = loss + self.config.router_aux_loss_coef * share * auxiliary
-        return SimpleNamespace(logits=logits, loss=loss, past_key_values=cache, aux_loss=auxiliary)
+        return Output(logits=logits, loss=loss, past_key_values=cache, aux_loss=auxiliary)
 
     def _seen(self, positions: torch.Tensor, past: int, mask: torch.Tensor | None) -> torch.Tensor:
         """Returns which earlier tokens each token attends to: those of its own document."""
@@ -146,13 +211,20 @@ class PlantedCase(Case):
     faults: frozenset[str] = frozenset()
 
     def model(self, train: bool = False, **settings: Any) -> nn.Module:
-        implementation = settings.get("attn_implementation", "eager")
-        model = Planted(self.faults, self.seed, implementation).to(self.dtype)
+        attention = settings.get("attn_implementation", "eager")
+        experts = settings.get("experts_implementation", "")
+        model = Planted(self.faults, self.seed, attention, experts).to(self.dtype)
         if self.nudged:
             nudge(model, self.seed)
         return model.train(train)
 
+    def config(self) -> Any:
+        return Config(self.faults)
+
 
 def case(*faults: str) -> Case:
-    family: Any = None  # it is not built from a family
-    return PlantedCase(family, faults=frozenset(faults))
+    """Needs ``release_families.model_class`` to return :class:`Planted`."""
+    return PlantedCase(
+        ReleaseFamily("planted", lambda: Config(frozenset(faults)), "Planted"),
+        faults=frozenset(faults),
+    )

@@ -180,7 +180,10 @@ def test_the_arguments_of_a_release(monkeypatch: pytest.MonkeyPatch, own_axis: b
         ("fsdp2", "fully_shard of torch on each module of _no_split_modules and on the root"),
     ],
 )
-def test_what_the_page_says_was_asked(kind: str, words: str) -> None:
+def test_what_the_page_says_was_asked(
+    monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    monkeypatch.setattr(sharding.checkpoint, "distributed_fields", dict)
     trial = Trial(
         "c", "c", "c", layout={"dp_shard": 2}, world_size=2, wrapper=WrapperSpec(kind=kind)
     )

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from moediag.result import Verdict
+from moediag.worker.verify import comparison
+from moediag.worker.verify.runs import Run
 from tests.unit.measured_runs import EXPERTS, Job, gradients, judged, reference, same
 
 
@@ -194,6 +196,7 @@ def test_ranks_that_saw_the_same_samples_are_said(tmp_path: Path) -> None:
         ({"random": True}, {}, "random numbers"),
         ({"across": "BatchNorm2d"}, {}, "BatchNorm2d"),
         ({"without": (1,)}, {}, "ranks 1 measured nothing"),
+        ({"without": (0, 1)}, {}, "the distributed run took no optimizer step that moediag could"),
         ({"problems": ("the disk is full",)}, {}, "the disk is full"),
         ({}, {"problems": ("head.weight: it has shape [1]",)}, "head.weight"),
         ({}, {"world": 2}, "the reference ran as 2 ranks"),
@@ -235,6 +238,18 @@ def test_an_error_as_large_as_rounding_is_no_failure(tmp_path: Path) -> None:
     assert judged(Job(tmp_path / "a", change=rounded), runs).verdict == Verdict.CLEAN
     exact = reference(tmp_path / "exact")
     assert judged(Job(tmp_path / "b", change=rounded), exact).verdict == Verdict.WRONG_GRADIENTS
+
+
+@pytest.mark.parametrize(("micro_batches", "losses"), [(1, [1.0, 1.0]), (2, [])])
+def test_losses_are_compared_where_a_step_has_one(
+    tmp_path: Path, micro_batches: int, losses: list[float]
+) -> None:
+    """How a program scales the losses of several micro-batches is not known."""
+    job = Run.read(Job(tmp_path / "job", steps=2, micro_batches=micro_batches).write())
+    runs = [Run.read(one) for one in reference(tmp_path, steps=2)]
+    for outcome in comparison.outcomes(job, runs):
+        assert outcome.losses == losses
+        assert outcome.reference_losses == losses
 
 
 def test_only_steps_with_the_same_samples_are_compared(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ TESTS = {
             "step", "collector", "trainer",
         )
     ],
-    "moediag/worker/relations": [f"{WORKER}/test_relations.py"],
+    "moediag/worker/relations": [f"{WORKER}/test_relations*.py"],
     "moediag/worker/check": [f"{WORKER}/test_check*.py"],
     "moediag/pipeline/examine.py": ["tests/unit/pipeline/test_examine.py"],
     "moediag/campaign/bisect/signature_match.py": ["tests/unit/campaign/test_bisect_s*.py"],

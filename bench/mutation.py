@@ -41,7 +41,7 @@ TESTS = {
         f"{WORKER}/test_{name}.py"
         for name in (
             "gradients", "ownership", "replicas", "block_inputs", "training_state", "whole_state",
-            "step", "collector", "trainer",
+            "step", "collector", "trainer", "mixed",
         )
     ],
     "moediag/worker/relations": [f"{WORKER}/test_relations*.py"],

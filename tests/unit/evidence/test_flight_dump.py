@@ -172,6 +172,13 @@ def test_a_dump_of_only_open_calls_is_recognised() -> None:
     assert not read(dump(entry(4, 5), entry(5, 6))).open_only
 
 
+def test_a_dump_without_groups_is_recognised_by_its_calls() -> None:
+    """Older releases write no groups; other programs write lists of entries, too."""
+    assert flight_dump.is_dump({"entries": [{"profiling_name": "nccl:all_reduce"}]})
+    assert not flight_dump.is_dump({"entries": [{"name": "all_reduce"}]})
+    assert not flight_dump.is_dump({"entries": []})
+
+
 def test_a_dump_without_entries_is_recognised() -> None:
     raw = dump(pg_status={"0": {"last_enqueued_collective": 7}})
     assert read(raw).recording

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moediag.result import Verdict
-from moediag.worker.verify import comparison
+from moediag.worker.verify import comparison, noise
 from moediag.worker.verify.runs import Run
 from tests.unit.measured_runs import EXPERTS, Job, gradients, judged, reference, same
 
@@ -238,6 +238,23 @@ def test_an_error_as_large_as_rounding_is_no_failure(tmp_path: Path) -> None:
     assert judged(Job(tmp_path / "a", change=rounded), runs).verdict == Verdict.CLEAN
     exact = reference(tmp_path / "exact")
     assert judged(Job(tmp_path / "b", change=rounded), exact).verdict == Verdict.WRONG_GRADIENTS
+
+
+@pytest.mark.parametrize(("usual", "one"), [(0.01, 0.001), (0.001, 0.01)])
+def test_what_rounding_may_do_is_the_most_of_what_was_measured(usual: float, one: float) -> None:
+    """One run is one sample, and for a small parameter a lucky one."""
+    measured = noise.Noise({"w": 0.0, "v": 0.5}, usual, one)
+    assert measured.allowed("w", 2.0) == pytest.approx(noise.TIMES * 0.02)
+    assert measured.allowed("v", 2.0) == pytest.approx(noise.TIMES * 0.5)
+    assert noise.Noise({}, 0.0, 0.0).allowed("w", 2.0) == 2 * noise.LEAST
+
+
+def test_a_missing_gradient_of_a_part_is_wrong_by_the_whole(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", sharded=True, change=lambda r, n, g: None if n == EXPERTS else g)
+    runs = [Run.read(one) for one in reference(tmp_path)]
+    largest = float(gradients(1)[EXPERTS].abs().max())
+    for outcome in comparison.outcomes(Run.read(job.write()), runs):
+        assert outcome.gradients["1"][EXPERTS].max_abs == pytest.approx(largest)
 
 
 @pytest.mark.parametrize(("micro_batches", "losses"), [(1, [1.0, 1.0]), (2, [])])

@@ -172,6 +172,15 @@ def test_a_dump_of_only_open_calls_is_recognised() -> None:
     assert not read(dump(entry(4, 5), entry(5, 6))).open_only
 
 
+@pytest.mark.parametrize(
+    ("ranks", "known"),
+    [([0, 3], (0, 3)), ("[0, 3]", (0, 3)), ([0, -1], ()), ([0, 1 << 20], ()), ([0, "3"], ())],
+)
+def test_the_members_of_a_group_are_all_known_or_none(ranks: Any, known: tuple[int, ...]) -> None:
+    raw = {"version": "2.10", "pg_config": {"7": {"name": "7", "desc": "x", "ranks": ranks}}}
+    assert read(raw).groups["7"].ranks == known
+
+
 def test_a_dump_without_groups_is_recognised_by_its_calls() -> None:
     """Older releases write no groups; other programs write lists of entries, too."""
     assert flight_dump.is_dump({"entries": [{"profiling_name": "nccl:all_reduce"}]})

@@ -17,6 +17,7 @@ from moediag.evidence.law_model import RankLaws  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
 from moediag.protocol import ENV_LAWS  # noqa: E402
 from moediag.recorder import Recorder, install  # noqa: E402
+from tests.unit.fake_ranks import fake_rank  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -220,6 +221,20 @@ class TestScaledNorms:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer)
         assert [norm.scale for norm in laws(tmp_path).norms] == [0.0, 0.0]
+
+
+def test_buffers_of_numbers_are_compared_between_data_parallel_ranks(tmp_path: Path) -> None:
+    """A counter (num_batches_tracked) differs without harm where a rank had one batch more."""
+    with fake_rank(0, 2):
+        net = nn.parallel.DistributedDataParallel(
+            nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        )
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            backward(net)
+            optimizer.step()
+    ((ranks, buffers),) = laws(tmp_path).models[-1].buffers
+    assert (ranks, set(buffers)) == ((0, 1), {"1.running_mean", "1.running_var"})
 
 
 def test_how_often_an_average_of_the_model_was_updated(tmp_path: Path) -> None:

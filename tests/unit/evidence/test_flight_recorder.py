@@ -15,6 +15,7 @@ from moediag.diagnosis import diagnose
 from moediag.evidence import flight_dump, flight_recorder, foreign, window
 from moediag.evidence.flight_calls import Dump, OwnGroup
 from moediag.evidence.flight_recorder import own_rank, recorded
+from moediag.evidence.group_rows import Tracks
 from moediag.evidence.sources import Found
 from moediag.result import Diagnosis
 
@@ -213,6 +214,21 @@ def test_calls_in_the_middle_are_omitted(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.verdict == "hang" and set(found.culprits) <= set(job.culprits)
     monkeypatch.undo()
     assert found.first_divergence == diagnosed(read(job)).first_divergence
+
+
+def test_of_a_long_stretch_its_beginning_and_its_end_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How the last calls ended tells where a rank stopped."""
+    monkeypatch.setattr(window, "BEFORE", 4)
+    monkeypatch.setattr(window, "MOST", 1)
+    dump = Dump()
+    dump.kind.extend([0] * 100)
+    chosen = window.Chosen(done={0: bytearray(100)})
+    split = Tracks(apart={0: ()})
+    found = window._wanted({0: dump}, 0, split, {0: 10}, chosen)
+    assert list(found) == [*range(6, 14), *range(92, 100)]
+    assert list(window._wanted({0: dump}, 0, split, {0: 90}, chosen)) == [*range(86, 100)]
 
 
 def test_json_and_pickle_give_equal_evidence() -> None:

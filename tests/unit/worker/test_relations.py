@@ -110,6 +110,19 @@ def test_without_a_second_route_nothing_is_confirmed(answer: bool | None) -> Non
     assert (found.confirmed, found.failed) == (False, "second-route")
 
 
+def test_a_second_route_that_fails_confirms_nothing() -> None:
+    class Broken(Planted):
+        def second(self, case: Case, way: str, wrong: Sequence[str]) -> bool | None:
+            raise ValueError("cannot be computed")
+
+    class Without(Planted):
+        route = ""
+
+    for kind in (Broken, Without):
+        found = judged(kind(lambda case: 0.1))
+        assert (found.confirmed, found.failed) == (False, "second-route")
+
+
 def test_a_plain_way_that_disagrees_with_itself_is_a_failed_control() -> None:
     relation = Planted(lambda case: 0.1)
     relation.noise = 1e-3

@@ -128,6 +128,13 @@ def test_a_batch_of_collectives_is_one_call() -> None:
     assert made.kinds[made.kind[0]].numel_in == 16
 
 
+def test_a_batch_is_as_far_as_its_last_collective() -> None:
+    """The entry that closes it was overwritten or not yet written."""
+    states = ("completed", "started")
+    parts = [entry(i, 1, "nccl:_all_gather_base", state=state) for i, state in enumerate(states)]
+    assert rows(read(dump(*parts))) == [("all_gather", 0, STARTED)]
+
+
 def p2p(index: int, batch: int, name: str, seq: int = 0, **more: Any) -> dict[str, Any]:
     return entry(index, seq, name, p2p_seq_id=batch, is_p2p=True, **more)
 

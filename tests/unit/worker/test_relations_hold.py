@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from moediag.protocol import ModelSpec, RelationOutcome, RelationTask, Trial  # noqa: E402
 from moediag.worker.models import release_families  # noqa: E402
-from moediag.worker.relations import cell, conditions, earlier_checkpoint  # noqa: E402
+from moediag.worker.relations import cell, conditions, earlier_checkpoint, numerical  # noqa: E402
 from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
 from tests.unit.planted_model import Planted, case  # noqa: E402
 
@@ -70,6 +70,20 @@ def test_a_checkpoint_of_an_earlier_release(
     )
     assert (found.holds, found.confirmed) == (not wrong, bool(wrong))
     assert all(name in found.text for name in wrong)
+
+
+@pytest.mark.parametrize(
+    ("slope", "decides"), [(1.01, True), (1.03, False), (1.09, False), (0.85, False)]
+)
+def test_finite_differences_must_agree_with_the_plain_gradient_alone(
+    monkeypatch: pytest.MonkeyPatch, slope: float, decides: bool
+) -> None:
+    """The gradients differ by 0.1 at one place."""
+    monkeypatch.setattr(numerical, "derivative", lambda *_at: slope)
+    name = "gradient of w"
+    plain, other = {name: torch.tensor([3.0, 1.0])}, {name: torch.tensor([3.0, 1.1])}
+    assert numerical.sides_with_plain(case(), [name], plain, other) is decides
+    assert numerical.sides_with_plain(case(), ["loss"], plain, other) is None
 
 
 class TestCell:

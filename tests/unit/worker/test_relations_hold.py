@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from moediag.protocol import ModelSpec, RelationOutcome, RelationTask, Trial  # noqa: E402
 from moediag.worker.models import release_families  # noqa: E402
-from moediag.worker.relations import cell, conditions, earlier_checkpoint, numerical  # noqa: E402
+from moediag.worker.relations import cell, compiled, conditions, earlier_checkpoint, numerical  # noqa: E402
 from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
 from tests.unit.planted_model import Planted, case  # noqa: E402
 
@@ -43,6 +43,7 @@ RELATION = {relation.name: relation for relation in RELATIONS}
 @pytest.fixture(autouse=True)
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_families, "model_class", lambda family: Planted)
+    monkeypatch.setattr(compiled, "SECONDS", 300.0)  # of a slow machine
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in FAILURES))

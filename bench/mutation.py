@@ -46,7 +46,7 @@ TESTS = {
     ],
     "moediag/worker/relations": [f"{WORKER}/test_relations*.py"],
     "moediag/worker/check": [f"{WORKER}/test_check*.py"],
-    "moediag/pipeline/examine.py": ["tests/unit/pipeline/test_examine.py"],
+    "moediag/pipeline/examine.py": ["tests/unit/pipeline/test_[ea][xt]*.py"],
     "moediag/campaign/bisect/signature_match.py": ["tests/unit/campaign/test_bisect_s*.py"],
     "moediag/campaign/hunt/findings.py": ["tests/unit/campaign/test_hunt*.py"],
     "moediag/campaign/engine/journal.py": ["tests/unit/campaign/test_journal.py"],

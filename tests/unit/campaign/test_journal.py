@@ -22,7 +22,7 @@ from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.state import create, read, resume
 from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.campaign.engine import journal_file
-from moediag.campaign.engine.journal import JOURNAL_FILE, Header, opened, resume_command
+from moediag.campaign.engine.journal import JOURNAL_FILE, Header, Records, opened, resume_command
 from moediag.errors import DiskFull, EvidenceError, UsageError
 from tests.unit.bisect_worlds import KINDS, drive, history
 
@@ -234,6 +234,19 @@ def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
         assert again.probes == ()
         command = again.journal.resume_command
     assert command.endswith(f"--out {shlex.quote(str(tmp_path))} --resume")
+
+
+def test_a_journal_of_any_campaign_is_begun_once_and_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with opened(HEADER, folder, False, "x") as journal:
+        records = Records(journal, "sum", int, int)
+        records.add("one", 1)
+        assert journal.lines == [{"e": "sum", "name": "one", "value": 1}]
+        assert (len(records), dict(records)) == (1, {"one": 1})
+    with pytest.raises(UsageError, match="a bisect was started here"):
+        opened(HEADER, folder, False, "x")
+    with opened(HEADER, folder, True, "x") as journal:  # the lock was released
+        assert dict(Records(journal, "sum", int, int)) == {"one": 1}
 
 
 def test_resume_without_a_journal_is_refused(tmp_path: Path) -> None:

@@ -74,7 +74,6 @@ OTHER = {
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
-
 Code = ast.expr | ast.stmt
 Place = tuple[str, int | None]  # field, and position if it is a list
 
@@ -224,7 +223,8 @@ def _pytest(tests: list[str], first: str, bytecode: bool) -> NoReturn:
     paths = [path for test in tests for path in sorted(Path().glob(test))]
     files = [f for path in paths for f in (sorted(path.glob("test_*.py")) or [path])]
     files.sort(key=lambda file: first not in file.read_text(encoding="utf-8"))
-    os._exit(int(pytest.main([*PYTEST, *map(str, files)])))
+    # Without files, pytest would run all tests.
+    os._exit(int(pytest.main([*PYTEST, *map(str, files)])) if files else 5)
 
 
 # ------------------------------------------------------------------------ what was found

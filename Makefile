@@ -71,8 +71,7 @@ accuracy: $(STAMP)  ## measure how often the diagnosis is right, beside torch's 
 abroad: $(STAMP) .venv-abroad  ## diagnose faults in programs of others (1 hour; ARGS="--checkouts DIR")
 	$(BIN)/python -m bench.abroad --python .venv-abroad/bin/python $(ARGS)
 
-mutants: $(STAMP)  ## mutation-test the modules that decide verdicts (hours; ARGS="--every 10")
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut>=3.8,<4'
+mutants: $(STAMP)  ## mutation-test the modules that decide verdicts (an hour; ARGS="--size 5" for less)
 	$(BIN)/python -m bench.mutation $(ARGS)
 
 # Uses .venv if it exists, otherwise $(PYTHON): a machine without a network may have no .venv.

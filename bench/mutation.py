@@ -1,98 +1,289 @@
 """``make mutants``: changes one expression at a time in the modules that decide verdicts, and
-counts the changes that the tests notice, with mutmut and its configuration in pyproject.toml.
+counts the changes that unit tests notice. None of these tests launches a rank.
 
-All mutants take hours; ``--every 10`` tries each tenth of every module. mutmut keeps what it has
-tried in ``mutants/``, so an interrupted run resumes, and a changed function is tried again.
+A random sample of each package is tried in a copy of the tree, ``mutants/tree``; texts stay as they
+are. ``mutants/tried.jsonl`` keeps what was tried: a run that was stopped resumes there. A mutant
+runs in a process forked from one that imported torch and nothing of moediag.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
-import fnmatch
+import contextlib
+import copy
+import importlib
 import json
-import subprocess
+import os
+import random
+import shutil
+import signal
 import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
-MUTANTS = Path("mutants")
-# What mutmut writes as the exit code of a mutant's tests. A mutant that never ends is noticed too.
-KILLED = (1, 3)
-TIMEOUT = (36, 24, -24, 152, 255)
-SURVIVED = (0,)
-UNTESTED = (5, 33)
+import pytest
 
-
-def tried() -> dict[str, dict[str, int | None]]:
-    """Module -> mutant -> exit code, None for a mutant that was not tried, in source order."""
-    found = {}
-    for meta in sorted((MUTANTS / "moediag").rglob("*.meta")):
-        codes = json.loads(meta.read_text(encoding="utf-8"))["exit_code_by_key"]
-        if codes:
-            module = meta.relative_to(MUTANTS).with_suffix("").with_suffix("")
-            found[".".join(module.parts)] = codes
-    return found
-
-
-def mutmut(jobs: int, names: list[str]) -> None:
-    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
-    subprocess.run(command, check=False)
-
-
-def table(modules: dict[str, dict[str, int | None]]) -> list[str]:
-    """Rows of markdown: what became of the mutants of each module that has one that was tried."""
-    rows = [
-        "| module | mutants | tried | killed | timeout | survived | no test |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    whole: collections.Counter[str] = collections.Counter()
-    for module, codes in modules.items():
-        counts = collections.Counter(
-            {
-                "mutants": len(codes),
-                "tried": sum(code is not None for code in codes.values()),
-                "killed": sum(code in KILLED for code in codes.values()),
-                "timeout": sum(code in TIMEOUT for code in codes.values()),
-                "survived": sum(code in SURVIVED for code in codes.values()),
-                "no test": sum(code in UNTESTED for code in codes.values()),
-            }
+# Package or module -> the tests that run against its mutants, the nearest first.
+WORKER = "tests/unit/worker"
+TESTS = {
+    "moediag/diagnosis": ["tests/unit/diagnosis"],
+    "moediag/lab/judgement": ["tests/unit/judgement"],
+    "moediag/lab/scenario/plan.py": ["tests/unit/scenario/test_plan.py"],
+    "moediag/evidence": ["tests/unit/evidence", "tests/unit/diagnosis/test_foreign.py"],
+    "moediag/recorder/laws": ["tests/unit/recorder/laws", "tests/unit/test_laws.py"],
+    "moediag/ranks/verify": [f"{WORKER}/test_verify_*.py", "tests/unit/test_verify_step.py"],
+    "moediag/lab/step/measure": [
+        f"{WORKER}/test_{name}.py"
+        for name in (
+            "gradients", "ownership", "replicas", "block_inputs", "training_state", "whole_state",
+            "step", "collector", "trainer", "mixed",
         )
-        if counts["tried"]:
-            whole.update(counts)
-            rows.append(_row(f"`{module.removeprefix('moediag.')}`", counts))
-    return [*rows, _row("all", whole)]
+    ],
+    "moediag/lab/relations": [f"{WORKER}/test_relations*.py"],
+    "moediag/lab/check": [f"{WORKER}/test_check*.py"],
+    "moediag/pipeline/examine.py": ["tests/unit/pipeline/test_[ea][xt]*.py"],
+    "moediag/lab/campaign/bisect/signature_match.py": ["tests/unit/campaign/test_bisect_s*.py"],
+    "moediag/lab/campaign/hunt/findings.py": ["tests/unit/campaign/test_hunt*.py"],
+    "moediag/lab/campaign/engine/journal.py": ["tests/unit/campaign/test_journal.py"],
+}  # fmt: skip
+# Without the tests that draw or read thousands of calls.
+PYTEST = [
+    "-x", "-q", "-p", "no:cacheprovider", "-m", "not e2e and not stack",
+    "-k", "not 2000 and not astray and not strange", "--deselect",
+    "tests/unit/diagnosis/test_properties.py",
+]  # fmt: skip
+MUTANTS = Path("mutants")
+# Imported once, not by the tests of every mutant.
+IMPORTED = ("torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils")
+TREE = MUTANTS / "tree"
+TRIED = MUTANTS / "tried.jsonl"
+LONGEST = 240.0  # seconds; tests that run longer than this have noticed the mutant
+KILLED, TIMEOUT, SURVIVED = "killed", "timeout", "survived"
+
+OTHER = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div,
+    ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd, ast.Break: ast.Continue, ast.Continue: ast.Break,
+}  # fmt: skip
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+Code = ast.expr | ast.stmt
+Place = tuple[str, int | None]  # field, and position if it is a list
+
+
+class Mutant(NamedTuple):
+    """``source`` is the whole changed module; the others identify the change."""
+
+    module: str
+    place: str  # line and column
+    before: str
+    after: str
+    source: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.module}:{self.place}: {self.before} -> {self.after}"
+
+
+def sample(package: str, size: int, seed: int) -> list[Mutant]:
+    every: list[Callable[[], Mutant]] = []
+    for module in modules(package):
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+        for found in _running(tree):
+            every += [
+                partial(_mutant, str(module), tree, *found, new) for new in _changes(found[2])
+            ]
+    chance = random.Random(f"{seed} {package}")  # noqa: S311 - a sample that can be repeated
+    return [make() for make in chance.sample(every, min(size, len(every)))]
+
+
+def modules(package: str) -> list[Path]:
+    return sorted(Path(package).rglob("*.py")) or [Path(package)]
+
+
+def _mutant(
+    module: str, tree: ast.AST, holder: ast.AST, place: Place, node: Code, new: Code
+) -> Mutant:
+    _put(holder, place, new)
+    source = ast.unparse(tree)
+    _put(holder, place, node)
+    before, after = (ast.unparse(one).splitlines()[0] for one in (node, new))
+    return Mutant(module, f"{node.lineno}:{node.col_offset}", before, after, source)
+
+
+def _running(holder: ast.AST) -> Iterator[tuple[ast.AST, Place, Code]]:
+    """Expressions and statements, without annotations, decorators, imports and texts."""
+    for field, value in ast.iter_fields(holder):
+        if field in ("annotation", "returns", "decorator_list"):
+            continue
+        for number, node in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(node, (ast.Import, ast.ImportFrom, ast.JoinedStr)):
+                continue
+            if isinstance(node, (ast.expr, ast.stmt)):
+                yield holder, (field, number if isinstance(value, list) else None), node
+            if isinstance(node, ast.AST):
+                yield from _running(node)
+
+
+def _put(holder: ast.AST, place: Place, node: ast.AST) -> None:
+    field, number = place
+    if number is None:
+        setattr(holder, field, node)
+    else:
+        getattr(holder, field)[number] = node
+
+
+def _changes(node: Code) -> Iterator[Code]:
+    new = copy.copy(node)
+    if isinstance(new, ast.Compare) and len(new.ops) == 1:
+        new.ops = [OTHER[type(new.ops[0])]()]
+    elif isinstance(new, (ast.BoolOp, ast.BinOp)) and type(new.op) in OTHER:
+        new.op = OTHER[type(new.op)]()
+    elif isinstance(new, (ast.Break, ast.Continue)):
+        new = OTHER[type(new)]()
+    elif isinstance(new, ast.UnaryOp) and isinstance(new.op, ast.Not):
+        new = new.operand
+    elif isinstance(new, ast.Constant) and isinstance(new.value, (bool, int, float)):
+        new.value = not new.value if isinstance(new.value, bool) else new.value + 1
+    elif isinstance(new, ast.Name) and new.id in NAMES:
+        new.id = NAMES[new.id]
+    elif isinstance(new, (ast.If, ast.IfExp, ast.While)):
+        if not isinstance(new.test, (ast.Name, ast.Attribute, ast.Call)):
+            return  # what it compares is changed by itself
+        new.test = ast.UnaryOp(ast.Not(), new.test)
+    elif isinstance(new, ast.Return) and new.value is not None:
+        new.value = ast.Constant(None)
+    elif isinstance(new, ast.Expr) and isinstance(new.value, (ast.Call, ast.Yield)):
+        new = ast.Pass()
+    elif isinstance(new, ast.AugAssign):
+        new = ast.Assign([new.target], new.value, lineno=new.lineno)
+    else:
+        return
+    yield new
+
+
+# ------------------------------------------------------------------------ the copy and its tests
+
+
+def copy_tree() -> None:
+    """Writes the copy, with the code of all modules that are changed in the form of the mutants."""
+    shutil.rmtree(TREE, ignore_errors=True)
+    shutil.copytree(".", TREE, ignore=shutil.ignore_patterns(".*", "__pycache__", str(MUTANTS)))
+    for module in (module for package in TESTS for module in modules(package)):
+        (TREE / module).write_text(ast.unparse(ast.parse(module.read_text(encoding="utf-8"))))
+
+
+def outcome(mutant: Mutant, tests: list[str]) -> str:
+    module = TREE / mutant.module
+    right = module.read_text(encoding="utf-8")
+    module.write_text(mutant.source, encoding="utf-8")
+    try:
+        code = run(tests, module.stem)
+    finally:
+        module.write_text(right, encoding="utf-8")
+    return {0: SURVIVED, None: TIMEOUT}.get(code, KILLED)
+
+
+def run(tests: list[str], first: str = "", bytecode: bool = False) -> int | None:
+    """Returns the exit code of pytest, None if it took too long. Files that name the module
+    ``first`` run first."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        _pytest(tests, first, bytecode)
+    ends, code = time.monotonic() + LONGEST, None
+    while code is None and time.monotonic() < ends:
+        time.sleep(0.05)
+        done, status = os.waitpid(child, os.WNOHANG)
+        code = os.waitstatus_to_exitcode(status) if done else None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # also what a test left behind
+    if code is None:
+        os.waitpid(child, 0)
+    return code
+
+
+def _pytest(tests: list[str], first: str, bytecode: bool) -> NoReturn:
+    """Never returns. Bytecode of a mutant must not be there for the next one."""
+    os.chdir(TREE)
+    sys.path[0] = os.environ["PYTHONPATH"] = str(Path.cwd())
+    del sys.modules["bench"]
+    sys.dont_write_bytecode = not bytecode
+    os.environ |= {} if bytecode else {"PYTHONDONTWRITEBYTECODE": "1"}
+    log = os.open("../pytest.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    paths = [path for test in tests for path in sorted(Path().glob(test))]
+    files = [f for path in paths for f in (sorted(path.glob("test_*.py")) or [path])]
+    files.sort(key=lambda file: first not in file.read_text(encoding="utf-8"))
+    # Without files, pytest would run all tests.
+    os._exit(int(pytest.main([*PYTEST, *map(str, files)])) if files else 5)
+
+
+# ------------------------------------------------------------------------ what was found
+
+
+def tried() -> dict[str, str]:
+    """Key of a mutant -> outcome; the last one counts."""
+    if not TRIED.exists():
+        return {}
+    return dict(json.loads(line) for line in TRIED.read_text(encoding="utf-8").splitlines())
+
+
+def table(samples: dict[str, list[Mutant]], known: dict[str, str]) -> Iterator[str]:
+    yield "| package | tried | killed | timeout | survived |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    whole: collections.Counter[str] = collections.Counter()
+    for package, chosen in samples.items():
+        counts = collections.Counter(known[m.key] for m in chosen if m.key in known)
+        whole += counts
+        yield _row(f"`{package.removeprefix('moediag/')}`", counts)
+    yield _row("all", whole)
 
 
 def _row(name: str, counts: collections.Counter[str]) -> str:
-    columns = ("mutants", "tried", "killed", "timeout", "survived", "no test")
-    return f"| {name} | " + " | ".join(str(counts[column]) for column in columns) + " |"
+    columns = (counts.total(), *(counts[one] for one in (KILLED, TIMEOUT, SURVIVED)))
+    return f"| {name} | " + " | ".join(map(str, columns)) + " |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.mutation", description=__doc__)
-    parser.add_argument("modules", nargs="*", default=["*"], help="e.g. 'moediag.lab.judgement.*'")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="try each Nth mutant")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
+    parser.add_argument("packages", nargs="*", help="e.g. moediag/evidence; all by default")
+    parser.add_argument("--size", type=int, default=30, metavar="N", help="mutants of each package")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no mutant after these")
+    parser.add_argument("--again", action="store_true", help="try again what survived")
     options = parser.parse_args()
-    # Makes the mutants; their names are known only then.
-    mutmut(options.jobs, ["no-such-mutant"])
-    names = [
-        name
-        for module, codes in tried().items()
-        if any(fnmatch.fnmatch(module, pattern) for pattern in options.modules)
-        for name in list(codes)[options.every // 2 :: options.every]
-    ]
-    mutmut(options.jobs, names)
-    modules = tried()
-    sys.stdout.write("".join(f"{row}\n" for row in table(modules)))
-    survivors = [
-        name
-        for codes in modules.values()
-        for name, code in codes.items()
-        if code in (*SURVIVED, *UNTESTED)
-    ]
-    (MUTANTS / "survived.txt").write_text("".join(f"{name}\n" for name in survivors))
-    sys.stdout.write(f"\n{len(survivors)} survived: mutants/survived.txt (`mutmut show NAME`)\n")
+    ends = time.monotonic() + 60 * options.minutes
+    packages = options.packages or list(TESTS)
+    samples = {package: sample(package, options.size, options.seed) for package in packages}
+    known = tried()
+    left = {
+        package: [m for m in chosen if known.get(m.key) in (None, SURVIVED)[: 1 + options.again]]
+        for package, chosen in samples.items()
+    }
+    copy_tree()
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for package, chosen in left.items():
+        if chosen and time.monotonic() < ends and run(TESTS[package], bytecode=True) != 0:
+            sys.exit(f"the tests of {package} fail without a mutant: mutants/pytest.txt")
+        for mutant in chosen:
+            if time.monotonic() < ends:
+                known[mutant.key] = outcome(mutant, TESTS[package])
+                with TRIED.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([mutant.key, known[mutant.key]]) + "\n")
+    survivors = [m.key for of in samples.values() for m in of if known.get(m.key) == SURVIVED]
+    rest = sum(mutant.key not in known for of in samples.values() for mutant in of)
+    lines = [*table(samples, known), "", *survivors, "", f"{rest} not tried"]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 # A traceback through the control side; jobs and torchrun print others.
 BUG = re.compile(
     r"a bug in moediag|^Traceback \(most recent call last\):(?:\n  .*)*?"
-    r"\n  File \".*/moediag/(?:cli|pipeline|launch|campaign)/",
+    r"\n  File \".*/moediag/(?:lab/)?(?:cli|pipeline|launch|campaign)/",
     re.MULTILINE,
 )
 

@@ -40,7 +40,7 @@ def journals() -> list[Files]:
 
 def register() -> list[Files]:
     """The register of hunt's findings, an entry each: a small file takes less time."""
-    text = (ROOT / "moediag" / "pipeline" / "known.yaml").read_bytes()
+    text = (ROOT / "moediag" / "lab" / "pipeline" / "known.yaml").read_bytes()
     return [{"known.yaml": b"- " + entry} for entry in text.split(b"\n- ")[1:]]
 
 

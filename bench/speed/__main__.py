@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.speed import suite
 from bench.speed.words import KERNELS, ROUTINGS
-from moediag import doctor, hardware
+from moediag import hardware
 from moediag.protocol import write_json
 
 SIZES = ("tiny", "small", "mid", "large")
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the rows as JSON as well")
     parser.add_argument("--timeout", type=float, default=suite.TIMEOUT, help="seconds, of one run")
     options = parser.parse_args(arguments)
-    device = options.device or ("cuda" if doctor.gpus() or hardware.driver_gpus() else "cpu")
+    device = options.device or ("cuda" if hardware.gpus() or hardware.driver_gpus() else "cpu")
     kernels, routings = tuple(options.kernel), tuple(options.routing)
     if options.size:
         asked = [suite.Run(options.what or "kernels", options.size, device, options.ranks,

@@ -177,7 +177,7 @@ def test_the_page_on_a_fix_works(checkout: Checkout) -> None:
 def test_an_ineffective_fix_is_not_called_correct(checkout: Checkout) -> None:
     page = Page.read("add-a-fix.md")
     checkout.follow(page)
-    module = checkout.folder / "moediag" / "worker" / "fixes" / "touch_layer.py"
+    module = checkout.folder / "moediag" / "lab" / "step" / "fixes" / "touch_layer.py"
     text = module.read_text()
     assert "0.0 * sum(" in text
     # Detached parameters: the sum is in the graph, its gradients are not.

@@ -12,7 +12,6 @@ from moediag.protocol import FAILS, CheckFinding, ExpertRange
 from moediag.recorder import placement
 
 OWNERSHIP = "ownership"
-_NAMED = 6  # experts in a sentence
 Named = Sequence[Tuple[str, Any]]  # parameters with their names
 
 
@@ -30,9 +29,7 @@ def owners(
     wrong: List[CheckFinding] = []
     for (rows, _), members in groups.items():
         names = sorted({generic(name) for name, _ in members})
-        owner = _owner(names, members[0][1], rows)
-        found.append(owner)
-        wrong += _not_once(owner)
+        found.append(_owner(names, members[0][1], rows))
         wrong += _dispatched(model, names, members[0][0], rows, ways)
     return found, wrong
 
@@ -62,19 +59,8 @@ def _owner(names: List[str], parameter: Any, experts: int) -> ExpertRange:
     mesh = parameter.device_mesh
     sizes = [mesh.size(axis) for axis in range(mesh.ndim)]
     rows = [one for one in divided(parameter) if one[1] == 0]
-    # Replicas, and ranks that hold another part of the same rows.
+    # Replicas, and ranks that hold another part of the same rows. The pieces of the other axes
+    # are those of torch.chunk, so together they hold each expert once.
     copies = math.prod([n for axis, n in enumerate(sizes) if axis not in {one[0] for one in rows}])
     found = placed.by_coordinate(experts, sizes, rows)
     return ExpertRange(names, experts, copies, [[r.start, r.stop] for r in found.values()])
-
-
-def _not_once(owner: ExpertRange) -> Iterator[CheckFinding]:
-    counts = placed.holders([range(*one) for one in owner.ranges], owner.experts)
-    for text, wrong in (
-        ("belong to no rank", [e for e, n in enumerate(counts) if n == 0]),
-        (f"are not held {owner.copies} times", [e for e, n in enumerate(counts)
-                                                if n not in (0, owner.copies)]),
-    ):  # fmt: skip
-        if wrong:
-            shown = ", ".join(map(str, wrong[:_NAMED])) + (" …" if len(wrong) > _NAMED else "")
-            yield CheckFinding(OWNERSHIP, FAILS, f"{listed(owner.names)}: experts {shown} {text}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 
 Placed = Tuple[int, int, bool]  # mesh axis (its number), tensor dim, whether it is strided
 
@@ -47,13 +47,3 @@ def by_coordinate(
         at: part(size, sizes, placed, at)
         for at in itertools.product(*(range(count) for count in sizes))
     }
-
-
-def holders(ranges: Sequence[range], size: int) -> List[int]:
-    """Returns how many of ``ranges`` contain each index below ``size``."""
-    change = [0] * (size + 1)
-    for one in ranges:
-        if len(one):
-            change[one.start] += 1
-            change[one.stop] -= 1
-    return list(itertools.accumulate(change))[:size]

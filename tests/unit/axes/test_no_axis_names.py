@@ -14,11 +14,11 @@ PACKAGE = Path(__file__).parents[3] / "moediag"
 # (file, text) -> why the text is not our mesh axis.
 ALLOWED = {
     ("protocol/programs.py", "tp"): "a value that scenarios give to the option expert_tp",
-    ("worker/programs/tp_router.py", "tp"): "the same value, read",
+    ("lab/step/programs/tp_router.py", "tp"): "the same value, read",
     ("protocol/programs.py", "ep"): "a value that scenarios give to the option divide",
-    ("worker/programs/fsdp2_two_meshes.py", "ep"): "the same value, read",
-    ("stacks/offline.py", "cp"): "CPython in the tag of a wheel",
-    ("worker/fixes/ep_router_gradient.py", "tp"): "what transformers calls a dim of its mesh",
+    ("lab/step/programs/fsdp2_two_meshes.py", "ep"): "the same value, read",
+    ("lab/stacks/offline.py", "cp"): "CPython in the tag of a wheel",
+    ("lab/step/fixes/ep_router_gradient.py", "tp"): "what transformers calls a dim of its mesh",
 }
 
 

@@ -17,7 +17,7 @@ from bench import torchrun
 from bench.speed import __main__ as command
 from bench.speed import clock, flops, listed, rank, sizes, suite
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
-from moediag import doctor, hardware
+from moediag import hardware
 from moediag.errors import StackError
 from moediag.lab.step import fixes
 from moediag.lab.step.models import tiny
@@ -259,7 +259,7 @@ def test_the_command_accepts_one_run_or_all(
         return suite.Measured(run, {**REPORT, "rows": [ROW]})
 
     monkeypatch.setattr(suite, "measure", measure)
-    monkeypatch.setattr(doctor, "gpus", list)
+    monkeypatch.setattr(hardware, "gpus", list)
     monkeypatch.setattr(hardware, "driver_gpus", list)
     line = ["--size", "mid", "--device", "cuda", "--ranks", "2", "--kernel", "grouped_mm"]
     assert command.main([*line, "--out", str(tmp_path / "rows.json")]) == 0

@@ -125,6 +125,12 @@ def test_one_cause_in_several_families_is_one_finding() -> None:
     assert (one.state, one.families) == (State.NEW, ("alpha", "beta"))
 
 
+def test_each_way_that_does_not_hold_is_a_finding() -> None:
+    holds = WayOutcome("right", True)
+    (one,) = group([cell("alpha", "padding", holds, WRONG)], ())
+    assert [shown.way for shown in one.shown] == [WRONG]
+
+
 def test_a_difference_counts_only_if_every_condition_is_met() -> None:
     (one,) = group([cell("alpha", "padding", DOUBTED)], ())
     assert one.state == State.NOT_CONFIRMED

@@ -23,7 +23,13 @@ from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.state import create, read, resume
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.engine import journal_file
-from moediag.lab.campaign.engine.journal import JOURNAL_FILE, Header, opened, resume_command
+from moediag.lab.campaign.engine.journal import (
+    JOURNAL_FILE,
+    Header,
+    Records,
+    opened,
+    resume_command,
+)
 from tests.unit.bisect_worlds import KINDS, drive, history
 
 RELEASES = tuple(f"4.{minor}.{patch}" for minor in range(40, 60) for patch in range(3))
@@ -234,6 +240,19 @@ def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
         assert again.probes == ()
         command = again.journal.resume_command
     assert command.endswith(f"--out {shlex.quote(str(tmp_path))} --resume")
+
+
+def test_a_journal_of_any_campaign_is_begun_once_and_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with opened(HEADER, folder, False, "x") as journal:
+        records = Records(journal, "sum", int, int)
+        records.add("one", 1)
+        assert journal.lines == [{"e": "sum", "name": "one", "value": 1}]
+        assert (len(records), dict(records)) == (1, {"one": 1})
+    with pytest.raises(UsageError, match="a bisect was started here"):
+        opened(HEADER, folder, False, "x")
+    with opened(HEADER, folder, True, "x") as journal:  # the lock was released
+        assert dict(Records(journal, "sum", int, int)) == {"one": 1}
 
 
 def test_resume_without_a_journal_is_refused(tmp_path: Path) -> None:

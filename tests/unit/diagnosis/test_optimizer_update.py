@@ -121,12 +121,18 @@ def test_wrong_gradients_take_precedence_over_weights() -> None:
     assert diagnose(left(applied(MOVED), wrong=1)).verdict == Verdict.WRONG_GRADIENTS
 
 
-def test_different_replicas_take_precedence_over_weights() -> None:
+@pytest.mark.parametrize(
+    ("step", "signature"),
+    [(1, "replica-divergence:optimizer steps:no-rank"), (2, f"wrong-weights:{WEIGHTS}:no-rank")],
+)
+def test_replicas_take_precedence_over_weights_of_the_same_step_only(
+    step: int, signature: str
+) -> None:
+    """After a wrong update in step 1, replicas that differ in step 2 are its consequence."""
     evidence = left(applied(MOVED))
     for rank, seen in evidence.ranks.items():
         assert seen.outcome is not None
-        replicas = {"1": StepReplicas(optimizer_steps=[1.0 + rank] * 2)}
+        replicas = {str(step): StepReplicas(optimizer_steps=[1.0 + rank] * 2)}
         outcome = replace(seen.outcome, replicas=replicas)
         evidence = replace(evidence, ranks={**evidence.ranks, rank: replace(seen, outcome=outcome)})
-    found = diagnose(evidence)
-    assert found.signature == "replica-divergence:optimizer steps:no-rank"
+    assert diagnose(evidence).signature == signature

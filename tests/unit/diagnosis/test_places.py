@@ -28,6 +28,12 @@ AFTER = Condition("train.py", 80, "if rank != 0", "after", True, "return", froze
 GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
 
 
+def branch_of(rank: int) -> Condition:
+    """The branch of one rank of two."""
+    keeps_out = frozenset({1 - rank})
+    return Condition("train.py", 98, f"if rank == {rank}", "under", True, "", keeps_out, rank)
+
+
 def at(line: int, *outer: int, inner: Frame = TORCH) -> tuple[Frame, ...]:
     """A stack whose user frames are these lines of train.py, innermost first."""
     return (inner, *(Frame("/me/train.py", n, "f") for n in (line, *outer)))
@@ -176,14 +182,22 @@ class TestBlameByCondition:
         assert one.culprits == (1,)
         assert one.next_step.startswith("Every rank must reach train.py:96 (all_reduce), or none")
 
+    def test_a_plurality_and_a_condition_that_name_different_ranks_name_nobody(self) -> None:
+        """Ranks 0 and 3 agree, but the program has a branch for rank 0 alone."""
+        odd = [[Op("a", "barrier", numel=0)], [Op("a", "all_gather")]]
+        job = Job({"a": ((0, 1, 2, 3), "world")}, [[Op("a")], *odd, [Op("a")]]).run()
+        stacks = {0: at(96), 1: at(97), 2: at(98), 3: at(99)}
+        assert found(job, stacks).culprits == (1, 2)
+        alone = replace(UNDER, keeps_out=frozenset({1, 2, 3}))
+        assert found(job, stacks, {0: [alone], 1: [], 2: [], 3: []}).culprits == ()
+
     def test_two_branches_of_one_condition(self) -> None:
         """`if rank == 0` and `if rank == 1` with the branches exchanged do the same."""
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [ELSE]})
         assert one.culprits == ()
 
     def test_each_rank_has_a_branch_of_its_own(self) -> None:
-        for_one = Condition("train.py", 98, "if rank == 1", "under", True, "", frozenset({0}), 1)
-        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [for_one]})
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [branch_of(1)]})
         assert one.culprits == ()
         assert one.next_step.startswith(
             "Either the all_reduce of rank 0 at train.py:96 (under `if rank == 0` at train.py:94) "
@@ -259,8 +273,7 @@ class TestHandlers:
         assert one.culprits == () and "exception" not in one.next_step
 
     def test_a_handler_and_another_ranks_branch_name_nobody(self) -> None:
-        for_one = Condition("train.py", 98, "if rank == 1", "under", True, "", frozenset({0}), 1)
-        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.HANDLER], 1: [for_one]})
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.HANDLER], 1: [branch_of(1)]})
         assert one.culprits == ()
 
 

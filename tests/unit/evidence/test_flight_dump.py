@@ -128,6 +128,13 @@ def test_a_batch_of_collectives_is_one_call() -> None:
     assert made.kinds[made.kind[0]].numel_in == 16
 
 
+def test_a_batch_is_as_far_as_its_last_collective() -> None:
+    """The entry that closes it was overwritten or not yet written."""
+    states = ("completed", "started")
+    parts = [entry(i, 1, "nccl:_all_gather_base", state=state) for i, state in enumerate(states)]
+    assert rows(read(dump(*parts))) == [("all_gather", 0, STARTED)]
+
+
 def p2p(index: int, batch: int, name: str, seq: int = 0, **more: Any) -> dict[str, Any]:
     return entry(index, seq, name, p2p_seq_id=batch, is_p2p=True, **more)
 
@@ -170,6 +177,22 @@ def test_the_call_site_is_user_code_not_torch() -> None:
 def test_a_dump_of_only_open_calls_is_recognised() -> None:
     assert read(dump(entry(4, 5, state="started"), entry(9, 9, state="scheduled"))).open_only
     assert not read(dump(entry(4, 5), entry(5, 6))).open_only
+
+
+@pytest.mark.parametrize(
+    ("ranks", "known"),
+    [([0, 3], (0, 3)), ("[0, 3]", (0, 3)), ([0, -1], ()), ([0, 1 << 20], ()), ([0, "3"], ())],
+)
+def test_the_members_of_a_group_are_all_known_or_none(ranks: Any, known: tuple[int, ...]) -> None:
+    raw = {"version": "2.10", "pg_config": {"7": {"name": "7", "desc": "x", "ranks": ranks}}}
+    assert read(raw).groups["7"].ranks == known
+
+
+def test_a_dump_without_groups_is_recognised_by_its_calls() -> None:
+    """Older releases write no groups; other programs write lists of entries, too."""
+    assert flight_dump.is_dump({"entries": [{"profiling_name": "nccl:all_reduce"}]})
+    assert not flight_dump.is_dump({"entries": [{"name": "all_reduce"}]})
+    assert not flight_dump.is_dump({"entries": []})
 
 
 def test_a_dump_without_entries_is_recognised() -> None:

@@ -13,8 +13,9 @@ import pytest
 from bench import jobs
 from moediag.diagnosis import diagnose
 from moediag.evidence import flight_dump, flight_recorder, foreign, window
-from moediag.evidence.flight_calls import Dump
+from moediag.evidence.flight_calls import Dump, OwnGroup
 from moediag.evidence.flight_recorder import own_rank, recorded
+from moediag.evidence.group_rows import Tracks
 from moediag.evidence.sources import Found
 from moediag.result import Diagnosis
 
@@ -70,6 +71,17 @@ def test_groups_with_equal_members_and_description_stay_separate() -> None:
     of = recorded(dumps)
     assert [c.group for c in of.ranks[0].collectives] == ["3", "12"]
     assert [c.group for c in of.ranks[1].collectives] == ["12", "3"]
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_groups_are_not_matched_by_order_if_a_rank_created_fewer(fewer: int) -> None:
+    """Which of the other rank's two groups its only one is, only a name could tell."""
+    names = {fewer: ("7",), 1 - fewer: ("3", "12")}
+    dumps = {rank: Dump() for rank in (0, 1)}
+    for rank, dump in dumps.items():
+        dump.groups = {name: OwnGroup("undefined", (0, 1)) for name in names[rank]}
+    of = recorded(dumps)
+    assert {rank: {*of.ranks[rank].groups} for rank in names} == {r: {*n} for r, n in names.items()}
 
 
 def test_callers_are_the_members_in_gloo_dumps() -> None:
@@ -202,6 +214,21 @@ def test_calls_in_the_middle_are_omitted(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.verdict == "hang" and set(found.culprits) <= set(job.culprits)
     monkeypatch.undo()
     assert found.first_divergence == diagnosed(read(job)).first_divergence
+
+
+def test_of_a_long_stretch_its_beginning_and_its_end_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How the last calls ended tells where a rank stopped."""
+    monkeypatch.setattr(window, "BEFORE", 4)
+    monkeypatch.setattr(window, "MOST", 1)
+    dump = Dump()
+    dump.kind.extend([0] * 100)
+    chosen = window.Chosen(done={0: bytearray(100)})
+    split = Tracks(apart={0: ()})
+    found = window._wanted({0: dump}, 0, split, {0: 10}, chosen)
+    assert list(found) == [*range(6, 14), *range(92, 100)]
+    assert list(window._wanted({0: dump}, 0, split, {0: 90}, chosen)) == [*range(86, 100)]
 
 
 def test_json_and_pickle_give_equal_evidence() -> None:

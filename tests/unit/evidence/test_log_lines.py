@@ -61,14 +61,15 @@ def test_one_line_tells_the_rank_of_a_process() -> None:
     assert by_rank(read(both))[None] == "of whom?"
 
 
-@pytest.mark.parametrize("width", [77, 80, 93, 116])
+@pytest.mark.parametrize("width", [77, 80, 93, 116, 215])
 def test_a_terminals_wraps_are_undone(width: int) -> None:
+    """At 215 each line wraps once, where nothing else shows that it goes on; two lines show it."""
     whole = [
         f"[rank{rank}]:[E1121 09:10:11.{rank} ProcessGroupNCCL.cpp:1] [Rank {rank}] Watchdog "
         f"caught "
         "collective operation timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=123456, "
         f"NumelOut=123456, Timeout(ms)=600000) ran for 60000{rank} milliseconds before timing out."
-        for rank in range(3)
+        for rank in range(3 if width < 215 else 2)
     ]
     wrapped = "\n".join(
         line[at : at + width] for line in whole for at in range(0, len(line), width)

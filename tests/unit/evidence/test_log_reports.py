@@ -115,6 +115,17 @@ def test_a_timeout_takes_its_group_from_the_next_message_about_the_call() -> Non
     assert other.group == ""  # another process may be in another group
 
 
+def test_reports_are_in_order_across_the_end_of_a_month() -> None:
+    said = ("1130 23:59:59", "1201 00:00:01", "1201 00:00:02")
+    times = [
+        one.time
+        for clock in said
+        for one in reports(f"[rank9]:[E{clock}.5 ProcessGroupNCCL.cpp:6] [Rank 1] {CAUGHT}")
+    ]
+    assert times == sorted(times) and len(set(times)) == 3
+    assert times[2] - times[1] == 1
+
+
 def test_a_mismatch_names_both_sides() -> None:
     print_ = (
         "CollectiveFingerPrint(SequenceNumber={}, OpType={}, TensorShape=[{}], TensorDtypes={}, T)"

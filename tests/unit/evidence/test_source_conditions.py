@@ -53,6 +53,7 @@ class TestNamesRank:
             "x == 0", "args.local_rank != -1", "rank is not None", "rank >= 0", "lora_rank > 0",
             "matrix_rank(x) < 3", "self.q_lora_rank == 0", "rank_loss > 1", "loss.is_zero()",
             "args.main_process_port == 0", "'RANK' in os.environ", "x.is_root", "world_size > 1",
+            "range(rank)",
         ],
     )  # fmt: skip
     def test_conditions_that_do_not(self, test: str) -> None:

@@ -79,6 +79,14 @@ def test_gdb_with_python_frames() -> None:
     assert stack.frames[2].file.endswith("libtorch_python.so")
 
 
+def test_each_gdb_stack_has_its_own_thread() -> None:
+    text = GDB.replace("ncclCommWatchdog", "work")  # a helper's stack is left out
+    (one,) = read(text)
+    assert [(stack.thread, len(stack.frames)) for stack in one.stacks] == [
+        ("thread 3", 2), ("thread 2", 4),
+    ]  # fmt: skip
+
+
 def test_autograd_is_recognised() -> None:
     text = 'Thread 4 (idle): "MainThread"\n    _engine_run_backward (torch/autograd/graph.py:7)\n'
     stack = that_counts(read(f"{text}    <module> (run.py:3)\n")[0].stacks)

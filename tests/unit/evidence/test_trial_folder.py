@@ -286,6 +286,14 @@ def test_order_of_deaths_and_exits_are_read(tmp_path: Path) -> None:
     assert read.ranks[1].exit == ExitStatus(None, "SIGABRT", False)
 
 
+@pytest.mark.parametrize(("written", "read"), [(2, 2), (0, 0), ("x", None), (None, None)])
+def test_the_kills_for_memory_are_read(tmp_path: Path, written: object, read: int | None) -> None:
+    folder = write(fsdp2_job(set()).run(), tmp_path)
+    raw = {**json.loads((folder / "launch.json").read_text()), "oom_kills": written}
+    (folder / "launch.json").write_text(json.dumps(raw))
+    assert read_trial(folder).oom_kills == read
+
+
 def test_no_gradient_phase_and_error_events_are_read(tmp_path: Path) -> None:
     folder = write(fsdp2_job(set()).run(), tmp_path)
     more = [

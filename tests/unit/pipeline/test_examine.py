@@ -59,6 +59,24 @@ def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path: Path) ->
     assert caught.value.help_text.endswith(f"moediag diagnose {tmp_path / 'a'}")
 
 
+def test_trials_of_one_variant_have_names_of_their_own_in_a_trace(tmp_path: Path) -> None:
+    for number in (0, 1):
+        write(fsdp2_job(set(), set()).run(), tmp_path / "run" / f"attempt-{number}")
+    found = examine.examine([tmp_path / "run"])
+    assert list(found.traced()) == ["unfixed", str(tmp_path / "run" / "attempt-1")]
+
+
+@pytest.mark.parametrize(("files", "more"), [(4, 0), (6, 2)])
+def test_a_refusal_names_the_first_files(tmp_path: Path, files: int, more: int) -> None:
+    for number in range(files):
+        (tmp_path / f"hostile{number}").write_bytes(b"\x80\x02cos\nsystem\n.")
+    with pytest.raises(EvidenceError, match=r"asks for os\.system") as caught:
+        examine.examine([tmp_path])
+    assert caught.value.message.count("asks for") == 4
+    assert caught.value.message.endswith(f"; and {more} more") is bool(more)
+    assert (" more" in caught.value.message) is bool(more)
+
+
 @pytest.mark.parametrize(
     ("fault", "code"),
     [("none", ExitCode.OK), ("stuck", ExitCode.FAILURE_FOUND), ("log", ExitCode.INCONCLUSIVE)],
@@ -221,3 +239,19 @@ def test_a_run_without_expectations_is_diagnosed_as_before(
     diagnosed_as(monkeypatch)
     found = examine.examine([tmp_path]).result
     assert {t.expected for t in found.trials} == {""} and found.conclusion.fixes == ()
+
+
+def test_a_trial_whose_folder_is_gone_keeps_what_the_run_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only some trials of the run had an expectation."""
+    result = read_result(judged_run(tmp_path))
+    first, *others = result.trials
+    free = replace(others[-1], expected="")
+    replace(result, trials=(first, *others[:-1], free)).write(tmp_path)
+    shutil.rmtree(tmp_path / first.evidence)
+    diagnosed_as(monkeypatch)
+    found = examine.examine([tmp_path])
+    assert found.result.trials[0] == first
+    assert found.result.conclusion == result.conclusion
+    assert found.evidence[0] == Evidence(0, {})

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +14,19 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from moediag.axes import Layout  # noqa: E402
 from moediag.lab import check  # noqa: E402
 from moediag.lab.check import (  # noqa: E402
     checkpoint_names,
+    expert_owners,
+    fsdp_units,
     indexed_pieces,
     placed,
     planned,
     sharding,
     simulated_group,
+    simulated_step,
+    tensor_places,
 )
 from moediag.lab.check.plan_rules import Rules  # noqa: E402
 from moediag.protocol import (  # noqa: E402
@@ -91,11 +97,164 @@ def test_pieces_on_two_axes_are_those_of_a_dtensor(tmp_path: Path) -> None:
     assert found == [*list(ours.values())[2]]
 
 
-def test_an_expert_that_nobody_or_everybody_holds_is_counted() -> None:
-    assert placed.holders([range(2), range(1, 4)], 5) == [1, 2, 1, 1, 0]
+def test_who_holds_which_experts(tmp_path: Path) -> None:
+    """Two ranks of ep hold half of the experts each, and dp_replicate has two copies of them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    def found(local: int) -> list[Any]:
+        with simulated_group.joined(0, 4):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "ep"))
+            model = torch.nn.Module()
+            model.experts = torch.nn.Module()
+            model.experts.num_experts = local
+            weight = distribute_tensor(torch.ones(8, 4, 6), mesh, [Replicate(), Shard(0)])
+            model.experts.gate_up_proj = torch.nn.Parameter(weight)
+            model.experts.bias = torch.nn.Parameter(torch.ones(8, 4))
+            named = list(model.named_parameters())
+            held, wrong = expert_owners.owners(model, 8, named, ways=2)
+            assert expert_owners.owners(model, 0, named, ways=2) == ([], [])
+            return [*held, *(one.text for one in wrong)]
+
+    (held,) = simulated_group.in_child(lambda: found(4), tmp_path)
+    assert (held.names, held.experts, held.copies) == (["experts.gate_up_proj"], 8, 2)
+    assert held.ranges == [[0, 4], [4, 8]] * 2
+    _, wrong = simulated_group.in_child(lambda: found(8), tmp_path)
+    assert "tokens are sent for 8 experts to each of 2 ranks, which is not 8 in all" in wrong
+    whole = torch.nn.ParameterDict({"experts_w": torch.nn.Parameter(torch.ones(8, 4, 6))})
+    model = torch.nn.ModuleDict({"experts": whole})
+    (held,), wrong = expert_owners.owners(model, 8, list(model.named_parameters()), ways=1)
+    assert (held.copies, held.ranges, wrong) == (1, [[0, 8]], [])
+
+
+def test_a_mesh_without_names_is_called_mesh(tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    def found() -> list[MeshSlice]:
+        with simulated_group.joined(0, 4):
+            mesh = init_device_mesh("cpu", (2, 2))
+            return tensor_places.slices(
+                distribute_tensor(torch.ones(4, 2), mesh, [Replicate(), Shard(1)])
+            )
+
+    assert simulated_group.in_child(found, tmp_path) == [
+        MeshSlice("mesh", 2, None), MeshSlice("mesh", 2, 1),
+    ]  # fmt: skip
+
+
+def test_skewed_ranks_are_half_of_those_with_tokens_of_their_own() -> None:
+    assert simulated_step._skewed(Layout({"dp_shard": 2}), 2) == [1]
+    assert simulated_step._skewed(Layout({"pp": 2, "dp_shard": 2, "tp": 2}), 8) == [2, 3, 6, 7]
+    assert simulated_step._skewed(Layout({"tp": 2}), 2) == [0, 1]
 
 
 # ------------------------------------------------------------------------ the plan
+
+
+@pytest.mark.parametrize("own_axis", [True, False])
+def test_the_arguments_of_a_release(monkeypatch: pytest.MonkeyPatch, own_axis: bool) -> None:
+    """``ep_size``: the release's expert parallelism has an axis of its own."""
+    known = {"ep_size": None} if own_axis else {}
+    monkeypatch.setattr(sharding.checkpoint, "distributed_fields", lambda: known)
+    experts = Layout({"dp_shard": 2, "ep": 2})
+    both = Layout({"dp_replicate": 2, "dp_shard": 2, "ep": 2, "tp": 2})
+    assert sharding.arguments(Layout({"pp": 2, "dp_shard": 4}), 8) == {"pp_size": 2, "fsdp_size": 4}
+    if own_axis:
+        assert sharding.arguments(experts, 4) == {"ep_size": 2, "fsdp_size": 4}
+        assert sharding.arguments(both, 16) == {
+            "dp_replicate_size": 2, "tp_size": 2, "ep_size": 2, "fsdp_size": 4,
+        }  # fmt: skip
+    else:
+        assert sharding.arguments(experts, 4) == {
+            "tp_size": 2, "fsdp_size": 2, "enable_expert_parallel": True,
+        }  # fmt: skip
+        with pytest.raises(NotApplicable, match="divides experts over tp_size"):
+            sharding.arguments(both, 16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (sharding.NATIVE, "from_pretrained with DistributedConfig(fsdp_size=2)"),
+        ("fsdp2", "fully_shard of torch on each module of _no_split_modules and on the root"),
+    ],
+)
+def test_what_the_page_says_was_asked(
+    monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    monkeypatch.setattr(sharding.checkpoint, "distributed_fields", dict)
+    trial = Trial(
+        "c", "c", "c", layout={"dp_shard": 2}, world_size=2, wrapper=WrapperSpec(kind=kind)
+    )
+    assert sharding.words(trial) == words
+
+
+def test_a_layout_that_a_release_cannot_express_says_what_can() -> None:
+    with pytest.raises(NotApplicable, match="no mesh axis cp; --wrapper fsdp2"):
+        sharding.arguments(Layout({"dp_shard": 2, "cp": 2}), 4)
+    with pytest.raises(NotApplicable, match=r"no mesh axis cp and no etp$"):
+        sharding.arguments(Layout({"cp": 2, "etp": 2}), 4)
+
+
+def row(name: str, *cut: str, routed: bool = False) -> PlannedParameter:
+    """A parameter of 10 elements that these axes divide; fsdp divides all others."""
+    slices = [MeshSlice(axis, 2, 0) for axis in cut or ("fsdp",)]
+    return PlannedParameter(name, 1, [10], "float32", 4, slices, most=5, least=5, routed=routed)
+
+
+@pytest.mark.parametrize(
+    ("axes", "rows", "told"),
+    [
+        ({"tp": 2}, [row("layers.*.q", "tp")], []),
+        ({"tp": 2}, [row("layers.*.q")], ["fails: no parameter is divided over tp=2"]),
+        (
+            {"tp": 2}, [row("layers.*.q"), row("head", "tp")],
+            ["fails: no parameter of a layer is divided over tp=2, only head"],
+        ),
+        ({"tp": 2}, [row("layers.*.q", "tp"), row("norm")], ["note: norm: whole along tp, 50.0%"]),
+        # Only the experts are to be divided over ep.
+        ({"ep": 2}, [row("layers.*.w", "ep", routed=True), row("norm")], []),
+        (
+            {"ep": 2}, [row("layers.*.w", "ep", routed=True), row("layers.*.v", routed=True)],
+            ["note: layers.*.v: whole along ep, 50.0%"],
+        ),
+        ({"dp_shard": 2}, [row("layers.*.q", "efsdp"), row("norm", "dp_shard_cp")], []),
+    ],
+)  # fmt: skip
+def test_axes_that_divide_nothing(
+    axes: dict[str, int], rows: list[PlannedParameter], told: list[str]
+) -> None:
+    plan = planned._Plan.__new__(planned._Plan)
+    plan.layout, plan.elements, plan.rules = Layout(axes), 20, SimpleNamespace(file="file")
+    plan.trial = SimpleNamespace(wrapper=WrapperSpec(kind=sharding.NATIVE))
+    found = [f"{one.level}: {one.text}" for one in plan._undivided(rows)]
+    assert len(found) == len(told)
+    assert all(one.startswith(start) for one, start in zip(found, told, strict=True)), found
+    plan.trial = SimpleNamespace(wrapper=WrapperSpec(kind="fsdp2"))
+    assert "dp_shard" in axes or not list(plan._undivided(rows))  # shards over nothing else
+
+
+def test_the_layers_of_a_stage_are_counted_once() -> None:
+    plan = planned._Plan.__new__(planned._Plan)
+    names = ("embed", "model.layers.4.q", "model.layers.4.k", "model.layers.15.q", "norm")
+    plan.parameters = [(name, None) for name in names]
+    assert plan._layers() == 2
+
+
+def test_the_root_of_fully_shard_stays_gathered_if_that_is_left_to_torch(tmp_path: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    def gathers(**options: bool) -> list[tuple[str, int]]:
+        with simulated_group.joined(0, 2):
+            model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+            fully_shard(model[0], **options)
+            fully_shard(model, **options)
+            return sorted((unit.module, unit.gathers) for unit in fsdp_units.units(model))
+
+    assert simulated_group.in_child(gathers, tmp_path) == [("(root)", 1), ("0", 2)]
+    again = simulated_group.in_child(lambda: gathers(reshard_after_forward=True), tmp_path)
+    assert again == [("(root)", 2), ("0", 2)]
 
 
 def test_the_plan_of_fully_shard(tmp_path: Path) -> None:
@@ -112,7 +271,7 @@ def test_the_plan_of_fully_shard(tmp_path: Path) -> None:
         ("model.layers.*", 2, 4, 2),
     ]
     assert found.units[1].gathered == found.units[1].elements
-    assert [finding for finding in found.findings if finding.level == "fails"] == []
+    assert found.findings == [] and found.stage_layers == 0
 
 
 def test_rows_that_do_not_divide_are_padded(tmp_path: Path) -> None:
@@ -152,7 +311,7 @@ def test_a_part_of_a_head_fails_only_where_attention_views_whole_heads() -> None
     query, key = projection("q", 32, 2), projection("k", 8, 2)
     (found,) = planned.partial_heads([query, key], text, lambda _: True)
     assert found.level == FAILS and "gives a rank 0.5 heads; the first forward raises" in found.text
-    assert found.text.startswith(key.name)
+    assert found.text.startswith(f"{key.name} has 8 rows, 1 head of 8: tp=2")
     (found,) = planned.partial_heads([query, key], text, lambda _: False)
     assert found.level == MAY_FAIL and "raises" not in found.text
     text.head_dim = None  # hidden size / heads
@@ -208,6 +367,17 @@ def test_a_model_that_the_release_does_not_know_is_not_seen(tmp_path: Path) -> N
     trial = Trial(name="c", scenario="c", variant="c", task=CheckTask(str(folder)), world_size=2,
                   layout={"dp_shard": 2})  # fmt: skip
     assert "of-tomorrow" in check.run(trial, tmp_path).problem
+
+
+def test_a_rule_of_the_fsdp_plan_holds_for_all_below_it() -> None:
+    """A rule of another plan names the module of the parameter itself."""
+    rules = Rules.__new__(Rules)
+    rules.native, rules.line = True, lambda _plan, parent: f"line of {parent}"  # type: ignore[method-assign]
+    rules.plans = {"tp_plan": {"layers.*": "a", "layers.*.q": "colwise"}, "fsdp_plan": {}}
+    assert rules.of("layers.*.q.weight") == ("tp_plan layers.*.q: colwise", "line of layers.*.q")
+    assert rules.of("layers.*.k.weight") == ("fsdp_plan: the root", "")
+    rules.plans = {"fsdp_plan": {"layers.*": "unit"}}
+    assert rules.of("layers.*.k.weight") == ("fsdp_plan layers.*: unit", "line of layers.*")
 
 
 def test_the_line_of_a_rule_is_that_of_its_plan() -> None:

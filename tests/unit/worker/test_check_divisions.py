@@ -74,6 +74,9 @@ def test_the_stages_of_a_pipeline() -> None:
     empty = {0: stage(0, 9), 1: stage(0, 0), 7: stage(4, 90)}
     (told,) = divisions.of_stages(empty, 8, 7)
     assert told.level == FAILS and "7 of pp=8 stages hold no layer, the last one 4" in told.text
+    first = {0: stage(1, 9), 1: stage(0, 0), 7: stage(0, 90)}
+    (told,) = divisions.of_stages(first, 8, 7)
+    assert "7 of pp=8 stages hold no layer, the last one 0" in told.text
     assert list(divisions.of_stages({0: stage(4, 10)}, 1, 0)) == []
 
 

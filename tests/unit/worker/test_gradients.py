@@ -229,6 +229,17 @@ def test_reference_inputs_are_scaled_to_the_loss_of_one_rank() -> None:
     assert inputs({"mlp": KEPT["mlp"] * float("nan")}, right)["mlp"].wrong
 
 
+def test_without_a_reference_nothing_is_allowed() -> None:
+    assert compare.Tolerance.of("float32", [None]).atol == 0
+    assert compare.Tolerance.of("float32", [None, torch.full((2,), -4.0)]).atol > 0
+
+
+def test_a_part_without_elements_has_no_error() -> None:
+    none = torch.zeros(0, 3)
+    found = compare.Tolerance(0.0, 0.0).judge(none, none, 1.0)
+    assert (found.max_abs, found.wrong) == (0.0, False)
+
+
 def test_inputs_that_cannot_be_compared_are_left_out() -> None:
     right = {"mlp": KEPT["mlp"] / 2}
     assert inputs({}, right) == {}

@@ -77,6 +77,6 @@ def test_an_integer_is_accepted_for_a_float() -> None:
 
 
 def test_every_program_has_its_module() -> None:
-    folder = Path(protocol.__file__).parents[1] / "worker" / "programs"
+    folder = Path(protocol.__file__).parents[1] / "lab" / "step" / "programs"
     modules = {p.stem.replace("_", "-") for p in folder.glob("[a-z]*.py")}
     assert set(protocol.PROGRAMS) - {"demo"} <= modules

@@ -87,6 +87,8 @@ def test_a_right_way_holds_and_costs_two_computations() -> None:
         (lambda case: 0.1 * (case.seed == 0), "other-seed"),
         (lambda case: 0.1 * (case.size == SIZES[0]), "other-size"),
         (lambda case: 0.1 * (case.dtype is torch.float32), "float64"),
+        # It shrinks with the rounding: there it is still wrong, but a hundredth of what it was.
+        (lambda case: 0.1 if case.dtype is torch.float32 else 1e-3, "float64"),
     ],
 )
 def test_what_shows_in_one_setting_only_is_not_confirmed(
@@ -106,6 +108,19 @@ def test_what_shows_once_is_not_confirmed() -> None:
 def test_without_a_second_route_nothing_is_confirmed(answer: bool | None) -> None:
     found = judged(Planted(lambda case: 0.1, route=answer))
     assert (found.confirmed, found.failed) == (False, "second-route")
+
+
+def test_a_second_route_that_fails_confirms_nothing() -> None:
+    class Broken(Planted):
+        def second(self, case: Case, way: str, wrong: Sequence[str]) -> bool | None:
+            raise ValueError("cannot be computed")
+
+    class Without(Planted):
+        route = ""
+
+    for kind in (Broken, Without):
+        found = judged(kind(lambda case: 0.1))
+        assert (found.confirmed, found.failed) == (False, "second-route")
 
 
 def test_a_plain_way_that_disagrees_with_itself_is_a_failed_control() -> None:

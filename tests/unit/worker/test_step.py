@@ -244,9 +244,12 @@ class TestReferenceAndComparison:
         subject, stored = expected
         model = tiny.build(ModelSpec(), 0)
         wrapped = Wrapped(model, tiny.anatomy(model, ModelSpec()), subject)
+        losses = []
         for rank in range(2):
             tokens = data.batch(subject, rank, 1, 0)
-            (wrapped.loss(tokens) / 2).backward()
+            losses.append(wrapped.loss(tokens) / 2)
+            losses[-1].backward()
+        assert stored["losses"][0] == pytest.approx(float(sum(losses).detach()))
         errors = compare.compare(wrapped, stored["gradients"][0])
         assert not any(e.wrong for e in errors.values())
         assert len(errors) == 69

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from moediag.ranks.verify import comparison, noise
+from moediag.ranks.verify.runs import Run
 from moediag.result import Verdict
 from tests.unit.measured_runs import EXPERTS, Job, gradients, judged, reference, same
 
@@ -69,6 +71,24 @@ def test_a_forgotten_optimizer_state_shows_in_the_weights(tmp_path: Path) -> Non
     found = judged(job, reference(tmp_path))
     assert found.verdict == Verdict.WRONG_WEIGHTS
     assert "After step 1 the weights of 4 of 4 parameters" in found.cause
+
+
+@pytest.mark.parametrize("gradient_in_step_1", [False, True])
+def test_weights_that_had_no_gradient_in_step_1_are_not_judged_after_step_2(
+    tmp_path: Path, gradient_in_step_1: bool
+) -> None:
+    """An optimizer may have moved them in step 1 by rounding alone, and step 2 does not undo it."""
+
+    def from_step_2_on(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        first = torch.allclose(gradient, gradients(1)[name])
+        return None if name == EXPERTS and first and not gradient_in_step_1 else gradient
+
+    def further(rank: int, name: str, update: torch.Tensor) -> torch.Tensor:
+        return update * 2 if name == EXPERTS else update
+
+    runs = reference(tmp_path, steps=2, change=from_step_2_on)
+    found = judged(Job(tmp_path / "job", steps=2, change=from_step_2_on, moves=further), runs)
+    assert found.verdict == (Verdict.WRONG_WEIGHTS if gradient_in_step_1 else Verdict.CLEAN)
 
 
 def test_a_norm_without_the_experts_is_named(tmp_path: Path) -> None:
@@ -176,6 +196,7 @@ def test_ranks_that_saw_the_same_samples_are_said(tmp_path: Path) -> None:
         ({"random": True}, {}, "random numbers"),
         ({"across": "BatchNorm2d"}, {}, "BatchNorm2d"),
         ({"without": (1,)}, {}, "ranks 1 measured nothing"),
+        ({"without": (0, 1)}, {}, "the distributed run took no optimizer step that moediag could"),
         ({"problems": ("the disk is full",)}, {}, "the disk is full"),
         ({}, {"problems": ("head.weight: it has shape [1]",)}, "head.weight"),
         ({}, {"world": 2}, "the reference ran as 2 ranks"),
@@ -217,6 +238,35 @@ def test_an_error_as_large_as_rounding_is_no_failure(tmp_path: Path) -> None:
     assert judged(Job(tmp_path / "a", change=rounded), runs).verdict == Verdict.CLEAN
     exact = reference(tmp_path / "exact")
     assert judged(Job(tmp_path / "b", change=rounded), exact).verdict == Verdict.WRONG_GRADIENTS
+
+
+@pytest.mark.parametrize(("usual", "one"), [(0.01, 0.001), (0.001, 0.01)])
+def test_what_rounding_may_do_is_the_most_of_what_was_measured(usual: float, one: float) -> None:
+    """One run is one sample, and for a small parameter a lucky one."""
+    measured = noise.Noise({"w": 0.0, "v": 0.5}, usual, one)
+    assert measured.allowed("w", 2.0) == pytest.approx(noise.TIMES * 0.02)
+    assert measured.allowed("v", 2.0) == pytest.approx(noise.TIMES * 0.5)
+    assert noise.Noise({}, 0.0, 0.0).allowed("w", 2.0) == 2 * noise.LEAST
+
+
+def test_a_missing_gradient_of_a_part_is_wrong_by_the_whole(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", sharded=True, change=lambda r, n, g: None if n == EXPERTS else g)
+    runs = [Run.read(one) for one in reference(tmp_path)]
+    largest = float(gradients(1)[EXPERTS].abs().max())
+    for outcome in comparison.outcomes(Run.read(job.write()), runs):
+        assert outcome.gradients["1"][EXPERTS].max_abs == pytest.approx(largest)
+
+
+@pytest.mark.parametrize(("micro_batches", "losses"), [(1, [1.0, 1.0]), (2, [])])
+def test_losses_are_compared_where_a_step_has_one(
+    tmp_path: Path, micro_batches: int, losses: list[float]
+) -> None:
+    """How a program scales the losses of several micro-batches is not known."""
+    job = Run.read(Job(tmp_path / "job", steps=2, micro_batches=micro_batches).write())
+    runs = [Run.read(one) for one in reference(tmp_path, steps=2)]
+    for outcome in comparison.outcomes(job, runs):
+        assert outcome.losses == losses
+        assert outcome.reference_losses == losses
 
 
 def test_only_steps_with_the_same_samples_are_compared(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from moediag.protocol import Measured, MeasureRequest, read_measured
-from moediag.protocol.measured import start_tensors, step_tensors
-from moediag.ranks.verify import model_facts, tensor_files
+from moediag.protocol.measured import MEASURED_ENOUGH, start_tensors, step_tensors
+from moediag.ranks.verify import clips, ending, model_facts, pieces, tensor_files
 from moediag.ranks.verify.ending import Continuing
 from moediag.ranks.verify.measuring import Measuring
+from moediag.ranks.verify.tensor_files import Stored
 from tests.unit.fake_ranks import fake_rank
 
 Start = Callable[..., Path]
@@ -86,10 +87,58 @@ def test_steps_are_measured(measuring: Start) -> None:
     assert not torch.equal(moved, began["0.weight"])
 
 
+def test_how_much_gradients_shrank_is_measured_exactly() -> None:
+    """From it follows a norm that no rank has whole; gradients may be tiny."""
+    model = small()
+    model(torch.ones(4, 3)).square().mean().backward()
+    own = {piece.name: piece for piece in pieces.pieces(model)}
+    unclipped = {name: Stored(piece.where, 1e-6 * piece.gradient()) for name, piece in own.items()}
+    for parameter in model.parameters():
+        parameter.grad *= 0.25e-6
+    assert clips._times(unclipped, own) == pytest.approx(0.25)
+    assert clips._times({}, own) is None
+
+
 def test_a_step_without_clipping_has_no_norm(measuring: Start) -> None:
     folder = measuring()
     train(small(), clip=None)
     assert [step.norm for step in of(folder).steps] == [None, None]
+
+
+def test_gradients_that_a_fused_optimizer_unscales_itself(measuring: Start) -> None:
+    """They are the loss scale times too large until its step() divides them."""
+    measured = []
+    for scale in (1.0, 4.0):
+        folder = measuring(f"scale {scale}", steps=1)
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        scaler.scale(model(torch.ones(4, 3)).square().mean()).backward()
+        scaler.step(optimizer)
+        measured.append(tensor_files.load(folder / step_tensors(0, 1))["gradients"])
+    plain, scaled = measured
+    assert plain.keys() == scaled.keys() and plain
+    for name, one in plain.items():
+        assert torch.allclose(one.tensor, scaled[name].tensor)  # type: ignore[arg-type]
+
+
+def test_the_end_of_a_program_that_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends when all ranks were measured, and what it printed is not lost."""
+    calls = []
+
+    class Stream:
+        def flush(self) -> None:
+            calls.append("flush")
+
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(ending.sys, name, Stream())
+    monkeypatch.setattr(ending.os, "_exit", lambda code: calls.append(f"exit {code}"))
+    monkeypatch.setattr(ending.time, "sleep", lambda _: (tmp_path / MEASURED_ENOUGH).touch())
+    ending.Ending(tmp_path, lambda: calls.append("at end"))._end()
+    assert calls == ["flush", "flush", "at end", "exit 0"]
+    assert (tmp_path / MEASURED_ENOUGH).exists()  # it waited for the file
 
 
 def test_evaluation_is_not_measured(measuring: Start) -> None:

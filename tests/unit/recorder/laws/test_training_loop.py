@@ -11,11 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from moediag.evidence.law_model import RankLaws  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
 from moediag.protocol import ENV_LAWS  # noqa: E402
 from moediag.recorder import Recorder, install  # noqa: E402
+from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -127,10 +129,12 @@ class TestClearedGradients:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         backward(net)
         optimizer.step()
+        assert net._forward_pre_hooks
         recorder.uninstall()
         backward(net)
         optimizer.step()
         assert not laws(tmp_path).cleared
+        assert not net._forward_pre_hooks
 
 
 class TestModes:
@@ -205,6 +209,70 @@ class TestScaledNorms:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer)
         assert [norm.scale for norm in laws(tmp_path).norms] == [0.0, 0.0]
+
+
+def test_buffers_of_numbers_are_compared_between_data_parallel_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter (num_batches_tracked) differs without harm where a rank had one batch more."""
+    monkeypatch.setattr(ReplicaSets, "data_parallel", lambda _self, _root: (0, 1))
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        backward(net)
+        optimizer.step()
+    ((ranks, buffers),) = laws(tmp_path).models[-1].buffers
+    assert (ranks, set(buffers)) == ((0, 1), {"1.running_mean", "1.running_var"})
+
+
+def test_how_often_an_average_of_the_model_was_updated(tmp_path: Path) -> None:
+    net = model()
+    average = AveragedModel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        backward(net)
+        optimizer.step()
+        average.update_parameters(net)
+    assert [state.averages for state in laws(tmp_path).models] == [(0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("frozen", "told"),
+    [((), ()), (("gate",), ("0.gate.weight",)), (("gate", "experts"), ())],
+)
+def test_a_router_that_is_frozen_while_its_experts_train(
+    tmp_path: Path, frozen: tuple[str, ...], told: tuple[str, ...]
+) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(4, 2, bias=False)
+            self.experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            weights = self.gate(tokens).softmax(-1)
+            return sum(weights[:, [i]] * own(tokens) for i, own in enumerate(self.experts))
+
+    net = nn.Sequential(Block(), nn.Linear(4, 2))
+    for name in frozen:
+        getattr(net[0], name).requires_grad_(False)
+    optimizer = torch.optim.SGD((p for p in net.parameters() if p.requires_grad), lr=0.1)
+    backward(net)
+    optimizer.step()
+    assert laws(tmp_path).models[0].frozen_routers == told
+
+
+def test_inputs_of_an_evaluation_are_not_those_of_training(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        backward(net.train())
+        net.eval()(torch.ones(2, 4))
+        with torch.no_grad():
+            net.train()(torch.ones(2, 4))
+        optimizer.step()
+    found = [(one.step, one.forward) for one in laws(tmp_path).inputs]
+    assert found == [(2, 0), (3, 0)]  # the model is known from its second call on
 
 
 def test_an_optimizer_of_other_parameters_is_idle(tmp_path: Path) -> None:

@@ -274,11 +274,14 @@ class Scenario(Section):
     def identity(self) -> str:
         """Returns all that decides what its trials do: its fields, and the content of the user's
         own programs and fixes."""
+        return self.to_yaml() + "".join(f"{file} {_digest(file)}\n" for file in self.own_files())
+
+    def own_files(self) -> list[str]:
+        """Returns the paths of the user's own programs and fixes."""
         fixes = [*(self.cost.fixes if self.cost else ()), *(v.fix for v in self.variants.values())]
         programs = [self.program, *(v.program for v in self.variants.values())]
         names = {*fixes, *(program.name for program in programs if program is not None)}
-        own = sorted(name for name in names if name and is_own(name))
-        return self.to_yaml() + "".join(f"{name} {_digest(name)}\n" for name in own)
+        return sorted(name for name in names if name and is_own(name))
 
     def layout_for(self, world_size: int) -> Layout:
         """Returns the mesh of ``world_size`` ranks. Raises LayoutError with every factor."""

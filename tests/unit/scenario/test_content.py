@@ -10,6 +10,7 @@ import pytest
 
 from moediag.errors import ScenarioError
 from moediag.lab.campaign.run import digest
+from moediag.lab.cli.init import init
 from moediag.lab.content import FIXES, PROGRAMS, folder
 from moediag.lab.scenario import content
 from moediag.lab.scenario.load import load
@@ -139,6 +140,18 @@ def test_a_path_of_the_command_line_is_relative_to_the_current_folder(
         load(path, ["program.name=./no.py"])
 
 
+def test_a_copy_of_a_scenario_names_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "place")
+    (tmp_path / "copies").mkdir()
+    monkeypatch.chdir(tmp_path)
+    init(Path("copies/copy.yaml"), from_=str(path))
+    text = (tmp_path / "copies" / "copy.yaml").read_text()
+    assert "name: ../place/demo.py" in text and "fix: ../place/fixes/repair.py" in text
+    assert load(Path("copies/copy.yaml")).own_files() == load(path).own_files()
+
+
 def test_an_edit_of_a_users_own_file_is_another_question(tmp_path: Path) -> None:
     def asked(**files: str) -> str:
         return digest(plan(scenario(tmp_path, **files), 2, "cpu"))
@@ -237,3 +250,11 @@ def test_a_file_that_cannot_be_imported_is_not_kept(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="no_such_module"):
             ranks.fix(str(path))
+
+
+def test_lines_of_a_shipped_program_are_not_the_users(tmp_path: Path) -> None:
+    from moediag.protocol import in_libraries
+    from moediag.recorder.library_folders import library_folders
+
+    shipped, own = folder() / PROGRAMS / "metrics.py", tmp_path / "demo.py"
+    assert in_libraries([str(shipped), str(own)], library_folders()) == [True, False]

@@ -44,11 +44,12 @@ class ResumeTask:
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """A program of moediag.lab.step.programs instead of the training step of a whole model."""
+    """A program of scenarios/programs, or another by its path, instead of the training step of a
+    whole model."""
 
     kind: str = field(default="program", init=False)
     name: str = ""
-    options: Dict[str, Any] = field(default_factory=dict)  # every option, see PROGRAMS
+    options: Dict[str, Any] = field(default_factory=dict)  # every option of the program
 
 
 @dataclass(frozen=True)

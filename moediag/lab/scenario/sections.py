@@ -274,7 +274,7 @@ class SkewSection(Section):
 class CostSection(Section):
     """Times the fixes on a mid-size healthy step, side by side."""
 
-    fixes: list[Kebab] = Field(
+    fixes: list[str] = Field(
         default_factory=list,
         description="Fixes to time; empty: those of the selected variants on the same stack.",
     )
@@ -289,7 +289,11 @@ class CostSection(Section):
 class ProgramSection(Section):
     """A program that replaces the training step of a whole model."""
 
-    name: str = Field(default="", description="A program of moediag.lab.step.programs.")
+    name: str = Field(
+        default="",
+        description="A program of the catalogue, e.g. metrics, or the path of your own, relative "
+        "to this file: ./my_step.py.",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="Its options; a variant overrides the scenario's options one by one.",

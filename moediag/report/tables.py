@@ -182,10 +182,12 @@ def _parts(shown: Grid, room: int) -> list[Grid]:
 
 def _of(shown: Grid, columns: Sequence[int]) -> Grid:
     """Returns the grid of these columns."""
-    header, right, *rows = (
-        tuple(row[i] for i in columns) for row in (shown.header, shown.right, *shown.rows)
+    return replace(
+        shown,
+        header=tuple(shown.header[i] for i in columns),
+        right=tuple(shown.right[i] for i in columns),
+        rows=tuple(tuple(row[i] for i in columns) for row in shown.rows),
     )
-    return replace(shown, header=header, right=right, rows=tuple(rows))
 
 
 def _natural(shown: Grid) -> list[int]:

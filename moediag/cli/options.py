@@ -65,6 +65,9 @@ Out = Annotated[
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page without scripts.")
 ]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, for CI.")
+]
 Trace = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="Write a trace of all ranks for Perfetto."),

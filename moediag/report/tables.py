@@ -127,7 +127,7 @@ def lines(table: Table, width: int) -> Iterator[Line]:
 
 
 def _left_out(shown: Grid) -> str:
-    return f"and {wording.plural(shown.left_out, 'more row')}; result.json and HTML have all"
+    return f"and {wording.plural(shown.left_out, 'more row')}; JSON and HTML have all"
 
 
 def _gridded(shown: Grid, widths: Sequence[int], indent: int) -> Iterator[Line]:

@@ -20,16 +20,25 @@ class AnswerState(StrEnum):
     code: what is inconclusive cannot be shown as anything else."""
 
     AS_EXPECTED = "as expected"
-    NOTHING_FOUND = "nothing found"
+    NOTHING_FOUND = "nothing found that fails"
     ANSWERED = "answered"
     FAILURE = "failure found"
     INCONCLUSIVE = "inconclusive"
     CANNOT_RUN = "cannot run here"
     BUG = "bug in moediag"
 
+    @classmethod
+    def of(cls, failing: object, doubtful: object, fine: AnswerState) -> AnswerState:
+        """Returns a failure if there is one, else inconclusive if anything is doubtful, else
+        ``fine``."""
+        return cls.FAILURE if failing else cls.INCONCLUSIVE if doubtful else fine
+
     @property
     def exit_code(self) -> int:
         return _EXIT_CODES[self]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"state": str(self), "exit_code": self.exit_code}
 
     @property
     def style(self) -> str:
@@ -125,4 +134,4 @@ class Answer:
         return f"{self.state}: {self.conclusion}" if self.conclusion else str(self.state)
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.facts, "state": str(self.state), "exit_code": self.exit_code}
+        return {**self.facts, **self.state.to_json()}

@@ -117,7 +117,7 @@ def _markdown_block(block: Block) -> str:
     from moediag.report.markdown import fenced
 
     if isinstance(block, Row):
-        head = f"- **{wording.inline(block.label)}**:" if block.label else " "
+        head = f"- **{wording.inline(block.label)}**:" if block.label else "  -"
         return f"{head} {wording.inline(block.text)}\n"
     if isinstance(block, Code):
         return fenced(block.text, block.language) + "\n"

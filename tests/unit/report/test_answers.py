@@ -93,7 +93,7 @@ def test_a_terminal_shows_the_answer_last_and_long_sections_in_short() -> None:
 def test_markdown_has_everything_and_escapes_it() -> None:
     text = answers.markdown(answer(), level=3)
     assert text.startswith("### Model on dp=4\n\n❌ **failure found**\n\n#### What fails\n\n")
-    assert "- **FAILS**: call 6 &lt;b&gt;\n  and more\n\nA sentence.\n\n**by release**\n" in text
+    assert "- **FAILS**: call 6 &lt;b&gt;\n  - and more\n\nA sentence.\n\n**by release**\n" in text
     assert "```console\n$ moediag run x\n```" in text and r"x \| y" in text
     assert text.index("#### Details") < text.index("#### Everything") < text.index("**NEXT**")
 

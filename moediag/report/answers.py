@@ -99,7 +99,7 @@ def markdown(answer: Answer, limit: int = LIMIT, level: int = 2) -> str:
 def _markdown_parts(answer: Answer, level: int) -> Iterator[str]:
     """Yields small parts, so that little is left out at the limit."""
     for section in (*answer.sections, Section(answer.next_steps)):
-        if section.title:
+        if section.title and section.blocks:
             yield f"{'#' * level} {wording.inline(section.title)}\n\n"
         for kind, blocks in _grouped(section.blocks):
             yield from map(_markdown_block, blocks)

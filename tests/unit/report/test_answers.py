@@ -21,11 +21,12 @@ FAILS = Section(
 )
 LONG = Section((Code("$ moediag run x", "console"),), "Details", brief=(Row("see", "page"),))
 HIDDEN = Section((TABLE,), "Everything", brief=())
+EMPTY = Section((), "Nothing here")
 
 
 def answer(state: AnswerState = AnswerState.FAILURE, conclusion: str = "", *cases: Case) -> Answer:
     return Answer(
-        "check", "Model on dp=4", state, conclusion, (FAILS, LONG, HIDDEN),
+        "check", "Model on dp=4", state, conclusion, (FAILS, LONG, HIDDEN, EMPTY),
         (Row("NEXT", "fix it"),), cases, {"schema_version": 1, "error": float("nan")},
     )  # fmt: skip
 
@@ -95,6 +96,7 @@ def test_markdown_has_everything_and_escapes_it() -> None:
     assert text.startswith("### Model on dp=4\n\n❌ **failure found**\n\n#### What fails\n\n")
     assert "- **FAILS**: call 6 &lt;b&gt;\n  - and more\n\nA sentence.\n\n**by release**\n" in text
     assert "```console\n$ moediag run x\n```" in text and r"x \| y" in text
+    assert "Nothing here" not in text
     assert text.index("#### Details") < text.index("#### Everything") < text.index("**NEXT**")
 
 
@@ -108,7 +110,7 @@ def test_markdown_stays_below_its_limit() -> None:
 
 def test_html_escapes_and_has_everything() -> None:
     page = answers.html(answer())
-    assert "call 6 &lt;b&gt;" in page and "<b>" not in page
+    assert "call 6 &lt;b&gt;" in page and "<b>" not in page and "Nothing here" not in page
     for text in ("What fails", "A sentence.", "$ moediag run x", "x | y", "fix it"):
         assert text in page
 

@@ -193,14 +193,14 @@ def answer(report: Report) -> page.Answer:
     told = sentences(report.package, report.releases, report.answer)
     shown = timeline(report.releases, report.verdicts)
     beyond = [line for one in report.beyond.values() for line in one.sentences()]
-    found = (*([page.Code(shown)] if shown else []), *told[1:], *beyond)
+    found: list[page.Block] = [page.Code(shown)] if shown else []
     return page.Answer(
         "bisect",
         f"{report.scenario} by release of {report.package}",
         page.AnswerState.of(False, not answered(report), page.AnswerState.ANSWERED),
         told[0].rstrip("."),
         (
-            page.Section(found),
+            page.Section((*found, *told[1:], *beyond)),
             page.Section((_confidence(report),)),
             page.Section(tuple(_details(report)), "Probes", brief=()),
         ),

@@ -161,7 +161,7 @@ def answer(summary: Summary) -> Answer:
         f"moediag nightly: {night.lane}, {when}, moediag {night.moediag_version}, {spent}",
         summary.state,
         sentence(summary),
-        tuple(section for section in _sections(summary) if section.blocks),
+        tuple(_sections(summary)),
         cases=tuple(map(_case, summary.compared)),
         facts=to_json(summary),
     )

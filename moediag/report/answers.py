@@ -10,14 +10,14 @@ from itertools import groupby
 from pathlib import Path
 from xml.etree import ElementTree
 
+from moediag.errors import ExitCode
 from moediag.report import tables
 from moediag.report.printable import printable
 from moediag.report.text_layout import Line, indented, labelled
 from moediag.result import wording
-from moediag.result.answer import Answer, AnswerState, Block, Case, Code, Row, Section
+from moediag.result.answer import Answer, Block, Case, Code, Row, Section
 
 LIMIT = 1_000_000  # bytes of markdown; GitHub drops a step summary beyond 1 MiB whole
-MARKS = {"good": "✅", "bad": "❌", "doubt": "❔"}
 _CUT = "*Cut at the size limit; --json, --html and --junit have everything.*\n"
 
 
@@ -83,7 +83,7 @@ def _block_lines(block: Block, width: int) -> Iterator[Line]:
 def markdown(answer: Answer, limit: int = LIMIT, level: int = 2) -> str:
     """Returns at most ``limit`` bytes, with a note if the end is left out. ``level``: of the first
     heading."""
-    head = f"{'#' * level} {wording.inline(answer.title)}\n\n{MARKS[answer.state.style]} "
+    head = f"{'#' * level} {wording.inline(answer.title)}\n\n{answer.state.mark} "
     head += f"**{answer.state}**"
     head += f": {wording.inline(answer.conclusion)}\n\n" if answer.conclusion else "\n\n"
     room = limit - len(_CUT.encode())
@@ -137,25 +137,15 @@ def html(answer: Answer) -> str:
 def junit(answer: Answer) -> str:
     """Returns a suite with one case for the whole answer, then the suites of its cases. No case is
     green that says nothing: inconclusive is an error."""
-    root = ElementTree.Element("testsuites", name=f"moediag {answer.command}")
+    from moediag.report.junit import document, suite
+
     own = Case(answer.command, answer.title, answer.state, answer.conclusion, suite=answer.title)
     cases = sorted(answer.cases, key=lambda case: case.suite)  # stable
-    for name, members in groupby((own, *cases), lambda case: case.suite or "cases"):
-        root.append(_suite(name, members))
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
-
-
-def _suite(name: str, cases: Iterable[Case]) -> ElementTree.Element:
-    made = [_case(case) for case in cases]
-    kinds = [child.tag for case in made for child in case]
-    suite = ElementTree.Element(
-        "testsuite", name=printable(name), tests=str(len(made)),
-        failures=str(kinds.count("failure")), errors=str(kinds.count("error")),
-        skipped=str(kinds.count("skipped")),
-    )  # fmt: skip
-    suite.extend(made)
-    return suite
+    suites = [
+        suite(name, list(map(_case, members)))
+        for name, members in groupby((own, *cases), lambda case: case.suite)
+    ]
+    return document(f"moediag {answer.command}", suites)
 
 
 def _case(case: Case) -> ElementTree.Element:
@@ -166,7 +156,8 @@ def _case(case: Case) -> ElementTree.Element:
     if case.state is None:
         ElementTree.SubElement(made, "skipped", message=printable(case.message))
     elif case.state.exit_code:
-        tag = "failure" if case.state == AnswerState.FAILURE else "error"
+        found = case.state.exit_code == ExitCode.FAILURE_FOUND
+        tag = "failure" if found else "error"
         child = ElementTree.SubElement(
             made, tag, message=printable(case.message), type=str(case.state)
         )

@@ -20,8 +20,9 @@ class AnswerState(StrEnum):
     code: what is inconclusive cannot be shown as anything else."""
 
     AS_EXPECTED = "as expected"
-    NOTHING_FOUND = "nothing found that fails"
+    NO_FAILURE = "no failure found"
     ANSWERED = "answered"
+    BROKEN = "expectation broken"
     FAILURE = "failure found"
     INCONCLUSIVE = "inconclusive"
     CANNOT_RUN = "cannot run here"
@@ -45,11 +46,16 @@ class AnswerState(StrEnum):
         """``good``, ``bad`` or ``doubt``."""
         return _STYLES.get(self.exit_code, "doubt")
 
+    @property
+    def mark(self) -> str:
+        return {"good": "✅", "bad": "❌", "doubt": "❔"}[self.style]
+
 
 _EXIT_CODES = {
     AnswerState.AS_EXPECTED: ExitCode.OK,
-    AnswerState.NOTHING_FOUND: ExitCode.OK,
+    AnswerState.NO_FAILURE: ExitCode.OK,
     AnswerState.ANSWERED: ExitCode.OK,
+    AnswerState.BROKEN: ExitCode.FAILURE_FOUND,
     AnswerState.FAILURE: ExitCode.FAILURE_FOUND,
     AnswerState.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
     AnswerState.CANNOT_RUN: ExitCode.CANNOT_RUN_HERE,
@@ -103,7 +109,7 @@ class Case:
     message: str = ""
     text: str = ""
     seconds: float = 0.0
-    suite: str = ""
+    suite: str = "cases"
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class CheckResult:
 
     @property
     def state(self) -> AnswerState:
-        return AnswerState.of(self.failing, self.undecided, AnswerState.NOTHING_FOUND)
+        return AnswerState.of(self.failing, self.undecided, AnswerState.NO_FAILURE)
 
 
 def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> CheckResult:

@@ -46,7 +46,7 @@ def answer(result: CheckResult) -> Answer:
 
 def _cases(cases: Sequence[JudgedCase]) -> Iterator[Case]:
     for one in cases:
-        state = AnswerState.of(one.parts, one.unseen, AnswerState.NOTHING_FOUND)
+        state = AnswerState.of(one.parts, one.unseen, AnswerState.NO_FAILURE)
         text = _diverge(one, ()) if one.parts else one.unseen
         name = one.case.condition or "no skew"
         yield Case(name, "schedule", state, text, suite="simulated cases")

@@ -141,7 +141,7 @@ class ScriptResult:
 
     @property
     def state(self) -> AnswerState:
-        return AnswerState.of(self.failing, self.undecided, AnswerState.NOTHING_FOUND)
+        return AnswerState.of(self.failing, self.undecided, AnswerState.NO_FAILURE)
 
 
 def check_script(options: ScriptOptions, tell: Callable[[str, float | None], None]) -> ScriptResult:

@@ -53,7 +53,7 @@ def test_healthy_ranks_are_not_accused() -> None:
     result = found(simulated(STEP * 2, STEP * 2, STEP * 2))
     assert result.state.exit_code == ExitCode.OK and not result.failing
     page = "\n".join(map(plain, answers.lines(check_script_page.answer(result), 90)))
-    assert "CHECK    nothing found that fails" in page and "18 of 18 calls (100%)" in page
+    assert "CHECK    no failure found" in page and "18 of 18 calls (100%)" in page
 
 
 def test_a_call_of_one_rank_fails_with_both_sides() -> None:

@@ -27,7 +27,7 @@ _WORSE = {
     ExitCode.OK: AnswerState.AS_EXPECTED,
     ExitCode.INCONCLUSIVE: AnswerState.INCONCLUSIVE,
     ExitCode.BUG: AnswerState.BUG,
-    ExitCode.FAILURE_FOUND: AnswerState.FAILURE,
+    ExitCode.FAILURE_FOUND: AnswerState.BROKEN,
 }
 
 
@@ -93,7 +93,7 @@ class Sweep:
 
     @property
     def state(self) -> AnswerState:
-        """Returns a failure if an expectation was broken, else a bug, else inconclusive (also if
+        """Returns broken if an expectation was, else a bug, else inconclusive (also if
         some could not run); as expected only if every scenario ran and is."""
         codes = {row.exit_code for row in self.rows}
         known = [state for code, state in _WORSE.items() if code in codes]

@@ -21,7 +21,7 @@ from moediag.result import (
     Verdict,
     wording,
 )
-from moediag.result.answer import AnswerState
+from moediag.result.answer_blocks import AnswerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def bisect(
     from moediag.lab.scenario import catalogue
     from moediag.lab.scenario import load as loading
     from moediag.launch.settings import LaunchOptions
-    from moediag.report import answers
+    from moediag.report import answer_views
 
     chosen = Choice.parse(executor.value, executor_arg)
     scenario = loading.load(catalogue.find(name), set_)
@@ -165,7 +165,7 @@ def bisect(
         )
     page = answer_page.answer(report)
     where = folder / session.REPORT_FILE
-    raise typer.Exit(answers.show(page, where, as_json, no_color, chosen_views))
+    raise typer.Exit(answer_views.show(page, where, as_json, no_color, chosen_views))
 
 
 def _clone(repo: Path, what: Question) -> Clone:

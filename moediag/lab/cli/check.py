@@ -106,7 +106,7 @@ def check(
     from moediag.lab.campaign.engine import shown
     from moediag.lab.pipeline import check as checker
     from moediag.lab.pipeline import check_page, check_script, check_script_page
-    from moediag.report import answers
+    from moediag.report import answer_views
 
     pins = o.pairs(stack, "--stack")
     with shown(no_color) as display:
@@ -131,7 +131,7 @@ def check(
             )  # fmt: skip
             found = checker.check(options, tell)
             page, folder = check_page.answer(found), found.folder
-    raise typer.Exit(answers.show(page, folder / checker.RESULT, as_json, no_color, chosen))
+    raise typer.Exit(answer_views.show(page, folder / checker.RESULT, as_json, no_color, chosen))
 
 
 def _bandwidth(text: str, per_node: int | None, step: float | None) -> Bandwidth | None:

@@ -89,7 +89,7 @@ def hunt(
     from moediag.lab.campaign.executors import Choice
     from moediag.lab.campaign.hunt import findings_page, session
     from moediag.lab.campaign.hunt.question import Wanted
-    from moediag.report import answers
+    from moediag.report import answer_views
 
     chosen = Choice.parse(executor.value, executor_arg)
     wanted = Wanted(
@@ -102,5 +102,5 @@ def hunt(
         found, folder = session.run(wanted, out, resume, o.command(context), display, chosen)
     page = findings_page.answer(found)
     raise typer.Exit(
-        answers.show(page, folder / session.PAGE_FILE, as_json, no_color, chosen_views)
+        answer_views.show(page, folder / session.PAGE_FILE, as_json, no_color, chosen_views)
     )

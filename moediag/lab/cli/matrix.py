@@ -95,7 +95,7 @@ def matrix(
     from moediag.lab.campaign.executors import Choice
     from moediag.lab.campaign.matrix import elsewhere, question, session, table_page
     from moediag.launch.settings import LaunchOptions
-    from moediag.report import answers
+    from moediag.report import answer_views
 
     chosen = Choice.parse(executor.value, executor_arg)
     wanted = question.Wanted(
@@ -127,4 +127,4 @@ def matrix(
         session.write_page(markdown, found, command)
     page = table_page.answer(found)
     report = folder / session.PAGE_FILE
-    raise typer.Exit(answers.show(page, report, as_json, no_color, chosen_views))
+    raise typer.Exit(answer_views.show(page, report, as_json, no_color, chosen_views))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moediag.lab.campaign.nightly.blame import Blame
     from moediag.lab.campaign.nightly.changes import Compared
     from moediag.lab.campaign.nightly.jobs import Asked, Planned
-    from moediag.result.answer import Answer
+    from moediag.result.answer_blocks import Answer
 
 
 def nightly(
@@ -110,7 +110,7 @@ def nightly(
     from moediag.lab.campaign.nightly.history import History
     from moediag.lab.campaign.nightly.hunted import hunted, news
     from moediag.lab.stacks.base import cache_root, current_base
-    from moediag.report import answers
+    from moediag.report import answer_views
 
     chosen_views = o.views(as_json, html=html)
     wanted = tracks.parse(track)
@@ -154,7 +154,7 @@ def nightly(
     found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable), new)
     page = pages.answer(found)
     _write(page, artifacts.drafts(found, ran.results, folder), folder, junit, summary)
-    code = answers.show(page, folder, as_json, no_color, chosen_views)
+    code = answer_views.show(page, folder, as_json, no_color, chosen_views)
     for command in pages.workflow_commands(found) if annotate else ():
         stdout.line(command)
     raise typer.Exit(code)
@@ -187,10 +187,10 @@ def _write(
     summary: Path | None,
 ) -> None:  # fmt: skip
     from moediag.lab.campaign.nightly import artifacts
-    from moediag.report import answers
+    from moediag.report import answer_views
     from moediag.report.views import put
 
-    put(junit or folder / "junit.xml", answers.junit(page), "--junit")
-    put(summary or folder / "summary.md", answers.markdown(page), "--summary")
+    put(junit or folder / "junit.xml", answer_views.junit(page), "--junit")
+    put(summary or folder / "summary.md", answer_views.markdown(page), "--summary")
     for name, text in drafts.items():
         put(folder / artifacts.FOLDER / name, text, "--out")

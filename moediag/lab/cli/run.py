@@ -140,7 +140,7 @@ def _all(
     from moediag.lab.campaign.engine import opened, shown
     from moediag.lab.campaign.sweep import session
     from moediag.lab.campaign.sweep.summary import answer
-    from moediag.report import answers, views
+    from moediag.report import answer_views, views
 
     ranks = (options.world_size or 1) // options.launch.nnodes
     o.require_gpus(options.device, ranks, options.stack.get("torch"))
@@ -149,4 +149,4 @@ def _all(
     with opened(asked, out, resume, "all") as journal, shown(no_color) as display:
         found = session.sweep(planned, options, journal, display)
     page = answer(found, str(views.short(journal.folder)))
-    return answers.show(page, journal.folder, as_json, no_color, {})
+    return answer_views.show(page, journal.folder, as_json, no_color, {})

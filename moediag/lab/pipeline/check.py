@@ -39,7 +39,7 @@ from moediag.protocol import (
 )
 from moediag.records import dataclass
 from moediag.result import FAILURES, Diagnosis, Verdict
-from moediag.result.answer import AnswerState
+from moediag.result.answer_blocks import AnswerState
 
 CONFIG = "config.json"
 RESULT = "check.json"

@@ -9,7 +9,7 @@ from moediag.lab.pipeline.check import CheckResult, JudgedCase, share, to_json
 from moediag.lab.pipeline.check_cost import AxisCost, Wire
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
 from moediag.result import Table, wording
-from moediag.result.answer import Answer, AnswerState, Block, Case, Row, Section
+from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
 
 _TITLES = {FAILS: ("FAILS", "bad"), MAY_FAIL: ("MAY FAIL", "doubt"), NOTE: ("note", "plain")}
 _STATUS = {

@@ -36,7 +36,7 @@ from moediag.protocol import (
 )
 from moediag.records import dataclass
 from moediag.result import FAILURES, Diagnosis
-from moediag.result.answer import AnswerState
+from moediag.result.answer_blocks import AnswerState
 
 RESULT = "check.json"
 MOST = 6  # simulated ranks

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from moediag.lab.pipeline.check import share
 from moediag.lab.pipeline.check_script import RankRead, ScriptResult, to_json
 from moediag.result import wording
-from moediag.result.answer import Answer, AnswerState, Case, Row, Section
+from moediag.result.answer_blocks import Answer, AnswerState, Case, Row, Section
 
 ALWAYS = (
     "later steps; other ranks than the simulated ones; what depends on values of other ranks, "

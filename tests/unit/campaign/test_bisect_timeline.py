@@ -10,8 +10,8 @@ from moediag.lab.campaign.bisect.answer_page import Report, answer, sentences, t
 from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD
 from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, timeline
-from moediag.report import answers
-from moediag.result.answer import AnswerState
+from moediag.report import answer_views
+from moediag.result.answer_blocks import AnswerState
 from tests.unit.bisect_worlds import KINDS, drive, history
 
 
@@ -200,7 +200,7 @@ def report(letters: str, options: Options) -> Report:
 
 
 def page(letters: str, options: Options) -> str:
-    return answers.markdown(answer(report(letters, options)), level=3)
+    return answer_views.markdown(answer(report(letters, options)), level=3)
 
 
 def test_the_page_of_an_answer_is_markdown() -> None:

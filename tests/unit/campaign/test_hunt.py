@@ -25,10 +25,10 @@ from moediag.protocol import (
     ReleaseListing,
     WayOutcome,
 )
-from moediag.report import answers
+from moediag.report import answer_views
 from moediag.report.text_layout import plain
 from moediag.result import wording
-from moediag.result.answer import AnswerState
+from moediag.result.answer_blocks import AnswerState
 
 RELATIONS = {"packing": "documents stay apart", "padding": "padding changes nothing"}
 LISTING = ReleaseListing(
@@ -96,7 +96,7 @@ def test_what_a_family_stands_for_is_told(words: tuple[str, ...], told: list[str
     assert len(texts) == len(told)
     assert all(text.startswith(start) for text, start in zip(texts, told, strict=True)), texts
     hunt = found(cell("alpha", "packing", HOLDS), resolutions=tuple(texts))
-    page = "\n".join(plain(line) for line in answers.lines(findings_page.answer(hunt), 400))
+    page = "\n".join(plain(line) for line in answer_views.lines(findings_page.answer(hunt), 400))
     for text in texts:
         assert text in page and wording.inline(text) in document(hunt)
     assert findings_page.to_json(hunt)["resolutions"] == texts
@@ -214,11 +214,11 @@ def test_a_register_that_cannot_be_used_is_refused(tmp_path: Path, text: str, me
 
 
 def document(hunt: Hunt) -> str:
-    return answers.markdown(findings_page.answer(hunt))
+    return answer_views.markdown(findings_page.answer(hunt))
 
 
 def text(hunt: Hunt) -> str:
-    return "\n".join(plain(line) for line in answers.lines(findings_page.answer(hunt), 100))
+    return "\n".join(plain(line) for line in answer_views.lines(findings_page.answer(hunt), 100))
 
 
 def test_the_page_names_what_is_new_what_is_unsure_and_what_is_missing() -> None:

@@ -31,7 +31,7 @@ from moediag.lab.scenario import catalogue
 from moediag.lab.scenario import load as loading
 from moediag.lab.stacks.releases import Release
 from moediag.launch.settings import LaunchOptions
-from moediag.report import answers
+from moediag.report import answer_views
 from moediag.result import RunResult, TrialResult, read_result
 from tests.unit.nightly_nights import entry, job, night
 from tests.unit.trial_results import changed
@@ -394,7 +394,7 @@ def week() -> Summary:
 
 
 def test_the_summary_lists_new_failures_first(week: Summary) -> None:
-    text = answers.markdown(pages.answer(week))
+    text = answer_views.markdown(pages.answer(week))
     assert text.startswith("## moediag nightly: cpu-2, 2026-03-02 ")
     assert "❌ **failure found**: 1 new failure, 1 fixed, 1 still failing, 1 flaky" in text
     heads = [line for line in text.splitlines() if line.startswith("### ")]
@@ -412,11 +412,11 @@ def test_the_summary_lists_new_failures_first(week: Summary) -> None:
 
 def test_a_truncated_summary_is_marked() -> None:
     many = [entry(scenario=f"scenario-{n}", why="x" * 400) for n in range(4000)]
-    text = answers.markdown(pages.answer(summary(night(1, *many))))
-    assert len(text.encode()) <= answers.LIMIT < 2**20
+    text = answer_views.markdown(pages.answer(summary(night(1, *many))))
+    assert len(text.encode()) <= answer_views.LIMIT < 2**20
     assert text.endswith("have everything.*\n")
     assert "4,000 new failures" in text.splitlines()[2]
-    short = answers.markdown(pages.answer(summary(night(1, *many[:3]))))
+    short = answer_views.markdown(pages.answer(summary(night(1, *many[:3]))))
     assert "Cut at the size limit" not in short
 
 
@@ -434,7 +434,7 @@ def test_at_most_ten_annotations_of_one_line_are_written(new: int, lines: int) -
 
 
 def test_junit_has_a_case_for_every_variant(week: Summary) -> None:
-    own, suite = ElementTree.fromstring(answers.junit(pages.answer(week)))
+    own, suite = ElementTree.fromstring(answer_views.junit(pages.answer(week)))
     assert own.get("failures") == "1"
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "3", "1")
     kinds = {c.get("classname"): [x.get("message", "")[:4] for x in c] for c in suite}
@@ -530,7 +530,7 @@ HUNTED = Hunted("5.23.0", "5.22.0", (APPEARED,), same=3, left=2)
 def test_the_hunt_of_a_night_is_kept_and_shown() -> None:
     tonight = dataclasses.replace(night(2), hunt=HUNTED)
     assert from_json(json.loads(json.dumps(tonight.to_json()))).hunt == HUNTED
-    text = answers.markdown(pages.answer(Summary(tonight, ())))
+    text = answer_views.markdown(pages.answer(Summary(tonight, ())))
     assert "5.23.0 against 5.22.0: 1 appeared, 0 went away, 3 ways of a relation" in text
     assert "2 cells left for the next night" in text
     assert "  - appeared: padding:wrong:logits (left) in alpha\n" in text

@@ -23,7 +23,7 @@ from moediag.lab.campaign.sweep.session import SweepOptions, plan_all, ranks_for
 from moediag.lab.campaign.sweep.summary import Sweep, SweepRow
 from moediag.lab.scenario import catalogue, load
 from moediag.lab.stacks.environment import Stack
-from moediag.report import answers
+from moediag.report import answer_views
 from moediag.report.text_layout import plain
 from moediag.result import RunResult, read_result
 
@@ -253,7 +253,7 @@ def test_the_summary_lists_unmet_expectations() -> None:
         SweepRow.of("c", None, 4, "torch 2.99: no such release", 0.1, 2),
     )
     found = Sweep("2026-01-01T00:00:00+00:00", "0", {}, 63.1, ("a", "b", "c", "d"), rows)
-    text = [plain(line) for line in answers.lines(view.answer(found, "runs/all"), 100)]
+    text = [plain(line) for line in answer_views.lines(view.answer(found, "runs/all"), 100)]
     expected = sum(bool(t.expected) for t in GOLDEN.trials)
     assert text[3].split()[:5] == ["a", "2", f"{expected}", "of", f"{expected}"]
     assert text[3].endswith("as expected")
@@ -263,7 +263,7 @@ def test_the_summary_lists_unmet_expectations() -> None:
     assert told.startswith(" RUN      expectation broken: 4 scenarios (1 as expected, 1 BROKEN,")
     for part in ("1 did not run", "1 not begun", "moediag report runs/all/*/ --html page.html"):
         assert part in told
-    assert answers.markdown(view.answer(found)).count("| a |") == 1
+    assert answer_views.markdown(view.answer(found)).count("| a |") == 1
 
 
 @pytest.mark.parametrize(

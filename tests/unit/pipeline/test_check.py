@@ -25,7 +25,7 @@ from moediag.protocol import (
     PlannedUnit,
     SimulatedCase,
 )
-from moediag.report import answers
+from moediag.report import answer_views
 from moediag.report.text_layout import plain
 from moediag.result import Confidence, Diagnosis, FirstDivergence, RankSide, Verdict
 
@@ -72,7 +72,9 @@ def test_findings_of_the_hunt_concern_a_family_or_an_axis() -> None:
     page = "\n".join(
         map(
             plain,
-            answers.lines(check_page.answer(dataclasses.replace(result(), found=(afmoe,))), 80),
+            answer_views.lines(
+                check_page.answer(dataclasses.replace(result(), found=(afmoe,))), 80
+            ),
         )
     )
     assert "masks (not reported: page)" in page
@@ -112,7 +114,7 @@ def result(checked: Checked = CHECKED, *cases: JudgedCase, **changes: object) ->
 
 
 def page(found: CheckResult) -> str:
-    return "\n".join(plain(line) for line in answers.lines(check_page.answer(found), 400))
+    return "\n".join(plain(line) for line in answer_views.lines(check_page.answer(found), 400))
 
 
 # ------------------------------------------------------------------------ the question
@@ -248,7 +250,7 @@ def test_the_page_of_what_was_not_decided_claims_nothing() -> None:
 def test_a_table_wider_than_the_terminal_has_a_parameter_on_lines_of_its_own() -> None:
     found = result(CHECKED, judged("control", CLEAN))
     for width, alone in ((40, True), (400, False)):
-        told = [plain(line) for line in answers.lines(check_page.answer(found), width)]
+        told = [plain(line) for line in answer_views.lines(check_page.answer(found), width)]
         assert any(line.strip() == "parameter:" for line in told) is alone
         assert max(map(len, told)) <= width
 

@@ -13,7 +13,7 @@ from moediag.evidence.model import Evidence
 from moediag.lab.pipeline import check_script, check_script_page
 from moediag.lab.pipeline.check_script import RankRead, ScriptResult, comparable
 from moediag.protocol import SimulatedRank
-from moediag.report import answers
+from moediag.report import answer_views
 from moediag.report.text_layout import plain
 from moediag.result import Verdict
 from tests.unit.evidence_builder import Job, Op
@@ -52,7 +52,7 @@ def found(evidence: Evidence, *reads: RankRead) -> ScriptResult:
 def test_healthy_ranks_are_not_accused() -> None:
     result = found(simulated(STEP * 2, STEP * 2, STEP * 2))
     assert result.state.exit_code == ExitCode.OK and not result.failing
-    page = "\n".join(map(plain, answers.lines(check_script_page.answer(result), 90)))
+    page = "\n".join(map(plain, answer_views.lines(check_script_page.answer(result), 90)))
     assert "CHECK    no failure found" in page and "18 of 18 calls (100%)" in page
 
 
@@ -61,7 +61,7 @@ def test_a_call_of_one_rank_fails_with_both_sides() -> None:
     assert result.state.exit_code == ExitCode.FAILURE_FOUND
     assert result.diagnosis is not None and result.diagnosis.verdict == Verdict.COLLECTIVE_MISMATCH
     assert "barrier" in result.diagnosis.cause and result.diagnosis.culprits == (0,)
-    page = "\n".join(map(plain, answers.lines(check_script_page.answer(result), 90)))
+    page = "\n".join(map(plain, answer_views.lines(check_script_page.answer(result), 90)))
     assert "FAILS" in page and "rank 0 is in barrier" in page
 
 
@@ -70,7 +70,7 @@ def test_what_comes_after_unreal_data_proves_nothing() -> None:
     assert found(evidence).failing
     result = found(evidence, read(0, evidence, known=3), read(1, evidence))
     assert not result.failing and result.state.exit_code == ExitCode.OK
-    page = "\n".join(map(plain, answers.lines(check_script_page.answer(result), 90)))
+    page = "\n".join(map(plain, answer_views.lines(check_script_page.answer(result), 90)))
     assert "after call 3 of 4, in step 2" in page and "train.py:3" in page
 
 

@@ -20,7 +20,7 @@ from moediag.result import (
     RunResult,
     TrialResult,
 )
-from moediag.result.answer import AnswerState
+from moediag.result.answer_blocks import AnswerState
 from tests.unit.trial_results import changed, trial_result
 
 MISMATCH = trial_result(

@@ -12,7 +12,7 @@ from moediag.lab.campaign.bisect.search.answer import Answer, Boundary, Status
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, timeline
 from moediag.records import dataclass
 from moediag.result import Table
-from moediag.result import answer as page
+from moediag.result import answer_blocks as page
 from moediag.result.wording import plural
 
 SCHEMA_VERSION = 1

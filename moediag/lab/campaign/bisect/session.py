@@ -32,7 +32,7 @@ from moediag.lab.stacks import environment
 from moediag.lab.stacks.base import cache_root, current_base
 from moediag.protocol import write_json
 from moediag.records import dataclass
-from moediag.report import answers
+from moediag.report import answer_views
 from moediag.result import RESULT_FILE, devices
 
 REPORT_FILE = "report.md"
@@ -78,7 +78,7 @@ def run(
         report = _report(asked, state, search, beyond, executor)
         page = answer_page.answer(report)
         write_json(folder / RESULT_FILE, page.to_json())
-        (folder / REPORT_FILE).write_text(answers.markdown(page, level=3), encoding="utf-8")
+        (folder / REPORT_FILE).write_text(answer_views.markdown(page, level=3), encoding="utf-8")
     return report, folder
 
 

@@ -11,7 +11,7 @@ from moediag.lab.campaign.hunt.pursued import Pursued
 from moediag.lab.campaign.hunt.release_changes import Changes, changes, version
 from moediag.protocol import CONDITIONS
 from moediag.result import Table, wording
-from moediag.result.answer import Answer, AnswerState, Case, Row, Section
+from moediag.result.answer_blocks import Answer, AnswerState, Case, Row, Section
 
 SCHEMA_VERSION = 1
 _TITLES = {

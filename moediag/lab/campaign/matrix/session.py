@@ -26,9 +26,9 @@ from moediag.lab.launch.hosts import Hosts
 from moediag.lab.stacks.base import cache_root, current_base
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import write_json
-from moediag.report import answers
+from moediag.report import answer_views
 from moediag.result import wording
-from moediag.result.answer import Code
+from moediag.result.answer_blocks import Code
 
 MATRIX_FILE = "matrix.json"
 PAGE_FILE = "matrix.md"
@@ -137,7 +137,7 @@ class _Fill(Strategy[Key, Cell]):
     def write(self, incomplete: str) -> None:
         page = table_page.answer(self.table(), incomplete=incomplete)
         write_json(self.folder / MATRIX_FILE, page.to_json())
-        (self.folder / PAGE_FILE).write_text(answers.markdown(page), encoding="utf-8")
+        (self.folder / PAGE_FILE).write_text(answer_views.markdown(page), encoding="utf-8")
 
     def left(self) -> list[Key]:
         return [key for key in self.question.cells if key not in self.cells]
@@ -182,7 +182,7 @@ def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
         f"torch {base.torch}, Python {base.python}, {hardware.machine()['os']}; "
         f"{table_page.counted(matrix)}.",
     )
-    section = answers.markdown(table_page.answer(matrix, made))
+    section = answer_views.markdown(table_page.answer(matrix, made))
     try:
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         name = f"{matrix.package} {' '.join(scenarios)}"

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from moediag.lab.campaign.matrix.cells import COULD_NOT_RUN, Cell, Matrix
 from moediag.result import Table, Verdict, wording
-from moediag.result.answer import Answer, AnswerState, Block, Case, Row, Section
+from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
 
 SCHEMA_VERSION = 1
 _SHOWN = 200  # characters of a reason

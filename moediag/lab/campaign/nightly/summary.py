@@ -16,7 +16,7 @@ from moediag.lab.campaign.nightly.changes import Change, Compared
 from moediag.lab.campaign.nightly.night import Entry, Found, Hunted, Job, Night, State
 from moediag.records import dataclass
 from moediag.result import Table, Verdict, wording
-from moediag.result.answer import Answer, AnswerState, Case, Row, Section
+from moediag.result.answer_blocks import Answer, AnswerState, Case, Row, Section
 
 MOST_ANNOTATIONS = 10  # of one kind per step; GitHub shows no more
 _HEADS = {

@@ -11,7 +11,7 @@ from moediag.errors import ExitCode
 from moediag.protocol import write_json
 from moediag.records import dataclass
 from moediag.result import Cell, Effect, RunResult, Table, wording
-from moediag.result.answer import Answer, AnswerState, Row, Section
+from moediag.result.answer_blocks import Answer, AnswerState, Row, Section
 
 SUMMARY_FILE = "summary.json"
 STATUS = {

@@ -1,6 +1,6 @@
 """The answer of a command that makes many runs: its state, and the blocks of its page.
 
-Data that prints nothing. :mod:`moediag.report.answers` shows it in every view.
+Data that prints nothing. :mod:`moediag.report.answer_views` shows it in every view.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every view of an :class:`~moediag.result.answer.Answer`: terminal, markdown, HTML, JUnit, JSON.
+"""Every view of an :class:`~moediag.result.answer_blocks.Answer`: terminal, markdown, HTML, JUnit, JSON.
 
 Each begins or ends with the word of the answer's state, which no command can replace.
 """
@@ -15,7 +15,7 @@ from moediag.report import tables
 from moediag.report.printable import printable
 from moediag.report.text_layout import Line, indented, labelled
 from moediag.result import wording
-from moediag.result.answer import Answer, Block, Case, Code, Row, Section
+from moediag.result.answer_blocks import Answer, Block, Case, Code, Row, Section
 
 LIMIT = 1_000_000  # bytes of markdown; GitHub drops a step summary beyond 1 MiB whole
 _CUT = "*Cut at the size limit; --json, --html and --junit have everything.*\n"

@@ -1,4 +1,4 @@
-"""Every view of an :class:`~moediag.result.answer_blocks.Answer`: terminal, markdown, HTML, JUnit, JSON.
+"""Every view of an answer (:mod:`moediag.result.answer_blocks`).
 
 Each begins or ends with the word of the answer's state, which no command can replace.
 """

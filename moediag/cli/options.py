@@ -65,6 +65,12 @@ Out = Annotated[
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page without scripts.")
 ]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the page as markdown.")
+]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, for CI.")
+]
 Trace = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="Write a trace of all ranks for Perfetto."),

@@ -32,9 +32,7 @@ def report(
             "write tables.  [default: the project that the scenario names]",
         ),
     ] = "",
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, for CI.")
-    ] = None,
+    junit: o.Junit = None,
     trace: o.Trace = None,
     no_color: o.NoColor = False,
 ) -> None:

@@ -16,7 +16,7 @@ EXIT_CODES = {
     "nightly: a new failure).",
     ExitCode.USAGE: "Wrong usage or bad input.",
     ExitCode.INCONCLUSIVE: "Inconclusive: a control failed, or a trial could not be judged "
-    "(bisect: no answer; matrix: a cell is unknown, or a run contradicts its prediction; "
+    "(bisect: no answer; matrix: a cell is unknown; "
     "hunt, check: something was not decided or not confirmed).",
     ExitCode.CANNOT_RUN_HERE: "This machine cannot run it.",
     ExitCode.BUG: "A bug in moediag.",

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from moediag.report import tables
@@ -27,14 +27,15 @@ LONGEST = 60  # characters of ranks that are not folded
 def render(results: Sequence[RunResult]) -> str:
     """Returns the page; the template engine escapes everything that came from a run."""
     runs = [(page_of(result), result) for result in results]
-    return printable(_template().render(runs=runs))
+    return printable(template("page.html.j2").render(runs=runs))
 
 
 @functools.cache
-def _template() -> Template:
+def template(name: str) -> Template:
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     environment.globals.update(
         error_size=wording.error_size,
         stack=wording.stack,
@@ -54,8 +55,11 @@ def _template() -> Template:
         wait_span=span,
         letters=LETTERS,
     )
-    source = files("moediag.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source)
+    return environment.get_template(name)
+
+
+def _source(name: str) -> str:
+    return files("moediag.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def rank_list(ranks: Sequence[int]) -> Markup:

@@ -20,27 +20,39 @@ WIDTH = 100  # of the texts, in characters
 
 
 def render(results: Sequence[RunResult]) -> str:
-    root = ElementTree.Element("testsuites", name="moediag")
+    suites = []
     for result in results:
-        cases = [(t, _case(t, result)) for t in result.trials]
-        kinds = [child.tag for _, case in cases for child in case]
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            name=printable(result.scenario),
-            timestamp=printable(result.started),
-            tests=str(len(cases)),
-            failures=str(kinds.count("failure")),
-            errors=str(kinds.count("error")),
-            skipped=str(kinds.count("skipped")),
-            time=f"{sum(t.seconds.total or 0.0 for t in result.trials):.3f}",
-        )
-        suite.extend(case for _, case in cases)
+        cases = [_case(t, result) for t in result.trials]
+        made = suite(result.scenario, cases, timestamp=result.started)
+        made.set("time", f"{sum(t.seconds.total or 0.0 for t in result.trials):.3f}")
+        suites.append(made)
         if result.tables:
             page = (plain(line) for table in result.tables for line in lines(table, WIDTH))
-            ElementTree.SubElement(suite, "system-out").text = printable("\n".join(page))
+            ElementTree.SubElement(made, "system-out").text = printable("\n".join(page))
+    return document("moediag", suites)
+
+
+def document(name: str, suites: Sequence[ElementTree.Element]) -> str:
+    """Returns the file of these suites."""
+    root = ElementTree.Element("testsuites", name=name)
+    root.extend(suites)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
+
+
+def suite(name: str, cases: Sequence[ElementTree.Element], **more: str) -> ElementTree.Element:
+    """Returns the cases with the numbers that CI systems read. ``more``: further attributes."""
+    kinds = [child.tag for case in cases for child in case]
+    counts = {
+        "tests": len(cases),
+        "failures": kinds.count("failure"),
+        "errors": kinds.count("error"),
+        "skipped": kinds.count("skipped"),
+    }
+    attributes = {"name": name, **more, **{kind: str(number) for kind, number in counts.items()}}
+    made = ElementTree.Element("testsuite", {k: printable(v) for k, v in attributes.items()})
+    made.extend(cases)
+    return made
 
 
 def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:

@@ -21,7 +21,6 @@ from moediag.result import RunResult, wording
 LIMIT = 65_000  # characters; below the 65,536 of an issue body
 MOST_OPEN = 16  # rows; a longer table of the run is folded
 MOST_ATTACHED = 4_000  # characters of another program's output
-MARKS = {"met": "✅", "broken": "❌", "inconclusive": "❔"}
 
 
 def render(results: Sequence[RunResult], limit: int = LIMIT) -> str:
@@ -46,7 +45,7 @@ def render(results: Sequence[RunResult], limit: int = LIMIT) -> str:
 
 
 def _summary(page: Page, result: RunResult) -> str:
-    lines = [f"## {MARKS[page.status]} {wording.inline(page.scenario)}", ""]
+    lines = [f"## {page.state.mark} {wording.inline(page.scenario)}", ""]
     lines += [wording.inline(" · ".join(page.conclusion)), ""]
     if page.overrides:
         lines += [f"With {wording.code(' '.join(page.overrides))}.", ""]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from moediag.errors import ExitCode
 from moediag.records import dataclass
 from moediag.report.finding import Finding, broken, finding_of, unfixed_clean
 from moediag.result import (
@@ -22,6 +21,7 @@ from moediag.result import (
     Verdict,
     wording,
 )
+from moediag.result.answer_blocks import AnswerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,7 @@ class Page:
     controls: tuple[ControlRow, ...]
     conclusion: tuple[str, ...]
     not_seen: tuple[str, ...]
-    status: str
-    """met, broken or inconclusive: the three exit codes of a run."""
-    headline: str
-    """The status in words."""
+    state: AnswerState
     explain: str = ""
     """The word that `moediag explain` has an entry for: the verdict of the first finding."""
 
@@ -103,9 +100,6 @@ def page_of(result: RunResult) -> Page:
     seen = {text for finding in findings for text in finding.not_seen}
     unseen = (text for t in result.trials for text in t.diagnosis.not_seen)
     rest = dict.fromkeys(text for text in unseen if text not in seen)
-    code = exit_code(result)
-    status = {ExitCode.OK: "met", ExitCode.FAILURE_FOUND: "broken"}.get(code, "inconclusive")
-    asked = any(t.expected for t in result.trials)
     return Page(
         scenario=result.scenario,
         started=result.started,
@@ -118,35 +112,41 @@ def page_of(result: RunResult) -> Page:
         controls=_control_rows(result.trials),
         conclusion=(*_conclusion(result), *([result.removed] if result.removed else [])),
         not_seen=tuple(rest) if not findings else (),
-        status=status,
-        headline=("as expected" if asked else "no failure found") if status == "met" else status,
+        state=state_of(result),
         explain=str((*findings, *others)[0].verdict) if result.trials else "",
     )
 
 
 def exit_code(result: RunResult) -> int:
-    """Returns 0 if every expectation is met, 1 if one is broken, 3 if inconclusive.
+    """Returns 0 if every expectation is met, 1 if one is broken, 3 if inconclusive."""
+    return state_of(result).exit_code
+
+
+def state_of(result: RunResult) -> AnswerState:
+    """Returns what the trials show together.
 
     A control that fails makes the whole comparison inconclusive, whatever else happened. A trial
     that could not be judged is inconclusive, never a broken expectation. A not-applicable trial
     counts only if there are no others. An interrupted run has not met what it did not try. Without
-    expectations (`moediag diagnose`), 1 means that a failure was found.
+    expectations (`moediag diagnose`), a failure is what was found.
     """
     judged = [t for t in result.trials if t.met or broken(t)]
     free = [t.verdict for t in result.trials if not t.expected]
     if any(verdict in FAILURES for verdict in free):
-        return ExitCode.FAILURE_FOUND
+        return AnswerState.FAILURE
     if Verdict.INCONCLUSIVE in free:
-        return ExitCode.INCONCLUSIVE
+        return AnswerState.INCONCLUSIVE
     unmet = [t for t in judged if not t.met]
     if any(t.role == Role.CONTROL for t in unmet):
-        return ExitCode.INCONCLUSIVE
+        return AnswerState.INCONCLUSIVE
     if any(t.verdict != Verdict.INCONCLUSIVE for t in unmet):
-        return ExitCode.FAILURE_FOUND
+        return AnswerState.BROKEN
     asked = [t for t in result.trials if t.role == Role.UNFIXED] or result.trials
     nothing_shown = not any(t in judged for t in asked)
-    open_ = unmet or nothing_shown or result.incomplete
-    return ExitCode.INCONCLUSIVE if open_ else ExitCode.OK
+    if unmet or nothing_shown or result.incomplete:
+        return AnswerState.INCONCLUSIVE
+    expected = any(t.expected for t in result.trials)
+    return AnswerState.AS_EXPECTED if expected else AnswerState.NO_FAILURE
 
 
 def _repeats(trials: Sequence[TrialResult]) -> list[list[TrialResult]]:

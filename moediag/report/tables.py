@@ -104,12 +104,17 @@ def of_repeats(trials: Sequence[TrialResult]) -> tuple[Table, ...]:
 
 def lines(table: Table, width: int) -> Iterator[Line]:
     """Yields the table below its title, no line longer than ``width`` (from 40 on). Headers wrap
-    first, then words; if that is not enough, each row becomes a short list."""
+    first, then words; if that is not enough, many short columns are shown in parts beside the first
+    one, and each row of others becomes a short list."""
     shown = grid(table, MOST_ROWS)
     yield from labelled("TABLE", shown.title, width)
     indent = INDENT if sum(_natural(shown)) + _gaps(shown) <= width - INDENT else LITTLE_INDENT
     widths = _widths(shown, width - indent)
-    if widths is None:
+    parts = _parts(shown, width - indent) if widths is None else []
+    if parts:
+        for part in parts:
+            yield from _gridded(part, _natural(part), indent)
+    elif widths is None:
         yield from _listed(shown, width)
     else:
         yield from _gridded(shown, widths, indent)
@@ -122,7 +127,7 @@ def lines(table: Table, width: int) -> Iterator[Line]:
 
 
 def _left_out(shown: Grid) -> str:
-    return f"and {wording.plural(shown.left_out, 'more row')}; result.json and HTML have all"
+    return f"and {wording.plural(shown.left_out, 'more row')}; JSON and HTML have all"
 
 
 def _gridded(shown: Grid, widths: Sequence[int], indent: int) -> Iterator[Line]:
@@ -156,6 +161,33 @@ def _listed(shown: Grid, width: int) -> Iterator[Line]:
         for number, (head, text) in enumerate(zip(shown.header, row, strict=True)):
             indent = LITTLE_INDENT if number == 0 else 2 * LITTLE_INDENT
             yield from indented(f"{head}: {text}", width, indent, "plain" if number else "label")
+
+
+def _parts(shown: Grid, room: int) -> list[Grid]:
+    """Returns the columns in parts that fit, each behind the first column; [] unless a part has
+    three more columns on average."""
+    first, *sizes = _natural(shown)
+    parts: list[list[int]] = []
+    used = room
+    for column, size in enumerate(sizes, start=1):
+        used += GAP + size
+        if used > room:
+            parts.append([0])
+            used = first + GAP + size
+        if used > room:
+            return []
+        parts[-1].append(column)
+    return [_of(shown, part) for part in parts] if 3 * len(parts) <= len(sizes) else []
+
+
+def _of(shown: Grid, columns: Sequence[int]) -> Grid:
+    """Returns the grid of these columns."""
+    return replace(
+        shown,
+        header=tuple(shown.header[i] for i in columns),
+        right=tuple(shown.right[i] for i in columns),
+        rows=tuple(tuple(row[i] for i in columns) for row in shown.rows),
+    )
 
 
 def _natural(shown: Grid) -> list[int]:

@@ -70,9 +70,8 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
         yield from shown
         yield ()
     if not page.findings:
-        status = {"met": "good", "broken": "bad"}.get(page.status, "doubt")
         title = list(flow([(page.scenario, "label")], width))
-        yield from at_right(title, page.headline, status, width)
+        yield from at_right(title, page.state, page.state.style, width)
     for finding in page.tabled:
         yield from _title(finding, width)
         yield from _tables(finding.tables, width)
@@ -85,8 +84,7 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
     yield from _controls(page, width)
     for number, text in enumerate(page.not_seen):
         yield from labelled("NOT SEEN" if number == 0 else "", text, width, "faint")
-    style = {"met": "good", "broken": "bad"}.get(page.status, "doubt")
-    yield from labelled("RESULT", " · ".join(page.conclusion), width, style)
+    yield from labelled("RESULT", " · ".join(page.conclusion), width, page.state.style)
     if page.overrides:
         yield from labelled("WITH", " ".join(page.overrides), width)
     if long and len(page.findings) == 1:

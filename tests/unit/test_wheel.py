@@ -176,7 +176,8 @@ def test_every_module_and_template_is_in_the_wheel(names: dict[str, bytes]) -> N
         for path in (ROOT / "moediag").rglob(kind)
     }
     assert here <= set(names)
-    assert "moediag/report/page.html.j2" in names
+    for page in ("base", "page", "answer", "table"):
+        assert f"moediag/report/{page}.html.j2" in names
 
 
 def test_the_licence_and_the_command_are_in_the_wheel(names: dict[str, bytes]) -> None:

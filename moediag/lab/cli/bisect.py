@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moediag.errors import ExitCode
 from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
 from moediag.report import stdout
 
 if TYPE_CHECKING:
-    from moediag.lab.campaign.bisect.answer_page import Report
     from moediag.lab.campaign.bisect.commits.clone import Clone
     from moediag.lab.campaign.bisect.question import Question
 
@@ -103,6 +101,9 @@ def bisect(
     out: o.Out = None,
     resume: o.Resume = False,
     dry_run: o.DryRun = False,
+    html: o.Html = None,
+    markdown: o.Markdown = None,
+    junit: o.Junit = None,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
@@ -114,6 +115,7 @@ def bisect(
     Other failures do not affect the search.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
+    chosen_views = o.views(as_json, html=html, markdown=markdown, junit=junit)
     held = o.pairs(hold, "--hold")
 
     from moediag.lab.campaign.bisect import answer_page, question, session
@@ -124,6 +126,7 @@ def bisect(
     from moediag.lab.scenario import catalogue
     from moediag.lab.scenario import load as loading
     from moediag.launch.settings import LaunchOptions
+    from moediag.report import answer_views
 
     chosen = Choice.parse(executor.value, executor_arg)
     scenario = loading.load(catalogue.find(name), set_)
@@ -160,11 +163,9 @@ def bisect(
         report, folder = session.run(
             what, out, resume, command, make, display, chosen.at_once(jobs), clone, chosen
         )
-    if as_json:
-        stdout.data(answer_page.to_json(report))
-    else:
-        _show(report, folder)
-    raise typer.Exit(ExitCode.OK if session.clean(report) else ExitCode.INCONCLUSIVE)
+    page = answer_page.answer(report)
+    where = folder / session.REPORT_FILE
+    raise typer.Exit(answer_views.show(page, where, as_json, no_color, chosen_views))
 
 
 def _clone(repo: Path, what: Question) -> Clone:
@@ -174,25 +175,3 @@ def _clone(repo: Path, what: Question) -> Clone:
     found = Clone(repo)
     found.tagged(what.package, what.bad)
     return found
-
-
-def _show(report: Report, folder: Path) -> None:
-    from moediag.lab.campaign.bisect import answer_page, session
-    from moediag.lab.campaign.bisect.timeline import timeline
-    from moediag.report import terminal, views
-    from moediag.result.wording import plural
-
-    stdout.line(timeline(report.releases, report.verdicts))
-    stdout.line()
-    sentences = [*answer_page.sentences(report.package, report.releases, report.answer)]
-    beyond = [line for one in report.beyond.values() for line in one.lines()]
-    for line in (*sentences, *beyond):
-        stdout.line(line)
-    if len(beyond) > terminal.LONG:
-        stdout.line()
-        for line in sentences:
-            stdout.line(line)
-    probes = plural(len(report.probes), "probe")
-    further = f" and {len(report.extras)} further" if report.extras else ""
-    stdout.line(f"Confidence {report.answer.confidence}, {probes}{further}.")
-    stdout.line(f"Report: {views.short(folder) / session.REPORT_FILE}")

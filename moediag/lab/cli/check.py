@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moediag.errors import UsageError
 from moediag.lab.cli import options as o
-from moediag.report import stdout
 
 if TYPE_CHECKING:
     from moediag.lab.pipeline.check_cost import Bandwidth
@@ -92,6 +90,8 @@ def check(
         float, typer.Option(min=1.0, metavar="S", help="End the check after this many seconds.")
     ] = 600.0,
     out: o.Out = None,
+    html: o.Html = None,
+    junit: o.Junit = None,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
@@ -102,10 +102,11 @@ def check(
     simulated ranks. With --script, your own program is run on them. Exit code 1: something fails;
     3: it could not be decided.
     """
+    chosen = o.views(as_json, html=html, junit=junit)
     from moediag.lab.campaign.engine import shown
     from moediag.lab.pipeline import check as checker
     from moediag.lab.pipeline import check_page, check_script, check_script_page
-    from moediag.report import consoles, terminal, views
+    from moediag.report import answer_views
 
     pins = o.pairs(stack, "--stack")
     with shown(no_color) as display:
@@ -113,14 +114,13 @@ def check(
         def tell(text: str, done: float | None) -> None:
             display.stack("check", text, done)
 
-        found: checker.CheckResult | check_script.ScriptResult
         if script:
             _of_script(config, layout, world)
-            found = ran = check_script.check_script(
+            ran = check_script.check_script(
                 check_script.ScriptOptions(script, world or 1, per_node, steps, pins, timeout, out),
                 tell,
             )
-            text, page = partial(check_script.as_text, ran), partial(check_script_page.lines, ran)
+            page, folder = check_script_page.answer(ran), ran.folder
         else:
             _of_config(config, layout)
             options = checker.CheckOptions(
@@ -129,16 +129,9 @@ def check(
                 length=length, bandwidth=_bandwidth(bandwidth, per_node, step_time),
                 timeout=timeout, out=out,
             )  # fmt: skip
-            found = planned = checker.check(options, tell)
-            text, page = partial(checker.as_text, planned), partial(check_page.lines, planned)
-    if as_json:
-        stdout.line(text())
-    else:
-        console = consoles.output(no_color)
-        for line in page(min(console.width, terminal.WIDEST)):
-            terminal.show(line, console)
-        stdout.line(f" Report: {views.short(found.folder) / checker.RESULT}")
-    raise typer.Exit(found.exit_code)
+            found = checker.check(options, tell)
+            page, folder = check_page.answer(found), found.folder
+    raise typer.Exit(answer_views.show(page, folder / checker.RESULT, as_json, no_color, chosen))
 
 
 def _bandwidth(text: str, per_node: int | None, step: float | None) -> Bandwidth | None:

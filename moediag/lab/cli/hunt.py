@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from moediag.errors import ExitCode
 from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
-from moediag.report import stdout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from moediag.lab.campaign.hunt.findings import Hunt
 
 
 def hunt(
@@ -79,6 +71,9 @@ def hunt(
             "--resume", help="Resume the hunt in --out DIR, also with more families or relations."
         ),
     ] = False,
+    html: o.Html = None,
+    markdown: o.Markdown = None,
+    junit: o.Junit = None,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
@@ -89,10 +84,12 @@ def hunt(
     1: a confirmed finding that the register does not list, with --against one that appeared; 3:
     something could not be decided or confirmed.
     """
+    chosen_views = o.views(as_json, html=html, markdown=markdown, junit=junit)
     from moediag.lab.campaign.engine import shown
     from moediag.lab.campaign.executors import Choice
     from moediag.lab.campaign.hunt import findings_page, session
     from moediag.lab.campaign.hunt.question import Wanted
+    from moediag.report import answer_views
 
     chosen = Choice.parse(executor.value, executor_arg)
     wanted = Wanted(
@@ -103,34 +100,7 @@ def hunt(
     )  # fmt: skip
     with shown(no_color) as display:
         found, folder = session.run(wanted, out, resume, o.command(context), display, chosen)
-    if as_json:
-        stdout.line(json.dumps(findings_page.to_json(found), indent=1, ensure_ascii=False))
-    else:
-        _show(found, folder, no_color)
-    raise typer.Exit(exit_code(found))
-
-
-def exit_code(found: Hunt) -> int:
-    from moediag.lab.campaign.hunt.findings import State
-    from moediag.lab.campaign.hunt.release_changes import changes
-
-    if found.before is not None:
-        differs = changes(found)
-        if any(finding.state == State.NEW for finding in differs.appeared):
-            return ExitCode.FAILURE_FOUND
-        doubtful: object = differs.undecided or found.missing or found.before.missing
-        return ExitCode.INCONCLUSIVE if doubtful else ExitCode.OK
-    if found.of(State.NEW):
-        return ExitCode.FAILURE_FOUND
-    doubtful = found.of(State.NOT_CONFIRMED) or found.undecided or found.not_built or found.missing
-    return ExitCode.INCONCLUSIVE if doubtful else ExitCode.OK
-
-
-def _show(found: Hunt, folder: Path, no_color: bool) -> None:
-    from moediag.lab.campaign.hunt import findings_page
-    from moediag.report import consoles, terminal, views
-
-    console = consoles.output(no_color)
-    for line in findings_page.lines(found, min(console.width, terminal.WIDEST)):
-        terminal.show(line, console)
-    stdout.line(f" Report: {views.short(folder) / 'hunt.md'}")
+    page = findings_page.answer(found)
+    raise typer.Exit(
+        answer_views.show(page, folder / session.PAGE_FILE, as_json, no_color, chosen_views)
+    )

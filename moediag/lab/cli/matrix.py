@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from moediag.errors import ExitCode
 from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
-from moediag.report import stdout
-
-if TYPE_CHECKING:
-    from moediag.lab.campaign.matrix.cells import Matrix
 
 
 def matrix(
@@ -76,6 +71,8 @@ def matrix(
         ),
     ] = False,
     dry_run: o.DryRun = False,
+    html: o.Html = None,
+    junit: o.Junit = None,
     as_json: o.Json = False,
     markdown: Annotated[
         Path | None,
@@ -91,12 +88,14 @@ def matrix(
     Each cell is a run of the unfixed variant and its controls, like a probe of `moediag bisect`.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
+    chosen_views = o.views(as_json, html=html, junit=junit)
 
     from moediag.lab.campaign.bisect.question import Asked
     from moediag.lab.campaign.engine import shown
     from moediag.lab.campaign.executors import Choice
     from moediag.lab.campaign.matrix import elsewhere, question, session, table_page
     from moediag.launch.settings import LaunchOptions
+    from moediag.report import answer_views
 
     chosen = Choice.parse(executor.value, executor_arg)
     wanted = question.Wanted(
@@ -126,18 +125,6 @@ def matrix(
         found, folder = session.run(asked, out, resume, command, display, make, chosen.at_once(1))
     if markdown is not None:
         session.write_page(markdown, found, command)
-    if as_json:
-        stdout.data(table_page.to_json(found))
-    else:
-        _show(found, folder, no_color)
-    raise typer.Exit(ExitCode.INCONCLUSIVE if session.doubtful(found) else ExitCode.OK)
-
-
-def _show(found: Matrix, folder: Path, no_color: bool) -> None:
-    from moediag.lab.campaign.matrix import table_page
-    from moediag.report import consoles, terminal, views
-
-    console = consoles.output(no_color)
-    for line in table_page.lines(found, console.width):
-        terminal.show(line, console)
-    stdout.line(f" Report: {views.short(folder) / 'matrix.md'}")
+    page = table_page.answer(found)
+    report = folder / session.PAGE_FILE
+    raise typer.Exit(answer_views.show(page, report, as_json, no_color, chosen_views))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from moediag.lab.campaign.nightly.blame import Blame
     from moediag.lab.campaign.nightly.changes import Compared
     from moediag.lab.campaign.nightly.jobs import Asked, Planned
-    from moediag.lab.campaign.nightly.summary import Summary
-    from moediag.result import RunResult
+    from moediag.result.answer_blocks import Answer
 
 
 def nightly(
@@ -72,6 +70,7 @@ def nightly(
     ] = 7,
     out: o.Out = None,
     resume: o.Resume = False,
+    html: o.Html = None,
     junit: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write JUnit here.  [default: junit.xml in --out]"),
@@ -105,14 +104,15 @@ def nightly(
 
     from moediag.lab.campaign.engine import opened, resumable, shown
     from moediag.lab.campaign.executors import Choice
-    from moediag.lab.campaign.nightly import drive, jobs, tracks
+    from moediag.lab.campaign.nightly import artifacts, drive, jobs, tracks
     from moediag.lab.campaign.nightly import summary as pages
-    from moediag.lab.campaign.nightly.changes import Change, compare
+    from moediag.lab.campaign.nightly.changes import compare
     from moediag.lab.campaign.nightly.history import History
     from moediag.lab.campaign.nightly.hunted import hunted, news
     from moediag.lab.stacks.base import cache_root, current_base
-    from moediag.report import consoles, terminal, views
+    from moediag.report import answer_views
 
+    chosen_views = o.views(as_json, html=html)
     wanted = tracks.parse(track)
     engine = Choice.parse(executor.value, executor_arg)
     if engine.here and not dry_run:
@@ -149,20 +149,15 @@ def nightly(
         compared = compare(ran.night, kept.nights, nights)
         with resumable(journal, lambda: ran.done):
             blames = _blames(compared, planned, asked, folder, bisect_minutes, display, engine)
-    found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable))
-    _write(found, ran.results, folder, junit, summary)
-    if as_json:
-        stdout.data(_json(found))
-    else:
-        console = consoles.output(no_color)
-        where = str(views.short(folder))
-        for line in pages.lines(found, where, min(console.width, terminal.WIDEST)):
-            terminal.show(line, console)
-        for command in pages.workflow_commands(found) if annotate else ():
-            stdout.line(command)
     earlier = [night for night in kept.nights if night.lane == asked.lane]
-    new = len(found.of(Change.NEW)) + len(news(ran.night, earlier))
-    raise typer.Exit(drive.exit_code(ran.night, new))
+    new = tuple(news(ran.night, earlier))
+    found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable), new)
+    page = pages.answer(found)
+    _write(page, artifacts.drafts(found, ran.results, folder), folder, junit, summary)
+    code = answer_views.show(page, folder, as_json, no_color, chosen_views)
+    for command in pages.workflow_commands(found) if annotate else ():
+        stdout.line(command)
+    raise typer.Exit(code)
 
 
 def _blames(
@@ -188,30 +183,14 @@ def _blames(
 
 
 def _write(
-    found: Summary, results: Mapping[str, RunResult], folder: Path, junit: Path | None,
+    page: Answer, drafts: Mapping[str, str], folder: Path, junit: Path | None,
     summary: Path | None,
 ) -> None:  # fmt: skip
     from moediag.lab.campaign.nightly import artifacts
-    from moediag.lab.campaign.nightly import summary as pages
+    from moediag.report import answer_views
     from moediag.report.views import put
 
-    put(junit or folder / "junit.xml", artifacts.junit(found), "--junit")
-    put(summary or folder / "summary.md", pages.markdown(found), "--summary")
-    for name, text in artifacts.drafts(found, results, folder).items():
+    put(junit or folder / "junit.xml", answer_views.junit(page), "--junit")
+    put(summary or folder / "summary.md", answer_views.markdown(page), "--summary")
+    for name, text in drafts.items():
         put(folder / artifacts.FOLDER / name, text, "--out")
-
-
-def _json(found: Summary) -> dict[str, Any]:
-    compared = [
-        {
-            "change": str(one.change),
-            **dataclasses.asdict(one.entry),
-            "since": one.since.night if one.since else None,
-            "last_good": one.last_good.night if one.last_good else None,
-            "blame": dataclasses.asdict(blame)
-            if (blame := found.blames.get(one.entry.key))
-            else None,
-        }
-        for one in found.compared
-    ]
-    return {"night": found.night.to_json(), "compared": compared}

@@ -139,8 +139,8 @@ def _all(
 
     from moediag.lab.campaign.engine import opened, shown
     from moediag.lab.campaign.sweep import session
-    from moediag.lab.campaign.sweep import summary as view
-    from moediag.report import consoles, views
+    from moediag.lab.campaign.sweep.summary import answer
+    from moediag.report import answer_views, views
 
     ranks = (options.world_size or 1) // options.launch.nnodes
     o.require_gpus(options.device, ranks, options.stack.get("torch"))
@@ -148,8 +148,5 @@ def _all(
     asked = session.header(planned, options, command)
     with opened(asked, out, resume, "all") as journal, shown(no_color) as display:
         found = session.sweep(planned, options, journal, display)
-    if as_json:
-        stdout.data(found.to_json())
-    else:
-        view.render(found, consoles.output(no_color), str(views.short(journal.folder)))
-    return found.exit_code
+    page = answer(found, str(views.short(journal.folder)))
+    return answer_views.show(page, journal.folder, as_json, no_color, {})

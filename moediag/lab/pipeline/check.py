@@ -7,7 +7,6 @@ leave the logs of real ones; everything after them is shared with watched jobs.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from moediag.axes import CP, EP, TP, Layout
 from moediag.diagnosis import diagnose
-from moediag.errors import ExitCode, LayoutError, UsageError
+from moediag.errors import LayoutError, UsageError
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.lab.launch.launcher import launcher
@@ -40,6 +39,7 @@ from moediag.protocol import (
 )
 from moediag.records import dataclass
 from moediag.result import FAILURES, Diagnosis, Verdict
+from moediag.result.answer_blocks import AnswerState
 
 CONFIG = "config.json"
 RESULT = "check.json"
@@ -131,10 +131,8 @@ class CheckResult:
         return tuple(case.unseen for case in self.cases if case.unseen)
 
     @property
-    def exit_code(self) -> int:
-        if self.failing:
-            return ExitCode.FAILURE_FOUND
-        return ExitCode.INCONCLUSIVE if self.undecided else ExitCode.OK
+    def state(self) -> AnswerState:
+        return AnswerState.of(self.failing, self.undecided, AnswerState.NO_FAILURE)
 
 
 def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> CheckResult:
@@ -271,7 +269,7 @@ def to_json(result: CheckResult) -> dict[str, Any]:
         "layout": {str(axis): size for axis, size in result.layout.axes.items()},
         "ranks": result.ranks,
         "versions": dict(result.versions),
-        "exit_code": result.exit_code,
+        **result.state.to_json(),
         "undecided": result.undecided,
         **{k: v for k, v in dataclasses.asdict(result.checked).items()
            if k not in ("cases", "not_seen", "problem")},
@@ -293,10 +291,6 @@ def to_json(result: CheckResult) -> dict[str, Any]:
         "found": [dataclasses.asdict(one) for one in result.found],
         "not_seen": [*result.not_seen, *result.unseen_cases],
     }  # fmt: skip
-
-
-def as_text(result: CheckResult) -> str:
-    return json.dumps(to_json(result), indent=1, ensure_ascii=False)
 
 
 def share(part: float, whole: float) -> float:

@@ -1,16 +1,15 @@
-"""The page of a check: the plan, the experts, the cost and what is known; last what fails and the
-answer, where a terminal shows them."""
+"""The page of a check: what fails, what is known, the cost, the experts and the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from moediag.axes import EP
-from moediag.lab.pipeline.check import CheckResult, JudgedCase, share
+from moediag.lab.pipeline.check import CheckResult, JudgedCase, share, to_json
 from moediag.lab.pipeline.check_cost import AxisCost, Wire
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
-from moediag.report.text_layout import Line, columns, indented, labelled
-from moediag.result import wording
+from moediag.result import Table, wording
+from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
 
 _TITLES = {FAILS: ("FAILS", "bad"), MAY_FAIL: ("MAY FAIL", "doubt"), NOTE: ("note", "plain")}
 _STATUS = {
@@ -24,61 +23,67 @@ ALWAYS = (
 )
 
 
-def lines(result: CheckResult, width: int) -> Iterator[Line]:
-    for label, text in _question(result):
-        yield from labelled(label, text, width)
-    yield ()
-    yield from _plan(result.checked.plan, width)
-    for owner in result.checked.owners:
-        yield from labelled("experts", _owner(owner, result.layout.size(EP)), width)
-    if result.checked.plan and result.layout.active:
-        yield from labelled("sums", _sums(result), width)
-    yield from _cost(result, width)
-    yield from _known(result, width)
-    problem = [result.undecided] if result.checked.problem else []
-    for text in (*problem, *result.not_seen, *result.unseen_cases):
-        yield from labelled("NOT SEEN", text, width, "doubt")
-    if result.checked.plan:
-        yield from labelled("NOT SEEN", ALWAYS, width, "faint")
-    yield ()
-    yield from _found(result, width)
-    verdict, style = _verdict(result)
-    yield ((f" CHECK    {verdict}", style),)
+def answer(result: CheckResult) -> Answer:
+    axes = ", ".join(f"{axis}={size}" for axis, size in result.layout.axes.items())
+    failing = result.state == AnswerState.FAILURE
+    return Answer(
+        "check",
+        f"{result.checked.model or result.config} on {axes}",
+        result.state,
+        "this model, layout and stack fail" if failing else "",
+        (
+            Section(tuple(_found(result)), "What was found"),
+            Section(tuple(_known(result)), "What is known"),
+            Section(tuple(_unseen(result)), "Not seen"),
+            Section(tuple(_cost(result)), "Cost"),
+            Section(tuple(_plan(result)), "Plan"),
+            Section(tuple(_question(result)), "What was asked"),
+        ),
+        cases=tuple(_cases(result.cases)),
+        facts=to_json(result),
+    )
 
 
-def _found(result: CheckResult, width: int) -> Iterator[Line]:
+def _cases(cases: Sequence[JudgedCase]) -> Iterator[Case]:
+    for one in cases:
+        state = AnswerState.of(one.parts, one.unseen, AnswerState.NO_FAILURE)
+        text = _diverge(one, ()) if one.parts else one.unseen
+        name = one.case.condition or "no skew"
+        yield Case(name, "schedule", state, text, suite="simulated cases")
+
+
+def _found(result: CheckResult) -> Iterator[Row]:
     """Yields the findings, the worst last."""
     levels = list(_TITLES)
     agreeing = [case for case in result.cases if case.agrees]
     if agreeing and not any(case.parts for case in result.cases):
-        yield from labelled("schedule", _agreed(result, agreeing), width)
+        yield Row("schedule", _agreed(result, agreeing))
     for finding in sorted(result.checked.findings, key=lambda f: -levels.index(f.level)):
         label, style = _TITLES[finding.level]
-        yield from labelled(label, _finding(finding), width, style)
+        yield Row(label, _finding(finding), style)
     for case, others in _distinct(result.cases):
-        yield from labelled("FAILS", _parted(case, others), width, "bad")
+        yield Row("FAILS", _diverge(case, others), "bad")
 
 
-def _verdict(result: CheckResult) -> tuple[str, str]:
-    if result.failing:
-        return "this model, layout and stack fail", "bad"
-    if result.undecided:
-        return "not decided", "doubt"
-    return "nothing was found that fails", "good"
+def _unseen(result: CheckResult) -> Iterator[Row]:
+    problem = [result.undecided] if result.checked.problem else []
+    for text in (*problem, *result.not_seen, *result.unseen_cases):
+        yield Row("NOT SEEN", text, "doubt")
+    if result.checked.plan:
+        yield Row("NOT SEEN", ALWAYS, "faint")
 
 
-def _question(result: CheckResult) -> Iterator[tuple[str, str]]:
+def _question(result: CheckResult) -> Iterator[Row]:
     checked = result.checked
     experts = f", {checked.experts} experts, top {checked.top_k}" if checked.experts else ""
     size = f", {checked.parameters / 1e9:.1f} billion parameters" if checked.parameters else ""
-    yield "model", f"{checked.model or result.config}{size}{experts}"
+    yield Row("model", f"{checked.model or result.config}{size}{experts}")
+    axes = " x ".join(f"{axis}={size}" for axis, size in result.layout.axes.items())
     inside = " (tp inside ep)" if result.ranks < result.layout.world_size else ""
-    yield "layout", f"{' x '.join(f'{a}={n}' for a, n in result.layout.axes.items())}{inside}, " \
-        f"{wording.plural(result.ranks, 'rank')}"  # fmt: skip
-    versions = ", ".join(f"{name} {v}" for name, v in result.versions.items() if v)
-    yield "stack", versions
+    yield Row("layout", f"{axes}{inside}, {wording.plural(result.ranks, 'rank')}")
+    yield Row("stack", ", ".join(f"{name} {v}" for name, v in result.versions.items() if v))
     if checked.asked:
-        yield "sharded", f"by {checked.asked}"
+        yield Row("sharded", f"by {checked.asked}")
 
 
 def _finding(finding: CheckFinding) -> str:
@@ -86,7 +91,7 @@ def _finding(finding: CheckFinding) -> str:
 
 
 def _distinct(cases: Sequence[JudgedCase]) -> list[tuple[JudgedCase, list[str]]]:
-    """Returns the cases whose ranks part, each place once, with the other conditions that lead
+    """Returns the cases whose ranks diverge, each place once, with the other conditions that lead
     there."""
     found: dict[tuple[object, ...], tuple[JudgedCase, list[str]]] = {}
     for one in cases:
@@ -100,7 +105,7 @@ def _distinct(cases: Sequence[JudgedCase]) -> list[tuple[JudgedCase, list[str]]]
     return list(found.values())
 
 
-def _parted(one: JudgedCase, others: Sequence[str]) -> str:
+def _diverge(one: JudgedCase, others: Sequence[str]) -> str:
     """The condition and the call in a simulated case whose ranks' schedules differ."""
     found = one.diagnosis.first_divergence
     head = f"If {one.case.condition}" if one.case.condition else "Without any skew"
@@ -117,7 +122,7 @@ def _parted(one: JudgedCase, others: Sequence[str]) -> str:
     )
     where = f" of {found.module}" if found.module else ""
     text = (
-        f"{head}, the ranks part at call {found.index} on axis {found.axis}, in {found.phase}"
+        f"{head}, the ranks diverge at call {found.index} on axis {found.axis}, in {found.phase}"
         f"{where}: {told}."
     )
     if missing:
@@ -134,23 +139,21 @@ def _agreed(result: CheckResult, agreeing: Sequence[JudgedCase]) -> str:
     return f"the calls of simulated ranks agree (tiny model of the same class, {axes}){also}"
 
 
-def _plan(plan: Sequence[PlannedParameter], width: int) -> Iterator[Line]:
-    if not plan:
-        return
-    rows = [("parameter", "shape", "placement", "on a rank", "rule")]
-    for row in plan:
-        number = f" ({row.count}x)" if row.count > 1 else ""
-        shape = "x".join(map(str, row.shape))
-        rows.append((f"{row.name}{number}", shape, _placement(row), _elements(row), row.rule))
-    table = [f" {'  '.join(cells)}".rstrip() for cells in columns(rows)]
-    if max(map(len, table)) <= width:
-        yield from (((line, "plain" if at else "label"),) for at, line in enumerate(table))
-    else:
-        for name, shape, placement, elements, rule in rows[1:]:
-            yield ((f" {name}", "plain"),)
-            text = f"{shape}, {placement}, {elements} on a rank, by {rule}"
-            yield from indented(text, width, 4, "faint")
-    yield ()
+def _plan(result: CheckResult) -> Iterator[Block]:
+    plan = result.checked.plan
+    if plan:
+        head = ("parameter", "shape", "placement", "on a rank", "rule")
+        yield Table("plan", head, tuple(map(_planned, plan)))
+    for owner in result.checked.owners:
+        yield Row("experts", _owner(owner, result.layout.size(EP)))
+    if plan and result.layout.active:
+        yield Row("sums", _sums(result))
+
+
+def _planned(row: PlannedParameter) -> tuple[str, ...]:
+    number = f" ({row.count}x)" if row.count > 1 else ""
+    shape = "x".join(map(str, row.shape))
+    return f"{row.name}{number}", shape, _placement(row), _elements(row), row.rule
 
 
 def _placement(row: PlannedParameter) -> str:
@@ -194,24 +197,20 @@ def _over(axes: Sequence[str]) -> str:
     return " x ".join(map(str, axes)) or "no axis"
 
 
-def _cost(result: CheckResult, width: int) -> Iterator[Line]:
-    for cost in result.costs:
-        if cost.ranks > 1:
-            yield from labelled("cost", _axis_cost(cost), width)
-    for wire in result.wires:
-        yield from labelled("wires", _wire(wire), width)
+def _cost(result: CheckResult) -> Iterator[Row]:
+    yield from (Row("cost", _axis_cost(cost)) for cost in result.costs if cost.ranks > 1)
+    yield from (Row("wires", _wire(wire)) for wire in result.wires)
     memory = result.memory
     if memory is not None:
         gather = ""
         if memory.largest_gather:
             largest = _bytes(memory.largest_gather)
             gather = f" + {largest} largest all-gather ({memory.largest_unit})"
-        yield from labelled(
+        yield Row(
             "memory",
             f"{_bytes(memory.total)} on the rank that holds most: {_bytes(memory.parameters)} "
             f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} AdamW"
             f"{gather}",
-            width,
         )
 
 
@@ -235,27 +234,22 @@ def _wire(wire: Wire) -> str:
     return f"{text} {where}){share}"
 
 
-def _known(result: CheckResult, width: int) -> Iterator[Line]:
-    measured = [one for one in result.known if one.measured]
-    for one in measured:
-        fixes = "; ".join(one.fixes[:2]) or "none in the catalogue"
-        yield from labelled(
-            "known", f"{one.title} (moediag run {one.name}). Fixes: {fixes}.", width, "doubt"
-        )
+def _known(result: CheckResult) -> Iterator[Row]:
+    for one in result.known:
+        if one.measured:
+            fixes = "; ".join(one.fixes[:2]) or "none in the catalogue"
+            yield Row("known", f"{one.title} (moediag run {one.name}). Fixes: {fixes}.", "doubt")
     for entry in result.found:
         since = f", since {entry.since}" if entry.since else ""
         fixed = f", fixed in {entry.fixed}" if entry.fixed else ""
         words = f"{entry.summary} ({_STATUS[entry.status]}{since}{fixed}: {entry.where})."
-        style = "faint" if entry.status == "by-design" else "doubt"
-        yield from labelled("found", words, width, style)
+        yield Row("found", words, "faint" if entry.status == "by-design" else "doubt")
     others = [one for one in result.known if not one.measured and one.releases]
     if others:
         told = ", ".join(f"{one.name} ({', '.join(one.releases)})" for one in others[:_OTHERS])
         more = f" and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""
-        yield from labelled(
-            "related", f"scenarios of this family and these axes on other releases: {told}{more}",
-            width, "faint",
-        )  # fmt: skip
+        text = f"scenarios of this family and these axes on other releases: {told}{more}"
+        yield Row("related", text, "faint")
 
 
 def _bytes(count: int) -> str:

@@ -8,7 +8,6 @@ another branch than it would in the job.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.diagnosis import diagnose
-from moediag.errors import ExitCode, UsageError
+from moediag.errors import UsageError
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.lab.launch import simulated_program
@@ -37,6 +36,7 @@ from moediag.protocol import (
 )
 from moediag.records import dataclass
 from moediag.result import FAILURES, Diagnosis
+from moediag.result.answer_blocks import AnswerState
 
 RESULT = "check.json"
 MOST = 6  # simulated ranks
@@ -140,10 +140,8 @@ class ScriptResult:
         return ""
 
     @property
-    def exit_code(self) -> int:
-        if self.failing:
-            return ExitCode.FAILURE_FOUND
-        return ExitCode.INCONCLUSIVE if self.undecided else ExitCode.OK
+    def state(self) -> AnswerState:
+        return AnswerState.of(self.failing, self.undecided, AnswerState.NO_FAILURE)
 
 
 def check_script(options: ScriptOptions, tell: Callable[[str, float | None], None]) -> ScriptResult:
@@ -305,7 +303,7 @@ def to_json(result: ScriptResult) -> dict[str, Any]:
         "script": result.script,
         "world_size": result.world,
         "versions": dict(result.versions),
-        "exit_code": result.exit_code,
+        **result.state.to_json(),
         "undecided": result.undecided,
         "cause": found.cause if found is not None and result.failing else "",
         "next_step": found.next_step if found is not None and result.failing else "",
@@ -316,7 +314,3 @@ def to_json(result: ScriptResult) -> dict[str, Any]:
             for one in result.ranks
         ],
     }
-
-
-def as_text(result: ScriptResult) -> str:
-    return json.dumps(to_json(result), indent=1, ensure_ascii=False)

@@ -1,13 +1,13 @@
-"""The page of `moediag check --script`: what was compared and what not, last where ranks part."""
+"""The page of `moediag check --script`: where ranks diverge, what was compared and what not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from moediag.lab.pipeline.check import share
-from moediag.lab.pipeline.check_script import RankRead, ScriptResult
-from moediag.report.text_layout import Line, labelled
+from moediag.lab.pipeline.check_script import RankRead, ScriptResult, to_json
 from moediag.result import wording
+from moediag.result.answer_blocks import Answer, AnswerState, Case, Row, Section
 
 ALWAYS = (
     "later steps; other ranks than the simulated ones; what depends on values of other ranks, "
@@ -15,34 +15,49 @@ ALWAYS = (
 )
 
 
-def lines(result: ScriptResult, width: int) -> Iterator[Line]:
-    yield from labelled("script", result.script, width)
+def answer(result: ScriptResult) -> Answer:
+    failing = result.state == AnswerState.FAILURE
+    return Answer(
+        "check",
+        f"{result.script} on {wording.plural(result.world, 'rank')}",
+        result.state,
+        "the ranks of this program diverge" if failing else "",
+        (
+            Section(tuple(_failure(result)), "What fails"),
+            Section(tuple(_seen(result)), "What was compared"),
+            Section(tuple(_question(result)), "What was asked"),
+        ),
+        cases=tuple(_cases(result)),
+        facts=to_json(result),
+    )
+
+
+def _question(result: ScriptResult) -> Iterator[Row]:
+    yield Row("script", result.script)
     simulated = wording.ranks([one.rank for one in result.ranks])
-    yield from labelled("ranks", f"{simulated} of {result.world}, simulated one by one", width)
-    versions = ", ".join(f"{name} {v}" for name, v in result.versions.items() if v)
-    yield from labelled("stack", versions, width)
-    yield ()
-    yield from labelled("compared", _compared(result), width)
+    yield Row("ranks", f"{simulated} of {result.world}, simulated one by one")
+    yield Row("stack", ", ".join(f"{name} {v}" for name, v in result.versions.items() if v))
+
+
+def _seen(result: ScriptResult) -> Iterator[Row]:
+    yield Row("compared", _compared(result))
     for one in result.ranks:
-        text = one.problem or one.unseen
-        if text:
-            yield from labelled("NOT SEEN", _not_seen(one, text), width, "doubt")
-    yield from labelled("NOT SEEN", ALWAYS, width, "faint")
-    yield ()
+        if text := one.problem or one.unseen:
+            yield Row("NOT SEEN", _not_seen(one, text), "doubt")
+    yield Row("NOT SEEN", ALWAYS, "faint")
+
+
+def _failure(result: ScriptResult) -> Iterator[Row]:
     if result.failing and result.diagnosis is not None:
-        yield from labelled("FAILS", result.diagnosis.cause, width, "bad")
+        yield Row("FAILS", result.diagnosis.cause, "bad")
         if result.diagnosis.next_step:
-            yield from labelled("next", result.diagnosis.next_step, width)
-    verdict, style = _verdict(result)
-    yield ((f" CHECK    {verdict}", style),)
+            yield Row("next", result.diagnosis.next_step)
 
 
-def _verdict(result: ScriptResult) -> tuple[str, str]:
-    if result.failing:
-        return "the ranks of this program part", "bad"
-    if result.undecided:
-        return "not decided", "doubt"
-    return "nothing was found that fails", "good"
+def _cases(result: ScriptResult) -> Iterator[Case]:
+    for one in result.ranks:
+        state = AnswerState.of(False, one.problem, AnswerState.ANSWERED)
+        yield Case(f"rank {one.rank}", result.script, state, one.problem, suite="simulated ranks")
 
 
 def _compared(result: ScriptResult) -> str:

@@ -72,15 +72,17 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 def test_an_answer_is_printed_and_saved(world: World, run: Any) -> None:
     code, out, err = run("--window", "--out", "found")
     assert code == ExitCode.OK
-    assert out.splitlines()[0] == "1.3 G  1.4 G  1.5 B … 1.11 B  1.12 G  1.13 G  1.19 G"
-    assert "transformers 1.5 is the first bad release; 1.4 is the last good one." in out
+    assert " 1.3 G  1.4 G  1.5 B … 1.11 B  1.12 G  1.13 G  1.19 G\n" in out
+    told = " transformers 1.5 is the first bad release; 1.4 is the last good one\n"
+    assert f" BISECT   answered:{told}" in out
     assert "transformers 1.12 is the first good release after it" in out
     assert err.splitlines()[1].startswith("looking for (exact): collective-mismatch")
     folder = Path("found")
     raw = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert (raw["began"]["bad"], raw["ended"]["good"]) == ("1.5", "1.12")
     text = (folder / "report.md").read_text(encoding="utf-8")
-    assert text.startswith("### expert-starvation: transformers 1.5 is the first bad release")
+    assert text.startswith("### expert-starvation by release of transformers\n")
+    assert f"**answered**:{told}" in text
     assert "moediag run expert-starvation --variant unfixed" in text
     assert "--stack transformers=1.12" in text
 
@@ -106,7 +108,7 @@ def test_json_is_one_object_on_stdout(world: World, run: Any) -> None:
 def test_exit_codes(world: World, run: Any, letters: str, code: int, says: str) -> None:
     world.letters = letters
     found, out, _ = run()
-    assert says in out
+    assert says in " ".join(out.split())
     assert found == code
 
 
@@ -114,7 +116,7 @@ def test_default_folder_is_a_new_one_below_the_runs(world: World, run: Any) -> N
     _, out, _ = run()
     (folder,) = Path("moediag-runs").iterdir()
     assert folder.name.endswith("-bisect-expert-starvation")
-    assert out.splitlines()[-1] == f"Report: {folder / 'report.md'}"
+    assert out.splitlines()[-1] == f" REPORT   {folder / 'report.md'}"
 
 
 def test_ctrl_c_prints_the_command_to_resume(world: World, run: Any) -> None:

@@ -107,9 +107,9 @@ def test_the_changes_are_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "mini", "s", Answer(Status.FOUND, 1, BAD, began=boundary), ("1.0", "1.1"),
         {0: GOOD, 1: BAD}, beyond={"began": Beyond(compare=ADDRESS)},
     )  # fmt: skip
-    assert f"All changes: {ADDRESS}\n" in answer_page.markdown(report)
+    assert f"All changes: {ADDRESS}" in answer_page.answer(report).sections[0].blocks
     assert answer_page.to_json(report)["began"]["compare"] == ADDRESS
-    assert Beyond().lines() == []
+    assert Beyond().sentences() == []
 
 
 def test_what_ran_is_that_of_the_deciding_probes(tmp_path: Path) -> None:

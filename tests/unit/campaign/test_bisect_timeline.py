@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from moediag.lab.campaign.bisect.answer_page import Report, markdown, sentences, to_json
+from moediag.lab.campaign.bisect.answer_page import Report, answer, sentences, to_json
 from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD
 from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, timeline
+from moediag.report import answer_views
+from moediag.result.answer_blocks import AnswerState
 from tests.unit.bisect_worlds import KINDS, drive, history
 
 
@@ -197,24 +199,35 @@ def report(letters: str, options: Options) -> Report:
     )
 
 
+def page(letters: str, options: Options) -> str:
+    return answer_views.markdown(answer(report(letters, options)), level=3)
+
+
 def test_the_page_of_an_answer_is_markdown() -> None:
-    page = markdown(report("GGGSBBBGGG", Options(5, window=True)))
-    assert page.startswith("### expert-starvation: The first bad release is one of transformers")
-    assert "4.2 G  4.3 S  4.4 B  4.5 B  4.6 B" in page
-    assert "Confidence medium" in page and "10 releases, 4.0.0 to 4.9.0" in page
-    rows = [text for text in page.splitlines() if text.startswith("| 4.")]
+    text = page("GGGSBBBGGG", Options(5, window=True))
+    assert text.startswith("### expert-starvation by release of transformers\n\n✅ **answered**: ")
+    assert "**answered**: The first bad release is one of transformers" in text
+    assert "4.2 G  4.3 S  4.4 B  4.5 B  4.6 B" in text
+    assert "Confidence medium" in text and "10 releases, 4.0.0 to 4.9.0" in text
+    rows = [line for line in text.splitlines() if line.startswith("| 4.")]
     assert rows == sorted(rows, key=lambda r: (r.split()[1], "probe 2" in r))
-    assert "| 4.2.0 (probe 2) | 2025-07-11 | good |" in page
-    assert all(text.replace("\\|", "").count("|") == 6 for text in rows)
-    assert "```console\nmoediag run expert-starvation --stack transformers=4.3.0\n```" in page
-    assert "| torch | 2.13.0 |" in page
-    assert page.endswith("|\n") and "\n\n\n" not in page
+    assert "| 4.2.0 (probe 2) | 2025-07-11 | good |" in text
+    assert all(line.replace("\\|", "").count("|") == 6 for line in rows)
+    assert "```console\nmoediag run expert-starvation --stack transformers=4.3.0\n```" in text
+    assert "| torch | 2.13.0 |" in text
+    assert text.endswith("|\n") and "\n\n\n" not in text
 
 
 def test_the_page_of_a_search_without_an_answer() -> None:
-    page = markdown(report("GG", Options(1)))
-    assert page.startswith("### expert-starvation: Not reproduced")
-    assert "Confidence low. 1 probe of 1 of 2 releases" in page
+    text = page("GG", Options(1))
+    assert "❔ **inconclusive**: Not reproduced" in text
+    assert "Confidence low. 1 probe of 1 of 2 releases" in text
+
+
+def test_probes_without_a_verdict_are_errors_for_ci() -> None:
+    cases = answer(report("GGGSBBBGGG", Options(5, window=True))).cases
+    undecided = {case.name for case in cases if case.state != AnswerState.ANSWERED}
+    assert undecided == {"4.3.0"}
 
 
 def test_json_contains_releases_and_plain_values() -> None:
@@ -224,7 +237,7 @@ def test_json_contains_releases_and_plain_values() -> None:
     assert raw["began"]["undecided"][0]["verdict"]["kind"] == "skip"
     assert (raw["ended"]["bad"], raw["ended"]["good"]) == ("4.6.0", "4.7.0")
     assert raw["confidence"] == "medium" and raw["monotone"] is True
-    assert raw["timeline"] in markdown(report("GGGSBBBGGG", Options(5, window=True)))
+    assert raw["timeline"] in page("GGGSBBBGGG", Options(5, window=True))
     records = tuple(ProbeRecord.from_json(record) for record in raw["probes"])
     assert records == report("GGGSBBBGGG", Options(5, window=True)).probes
     alone = to_json(report("GB", Options(1)))

@@ -18,7 +18,9 @@ from moediag.lab.campaign.bisect.probe_verdict import (
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.matrix import table_page
 from moediag.lab.campaign.matrix.cells import Cell, Matrix, of_probe
+from moediag.report import answer_views
 from moediag.report.text_layout import plain
+from moediag.result.answer_blocks import Code
 
 STARVED = "collective-mismatch:size reduce_scatter:one-rank"
 CRASH = "crash:TypeError:fsdp_utils.py fsdp2_prepare_model:several-ranks"
@@ -103,7 +105,7 @@ def test_marks_and_reasons_of_cells() -> None:
     assert [found.mark(S, v) for v in found.versions] == ["x", ".", "!", "?"]
     assert found.mark(T, "1.0") == ""
     assert found.missing == 1 + 3
-    text = "\n".join(plain(line) for line in table_page.lines(found, 100))
+    text = "\n".join(plain(line) for line in answer_views.lines(table_page.answer(found), 100))
     assert "1.2, starve mixtral: could not be run: no wheel" in text
     assert len(table_page.to_json(found)["cells"]) == 4
 
@@ -124,10 +126,10 @@ def test_affected_releases_are_shown_as_ranges() -> None:
 def test_a_table_wider_than_the_screen_is_split(width: int) -> None:
     subjects = tuple(f"starve family_{number}" for number in range(12))
     found = Matrix("lib", subjects, ("1.0",), {})
-    text = [plain(line) for line in table_page.lines(found, width)]
+    text = [plain(line) for line in answer_views.lines(table_page.answer(found), width)]
     assert max(map(len, text)) <= width
     assert sum(line.count("family_") for line in text if "nothing" not in line) == 12
-    assert sum(line.startswith(" 1.0") for line in text) >= 12 * 11 // width
+    assert sum(line.startswith("   1.0") for line in text) >= 12 * 11 // width
 
 
 def test_columns_are_named_by_what_differs() -> None:
@@ -151,9 +153,8 @@ def test_a_page_keeps_its_other_matrices() -> None:
 
 def test_markdown_contains_the_command_and_the_legend() -> None:
     found = table(Cell(S, "1.0", "hang", True))
-    text = table_page.markdown(found, ["`moediag matrix starve`"])
+    text = answer_views.markdown(table_page.answer(found, [Code("moediag matrix starve")]))
     assert text.splitlines()[0] == "## starve by release of lib"
-    assert "`moediag matrix starve`" in text
+    assert "\nmoediag matrix starve\n" in text
     assert "| 1.0 | x | ? |" in text
-    assert "`?` was not run" in text
-    assert "`~`" not in text
+    assert "? was not run" in text and r"\~" not in text

@@ -31,6 +31,7 @@ from moediag.lab.scenario import catalogue
 from moediag.lab.scenario import load as loading
 from moediag.lab.stacks.releases import Release
 from moediag.launch.settings import LaunchOptions
+from moediag.report import answer_views
 from moediag.result import RunResult, TrialResult, read_result
 from tests.unit.nightly_nights import entry, job, night
 from tests.unit.trial_results import changed
@@ -257,7 +258,7 @@ def test_the_time_limit_applies_between_jobs(
     ran, _ = nightly(monkeypatch, tmp_path, lambda _: ONE, minutes=4.0)
     assert [j.finished for j in ran.night.jobs] == [True, True, False, False]
     assert ran.night.jobs[-1].problem == "did not fit: it took 100 s before"
-    assert drive.exit_code(ran.night, 0) == ExitCode.OK
+    assert Summary(ran.night, ()).state.exit_code == ExitCode.OK
 
 
 def test_a_job_stopped_by_the_time_limit_is_distinguished_from_ctrl_c(
@@ -351,13 +352,19 @@ def test_an_unreadable_night_is_skipped_and_reported(tmp_path: Path, text: str) 
 
 
 def test_exit_codes() -> None:
+    def code(tonight: Night, *news: Found) -> int:
+        return pages.answer(Summary(tonight, (), news=news)).exit_code
+
     done = night(1, entry("good"), jobs=(job(),))
-    assert drive.exit_code(done, 0) == ExitCode.OK
-    assert drive.exit_code(done, 1) == ExitCode.FAILURE_FOUND
-    assert drive.exit_code(night(1, entry("unknown"), jobs=(job(),)), 0) == ExitCode.INCONCLUSIVE
+    assert code(done) == ExitCode.OK
+    assert code(done, APPEARED) == ExitCode.FAILURE_FOUND
+    assert pages.answer(summary(night(1, entry(), jobs=(job(),)))).exit_code == (
+        ExitCode.FAILURE_FOUND
+    )
+    assert code(night(1, entry("unknown"), jobs=(job(),))) == ExitCode.INCONCLUSIVE
     nothing = night(1, jobs=(job(finished=False, seconds=0.0),))
-    assert drive.exit_code(nothing, 0) == ExitCode.CANNOT_RUN_HERE
-    assert drive.exit_code(night(1, jobs=(job(finished=False),)), 0) == ExitCode.INCONCLUSIVE
+    assert code(nothing) == ExitCode.CANNOT_RUN_HERE
+    assert code(night(1, jobs=(job(finished=False),))) == ExitCode.INCONCLUSIVE
 
 
 # ------------------------------------------------------------------------ pages
@@ -387,8 +394,9 @@ def week() -> Summary:
 
 
 def test_the_summary_lists_new_failures_first(week: Summary) -> None:
-    text = pages.markdown(week)
-    assert text.startswith("## moediag nightly: 1 new failure, 1 fixed, 1 still failing, 1 flaky")
+    text = answer_views.markdown(pages.answer(week))
+    assert text.startswith("## moediag nightly: cpu-2, 2026-03-02 ")
+    assert "❌ **failure found**: 1 new failure, 1 fixed, 1 still failing, 1 flaky" in text
     heads = [line for line in text.splitlines() if line.startswith("### ")]
     assert heads == [
         "### New failures (1)", "### Fixed (1)", "### Still failing (1)", "### Flaky (1)",
@@ -404,11 +412,11 @@ def test_the_summary_lists_new_failures_first(week: Summary) -> None:
 
 def test_a_truncated_summary_is_marked() -> None:
     many = [entry(scenario=f"scenario-{n}", why="x" * 400) for n in range(4000)]
-    text = pages.markdown(summary(night(1, *many)))
-    assert len(text.encode()) <= pages.LIMIT < 2**20
-    assert text.endswith("JUnit files have everything.*\n")
-    assert "4,000 new failures" in text.splitlines()[0]
-    short = pages.markdown(summary(night(1, *many[:3])))
+    text = answer_views.markdown(pages.answer(summary(night(1, *many))))
+    assert len(text.encode()) <= answer_views.LIMIT < 2**20
+    assert text.endswith("have everything.*\n")
+    assert "4,000 new failures" in text.splitlines()[2]
+    short = answer_views.markdown(pages.answer(summary(night(1, *many[:3]))))
     assert "Cut at the size limit" not in short
 
 
@@ -426,11 +434,11 @@ def test_at_most_ten_annotations_of_one_line_are_written(new: int, lines: int) -
 
 
 def test_junit_has_a_case_for_every_variant(week: Summary) -> None:
-    root = ElementTree.fromstring(artifacts.junit(week))
-    (suite,) = root
+    own, suite = ElementTree.fromstring(answer_views.junit(pages.answer(week)))
+    assert own.get("failures") == "1"
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "3", "1")
-    kinds = {c.get("classname"): [x.get("type") for x in c] for c in suite}
-    assert kinds["a.transformers=newest"] == ["new"]
+    kinds = {c.get("classname"): [x.get("message", "")[:4] for x in c] for c in suite}
+    assert kinds["a.transformers=newest"] == ["new:"]
     assert kinds["b.transformers=newest"] == []
 
 
@@ -522,10 +530,10 @@ HUNTED = Hunted("5.23.0", "5.22.0", (APPEARED,), same=3, left=2)
 def test_the_hunt_of_a_night_is_kept_and_shown() -> None:
     tonight = dataclasses.replace(night(2), hunt=HUNTED)
     assert from_json(json.loads(json.dumps(tonight.to_json()))).hunt == HUNTED
-    text = pages.markdown(Summary(tonight, ()))
+    text = answer_views.markdown(pages.answer(Summary(tonight, ())))
     assert "5.23.0 against 5.22.0: 1 appeared, 0 went away, 3 ways of a relation" in text
     assert "2 cells left for the next night" in text
-    assert "- appeared: padding:wrong:logits (left) in alpha" in text
+    assert "  - appeared: padding:wrong:logits (left) in alpha\n" in text
 
 
 def test_only_what_no_earlier_night_had_is_news() -> None:

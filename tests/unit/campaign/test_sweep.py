@@ -20,9 +20,10 @@ from moediag.lab.campaign.engine.journal import JOURNAL_FILE
 from moediag.lab.campaign.sweep import session, shared_runs
 from moediag.lab.campaign.sweep import summary as view
 from moediag.lab.campaign.sweep.session import SweepOptions, plan_all, ranks_for
-from moediag.lab.campaign.sweep.summary import Row, Sweep
+from moediag.lab.campaign.sweep.summary import Sweep, SweepRow
 from moediag.lab.scenario import catalogue, load
 from moediag.lab.stacks.environment import Stack
+from moediag.report import answer_views
 from moediag.report.text_layout import plain
 from moediag.result import RunResult, read_result
 
@@ -142,7 +143,7 @@ def test_a_failing_scenario_affects_only_its_own_row(
     assert (
         "a mistake" in (tmp_path / found.rows[1].scenario / shared_runs.TRACEBACK_FILE).read_text()
     )
-    assert found.exit_code == ExitCode.BUG
+    assert found.state.exit_code == ExitCode.BUG
     assert json.loads((tmp_path / view.SUMMARY_FILE).read_text())["exit_code"] == ExitCode.BUG
 
 
@@ -160,7 +161,7 @@ def test_exit_codes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcomes: list[Any], code: int
 ) -> None:
     calls = [failing(o) if isinstance(o, Exception) else (lambda o=o: o) for o in outcomes]
-    assert swept(monkeypatch, tmp_path, *calls).exit_code == code
+    assert swept(monkeypatch, tmp_path, *calls).state.exit_code == code
 
 
 def test_the_summary_is_written_once_for_each_scenario_and_at_the_end(
@@ -192,10 +193,10 @@ def test_a_resumed_sweep_repeats_scenarios_without_a_result(
 ) -> None:
     fine = lambda: met(True)  # noqa: E731
     first = swept(monkeypatch, tmp_path, fine, failing(LaunchError("no ranks")), fine)
-    assert first.exit_code == ExitCode.INCONCLUSIVE
+    assert first.state.exit_code == ExitCode.INCONCLUSIVE
     again = swept(monkeypatch, tmp_path, fine)
     assert [row.status for row in again.rows] == ["as expected"] * 3
-    assert swept(monkeypatch, tmp_path).exit_code == ExitCode.OK  # nothing remains
+    assert swept(monkeypatch, tmp_path).state.exit_code == ExitCode.OK  # nothing remains
 
 
 @pytest.mark.parametrize("finished", range(4))
@@ -247,23 +248,22 @@ def test_progress_counts_over_all_scenarios(
 
 def test_the_summary_lists_unmet_expectations() -> None:
     rows = (
-        Row.of("a", met(True), 0, "", 61.0, 2),
-        Row.of("b", met(False), 1, "", 2.0, 4),
-        Row.of("c", None, 4, "torch 2.99: no such release", 0.1, 2),
+        SweepRow.of("a", met(True), 0, "", 61.0, 2),
+        SweepRow.of("b", met(False), 1, "", 2.0, 4),
+        SweepRow.of("c", None, 4, "torch 2.99: no such release", 0.1, 2),
     )
     found = Sweep("2026-01-01T00:00:00+00:00", "0", {}, 63.1, ("a", "b", "c", "d"), rows)
-    text = [plain(line) for line in view.lines(found, "runs/all", 100)]
+    text = [plain(line) for line in answer_views.lines(view.answer(found, "runs/all"), 100)]
     expected = sum(bool(t.expected) for t in GOLDEN.trials)
-    assert text[1].split()[:5] == ["a", "2", f"{expected}", "of", f"{expected}"]
-    assert text[1].endswith("as expected")
-    assert any(line.startswith(" b") and "expected" in line for line in text[4:])
+    assert text[3].split()[:5] == ["a", "2", f"{expected}", "of", f"{expected}"]
+    assert text[3].endswith("as expected")
+    assert any(line.startswith(" b") and "expected" in line for line in text[6:])
     assert any("torch 2.99: no such release" in line for line in text)
-    result = next(line for line in text if line.startswith(" RESULT"))
-    for part in ("4 scenarios", "1 as expected", "1 BROKEN", "1 did not run", "1 not begun"):
-        assert part in " ".join(text[text.index(result) :])
-    table = view.markdown(found).splitlines()
-    assert len(table) == 2 + 3 + 2
-    assert {line.count("|") for line in table[:5]} == {8}
+    told = " ".join(text[-3:])
+    assert told.startswith(" RUN      expectation broken: 4 scenarios (1 as expected, 1 BROKEN,")
+    for part in ("1 did not run", "1 not begun", "moediag report runs/all/*/ --html page.html"):
+        assert part in told
+    assert answer_views.markdown(view.answer(found)).count("| a |") == 1
 
 
 @pytest.mark.parametrize(

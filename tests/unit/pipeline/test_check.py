@@ -25,6 +25,7 @@ from moediag.protocol import (
     PlannedUnit,
     SimulatedCase,
 )
+from moediag.report import answer_views
 from moediag.report.text_layout import plain
 from moediag.result import Confidence, Diagnosis, FirstDivergence, RankSide, Verdict
 
@@ -68,10 +69,7 @@ def test_findings_of_the_hunt_concern_a_family_or_an_axis() -> None:
     assert [e for e in both if e.concerns("doge", ["ep"])] == [any_ep]
     assert [e for e in both if e.concerns("kimi", ["dp_shard"])] == [shards]
     assert [e for e in both if e.concerns("kimi", ["tp"])] == []
-    page = "\n".join(
-        map(plain, check_page.lines(dataclasses.replace(result(), found=(afmoe,)), 80))
-    )
-    assert "masks (not reported: page)" in page
+    assert "masks (not reported: page)" in page(result(found=(afmoe,)))
 
 
 def test_the_time_on_the_wires() -> None:
@@ -108,7 +106,7 @@ def result(checked: Checked = CHECKED, *cases: JudgedCase, **changes: object) ->
 
 
 def page(found: CheckResult) -> str:
-    return "\n".join(plain(line) for line in check_page.lines(found, 400))
+    return "\n".join(plain(line) for line in answer_views.lines(check_page.answer(found), 400))
 
 
 # ------------------------------------------------------------------------ the question
@@ -218,41 +216,40 @@ def test_the_formula_is_held_against_recorded_calls() -> None:
 def test_exit_codes() -> None:
     fails = CheckFinding("plan", FAILS, "it fails", "transformers/a.py:1")
     may = CheckFinding("plan", MAY_FAIL, "if so, it fails")
-    assert result(CHECKED, judged("control", CLEAN)).exit_code == 0
-    assert result(dataclasses.replace(CHECKED, findings=[may])).exit_code == 0
-    assert result(dataclasses.replace(CHECKED, findings=[fails])).exit_code == 1
-    assert result(CHECKED, judged("idle", PARTED)).exit_code == 1
-    assert result(Checked(problem="unknown model")).exit_code == 3
-    assert result(CHECKED, not_seen=("the schedule: it raised",)).exit_code == 3
+    assert result(CHECKED, judged("control", CLEAN)).state.exit_code == 0
+    assert result(dataclasses.replace(CHECKED, findings=[may])).state.exit_code == 0
+    assert result(dataclasses.replace(CHECKED, findings=[fails])).state.exit_code == 1
+    assert result(CHECKED, judged("idle", PARTED)).state.exit_code == 1
+    assert result(Checked(problem="unknown model")).state.exit_code == 3
+    assert result(CHECKED, not_seen=("the schedule: it raised",)).state.exit_code == 3
 
 
 def test_the_page_of_what_fails_names_call_parameters_and_condition() -> None:
     text = page(result(CHECKED, judged("idle", PARTED), judged("other", PARTED)))
-    assert text.endswith(" CHECK    this model, layout and stack fail")
+    assert text.endswith(" CHECK    failure found: this model, layout and stack fail")
     assert text.count("FAILS") == 1, "each place once"
-    assert "If an expert is idle, the ranks part at call 6 on axis dp_shard, in backward" in text
+    assert "If an expert is idle, the ranks diverge at call 6 on axis dp_shard, in backward" in text
     assert "rank 1: reduce_scatter of 60 elements" in text and "experts.3.up" in text
     assert "Also if an expert is idle." in text
 
 
 def test_the_page_of_what_was_not_decided_claims_nothing() -> None:
     text = page(result(Checked(problem="unknown model")))
-    assert "not decided" in text and "NOT SEEN unknown model" in text
-    assert "agree" not in text and "nothing was found" not in text
+    assert "CHECK    inconclusive" in text and "NOT SEEN unknown model" in text
+    assert "agree" not in text and "no failure" not in text
 
 
 def test_a_table_wider_than_the_terminal_has_a_parameter_on_lines_of_its_own() -> None:
     found = result(CHECKED, judged("control", CLEAN))
-    name = f"{EXPERTS.name} (2x)"
     for width, alone in ((40, True), (400, False)):
-        told = [plain(line) for line in check_page.lines(found, width)]
-        assert any(line.strip() == name for line in told) is alone
-        assert width == 400 or max(map(len, told)) <= 1 + len(name)
+        told = [plain(line) for line in answer_views.lines(check_page.answer(found), width)]
+        assert any(line.strip() == "parameter:" for line in told) is alone
+        assert max(map(len, told)) <= width
 
 
 def test_the_page_of_a_clean_check() -> None:
     text = page(result(CHECKED, judged("control", CLEAN)))
-    assert "nothing was found that fails" in text and "FAILS" not in text
+    assert "CHECK    no failure found" in text and "FAILS" not in text
     assert "the calls of simulated ranks agree" in text
     assert "4 of 16 experts on a rank; each expert is held once" in text
     assert "9% of the gathered bytes are padding" in text
@@ -266,10 +263,11 @@ def test_ranks_without_logs_do_not_agree() -> None:
     found = result(CHECKED, JudgedCase(CONTROL, nothing))
     text = page(found)
     assert (
-        text.endswith(" CHECK    not decided") and f"NOT SEEN the schedule: {nothing.cause}" in text
+        text.endswith(" CHECK    inconclusive")
+        and f"NOT SEEN the schedule: {nothing.cause}" in text
     )
     assert "agree" not in text.replace(nothing.cause, "")
-    assert found.exit_code == ExitCode.INCONCLUSIVE
+    assert found.state.exit_code == ExitCode.INCONCLUSIVE
     assert check.to_json(found)["not_seen"] == [f"the schedule: {nothing.cause}"]
 
 
@@ -279,9 +277,9 @@ def test_a_condition_without_logs_is_left_out_of_those_that_agree() -> None:
     text = page(found)
     assert "the calls of simulated ranks agree" in text and "also if" not in text
     assert "NOT SEEN the schedule if an expert is idle: no log" in text
-    assert found.exit_code == ExitCode.INCONCLUSIVE
+    assert found.state.exit_code == ExitCode.INCONCLUSIVE
     failing = result(CHECKED, JudgedCase(CONTROL, nothing), judged("idle", PARTED))
-    assert failing.exit_code == ExitCode.FAILURE_FOUND and "agree" not in page(failing)
+    assert failing.state.exit_code == ExitCode.FAILURE_FOUND and "agree" not in page(failing)
 
 
 def test_json_has_the_same() -> None:

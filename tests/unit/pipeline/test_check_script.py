@@ -13,6 +13,7 @@ from moediag.evidence.model import Evidence
 from moediag.lab.pipeline import check_script, check_script_page
 from moediag.lab.pipeline.check_script import RankRead, ScriptResult, comparable
 from moediag.protocol import SimulatedRank
+from moediag.report import answer_views
 from moediag.report.text_layout import plain
 from moediag.result import Verdict
 from tests.unit.evidence_builder import Job, Op
@@ -50,17 +51,17 @@ def found(evidence: Evidence, *reads: RankRead) -> ScriptResult:
 
 def test_healthy_ranks_are_not_accused() -> None:
     result = found(simulated(STEP * 2, STEP * 2, STEP * 2))
-    assert result.exit_code == ExitCode.OK and not result.failing
-    page = "\n".join(map(plain, check_script_page.lines(result, 90)))
-    assert "nothing was found that fails" in page and "18 of 18 calls (100%)" in page
+    assert result.state.exit_code == ExitCode.OK and not result.failing
+    page = "\n".join(map(plain, answer_views.lines(check_script_page.answer(result), 90)))
+    assert "CHECK    no failure found" in page and "18 of 18 calls (100%)" in page
 
 
 def test_a_call_of_one_rank_fails_with_both_sides() -> None:
     result = found(simulated([BARRIER, *STEP], STEP, STEP))
-    assert result.exit_code == ExitCode.FAILURE_FOUND
+    assert result.state.exit_code == ExitCode.FAILURE_FOUND
     assert result.diagnosis is not None and result.diagnosis.verdict == Verdict.COLLECTIVE_MISMATCH
     assert "barrier" in result.diagnosis.cause and result.diagnosis.culprits == (0,)
-    page = "\n".join(map(plain, check_script_page.lines(result, 90)))
+    page = "\n".join(map(plain, answer_views.lines(check_script_page.answer(result), 90)))
     assert "FAILS" in page and "rank 0 is in barrier" in page
 
 
@@ -68,8 +69,8 @@ def test_what_comes_after_unreal_data_proves_nothing() -> None:
     evidence = simulated([*STEP, BARRIER], [*STEP, *STEP])
     assert found(evidence).failing
     result = found(evidence, read(0, evidence, known=3), read(1, evidence))
-    assert not result.failing and result.exit_code == ExitCode.OK
-    page = "\n".join(map(plain, check_script_page.lines(result, 90)))
+    assert not result.failing and result.state.exit_code == ExitCode.OK
+    page = "\n".join(map(plain, answer_views.lines(check_script_page.answer(result), 90)))
     assert "after call 3 of 4, in step 2" in page and "train.py:3" in page
 
 
@@ -103,16 +104,16 @@ def test_calls_that_need_not_wait_prove_no_circle(op: Op) -> None:
 
 def test_a_rank_without_calls_leaves_it_undecided() -> None:
     result = found(simulated(STEP, []))
-    assert result.exit_code == ExitCode.INCONCLUSIVE
+    assert result.state.exit_code == ExitCode.INCONCLUSIVE
     assert result.undecided == "rank 1: none of its calls was recorded"
-    assert found(simulated([], [])).exit_code == ExitCode.INCONCLUSIVE
+    assert found(simulated([], [])).state.exit_code == ExitCode.INCONCLUSIVE
 
 
 def test_a_rank_that_raised_leaves_it_undecided() -> None:
     evidence = simulated(STEP, STEP)
     raised = read(1, evidence, raised="RuntimeError: no GPU at train.py:2", code=1)
     result = found(evidence, read(0, evidence), raised)
-    assert result.exit_code == ExitCode.INCONCLUSIVE and "no GPU" in result.undecided
+    assert result.state.exit_code == ExitCode.INCONCLUSIVE and "no GPU" in result.undecided
     nothing = dataclasses.replace(raised, answer=None, code=None, raised="", calls=0, compared=0)
     assert "time limit" in found(evidence, read(0, evidence), nothing).undecided
 

@@ -20,6 +20,7 @@ from moediag.result import (
     RunResult,
     TrialResult,
 )
+from moediag.result.answer_blocks import AnswerState
 from tests.unit.trial_results import changed, trial_result
 
 MISMATCH = trial_result(
@@ -252,7 +253,9 @@ def test_unfixed_code_that_fails_is_not_called_clean() -> None:
 def test_an_incomplete_run_is_inconclusive() -> None:
     whole = run_of(MISMATCH)
     short = replace(whole, incomplete="interrupted after 1 of 9 trials")
-    assert (page_of(whole).status, page_of(short).status) == ("met", "inconclusive")
+    assert (page_of(whole).state, page_of(short).state) == (
+        AnswerState.AS_EXPECTED, AnswerState.INCONCLUSIVE
+    )  # fmt: skip
     assert page_of(short).conclusion[0] == "incomplete: interrupted after 1 of 9 trials"
 
 

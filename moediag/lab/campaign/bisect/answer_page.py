@@ -1,8 +1,8 @@
-"""A bisect's answer as sentences, JSON and a markdown page for an issue. Pure."""
+"""A bisect's answer as sentences, JSON and a page. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -11,7 +11,8 @@ from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict, describe
 from moediag.lab.campaign.bisect.search.answer import Answer, Boundary, Status
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, timeline
 from moediag.records import dataclass
-from moediag.result import wording
+from moediag.result import Table
+from moediag.result import answer_blocks as page
 from moediag.result.wording import plural
 
 SCHEMA_VERSION = 1
@@ -187,56 +188,81 @@ def _boundary_json(report: Report, name: str, boundary: Boundary | None) -> dict
     }
 
 
-def markdown(report: Report) -> str:
-    """Returns a page to paste into an issue."""
-    answer = report.answer
-    told = sentences(report.package, report.releases, answer)
-    lines = [f"### {report.scenario}: {told[0]}", "", *told[1:]]
-    if told[1:]:
-        lines.append("")
+def answer(report: Report) -> page.Answer:
+    """Returns the page, which can be pasted into an issue."""
+    told = sentences(report.package, report.releases, report.answer)
     shown = timeline(report.releases, report.verdicts)
-    if shown:
-        lines += ["```", shown, "```", ""]
+    beyond = [line for one in report.beyond.values() for line in one.sentences()]
+    found: list[page.Block] = [page.Code(shown)] if shown else []
+    return page.Answer(
+        "bisect",
+        f"{report.scenario} by release of {report.package}",
+        page.AnswerState.of(False, not answered(report), page.AnswerState.ANSWERED),
+        told[0].rstrip("."),
+        (
+            page.Section((*found, *told[1:], *beyond)),
+            page.Section((_confidence(report),)),
+            page.Section(tuple(_details(report)), "Probes", brief=()),
+        ),
+        cases=tuple(map(_case, (*report.probes, *report.extras))),
+        facts=to_json(report),
+    )
+
+
+def answered(report: Report) -> bool:
+    """Whether each boundary lies between a bad and a good release, or the failure extends to the
+    last release or to the first that has the scenario's requirements; and commits were found if a
+    clone was given."""
+    commits = [one.commits for one in report.beyond.values() if one.commits is not None]
+    boundaries = report.answer.boundaries
+    ends = [b.good is not None or b.to_the_end or b.since_it_exists for b in boundaries]
+    open_ = report.answer.status == Status.OPEN and all(ends)
+    found = report.answer.status == Status.FOUND or open_
+    return found and all(one.answered for one in commits)
+
+
+def _confidence(report: Report) -> str:
     count, tried = len(report.releases), len(report.verdicts)
-    missed = [b.missed for b in answer.boundaries if b.missed is not None]
+    missed = [b.missed for b in report.answer.boundaries if b.missed is not None]
     chance = f"; a failure missed in the last good release: {max(missed):.1%}" if missed else ""
     probed = f"{plural(len(report.probes), 'probe')} of {tried} of {plural(count, 'release')}"
+    further = f", and {len(report.extras)} further" if report.extras else ""
     span = f"{report.releases[0]} to {report.releases[-1]}"
-    lines += [f"Confidence {answer.confidence}{chance}. {probed}, {span}.", ""]
-    for one in report.beyond.values():
-        lines += one.markdown()
-    if report.signatures:
-        listed = ", ".join(map(wording.code, report.signatures))
-        lines += [f"The failure looked for ({report.match}): {listed}", ""]
-    if report.probes:
-        lines += _table(report, report.package, report.probes)
-    if report.extras:
-        lines += _table(report, "further probes", report.extras)
+    return f"Confidence {report.answer.confidence}{chance}. {probed}, {span}{further}."
+
+
+def _details(report: Report) -> Iterator[page.Block]:
+    for signature in report.signatures:
+        yield page.Row(f"looked for ({report.match})", signature)
+    for title, probes in (("probes", report.probes), ("further probes", report.extras)):
+        if probes:
+            yield _table(report, title, probes)
     if report.reproduce:
-        lines += ["To reproduce:", "", "```console", *report.reproduce, "```", ""]
+        yield "To reproduce:"
+        yield page.Code("\n".join(report.reproduce), "console")
     if report.environment:
-        lines += ["| environment | |", "| --- | --- |"]
-        lines += [f"| {_cell(k)} | {_cell(v)} |" for k, v in report.environment.items()] + [""]
-    return "\n".join(lines).rstrip("\n") + "\n"
+        yield Table("environment", ("", ""), tuple(report.environment.items()))
 
 
-def _table(report: Report, head: str, probes: Sequence[ProbeRecord]) -> list[str]:
+def _table(report: Report, title: str, probes: Sequence[ProbeRecord]) -> Table:
     places = {version: index for index, version in enumerate(report.releases)}
     ordered = sorted(probes, key=lambda r: (places.get(r.version, -1), r.attempt))
-    lines = [
-        f"| {_cell(head)} | uploaded | verdict | what showed | seconds |",
-        "| --- | --- | --- | --- | ---: |",
-    ]
-    for record in ordered:
-        again = "" if record.attempt == 1 else f" (probe {record.attempt})"
-        seconds = "" if record.seconds is None else f"{record.seconds:.1f}"
-        what = record.verdict.text or record.signature
-        lines.append(
-            f"| {_cell(record.version)}{again} | {_cell(record.uploaded[:10])} "
-            f"| {record.verdict.kind} | {_cell(what)} | {seconds} |"
+    rows = tuple(
+        (
+            record.name,
+            record.uploaded[:10],
+            str(record.verdict.kind),
+            record.verdict.text or record.signature,
+            None if record.seconds is None else round(record.seconds, 1),
         )
-    return [*lines, ""]
+        for record in ordered
+    )
+    return Table(title, (report.package, "uploaded", "verdict", "what showed", "seconds"), rows)
 
 
-def _cell(text: str) -> str:
-    return wording.html(" ".join(text.split())).replace("|", "\\|")
+def _case(record: ProbeRecord) -> page.Case:
+    decided = page.AnswerState.of(False, not record.verdict.decided, page.AnswerState.ANSWERED)
+    return page.Case(
+        record.name, "probe", decided, describe(record.verdict), seconds=record.seconds or 0.0,
+        suite="probes",
+    )  # fmt: skip

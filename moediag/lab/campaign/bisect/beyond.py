@@ -21,14 +21,8 @@ class Beyond:
 
     def sentences(self) -> list[str]:
         found = self.companions.sentences() if self.companions else []
-        return [*found, self.commits.sentence()] if self.commits else found
-
-    def lines(self) -> list[str]:
-        """Returns lines for a terminal."""
-        return [*self.sentences(), *([f"All changes: {self.compare}"] if self.compare else [])]
-
-    def markdown(self) -> list[str]:
-        return [line for text in self.lines() for line in (text, "")]
+        found += [self.commits.sentence()] if self.commits else []
+        return [*found, f"All changes: {self.compare}"] if self.compare else found
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -21,7 +21,7 @@ from moediag.lab.campaign.bisect.drive import drive, with_end
 from moediag.lab.campaign.bisect.follow import Follow
 from moediag.lab.campaign.bisect.prober import Prober
 from moediag.lab.campaign.bisect.question import Question
-from moediag.lab.campaign.bisect.search.answer import Answer, Status
+from moediag.lab.campaign.bisect.search.answer import Answer
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.search.search import Search, most_probes
 from moediag.lab.campaign.bisect.state import State
@@ -32,7 +32,7 @@ from moediag.lab.stacks import environment
 from moediag.lab.stacks.base import cache_root, current_base
 from moediag.protocol import write_json
 from moediag.records import dataclass
-from moediag.report.printable import printable
+from moediag.report import answer_views
 from moediag.result import RESULT_FILE, devices
 
 REPORT_FILE = "report.md"
@@ -76,24 +76,10 @@ def run(
             with contextlib.closing(prober), resumable(state.journal, state.done):
                 beyond = dict(afterwards(asked, search, follow, clone, folder))
         report = _report(asked, state, search, beyond, executor)
-        write_json(folder / RESULT_FILE, answer_page.to_json(report))
-        (folder / REPORT_FILE).write_text(printable(answer_page.markdown(report)), encoding="utf-8")
+        page = answer_page.answer(report)
+        write_json(folder / RESULT_FILE, page.to_json())
+        (folder / REPORT_FILE).write_text(answer_views.markdown(page, level=3), encoding="utf-8")
     return report, folder
-
-
-def clean(report: answer_page.Report) -> bool:
-    """Whether the question is answered: each boundary lies between a bad and a good release, or the
-    failure extends to the last release or to the first that has the scenario's requirements; and
-    commits were found if a clone was given."""
-    commits = [one.commits for one in report.beyond.values() if one.commits is not None]
-    return _clean(report.answer) and all(one.answered for one in commits)
-
-
-def _clean(answer: Answer) -> bool:
-    if answer.status == Status.FOUND:
-        return True
-    ends = [b.good is not None or b.to_the_end or b.since_it_exists for b in answer.boundaries]
-    return answer.status == Status.OPEN and all(ends)
 
 
 # ------------------------------------------------------------------------ the report

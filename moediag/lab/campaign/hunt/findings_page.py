@@ -1,4 +1,4 @@
-"""A hunt as lines, as JSON and as markdown. Pure."""
+"""The page of a hunt, and its JSON. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from moediag.lab.campaign.hunt.findings import Finding, Hunt, HuntCell, State
 from moediag.lab.campaign.hunt.pursued import Pursued
 from moediag.lab.campaign.hunt.release_changes import Changes, changes, version
 from moediag.protocol import CONDITIONS
-from moediag.report.text_layout import Line, labelled
-from moediag.result import wording
+from moediag.result import Table, wording
+from moediag.result.answer_blocks import Answer, AnswerState, Case, Row, Section
 
 SCHEMA_VERSION = 1
 _TITLES = {
@@ -101,30 +101,70 @@ def cell_line(cell: HuntCell) -> tuple[str, bool | None]:
 # ------------------------------------------------------------------------ the page
 
 
-def lines(hunt: Hunt, width: int) -> Iterator[Line]:
-    """Yields the page: what is not new in short, which hunt.md has in full; what is new; the answer
-    last, where a terminal shows it."""
-    for text in hunt.resolutions:
-        yield from labelled("families", text, width)
-    for label, text in _rest(hunt):
-        yield from labelled(label, text, width)
-    for title, finding in reversed([*_shown(hunt)]):
-        style = "bad" if finding.state == State.NEW and title != _GONE else "doubt"
-        trace = hunt.traces.get(finding.signature)
-        short = hunt.before is None and finding.state != State.NEW
-        yield ()
-        yield from labelled(title, _headline(hunt, finding, short), width, style)
-        for label, text in _briefly(finding) if short else _details(finding, trace):
-            yield from labelled(label, text, width)
-    yield ()
-    yield from labelled("HUNT", summary(hunt), width)
+def answer(hunt: Hunt) -> Answer:
+    against = f" against {version(hunt.before)}" if hunt.before else ""
+    versions = ", ".join(f"{n} {v}" for n, v in hunt.versions.items() if v)
+    rest = tuple(Row(label, text, "doubt") for label, text in _rest(hunt))
+    return Answer(
+        "hunt",
+        f"Hunt of transformers {version(hunt)}{against}",
+        state(hunt),
+        summary(hunt),
+        (
+            Section((f"{versions}.",), brief=()),
+            *(_section(hunt, label, finding) for label, finding in _shown(hunt)),
+            Section(rest, "Not decided"),
+            Section(tuple(Row("families", text) for text in hunt.resolutions), "Families"),
+        ),
+        cases=tuple(_cases(hunt)),
+        facts=to_json(hunt),
+    )
 
 
-def _briefly(finding: Finding) -> Iterator[tuple[str, str]]:
-    if finding.entry is not None:
-        yield "see", f"{finding.entry.summary} ({finding.entry.where})"
+def state(hunt: Hunt) -> AnswerState:
+    """Returns a failure if a finding is new, or appeared and is not in the register."""
+    if hunt.before is not None:
+        found = changes(hunt)
+        failing = any(finding.state == State.NEW for finding in found.appeared)
+        doubtful: object = found.undecided or hunt.missing or hunt.before.missing
     else:
-        yield "not met", _not_met(finding)
+        failing = bool(hunt.of(State.NEW))
+        unsure = hunt.of(State.NOT_CONFIRMED)
+        doubtful = unsure or hunt.undecided or hunt.not_built or hunt.missing
+    return AnswerState.of(failing, doubtful, AnswerState.AS_EXPECTED)
+
+
+def _section(hunt: Hunt, label: str, finding: Finding) -> Section:
+    """Returns a finding; a terminal shows one that is not new in short."""
+    style = "bad" if finding.state == State.NEW and label != _GONE else "doubt"
+    details = [Row(*one) for one in _details(finding, hunt.traces.get(finding.signature))]
+    whole = (Row(label, _headline(hunt, finding), style), *details)
+    short = hunt.before is None and finding.state != State.NEW
+    brief = (Row(label, _headline(hunt, finding, short=True), style), Row(*_briefly(finding)))
+    table = _in_register(finding) if finding.entry else _rows(finding)
+    title = f"{label.lower()}: {finding.signature}"
+    return Section((*whole, table), title, brief=brief if short else whole)
+
+
+def _cases(hunt: Hunt) -> Iterator[Case]:
+    """Yields a case for each cell. What the register lists is as expected."""
+    found = hunt.findings if hunt.before is None else changes(hunt).appeared
+    states = {State.NEW: AnswerState.FAILURE, State.NOT_CONFIRMED: AnswerState.INCONCLUSIVE}
+    shown = {(s.family, f.relation): states.get(f.state) for f in reversed(found) for s in f.shown}
+    for key, cell in sorted(hunt.cells.items()):
+        doubtful = AnswerState.of(False, cell.undecided, AnswerState.AS_EXPECTED)
+        outcome = shown.get(key) or doubtful
+        skipped = cell.outcome.built and not cell.undecided and cell.outcome.applicable is not None
+        yield Case(
+            cell.outcome.relation, cell.outcome.family, None if skipped else outcome,
+            cell_line(cell)[0], seconds=cell.seconds or 0.0, suite=cell.outcome.relation,
+        )  # fmt: skip
+
+
+def _briefly(finding: Finding) -> tuple[str, str]:
+    if finding.entry is not None:
+        return "see", f"{finding.entry.summary} ({finding.entry.where})"
+    return "not met", _not_met(finding)
 
 
 def _shown(hunt: Hunt) -> Iterator[tuple[str, Finding]]:
@@ -170,10 +210,8 @@ def _details(finding: Finding, trace: Pursued | None) -> Iterator[tuple[str, str
     yield "families", _named(finding.families)
     worst = max(finding.shown, key=lambda shown: shown.way.error or 0.0)
     yield worst.family, worst.way.text
-    if finding.state == State.NOT_CONFIRMED:
-        yield "not met", _not_met(finding)
-    if finding.entry is not None:
-        yield "see", f"{finding.entry.summary} ({finding.entry.where})"
+    if finding.entry is not None or finding.state == State.NOT_CONFIRMED:
+        yield _briefly(finding)
     if worst.evidence:
         yield "evidence", worst.evidence
     if trace is not None:
@@ -219,45 +257,18 @@ def _not_compared(hunt: Hunt, before: Hunt) -> Iterator[tuple[str, str]]:
             yield "not run", f"{wording.plural(one.missing, 'cell')} of {version(one)}"
 
 
-def markdown(hunt: Hunt) -> str:
-    """Returns the page as markdown."""
-    parts = [f"# Hunt: {summary(hunt)}", ""]
-    versions = ", ".join(f"{n} {v}" for n, v in hunt.versions.items() if v)
-    parts += [f"{versions}.", "", *(f"- {text}" for text in hunt.resolutions), ""]
-    for title, finding in _shown(hunt):
-        head = finding.state if hunt.before is None else title.lower()
-        parts += [f"## {head}: {finding.signature}", "", _headline(hunt, finding), ""]
-        parts += [
-            f"- {label}: {text}"
-            for label, text in _details(finding, hunt.traces.get(finding.signature))
-        ]
-        parts += ["", *(_in_register(finding) if finding.entry else _rows(finding))]
-        parts.append("")
-    rest = list(_rest(hunt))
-    if rest:
-        parts += ["## Not decided", ""]
-        parts += [f"- {label}: {text}" for label, text in rest]
-        parts.append("")
-    return "\n".join(parts)
+def _rows(finding: Finding) -> Table:
+    rows = ((s.family, s.way.way, s.way.text, _met(s.way.conditions)) for s in finding.shown)
+    return Table("", ("family", "way", "difference", "conditions"), tuple(rows))
 
 
-def _rows(finding: Finding) -> Iterator[str]:
-    yield "| family | way | difference | conditions |"
-    yield "|---|---|---|---|"
-    for shown in finding.shown:
-        text = shown.way.text.replace("|", "\\|")
-        yield f"| {shown.family} | {shown.way.way} | {text} | {_met(shown.way.conditions)} |"
-
-
-def _in_register(finding: Finding) -> Iterator[str]:
-    """Yields a row for the families that show one way alike. The register says what it is."""
+def _in_register(finding: Finding) -> Table:
+    """Returns a row for the families that show one way alike. The register says what it is."""
     rows: dict[tuple[str, str], list[str]] = {}
     for shown in finding.shown:
         rows.setdefault((shown.way.way, _met(shown.way.conditions)), []).append(shown.family)
-    yield "| way | families | conditions |"
-    yield "|---|---|---|"
-    for (way, met), names in rows.items():
-        yield f"| {way} | {', '.join(names)} | {met} |"
+    cells = ((way, ", ".join(names), met) for (way, met), names in rows.items())
+    return Table("", ("way", "families", "conditions"), tuple(cells))
 
 
 def _met(conditions: Any) -> str:

@@ -39,6 +39,7 @@ from moediag.lab.pipeline import register
 from moediag.lab.stacks import environment
 from moediag.lab.stacks.environment import Stack
 from moediag.protocol import ListedFamily, ReleaseListing, build, write_json
+from moediag.report import answer_views
 from moediag.result import wording
 
 HUNT_FILE = "hunt.json"
@@ -105,8 +106,9 @@ def _against(wanted: Wanted, stack: Stack) -> str:
 
 def put(found: Hunt, folder: Path) -> None:
     """Writes the pages."""
-    write_json(folder / HUNT_FILE, findings_page.to_json(found))
-    (folder / PAGE_FILE).write_text(findings_page.markdown(found), encoding="utf-8")
+    page = findings_page.answer(found)
+    write_json(folder / HUNT_FILE, page.to_json())
+    (folder / PAGE_FILE).write_text(answer_views.markdown(page), encoding="utf-8")
 
 
 def hunt(

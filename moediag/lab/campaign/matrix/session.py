@@ -26,8 +26,9 @@ from moediag.lab.launch.hosts import Hosts
 from moediag.lab.stacks.base import cache_root, current_base
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import write_json
-from moediag.report.printable import printable
+from moediag.report import answer_views
 from moediag.result import wording
+from moediag.result.answer_blocks import Code
 
 MATRIX_FILE = "matrix.json"
 PAGE_FILE = "matrix.md"
@@ -133,12 +134,10 @@ class _Fill(Strategy[Key, Cell]):
     def done(self) -> str:
         return wording.plural(len(self.cells), "finished cell")
 
-    def write(self, incomplete: str) -> None:  # noqa: ARG002 - its empty places show it
-        matrix = self.table()
-        write_json(self.folder / MATRIX_FILE, table_page.to_json(matrix))
-        (self.folder / PAGE_FILE).write_text(
-            printable(table_page.markdown(matrix)), encoding="utf-8"
-        )
+    def write(self, incomplete: str) -> None:
+        page = table_page.answer(self.table(), incomplete=incomplete)
+        write_json(self.folder / MATRIX_FILE, page.to_json())
+        (self.folder / PAGE_FILE).write_text(answer_views.markdown(page), encoding="utf-8")
 
     def left(self) -> list[Key]:
         return [key for key in self.question.cells if key not in self.cells]
@@ -165,11 +164,6 @@ def one_line(cell: Cell) -> str:
     return f"{cell.version}  {cell.subject}{spent}  {cell.verdict}{why}"
 
 
-def doubtful(matrix: Matrix) -> bool:
-    """Whether something could not be found out."""
-    return any(c.status is None for c in matrix.unsettled())
-
-
 def check_page(path: Path) -> None:
     """Raises UsageError if no page can be written at ``path``."""
     if path.is_dir() or not path.parent.is_dir():
@@ -182,25 +176,19 @@ def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
     scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
     words = [w for w in command if w != "--resume"]
     base = current_base(cache_root())
-    made = [
-        f"`{shlex.join(words)}`",
+    made = (
+        Code(shlex.join(words), "console"),
         f"{datetime.now(timezone.utc):%Y-%m-%d}, moediag {moediag.__version__}, "
         f"torch {base.torch}, Python {base.python}, {hardware.machine()['os']}; "
-        f"{_counted(matrix)}.",
-    ]
-    section = table_page.markdown(matrix, made)
+        f"{table_page.counted(matrix)}.",
+    )
+    section = answer_views.markdown(table_page.answer(matrix, made))
     try:
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         name = f"{matrix.package} {' '.join(scenarios)}"
         path.write_text(table_page.placed(old, name, section), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--markdown {path}: {error.strerror or error}") from error
-
-
-def _counted(matrix: Matrix) -> str:
-    """Returns ``61 runs, 3 places without any``."""
-    missing = f", {wording.plural(matrix.missing, 'place')} without any" * bool(matrix.missing)
-    return wording.plural(len(matrix.cells), "run") + missing
 
 
 # ------------------------------------------------------------------------ cells

@@ -1,16 +1,15 @@
-"""A matrix as lines, as JSON and as markdown. Pure."""
+"""The page of a matrix, and its JSON. Pure."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from packaging.version import Version
 
 from moediag.lab.campaign.matrix.cells import COULD_NOT_RUN, Cell, Matrix
-from moediag.report.text_layout import Line, columns, labelled
-from moediag.result import wording
+from moediag.result import Table, Verdict, wording
+from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
 
 SCHEMA_VERSION = 1
 _SHOWN = 200  # characters of a reason
@@ -29,6 +28,52 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
         "stretches": {s: [list(ends) for ends in matrix.stretches(s)] for s in matrix.subjects},
         "missing": matrix.missing,
     }
+
+
+def answer(matrix: Matrix, made: Sequence[Block] = (), incomplete: str = "") -> Answer:
+    """Returns the page. ``made``: what made it, for the top of a document."""
+    scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
+    title = f"{', '.join(scenarios)} by release of {matrix.package}"
+    head = (matrix.package, *heads(matrix))
+    table = Table(f"releases of {matrix.package}", head, tuple(map(tuple, rows(matrix))))
+    marks = "; ".join(f"{mark} {meaning}" for mark, meaning in legend(matrix))
+    shown = sum(bool(matrix.stretches(subject)) for subject in matrix.subjects)
+    where = Table("where the failure shows", ("", "releases"), tuple(found(matrix)))
+    columns = wording.plural(len(matrix.subjects), "column")
+    told = (f"the failure shows in {shown} of {columns}; {counted(matrix)}", incomplete)
+    return Answer(
+        "matrix",
+        title,
+        AnswerState.of(False, incomplete or doubtful(matrix), AnswerState.ANSWERED),
+        "; ".join(filter(None, told)),
+        (
+            Section(tuple(made), brief=()),
+            Section((where, *(Row("NOTE", text, "doubt") for text in remarks(matrix)))),
+            Section((table, Row("MARKS", marks))),
+        ),
+        cases=tuple(map(_case, matrix.cells.values())),
+        facts=to_json(matrix),
+    )
+
+
+def doubtful(matrix: Matrix) -> bool:
+    """Whether something could not be found out."""
+    return any(c.status is None for c in matrix.unsettled())
+
+
+def counted(matrix: Matrix) -> str:
+    """Returns ``61 runs, 3 places without any``."""
+    missing = f", {wording.plural(matrix.missing, 'place')} without any" * bool(matrix.missing)
+    return wording.plural(len(matrix.cells), "run") + missing
+
+
+def _case(cell: Cell) -> Case:
+    state = AnswerState.of(False, cell.status is None, AnswerState.ANSWERED)
+    applies = cell.verdict != Verdict.NOT_APPLICABLE
+    return Case(
+        cell.version, cell.subject, state if applies else None, _why(cell),
+        seconds=cell.seconds or 0.0, suite=cell.subject,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------ words
@@ -110,7 +155,7 @@ def _declared(matrix: Matrix) -> str:
 
 
 def remarks(matrix: Matrix) -> list[str]:
-    """Returns every disagreement, then unknown results and other failures, grouped."""
+    """Returns unknown results and other failures, grouped."""
     alike: dict[tuple[str, str], list[str]] = {}
     for cell in matrix.unsettled():
         alike.setdefault((cell.subject, _why(cell)), []).append(cell.version)
@@ -124,66 +169,6 @@ def _why(cell: Cell) -> str:
         return f"could not be run: {text}"
     # The signature of a failure begins with its verdict.
     return text if text.startswith(cell.verdict) else f"{cell.verdict} ({text})"
-
-
-# ------------------------------------------------------------------------ layouts
-
-
-def lines(matrix: Matrix, width: int) -> Iterator[Line]:
-    """Yields the table, in as many parts as its columns need, and its findings."""
-    head, body = heads(matrix), rows(matrix)
-    for first, last in _parts(head, body, width):
-        cells = columns([["", *head[first:last], ""], *([r[0], *r[first + 1 : last + 1], ""]
-                                                        for r in body)])  # fmt: skip
-        for number, row in enumerate(cells):
-            yield ((" " + "  ".join(row).rstrip(), "plain" if number else "label"),)
-        yield ()
-    longest = max(map(len, head), default=0)
-    for column, text in found(matrix):
-        yield from labelled(column.ljust(longest), text, width)
-    for text in remarks(matrix):
-        yield from labelled("NOTE", text, width, "doubt")
-    told = "; ".join(f"{mark} {meaning}" for mark, meaning in legend(matrix))
-    yield from labelled("MARKS", told, width)
-
-
-def _parts(
-    head: Sequence[str], body: Sequence[Sequence[str]], width: int
-) -> Iterator[tuple[int, int]]:
-    """Returns (first, last) columns that fit beside the releases, at least one each."""
-    sizes = [
-        max(len(name), *(len(row[place + 1]) for row in body)) + 2
-        for place, name in enumerate(head)
-    ]
-    room = width - max(len(row[0]) for row in body) - 1
-    first = used = 0
-    for place, size in enumerate(sizes):
-        if place > first and used + size > room:
-            yield first, place
-            first, used = place, 0
-        used += size
-    yield first, len(head)
-
-
-def markdown(matrix: Matrix, made: Sequence[str] = ()) -> str:
-    """Returns the page. ``made``: markdown lines under the title: command, date, place."""
-    head = [matrix.package, *heads(matrix)]
-    table = [head, ["---"] * len(head), *rows(matrix)]
-    scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
-    parts = [
-        f"## {', '.join(scenarios)} by release of {matrix.package}",
-        "",
-        *itertools.chain.from_iterable((line, "") for line in made),
-        *("| " + " | ".join(row) + " |" for row in table),
-        "",
-        "Marks: " + "; ".join(f"`{m}` {t}" if m != "blank" else f"{m} {t}"
-                              for m, t in legend(matrix)) + ".",
-        "",
-        *(f"- **{column}**: {text}" for column, text in found(matrix)),
-        "",
-        *(f"- {text}" for text in remarks(matrix)),
-    ]  # fmt: skip
-    return "\n".join(parts).rstrip() + "\n"
 
 
 def placed(old: str, name: str, section: str) -> str:

@@ -113,6 +113,7 @@ def _bisect(
     from moediag.lab.campaign.bisect.elsewhere import prober
     from moediag.lab.scenario import catalogue
     from moediag.lab.scenario import load as loading
+    from moediag.report import answer_views
 
     what = question.ask(
         loading.load(catalogue.find(name)),
@@ -148,7 +149,9 @@ def _bisect(
             said = f"The bisect did not end within {seconds / 60:.0f} min. {error.help_text}"
             return Blame(said, command=command)
     told = answer_page.sentences(report.package, report.releases, report.answer)
-    return Blame(" ".join(told), answer_page.markdown(report), command)
+    return Blame(
+        " ".join(told), answer_views.markdown(answer_page.answer(report), level=3), command
+    )
 
 
 def _ranks(entry: Entry, asked: Asked) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import moediag
 from moediag import hardware
-from moediag.errors import ExitCode, Interrupted
+from moediag.errors import Interrupted
 from moediag.lab.campaign.engine import (
     Clock,
     Display,
@@ -266,14 +266,3 @@ def _command(one: Planned, plan: Plan, variant: str) -> str:
     for package, version in one.moved.items():
         words += ["--stack", f"{package}={version}"]
     return shlex.join(words)
-
-
-def exit_code(night: Night, new: int) -> int:
-    """Returns 1 for a new failure, 4 if nothing could run here, 3 if nothing could be judged."""
-    if new:
-        return ExitCode.FAILURE_FOUND
-    if not any(job.finished for job in night.jobs):
-        tried = any(job.seconds for job in night.jobs)
-        return ExitCode.INCONCLUSIVE if tried else ExitCode.CANNOT_RUN_HERE
-    judged_any = any(entry.state != "unknown" for entry in night.entries)
-    return ExitCode.OK if judged_any else ExitCode.INCONCLUSIVE

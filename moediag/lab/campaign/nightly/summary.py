@@ -1,4 +1,4 @@
-"""A night on one page: markdown for a step summary, lines for a terminal, annotations. Pure.
+"""The page of a night, its JSON, and annotations of its new failures. Pure.
 
 The order: new, fixed, still failing (and since when), flaky, could not be judged, did not fit, and
 the table of everything.
@@ -6,17 +6,18 @@ the table of everything.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
+from typing import Any
 
 from moediag.lab.campaign.nightly.blame import Blame
 from moediag.lab.campaign.nightly.changes import Change, Compared
 from moediag.lab.campaign.nightly.night import Entry, Found, Hunted, Job, Night, State
 from moediag.records import dataclass
-from moediag.report.text_layout import Line, indented, labelled
-from moediag.result import wording
+from moediag.result import Table, Verdict, wording
+from moediag.result.answer_blocks import Answer, AnswerState, Case, Row, Section
 
-LIMIT = 1_000_000  # bytes; GitHub drops a step summary beyond 1 MiB whole
 MOST_ANNOTATIONS = 10  # of one kind per step; GitHub shows no more
 _HEADS = {
     Change.NEW: "New failures",
@@ -25,19 +26,28 @@ _HEADS = {
     Change.FLAKY: "Flaky",
     Change.UNKNOWN: "Could not be judged",
 }
-_STYLES = {Change.NEW: "bad", Change.FIXED: "good", Change.FLAKY: "doubt"}
+_STYLES = {
+    Change.NEW: "bad", Change.FIXED: "good", Change.FLAKY: "doubt", Change.UNKNOWN: "doubt",
+}  # fmt: skip
+_CASES = {
+    State.GOOD: AnswerState.AS_EXPECTED,
+    State.BAD: AnswerState.FAILURE,
+    State.UNKNOWN: AnswerState.INCONCLUSIVE,
+}
 _MARKS = {State.GOOD: "✅", State.BAD: "❌", State.UNKNOWN: "❔"}
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What the page shows. ``blames``: key of a new failure -> result of its bisect;
-    ``unreadable``: ignored files of the history."""
+    ``unreadable``: ignored files of the history; ``news``: findings of the hunt that no earlier
+    night had."""
 
     night: Night
     compared: tuple[Compared, ...]
     blames: Mapping[tuple[str, str, str], Blame] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()
+    news: tuple[Found, ...] = ()
 
     def of(self, change: Change) -> list[Compared]:
         return [c for c in self.compared if c.change == change]
@@ -45,6 +55,17 @@ class Summary:
     @property
     def left_out(self) -> list[Job]:
         return [job for job in self.night.jobs if not job.finished]
+
+    @property
+    def state(self) -> AnswerState:
+        """Returns a failure if there is a new one; a failure that continues is as expected."""
+        if self.of(Change.NEW) or self.news:
+            return AnswerState.FAILURE
+        if not any(job.finished for job in self.night.jobs):
+            tried = any(job.seconds for job in self.night.jobs)
+            return AnswerState.INCONCLUSIVE if tried else AnswerState.CANNOT_RUN
+        judged = any(entry.state != State.UNKNOWN for entry in self.night.entries)
+        return AnswerState.AS_EXPECTED if judged else AnswerState.INCONCLUSIVE
 
 
 def sentence(summary: Summary) -> str:
@@ -128,9 +149,67 @@ def hunt_sentence(hunt: Hunted) -> str:
     return f"{text}; {left} left for the next night" if hunt.left else text
 
 
-def _hunt_lines(hunt: Hunted) -> Iterator[str]:
-    for word, every in (("appeared", hunt.appeared), ("went away", hunt.gone)):
-        yield from (f"{word}: {_of_hunt(found)}" for found in every)
+# ------------------------------------------------------------------------ the page
+
+
+def answer(summary: Summary) -> Answer:
+    night = summary.night
+    when = f"{night.started[:16].replace('T', ' ')} UTC"
+    spent = wording.seconds(night.seconds)
+    return Answer(
+        "nightly",
+        f"moediag nightly: {night.lane}, {when}, moediag {night.moediag_version}, {spent}",
+        summary.state,
+        sentence(summary),
+        tuple(_sections(summary)),
+        cases=tuple(map(_case, summary.compared)),
+        facts=to_json(summary),
+    )
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+    compared = [
+        {
+            "change": str(one.change),
+            **dataclasses.asdict(one.entry),
+            "since": one.since.night if one.since else None,
+            "last_good": one.last_good.night if one.last_good else None,
+            "blame": dataclasses.asdict(blame)
+            if (blame := summary.blames.get(one.entry.key))
+            else None,
+        }
+        for one in summary.compared
+    ]
+    return {"night": summary.night.to_json(), "compared": compared}
+
+
+def _sections(summary: Summary) -> Iterator[Section]:
+    for change, head in _HEADS.items():
+        found = summary.of(change)
+        rows = tuple(row for one in found for row in _compared(one, summary))
+        yield Section(rows, f"{head} ({len(found)})")
+    hunt = summary.night.hunt
+    if hunt is not None:
+        more = (("appeared", hunt.appeared), ("went away", hunt.gone))
+        texts = (f"{word}: {_of_hunt(found)}" for word, every in more for found in every)
+        yield Section((Row("HUNT", hunt_sentence(hunt)), *(Row("", t) for t in texts)), "Hunt")
+    left = summary.left_out
+    rows = tuple(Row("LEFT OUT", f"{j.scenario} · {j.track}: {j.problem}", "doubt") for j in left)
+    yield Section((*rows, *(["What did not fit comes first next time."] * bool(left))), "Left out")
+    unread = (f"history, left out: {text}" for text in summary.unreadable)
+    yield Section(tuple(Row("NOTE", text) for text in (*summary.night.notes, *unread)), "Notes")
+    yield Section(tuple(_table(summary.night)), "Everything", brief=())
+
+
+def _compared(one: Compared, summary: Summary) -> Iterator[Row]:
+    entry, style = one.entry, _STYLES.get(one.change, "plain")
+    yield Row(str(one.change).upper(), f"{title(entry)}: {what(one)}", style)
+    if one.change == Change.NEW and entry.why:
+        yield Row("", entry.why)
+    if blame := summary.blames.get(entry.key):
+        yield Row("", blame.said)
+    if one.change in (Change.NEW, Change.STILL, Change.FLAKY):
+        yield Row("", entry.command)
 
 
 def _of_hunt(found: Found) -> str:
@@ -139,115 +218,33 @@ def _of_hunt(found: Found) -> str:
     return f"{found.signature} ({ways}) in {', '.join(found.families)}{known}"
 
 
-# ------------------------------------------------------------------------ markdown
-
-
-def markdown(summary: Summary, limit: int = LIMIT) -> str:
-    """Returns at most ``limit`` bytes, with a note if the end is omitted."""
-    night = summary.night
-    head = f"## moediag nightly: {sentence(summary)}\n\n"
-    head += f"{night.lane}, {night.started[:16].replace('T', ' ')} UTC, moediag "
-    head += f"{night.moediag_version}, {wording.seconds(night.seconds)}\n\n"
-    note = "*Cut at the size limit; the night's JSON and JUnit files have everything.*\n"
-    room = limit - len(note.encode())
-    out = [head]
-    used = len(head.encode())
-    for block in _blocks(summary):
-        used += len(block.encode())
-        if used > room:
-            return "".join(out) + note
-        out.append(block)
-    return "".join(out)
-
-
-def _blocks(summary: Summary) -> Iterator[str]:
-    """Yields small blocks, so that little is lost at the limit."""
-    for change, head in _HEADS.items():
-        found = summary.of(change)
-        if not found:
-            continue
-        yield f"### {head} ({len(found)})\n\n"
-        for one in found:
-            yield f"- **{wording.inline(title(one.entry))}**: {wording.inline(what(one))}\n"
-            if change in (Change.NEW, Change.STILL, Change.FLAKY):
-                yield f"  `{one.entry.command}`\n"
-            if change == Change.NEW:
-                yield from _new(one, summary)
-        yield "\n"
-    yield from _rest(summary)
-
-
-def _new(one: Compared, summary: Summary) -> Iterator[str]:
-    if one.entry.why:
-        yield f"  {wording.inline(one.entry.why)}\n"
-    blame = summary.blames.get(one.entry.key)
-    if blame is not None:
-        yield f"  {blame.said}\n"
-
-
-def _rest(summary: Summary) -> Iterator[str]:
-    hunt = summary.night.hunt
-    if hunt is not None:
-        yield f"### Hunt\n\n{wording.inline(hunt_sentence(hunt))}\n\n"
-        yield from (f"- {wording.inline(text)}\n" for text in _hunt_lines(hunt))
-        yield "\n"
-    if summary.left_out:
-        yield "### Left out\n\n"
-        for job in summary.left_out:
-            name = wording.inline(f"{job.scenario} · {job.track}")
-            yield f"- {name}: {wording.inline(job.problem)}\n"
-        yield "\nWhat did not fit comes first next time.\n\n"
-    notes = [*summary.night.notes, *(f"history, left out: {text}" for text in summary.unreadable)]
-    if notes:
-        yield "### Notes\n\n" + "".join(f"- {wording.inline(text)}\n" for text in notes) + "\n"
-    yield from _table(summary.night)
-
-
-def _table(night: Night) -> Iterator[str]:
+def _table(night: Night) -> Iterator[Table]:
     tracks = list(dict.fromkeys(e.track for e in night.entries))
-    if not tracks:
-        return
-    yield "### Everything\n\n"
-    yield f"| scenario | variant | {' | '.join(map(wording.inline, tracks))} |\n"
-    yield "|---" * (2 + len(tracks)) + "|\n"
-    cells: dict[tuple[str, str], dict[str, Entry]] = {}
-    for entry in night.entries:
-        cells.setdefault((entry.scenario, entry.variant), {})[entry.track] = entry
-    for (scenario, variant), by_track in sorted(cells.items()):
-        texts = [
-            f"{_MARKS[State(e.state)]} {wording.inline(e.verdict)}" if e else ""
-            for e in map(by_track.get, tracks)
-        ]
-        yield f"| {' | '.join((wording.inline(scenario), wording.inline(variant), *texts))} |\n"
-    yield "\n"
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for e in night.entries:
+        cells.setdefault((e.scenario, e.variant), {})[e.track] = (
+            f"{_MARKS[State(e.state)]} {e.verdict}"
+        )
+    rows = ((*key, *(by.get(t, "") for t in tracks)) for key, by in sorted(cells.items()))
+    if tracks:
+        yield Table("", ("scenario", "variant", *tracks), tuple(rows))
 
 
-# ------------------------------------------------------------------------ other views
+def _case(one: Compared) -> Case:
+    """A failing variant is a failure, also if known; one that does not apply is skipped."""
+    entry = one.entry
+    state = _CASES[State(entry.state)]
+    return Case(
+        entry.variant,
+        f"{entry.scenario}.{entry.track}",
+        None if entry.verdict == Verdict.NOT_APPLICABLE else state,
+        f"{one.change}: {what(one)}",
+        f"{entry.why}\n\n{entry.command}\n{entry.evidence}",
+        suite=entry.track,
+    )
 
 
-def lines(summary: Summary, folder: str, width: int) -> Iterator[Line]:
-    """Yields the same for a terminal, without the table."""
-    for change in _HEADS:
-        style = _STYLES.get(change, "plain")
-        for one in summary.of(change):
-            yield from labelled(
-                str(change).upper(), f"{title(one.entry)}: {what(one)}", width, style
-            )
-            blame = summary.blames.get(one.entry.key)
-            if blame is not None:
-                yield from indented(blame.said, width, 10)
-    hunt = summary.night.hunt
-    if hunt is not None:
-        yield from labelled("HUNT", hunt_sentence(hunt), width)
-        for text in _hunt_lines(hunt):
-            yield from indented(text, width, 10)
-    for job in summary.left_out:
-        text = f"{job.scenario} · {job.track}: {job.problem}"
-        yield from labelled("LEFT OUT", text, width, "doubt")
-    for note in (*summary.night.notes, *summary.unreadable):
-        yield from labelled("NOTE", note, width)
-    yield from labelled("RESULT", sentence(summary), width)
-    yield from labelled("EVIDENCE", folder, width)
+# ------------------------------------------------------------------------ annotations
 
 
 def workflow_commands(summary: Summary) -> list[str]:

@@ -20,7 +20,7 @@ from moediag.errors import ExitCode, LayoutError, MoediagError
 from moediag.lab.campaign import run as runner
 from moediag.lab.campaign.engine import Display, Header, Journal, Line, Records, Strategy, drive
 from moediag.lab.campaign.sweep.shared_runs import Runs
-from moediag.lab.campaign.sweep.summary import Row, Sweep
+from moediag.lab.campaign.sweep.summary import Sweep, SweepRow
 from moediag.lab.scenario import catalogue
 from moediag.lab.scenario import load as loading
 from moediag.lab.scenario import plan as planning
@@ -113,7 +113,7 @@ def sweep(
     return strategy.summary()
 
 
-class _Sweep(Strategy[str, Row]):
+class _Sweep(Strategy[str, SweepRow]):
     """An item is the name of a scenario."""
 
     counted = False
@@ -128,7 +128,7 @@ class _Sweep(Strategy[str, Row]):
         self.started = str(journal.header.kept["started"])
         self.runs = runs
         self.display = display
-        self.records = Records(journal, "scenario", Row.from_json, dataclasses.asdict)
+        self.records = Records(journal, "scenario", SweepRow.from_json, dataclasses.asdict)
         self.rows = {name: self.records[name] for name in self.planned if name in self.records}
         self.before = sum(row.seconds for row in self.rows.values()) - time.monotonic()
         display.series("scenario", [p.trials for p in planned if p.plan is not None])
@@ -141,28 +141,28 @@ class _Sweep(Strategy[str, Row]):
     def name(self, item: str) -> str:
         return item
 
-    def make(self, item: str) -> Row:
+    def make(self, item: str) -> SweepRow:
         plan = self.planned[item].plan
         if plan is None:
             problem = self.planned[item].problem
-            return Row(item, exit_code=ExitCode.CANNOT_RUN_HERE, problem=problem)
+            return SweepRow(item, exit_code=ExitCode.CANNOT_RUN_HERE, problem=problem)
         ran = self.runs.run(plan, self.folder / item, self.display)
         ranks = plan.trials[0].trial.world_size
-        return Row.of(item, ran.result, ran.exit_code, ran.problem, ran.seconds, ranks)
+        return SweepRow.of(item, ran.result, ran.exit_code, ran.problem, ran.seconds, ranks)
 
     def prepare(self, coming: Sequence[str]) -> None:
         for plan in (self.planned[name].plan for name in coming[:1]):
             if plan is not None:
                 self.runs.prepare(plan)
 
-    def keeps(self, value: Row) -> bool:
+    def keeps(self, value: SweepRow) -> bool:
         """Whether it is final: a row without a complete result is tried again."""
         return not value.problem
 
-    def taken(self, item: str, value: Row) -> None:
+    def taken(self, item: str, value: SweepRow) -> None:
         self.rows[item] = value
 
-    def line(self, value: Row) -> Line:
+    def line(self, value: SweepRow) -> Line:
         return Line(f"{value.scenario}: {value.status}")
 
     def done(self) -> str:

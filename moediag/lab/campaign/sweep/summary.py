@@ -1,21 +1,17 @@
-"""The summary of `moediag run --all`: one row per scenario, as data, terminal text and markdown."""
+"""The summary of `moediag run --all`: one row per scenario."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moediag.errors import ExitCode
 from moediag.protocol import write_json
 from moediag.records import dataclass
-from moediag.report.terminal import WIDEST, show
-from moediag.report.text_layout import Line, columns, labelled
-from moediag.result import Effect, RunResult, wording
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from moediag.result import Cell, Effect, RunResult, Table, wording
+from moediag.result.answer_blocks import Answer, AnswerState, Row, Section
 
 SUMMARY_FILE = "summary.json"
 STATUS = {
@@ -25,13 +21,18 @@ STATUS = {
     ExitCode.BUG: "BUG",
 }
 OTHER = "did not run"
-_STYLE = {"as expected": "good", "BROKEN": "bad", "BUG": "bad"}
+STYLES = {"BROKEN": "bad", "BUG": "bad"}
 # The worst comes last; what is not listed could not run here.
-_WORSE = (ExitCode.OK, ExitCode.INCONCLUSIVE, ExitCode.BUG, ExitCode.FAILURE_FOUND)
+_WORSE = {
+    ExitCode.OK: AnswerState.AS_EXPECTED,
+    ExitCode.INCONCLUSIVE: AnswerState.INCONCLUSIVE,
+    ExitCode.BUG: AnswerState.BUG,
+    ExitCode.FAILURE_FOUND: AnswerState.BROKEN,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SweepRow:
     """One scenario."""
 
     scenario: str
@@ -48,7 +49,7 @@ class Row:
 
     @classmethod
     def of(cls, scenario: str, result: RunResult | None, exit_code: int, problem: str,
-           seconds: float, world_size: int) -> Row:  # fmt: skip
+           seconds: float, world_size: int) -> SweepRow:  # fmt: skip
         if result is None:
             return cls(scenario, exit_code, problem, world_size, seconds=seconds)
         judged = [t for t in result.trials if t.expected]
@@ -69,7 +70,7 @@ class Row:
         )  # fmt: skip
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Row:
+    def from_json(cls, raw: Mapping[str, Any]) -> SweepRow:
         return cls(**{**raw, "broken": tuple(raw["broken"])})
 
     @property
@@ -86,81 +87,71 @@ class Sweep:
     machine: dict[str, Any]
     seconds: float
     planned: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     overrides: tuple[str, ...] = ()  # as typed for all scenarios, if they change what is measured
     schema_version: int = 1
 
     @property
-    def exit_code(self) -> int:
-        """Returns 1 if an expectation was broken, else 5, else 3 (inconclusive, or some could not
-        run), 4 if none could run, 0 if all is as expected."""
+    def state(self) -> AnswerState:
+        """Returns broken if an expectation was, else a bug, else inconclusive (also if
+        some could not run); as expected only if every scenario ran and is."""
         codes = {row.exit_code for row in self.rows}
-        known = [code for code in _WORSE if code in codes]
+        known = [state for code, state in _WORSE.items() if code in codes]
         if not known:
-            return ExitCode.CANNOT_RUN_HERE if codes else ExitCode.INCONCLUSIVE
+            return AnswerState.CANNOT_RUN if codes else AnswerState.INCONCLUSIVE
         missing = len(self.rows) < len(self.planned) or codes - set(_WORSE)
-        worst = known[-1]
-        return ExitCode.INCONCLUSIVE if worst == ExitCode.OK and missing else worst
+        as_expected = known[-1] == AnswerState.AS_EXPECTED
+        return AnswerState.INCONCLUSIVE if as_expected and missing else known[-1]
 
     def to_json(self) -> dict[str, Any]:
         rows = [{**dataclasses.asdict(row), "status": row.status} for row in self.rows]
-        return {**dataclasses.asdict(self), "rows": rows, "exit_code": self.exit_code}
+        return {**dataclasses.asdict(self), "rows": rows}
 
     def write(self, folder: Path) -> Path:
-        return write_json(folder / SUMMARY_FILE, self.to_json())
+        return write_json(folder / SUMMARY_FILE, answer(self).to_json())
 
 
-def render(sweep: Sweep, console: Console, folder: str) -> None:
-    for line in lines(sweep, folder, min(console.width, WIDEST)):
-        show(line, console)
+def answer(sweep: Sweep, folder: str = "") -> Answer:
+    """Returns the page. ``folder``: the sweep's, as a user would type it."""
+    rows = [
+        Row(row.scenario, text, STYLES.get(row.status, "doubt"))
+        for row in sweep.rows
+        for text in filter(None, (row.problem, *row.broken))
+    ]
+    head = ("scenario", "ranks", "expected", "reproduced", "fixes", "time", "")
+    table = Table("scenarios", head, tuple(map(_cells, sweep.rows)))
+    return Answer(
+        "run",
+        "moediag run --all",
+        sweep.state,
+        _conclusion(sweep),
+        (Section(tuple(rows), "Not as expected"), Section((table,))),
+        (Row("NEXT", f"moediag report {folder}/*/ --html page.html"),),
+        facts=sweep.to_json(),
+    )
 
 
-def lines(sweep: Sweep, folder: str, width: int) -> Iterator[Line]:
-    head = ["scenario", "ranks", "expected", "reproduced", "fixes", "time", ""]
-    cells = columns([head, *(_cells(row) for row in sweep.rows)])
-    yield ((" " + "  ".join(cells[0]).rstrip(), "label"),)
-    for row, texts in zip(sweep.rows, cells[1:], strict=True):
-        yield (" " + "  ".join(texts[:-1]) + "  ", "plain"), (row.status, _style(row))
-    for row in sweep.rows:
-        for text in filter(None, (row.problem, *row.broken)):
-            yield from labelled(f"{row.scenario} ", text, width, _style(row))
-    yield from labelled("RESULT", sentence(sweep), width, "plain")
-    yield from labelled("EVIDENCE", folder, width)
-    yield from labelled("NEXT", f"moediag report {folder}/*/ --html page.html", width)
-
-
-def sentence(sweep: Sweep) -> str:
-    """Returns ``41 scenarios, 512 trials judged: 40 as expected, 1 BROKEN; 12 min``."""
+def _conclusion(sweep: Sweep) -> str:
+    """Returns ``41 scenarios (40 as expected, 1 BROKEN); 511 of 512 expectations met; 12 min``."""
     statuses = [row.status for row in sweep.rows]
     parts = [f"{statuses.count(s)} {s}" for s in (*STATUS.values(), OTHER) if s in statuses]
     left = len(sweep.planned) - len(sweep.rows)
     parts += [f"{left} not begun"] if left else []
     met, expected = sum(r.met for r in sweep.rows), sum(r.expected for r in sweep.rows)
     return (
-        f"{wording.plural(len(sweep.planned), 'scenario')}: {', '.join(parts)}; {met} of "
+        f"{wording.plural(len(sweep.planned), 'scenario')} ({', '.join(parts)}); {met} of "
         f"{wording.plural(expected, 'expectation')} met; {wording.seconds(sweep.seconds)}"
         + (f"; with {' '.join(sweep.overrides)}" if sweep.overrides else "")
     )
 
 
-def markdown(sweep: Sweep) -> str:
-    """Returns a table for an issue or a step summary."""
-    head = ("scenario", "ranks", "expectations met", "claims reproduced", "fixes", "time", "")
-    rows = [head, ("---",) * len(head), *(tuple(_cells(row)) for row in sweep.rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{sentence(sweep)}\n"
-
-
-def _cells(row: Row) -> Sequence[str]:
-    return [
+def _cells(row: SweepRow) -> tuple[Cell, ...]:
+    return (
         row.scenario,
-        "" if row.world_size is None else str(row.world_size),
+        row.world_size,
         f"{row.met} of {row.expected}" if row.expected else "",
         f"{row.reproduced} of {row.claims}" if row.claims else "",
         ", ".join(f"{number} {effect}" for effect, number in row.fixes.items()),
         wording.seconds(row.seconds) if row.seconds else "",
         row.status,
-    ]
-
-
-def _style(row: Row) -> str:
-    return _STYLE.get(row.status, "doubt")
+    )

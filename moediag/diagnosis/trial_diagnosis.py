@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.standings import standings
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.judgement import Detector, Judgement
 from moediag.diagnosis.numbers import by_part, expert_holders, ownership
-from moediag.diagnosis.rules.facts import Facts
-from moediag.diagnosis.rules.judgement import Judgement
-from moediag.diagnosis.rules.order import RULES, Detector, judge
+from moediag.diagnosis.rules.order import RULES, judge
 from moediag.diagnosis.rules.signature import signature
 from moediag.diagnosis.schedules.step_offset import ahead
 from moediag.diagnosis.words import (

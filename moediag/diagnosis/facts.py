@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
@@ -36,6 +37,9 @@ from moediag.diagnosis.schedules.replay import replay
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.diagnosis.schedules.stuck_calls import Frontier, frontier
 from moediag.evidence.model import Evidence
+
+if TYPE_CHECKING:
+    from moediag.protocol import Outcome
 
 
 class Facts:
@@ -178,6 +182,12 @@ class Facts:
         return decisions.parted(self.evidence)
 
     # -- numbers -----------------------------------------------------------------------
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What ranks measured and reported, of those that reached their end."""
+        every = (seen.outcome for seen in self.evidence.ranks.values())
+        return tuple(outcome for outcome in every if outcome is not None)
 
     @cached_property
     def gradients(self) -> GradientFacts:

@@ -1,15 +1,17 @@
-"""A detector's judgement, and the helpers that detectors share."""
+"""What a detector is, its judgement, and the helpers that detectors share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.end_states.failures import Failure
-from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
-from moediag.result import Confidence
+from moediag.result import Confidence, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,31 @@ class Judgement:
     """What to do next, where the detector knows it better than `words/next_step.py`."""
     gradients: bool = False
     """Gradients are wrong because of it, so their parameters are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """Looks for one fact that decides the verdict."""
+
+    verdict: Verdict
+    """The verdict that the fact leads to."""
+    judge: Callable[[Facts], Judgement | None]
+    """The judgement of the fact; None if it is absent or unknown. Its docstring says what it
+    finds."""
+
+    @property
+    def name(self) -> str:
+        return self.judge.__name__
+
+    @property
+    def finds(self) -> str:
+        """One or two sentences."""
+        return " ".join((self.judge.__doc__ or "").split())
+
+
+def detector(verdict: Verdict) -> Callable[[Callable[[Facts], Judgement | None]], Detector]:
+    """Makes a detector that leads to ``verdict`` of a function."""
+    return lambda judge: Detector(verdict, judge)
 
 
 def undecided(text: str, next_step: str = "") -> Judgement:

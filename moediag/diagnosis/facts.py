@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
@@ -15,13 +16,6 @@ from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
-from moediag.diagnosis.numbers.law_breaches import LawFacts, law_facts
-from moediag.diagnosis.numbers.law_declared import DeclaredFacts, declared_facts
-from moediag.diagnosis.numbers.law_gradients import TrainingFacts, training_facts
-from moediag.diagnosis.numbers.law_loads import LoadFacts, load_facts
-from moediag.diagnosis.numbers.law_loops import LoopFacts, loop_facts
-from moediag.diagnosis.numbers.law_models import ModelFacts, model_facts
-from moediag.diagnosis.numbers.law_samples import SampleFacts, sample_facts
 from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, applied_facts
 from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
@@ -41,6 +35,8 @@ from moediag.evidence.model import Evidence
 if TYPE_CHECKING:
     from moediag.protocol import Outcome
 
+T = TypeVar("T")
+
 
 class Facts:
     """Facts that several detectors or tables use, each computed on first use.
@@ -49,6 +45,14 @@ class Facts:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
+        self._known: dict[Callable[[Evidence], Any], Any] = {}
+
+    def of(self, compute: Callable[[Evidence], T]) -> T:
+        """``compute(evidence)``, computed once: a fact that the detectors or laws of one module
+        share."""
+        if compute not in self._known:
+            self._known[compute] = compute(self.evidence)
+        return cast("T", self._known[compute])
 
     # -- how ranks ended ---------------------------------------------------------------
 
@@ -229,34 +233,6 @@ class Facts:
     @cached_property
     def applied(self) -> AppliedFacts:
         return applied_facts(self.evidence)
-
-    @cached_property
-    def laws(self) -> LawFacts:
-        return law_facts(self.evidence)
-
-    @cached_property
-    def samples(self) -> SampleFacts:
-        return sample_facts(self.evidence)
-
-    @cached_property
-    def training(self) -> TrainingFacts:
-        return training_facts(self.evidence)
-
-    @cached_property
-    def loops(self) -> LoopFacts:
-        return loop_facts(self.evidence)
-
-    @cached_property
-    def declared(self) -> DeclaredFacts:
-        return declared_facts(self.evidence)
-
-    @cached_property
-    def model_values(self) -> ModelFacts:
-        return model_facts(self.evidence)
-
-    @cached_property
-    def loads(self) -> LoadFacts:
-        return load_facts(self.evidence)
 
     @cached_property
     def metrics(self) -> MetricFacts:

@@ -80,7 +80,7 @@ class Explained:
     @property
     def is_law(self) -> bool:
         """Whether it checks a law of watched jobs."""
-        return self.file.endswith("/laws.py")
+        return "/laws/" in self.file
 
 
 def explained(rules: Iterable[Detector] = RULES) -> tuple[Explained, ...]:

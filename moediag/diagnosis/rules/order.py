@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Detector, Judgement
+from moediag.diagnosis.laws.law import detector_of
+from moediag.diagnosis.laws.law_order import LAWS
 from moediag.diagnosis.rules.failed import (
     crash,
     guard_stop,
@@ -34,20 +36,6 @@ from moediag.diagnosis.rules.incomplete import (
     not_applicable,
     not_comparable,
     not_started,
-)
-from moediag.diagnosis.rules.laws import (
-    adapters_untrained,
-    declared_inputs_apart,
-    gradients_absent,
-    gradients_kept,
-    left_in_evaluation,
-    local_norms,
-    model_without_optimizer,
-    parameters_not_finite,
-    part_loaded,
-    replicas_apart,
-    same_part,
-    scaled_gradients_clipped,
 )
 from moediag.diagnosis.rules.measured import (
     nonfinite_numbers,
@@ -114,18 +102,7 @@ RULES: tuple[Detector, ...] = (
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # A watched job broke a law.
-    part_loaded,
-    replicas_apart,
-    declared_inputs_apart,
-    local_norms,
-    gradients_kept,
-    scaled_gradients_clipped,
-    parameters_not_finite,
-    same_part,
-    adapters_untrained,
-    model_without_optimizer,
-    gradients_absent,
-    left_in_evaluation,
+    *(detector_of(law, law.verdict) for law in LAWS if law.verdict is not None),
     # Nothing was measured: a watched job, or evidence of other tools.
     trained_alone,
     no_records,

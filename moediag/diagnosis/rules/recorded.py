@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, detector, undecided
+from moediag.diagnosis.laws import replica_sets
 from moediag.diagnosis.schedules.align import was_recorded
-from moediag.diagnosis.words import cause, foreign_jobs, law_sentences, log_sentences
+from moediag.diagnosis.words import cause, foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import describe
 from moediag.evidence.model import Collective, RankEvidence
 from moediag.result import Confidence, Verdict
@@ -125,8 +126,8 @@ def healthy_job(facts: Facts) -> Judgement | None:
         return None
     unknown = facts.unrecorded
     recorded = sorted(set(evidence.ranks) - set(unknown))
-    laws = law_sentences.clean(facts.laws)
-    text = f"No hang, no crash; {laws or 'numbers were not checked'}. "
+    laws = replica_sets.checked(facts) or "numbers were not checked"
+    text = f"No hang, no crash; {laws}. "
     if evidence.world_size == 1:
         return Judgement(Confidence.HIGH, f"{text}The only rank finished normally.")
     steps = max(evidence.ranks[rank].last_step for rank in recorded)

@@ -2,10 +2,15 @@
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
+import moediag.diagnosis.laws as laws_package
 import moediag.diagnosis.rules as rules_package
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Detector
+from moediag.diagnosis.laws import LAWS, Law
 from moediag.diagnosis.rules import RULES, judge
 from moediag.diagnosis.rules.explanations import CONFIDENCE, MEANINGS, NEXT_STEPS, explained
 from moediag.evidence.model import Evidence
@@ -13,19 +18,12 @@ from moediag.result import Confidence, Verdict
 from tests.unit.diagnosis.example_detector import frozen_loss
 
 
-def defined() -> list[Detector]:
-    """The detectors of all modules of rules, each where it is defined."""
-    names = [
-        one.name
-        for one in pkgutil.walk_packages(rules_package.__path__, "moediag.diagnosis.rules.")
-    ]
-    modules = {name: importlib.import_module(name) for name in names}
-    return [
-        one
-        for name, module in modules.items()
-        for one in vars(module).values()
-        if isinstance(one, Detector) and one.judge.__module__ == name
-    ]
+def defined(package: ModuleType, kind: type) -> Iterator[Any]:
+    """The objects of this kind in the modules of a package that define one."""
+    for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(one.name)
+        if not one.name.endswith("order"):  # imports them
+            yield from (value for value in vars(module).values() if isinstance(value, kind))
 
 
 def test_detectors_are_explained_in_their_order() -> None:
@@ -33,15 +31,20 @@ def test_detectors_are_explained_in_their_order() -> None:
     assert [d.name for d in found][-1] == "frozen_loss"
     assert found[-1].finds.startswith("The loss is exactly the same")
     assert [d.verdict for d in found[:-1]] == [rule.verdict for rule in RULES]
-    laws = [d.name for d in found if d.is_law]
-    assert {"part_loaded", "gradients_kept"} < set(laws)
-    assert "frozen_loss" not in laws
+    failures = [law.find.__name__ for law in LAWS if law.verdict is not None]
+    assert [d.name for d in found if d.is_law] == failures
 
 
-def test_every_detector_is_registered_once_and_documented() -> None:
-    assert {rule.name for rule in RULES} == {one.name for one in defined()}
-    assert len({rule.name for rule in RULES}) == len(RULES) == len(defined())
+def test_every_detector_and_law_is_registered_once_and_documented() -> None:
+    names = [rule.name for rule in RULES]
+    detectors = [one.name for one in defined(rules_package, Detector)]
+    laws = list(defined(laws_package, Law))
+    failures = [law.find.__name__ for law in laws if law.verdict is not None]
+    assert sorted(names) == sorted((*detectors, *failures))
+    assert len(set(names)) == len(names)
+    assert set(LAWS) == set(laws) and len(LAWS) == len(laws)
     assert all(rule.finds.endswith(".") for rule in RULES)
+    assert all((law.find.__doc__ or "").endswith(".") for law in LAWS)
 
 
 def test_verdicts_and_confidences_are_explained_and_reachable() -> None:

@@ -1,16 +1,54 @@
-"""Sentences about values that must be equal on several ranks."""
+"""Values that must be equal on several ranks are equal: parameters, and numbers of optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moediag.diagnosis.numbers.law_breaches import Breach, LawFacts
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Broken, Findings, law
+from moediag.diagnosis.numbers.law_breaches import Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.evidence.law_model import PART, PLACED
+from moediag.result import Verdict
 from moediag.result.wording import listed, plural, ranks
 
 
-def of_breach(b: Breach) -> str:
+@law(Verdict.REPLICA_DIVERGENCE)
+def replicas_apart(facts: Facts) -> Findings:
+    """Values that a watched job must keep equal on several ranks differ: parameters of replicas, or
+    numbers of their optimizer."""
+    found = facts.of(law_facts)
+    if found.breach is not None:
+        reason = found.breach.reason
+        first = reason.what if reason is not None else "weights"
+        yield Broken(
+            _of_breach(found.breach),
+            pattern="initial weights" if found.breach.initial else first,
+            next_step=_next_step(found.breach),
+            culprits=found.breach.odd,
+            lasting=found.breach.parameters is not None,  # a number may still become equal
+            beside=True,
+        )
+    if found.apart:
+        yield (
+            f"All {plural(len(found.apart), 'plain parameter')} ({listed(found.apart)}) were equal "
+            f"on all ranks at first and differ since step {found.apart_from}: if the ranks train "
+            "one model, nothing keeps them equal."
+        )
+
+
+def checked(facts: Facts) -> str:
+    """What held, for a job without a failure; "" without a law that was checked."""
+    steps = facts.of(law_facts).checked
+    return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""
+
+
+def not_checked(facts: Facts) -> tuple[str, ...]:
+    """Which replicas were not compared, and why."""
+    return facts.of(law_facts).not_checked
+
+
+def _of_breach(b: Breach) -> str:
     """What differs, since when, and what differed first."""
     if b.parameters is None:
         assert b.reason is not None
@@ -81,7 +119,7 @@ def _step_call(b: Breach) -> str:
     return f"{b.history.optimizer}.step(){at}"
 
 
-def next_step(b: Breach) -> str:
+def _next_step(b: Breach) -> str:
     """What to change."""
     if b.initial:
         return (
@@ -137,21 +175,3 @@ def _sides(split: Split) -> str:
         return f"{ranks(every)} all differ from each other"
     texts = [f"{ranks(side)} {'agree' if len(side) > 1 else 'differs'}" for side in split.sides]
     return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
-
-
-def notes(facts: LawFacts) -> tuple[str, ...]:
-    """Facts that may be deliberate."""
-    if not facts.apart:
-        return ()
-    return (
-        f"All {plural(len(facts.apart), 'plain parameter')} ({listed(facts.apart)}) were equal on "
-        f"all ranks at first and differ since step {facts.apart_from}: if the ranks train one "
-        "model, nothing keeps them equal.",
-    )
-
-
-def clean(facts: LawFacts) -> str:
-    """What held, for a job without a failure; "" without a law that was checked."""
-    if not facts.checked:
-        return ""
-    return f"no law was broken in {plural(facts.checked, 'checked step')}"

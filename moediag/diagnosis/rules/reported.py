@@ -8,22 +8,20 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, detector
 from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import sentence
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import RankError, Report
 from moediag.evidence.rank_stacks import in_collective, that_counts
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
 _MANY = 3  # ranks that agree against one
-_NAMED = ("absent", "never", "missing", "open")
-_UNNAMED = ("unanswered", "no-id")
-_ENDS = ("failed", "error", "machine", "killed", "ended", "clients")
 
 
 @detector(Verdict.COLLECTIVE_MISMATCH)
 def reported_mismatch(facts: Facts) -> Judgement | None:
     """The communication library reports a mismatch of collectives; no schedule shows which."""
     evidence = facts.evidence
-    reports = [one for one in evidence.reports if one.kind == "mismatch"]
+    reports = [one for one in evidence.reports if meaning(one).fault == "sides"]
     failed = tuple(failure for failure in facts.failed if failure.mismatch)
     if not reports and not failed:
         return None
@@ -63,7 +61,7 @@ def reported_absence(facts: Facts) -> Judgement | None:
     if not found:
         return None
     text = " ".join(dict.fromkeys(map(_absent, found)))
-    named = {rank for one in found if one.kind in ("absent", "never") for rank in one.about}
+    named = {rank for one in found if meaning(one).fault == "named" for rank in one.about}
     if not named:
         named = _lagging(evidence.reports)
     sure = bool(named) and not any(one.group and not one.of_all for one in evidence.reports)
@@ -87,35 +85,17 @@ def reported_absence(facts: Facts) -> Judgement | None:
 def _absences(facts: Facts) -> tuple[Report, ...]:
     """The reports that name ranks; without any, those that say only that some rank is missing."""
     reports = facts.evidence.reports
-    named = tuple(one for one in reports if one.kind in _NAMED)
-    unnamed = tuple(one for one in reports if one.kind in _UNNAMED)
+    named = tuple(one for one in reports if meaning(one).fault in ("named", "lagging"))
+    unnamed = tuple(one for one in reports if meaning(one).fault == "unnamed")
     return named or (() if unnamed and facts.positions else unnamed)
 
 
 def _absent(one: Report) -> str:
-    about = ranks(one.about)
-    if one.kind == "absent":
-        text = sentence(f"{about} did not reach monitored_barrier within {one.seconds:g} s")
-        if len(one.about) == 1:
-            text += " Rank 0 asks the others in order and stops at the first that does not answer, "
-            text += "so ranks after it may be missing as well."
-        return text
-    if one.kind == "never":
-        return sentence(f"{about} joined no collective of the group, others wait")
-    if one.kind == "missing":
-        return sentence(f"{about} did not join call {one.seq} of the group")
-    if one.kind == "open":
-        return sentence(f"{about} joined call {one.seq} of the group, which did not finish there")
-    if one.kind == "no-id":
-        return sentence(
-            f"rank {one.place} of a group waited for rank {one.about[0]} of it to set up NCCL's "
-            f"communicator and gave up: rank {one.about[0]} of that group did not come to its "
-            "first collective in time, or its store was not reachable"
-        )
-    return (
-        "Ranks other than 0 reached monitored_barrier and lost rank 0 of it, whose own message "
-        "tells which rank was missing."
+    says, about = meaning(one), ranks(one.about)
+    text = sentence(
+        says.says.format(about=about, seconds=one.seconds, seq=one.seq, place=one.place)
     )
+    return f"{text} {says.of_one}" if says.of_one and len(one.about) == 1 else text
 
 
 def _lagging(reports: tuple[Report, ...]) -> set[int]:
@@ -194,7 +174,7 @@ def stuck_watchdog(facts: Facts) -> Judgement | None:
 @detector(Verdict.CRASH)
 def reported_end(facts: Facts) -> Judgement | None:
     """A log reports an exception, a kill or a broken device, but not of which rank."""
-    found = [one for one in facts.evidence.reports if one.kind in _ENDS]
+    found = [one for one in facts.evidence.reports if meaning(one).fault in ("writer", "unknown")]
     if not found:
         return None
     errors = [one for one in found if one.kind == "error"]

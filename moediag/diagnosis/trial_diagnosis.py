@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.standings import standings
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.judgement import Detector, Judgement
+from moediag.diagnosis.laws import LAWS, replica_sets
 from moediag.diagnosis.numbers import by_part, expert_holders, ownership
-from moediag.diagnosis.rules.facts import Facts
-from moediag.diagnosis.rules.judgement import Judgement
-from moediag.diagnosis.rules.order import RULES, Detector, judge
+from moediag.diagnosis.rules.order import RULES, judge
 from moediag.diagnosis.rules.signature import signature
 from moediag.diagnosis.schedules.step_offset import ahead
 from moediag.diagnosis.words import (
@@ -18,10 +19,6 @@ from moediag.diagnosis.words import (
     detector_table,
     device_sentences,
     divergence_view,
-    law_data_sentences,
-    law_loop_sentences,
-    law_program_sentences,
-    law_sentences,
     log_sentences,
     node_sentences,
     program_tables,
@@ -77,14 +74,11 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         worst_parameter=numbers.worst,
         wrong_parameters=numbers.wrong if judged.gradients else (),
         parameters_compared=numbers.compared,
-        not_seen=(*not_seen(evidence, facts.aligned.not_seen), *facts.laws.not_checked),
+        not_seen=(*not_seen(evidence, facts.aligned.not_seen), *replica_sets.not_checked(facts)),
         stacks=divergence_view.stacks(evidence),
         notes=(
             *judged.notes,
-            *law_sentences.notes(facts.laws),
-            *law_data_sentences.notes(facts.samples, facts.training),
-            *law_loop_sentences.notes(facts.loops),
-            *law_program_sentences.notes(facts.declared, facts.model_values, facts.loads),
+            *(note for law in LAWS for note in law.notes(facts)),
             *_at_end(facts, verdict, judged),
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
@@ -115,18 +109,8 @@ def broken_law(evidence: Evidence) -> str:
     """The sentence about a law that a running job has broken, or "". Only what later steps cannot
     take back: an equal learning rate may follow, and so may a first gradient."""
     facts = Facts(evidence)
-    breach, training = facts.laws.breach, facts.training
-    if breach is not None and breach.parameters is not None:
-        return law_sentences.of_breach(breach)
-    if facts.loads.part is not None:
-        return law_program_sentences.of_part(facts.loads.part)
-    if facts.declared.inputs is not None:
-        return law_program_sentences.of_declared(facts.declared.inputs)
-    if training.local_norms is not None:
-        return law_data_sentences.of_norms(training.local_norms)
-    if training.not_finite is not None:
-        return law_data_sentences.of_not_finite(training.not_finite)
-    return ""
+    broken = (law.broken(facts) for law in LAWS)
+    return next((one.cause for one in broken if one is not None and one.lasting), "")
 
 
 def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parted, ...], str]:
@@ -156,10 +140,8 @@ def _at_end(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[str, ...
         told = (facts.ownership.text,)
     if facts.resume.verdict is not None and judged.cause != facts.resume.text:
         told = (*told, facts.resume.text)
-    if facts.laws.breach is not None:
-        text = law_sentences.of_breach(facts.laws.breach)
-        told = told if judged.cause == text else (*told, text)
-    return told
+    broken = [one for law in LAWS if (one := law.broken(facts)) is not None and one.beside]
+    return (*told, *(one.cause for one in broken if one.cause != judged.cause))
 
 
 def _tables(facts: Facts) -> tuple[Table, ...]:

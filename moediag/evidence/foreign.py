@@ -19,6 +19,7 @@ from moediag.evidence import (
     rank_stacks,
 )
 from moediag.evidence.flight_calls import COMPLETED, Dump
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import (
     Collective,
     Evidence,
@@ -49,7 +50,7 @@ def evidence(found: Found) -> Evidence:
     }  # fmt: skip
     least = max(max(seen_ranks | found.unread, default=-1) + 1, log_reports.job_size(found.reports))
     recorded = flight_recorder.recorded(found.dumps, least)
-    waited = {o.rank for o in found.reports if o.kind in log_reports.WAITED and o.rank is not None}
+    waited = {o.rank for o in found.reports if meaning(o).waits and o.rank is not None}
     ranks: dict[int, RankEvidence] = {}
     for rank in sorted(seen_ranks):
         own = recorded.ranks.get(rank) or _from_watchdog(rank, found)
@@ -96,7 +97,7 @@ def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     """The rank's exception, from its error file or its output, and how the process ended."""
     error = found.errors.get(rank) or exits.error_in_output(found.outputs.get(rank, ""))
     if error is None:
-        told = (one for one in found.reports if one.kind == "failed" and one.rank == rank)
+        told = (one for one in found.reports if meaning(one).fault == "writer" and one.rank == rank)
         error = next((RankError("DistBackendError", one.detail) for one in told), None)
     return error, found.exits.get(rank)
 

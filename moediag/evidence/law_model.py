@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import field
+from typing import Any, TypeVar
 
 from moediag.records import dataclass
 
+T = TypeVar("T")
+# What reading an event raises that is not what its recorder writes.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 # How equality of a piece is kept, see recorder.laws.replica_sets.
 REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "plain"
 # In place of a fingerprint: the parameter has no gradient.
@@ -240,3 +245,14 @@ class RankLaws:
     modes: tuple[Mode, ...] = ()
     #: At most 100 of a model.
     mode_changes: tuple[ModeChange, ...] = ()
+    #: Kind -> events of all other kinds, as they were written.
+    others: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+
+    def of(self, kind: str, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, ...]:
+        """What ``read`` makes of each event of a kind that only one law knows, without events that
+        it cannot read."""
+        found = []
+        for event in self.others.get(kind, ()):
+            with suppress(*UNREADABLE):
+                found.append(read(event))
+        return tuple(found)

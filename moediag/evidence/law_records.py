@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.evidence.law_model import (
+    UNREADABLE,
     Cleared,
     ClipNorm,
     DeclaredTensor,
@@ -40,7 +41,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
         for line in lines:
             try:
                 reader.read(parse_json(line))
-            except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+            except UNREADABLE:
                 lost += 1
     not_seen = (f"rank {rank}: {lost} unreadable lines of its laws' log",) if lost > 1 else ()
     found = RankLaws(
@@ -57,6 +58,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
         tuple(reader.cleared),
         tuple(reader.modes),
         tuple(dict.fromkeys(reader.mode_changes)),
+        {kind: tuple(events) for kind, events in reader.others.items()},
     )
     return found, not_seen
 
@@ -76,6 +78,7 @@ class _Reader:
         self.cleared: list[Cleared] = []
         self.modes: list[Mode] = []
         self.mode_changes: list[ModeChange] = []
+        self.others: dict[str, list[Mapping[str, Any]]] = {}
         self.layouts: dict[int, tuple[str, str, tuple[LawPiece, ...]]] = {}
 
     def read(self, event: Mapping[str, Any]) -> None:
@@ -86,8 +89,10 @@ class _Reader:
             "optimizer_file": self.optimizer_file, "optimizer_load": self.optimizer_load,
             "cleared": self.clear, "mode": self.mode, "mode_change": self.change_mode,
         }.get(event["e"])  # fmt: skip
-        if handler is not None:  # else an event of a later version
+        if handler is not None:
             handler(event)
+        else:  # of a law that reads its events itself, or of a later version
+            self.others.setdefault(str(event["e"]), []).append(event)
 
     def pieces(self, event: Mapping[str, Any]) -> None:
         sets = [tuple(int(r) for r in ranks) for ranks in event["sets"]]

@@ -1,11 +1,56 @@
-"""Messages in logs that moediag understands: one table of formats, with who writes each."""
+"""Messages in logs that moediag understands: how each is recognised, and whom it says to be at
+fault. A new message is one row of :data:`FORMATS`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
+from moediag.evidence.model import Report
 from moediag.records import dataclass
+
+Fault = Literal["named", "lagging", "unnamed", "positions", "sides", "writer", "unknown", "nobody"]
+"""Who is at fault, by a message:
+
+- named: the ranks in ``about``, which did not come;
+- lagging: the ranks in ``about``, if the same list shows other ranks ahead of them;
+- unnamed: a rank that did not come, and that the message does not name;
+- positions: the rank that is behind, when the numbers of all ranks in the group are compared;
+- sides: the rank whose call differs from those of all others;
+- writer: the rank that wrote it, because an error of its own ended it;
+- unknown: a process that ended, or a machine that broke; the message does not say which rank;
+- nobody: the message does not tell.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What messages of one kind say."""
+
+    #: `Report.kind`.
+    kind: str
+    fault: Fault = "nobody"
+    #: The writer waited in a call until its library gave up, so its error is not a failure.
+    waits: bool = False
+    #: The sentence on the page if the fault is named, lagging or unnamed. It may contain the
+    #: report's ``{about}`` ("rank 3"), ``{seconds:g}``, ``{seq}`` and ``{place}``.
+    says: str = ""
+    #: What follows if the message names a single rank.
+    of_one: str = ""
+    #: A note repeats the message, whatever the verdict.
+    noted: bool = False
+
+
+TIMEOUT = Meaning("timeout", "positions", waits=True)
+STUCK = Meaning("stuck", noted=True)
+MACHINE = Meaning("machine", "unknown", noted=True)
+KILLED = Meaning("killed", "unknown", noted=True)
+ENDED = Meaning("ended", "unknown", noted=True)
+# Of several lines, or of a whole log: no row has them.
+SITE = Meaning("site", waits=True)  # the line of the program that made the call which timed out
+STACK = Meaning("stack")  # a process of an unknown rank
+ERROR = Meaning("error", "unknown")  # an exception in a log that names no rank
 
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
 # `[PG 3 Rank 5]` (2.3). The rank is the one in the group.
@@ -33,8 +78,7 @@ _RANKS = r"(?P<about>\d[\d, ]{0,8000})"
 class Format:
     """One statement in a log."""
 
-    #: What it reports, `Report.kind`.
-    kind: str
+    meaning: Meaning
     #: A text that every such line contains, to skip all others quickly.
     hint: str
     #: Who writes it, and the oldest release in whose logs it was met.
@@ -46,52 +90,56 @@ class Format:
         return re.finditer(self.pattern, text, re.DOTALL)
 
 
-def _format(kind: str, hint: str, source: str, *parts: str) -> Format:
-    return Format(kind, hint, source, "".join(parts))
+def _format(meaning: Meaning, hint: str, source: str, *parts: str) -> Format:
+    return Format(meaning, hint, source, "".join(parts))
 
 
 FORMATS = (
     # -- a call that did not complete, as the watchdog of one process group sees it
     _format(
-        "timeout", "CCL(", "torch 1.12",
+        TIMEOUT, "CCL(", "torch 1.12",
         rf"(?:{_PG}\s*(?:[^\[\n]{{0,160}}\[Rank \d{{1,7}}\]\s*)?|",
         r"\[Rank (?P<number>\d{1,7})\]\s*)?",
         rf"(?:Watchdog caught collective operation timeout:|(?<=\] )Work)\s*{_WORK}",
     ),
     _format(
-        "timeout", "milliseconds before", "torch 1.12",
+        TIMEOUT, "milliseconds before", "torch 1.12",
         rf"(?<!timeout:)(?<!timeout: )(?<!Work ){_WORK}\) ran for \d+ milliseconds before timing",
     ),
     _format(
-        "status", "enqueued", "torch 2.3",
+        Meaning("status", "positions", waits=True),
+        "enqueued", "torch 2.3",
         rf"(?:{_PG})?\s*(?:Timeout at \w+ work:|Exception [^\[]{{0,80}} at work:|",
         r"failure detected by watchdog at work sequence\s*id:)\s*(?P<seq>\d{1,15})[\s,].{0,24}?",
         _STATUS,
     ),
     _format(
-        "signal", "enqueued", "torch 2.4",
+        Meaning("signal", "positions"),
+        "enqueued", "torch 2.4",
         rf"(?:{_PG})?\s*Received a dump signal due to a collective timeout from\s*",
         rf"(?:this local\s*rank|rank (?P<about>\d{{1,15}})).{{0,160}}?{_STATUS}",
     ),
     # -- a process group's own threads
     _format(
-        "stuck", "atchdog", "torch 2.2",
+        STUCK, "atchdog", "torch 2.2",
         rf"{_PG}[^\n]{{0,120}}?(?:watchdog got stuck for (?P<seconds>\d{{1,15}})|",
         r"due to ProcessGroup\w+ watchdog hang)",
     ),
     _format(
-        "stuck", "Heartbeat monitor", "torch 2.2",
+        STUCK, "Heartbeat monitor", "torch 2.2",
         rf"{_PG}\s*Heartbeat monitor timed out",
     ),
     _format(
-        "failed", "thread terminated", "torch 2.0",
+        Meaning("failed", "writer"),
+        "thread terminated", "torch 2.0",
         rf"(?:{_PG}\s*|\[Rank (?P<number>\d{{1,7}})\]\s*)?",
         r"(?:Process group|ProcessGroup\w*|NCCL) watchdog thread ",
         r"terminated with exception:(?!\s*\[Rank \d+\] Watchdog)\s*(?P<why>[^\n]{1,200})",
     ),
     # -- TORCH_DISTRIBUTED_DEBUG=DETAIL; the ranks are those in the group
     _format(
-        "mismatch", "Detected mismatch", "torch 1.9",
+        Meaning("mismatch", "sides"),
+        "Detected mismatch", "torch 1.9",
         r"Detected mismatch between collectives on ranks\.\s*Rank (?P<one>\d{1,15}) is running ",
         rf"(?:inconsistent )?collective:\s*(?:{_PRINT.format(n=1)})",
         r"(?:.{0,900}?but\s*Rank (?P<two>\d{1,15}) is running (?:inconsistent )?collective:\s*",
@@ -99,81 +147,112 @@ FORMATS = (
     ),
     # -- monitored_barrier, gloo; rank 0 of the group asks the others in order
     _format(
-        "absent", "monitoredBarrier", "torch 1.9",
+        Meaning(
+            "absent", "named",
+            says="{about} did not reach monitored_barrier within {seconds:g} s",
+            of_one="Rank 0 asks the others in order and stops at the first that does not answer, "
+            "so ranks after it may be missing as well.",
+        ),
+        "monitoredBarrier", "torch 1.9",
         rf"(?:\[Rank (?P<number>\d{{1,15}})\]:? ?)?Ranks? {_RANKS}failed to pass ",
         r"monitoredBarrier in (?P<ms>\d{1,15})\s*ms",
     ),
     _format(
-        "unanswered", "monitoredBarrier", "torch 1.9",
+        Meaning(
+            "unanswered", "unnamed",
+            says="Ranks other than 0 reached monitored_barrier and lost rank 0 of it, whose own "
+            "message tells which rank was missing",
+        ),
+        "monitoredBarrier", "torch 1.9",
         r"\[Rank (?P<number>\d{1,15})\]:? ?Rank \d+ (?:successfully reached monitoredBarrier, but ",
         r"received errors|timed out in monitoredBarrier)",
     ),
     # -- TORCH_NCCL_DESYNC_DEBUG=1; the ranks are those in the group
     _format(
-        "never", "lagging ranks", "torch 1.11",
+        Meaning("never", "named", says="{about} joined no collective of the group, others wait"),
+        "lagging ranks", "torch 1.11",
         rf"ranks \[{_RANKS}\] are the lagging ranks",
     ),
     _format(
-        "open", "joined but", "torch 1.11",
+        Meaning(
+            "open", "lagging",
+            says="{about} joined call {seq} of the group, which did not finish there",
+        ),
+        "joined but", "torch 1.11",
         rf"\[{_RANKS}\] joined but didn't finish collective #(?P<seq>\d{{1,15}})",
     ),
     _format(
-        "missing", "but didn't join", "torch 1.11",
+        Meaning("missing", "lagging", says="{about} did not join call {seq} of the group"),
+        "but didn't join", "torch 1.11",
         rf"\[{_RANKS}\] finished collective #\d+, but didn't join collective #(?P<seq>\d{{1,15}})",
     ),
     _format(
-        "snapshot", " ranks:", "torch 1.11",
+        Meaning("snapshot"),
+        " ranks:", "torch 1.11",
         r"#(?P<seq>\d{1,15}) (?:started|finished) ranks:",
     ),
     # -- the start of a job or a group
     _format(
-        "no-id", "NCCL communicator", "torch 1.9",
+        Meaning(
+            "no-id", "unnamed",
+            says="rank {place} of a group waited for {about} of it to set up NCCL's communicator "
+            "and gave up: {about} of that group did not come to its first collective in time, or "
+            "its store was not reachable",
+        ),
+        "NCCL communicator", "torch 1.9",
         r"\[(?P<place>\d{1,15})\] is setting up NCCL communicator and retr\w+ ncclUniqueId from ",
         r"\[(?P<about>\d{1,15})\].{0,60}? by key '[^']*', but store->get\('[^']*'\) got error:",
     ),
     _format(
-        "clients", "waiting for clients", "torch 1.13",
+        Meaning("clients", "unknown", noted=True),
+        "waiting for clients", "torch 1.13",
         r"Timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined",
     ),
     # -- the machine and the launchers
     _format(
-        "machine", "NVRM: Xid", "NVIDIA's driver, in the kernel's log",
+        MACHINE, "NVRM: Xid", "NVIDIA's driver, in the kernel's log",
         r"NVRM: Xid \([^)]*\): \d+[^\n]{0,120}",
     ),
     _format(
-        "machine", "fallen off", "NVIDIA's driver, in the kernel's log",
+        MACHINE, "fallen off", "NVIDIA's driver, in the kernel's log",
         r"NVRM:(?! Xid)[^\n]{0,60}fallen off the bus",
     ),
     _format(
-        "killed", "Killed process", "Linux",
+        KILLED, "Killed process", "Linux",
         r"Out of memory:? Killed process \d+[^\n]{0,60}",
     ),
-    _format("killed", "oom", "Slurm", r"[Dd]etected \d+ oom[-_ ]kill event[^\n]{0,80}"),
-    _format("killed", "OOMKilled", "Kubernetes", r"OOMKilled"),
-    _format("ended", "srun: error", "Slurm", r"srun: error: \S+ tasks? [\d,-]+: [^\n]{0,80}"),
+    _format(KILLED, "oom", "Slurm", r"[Dd]etected \d+ oom[-_ ]kill event[^\n]{0,80}"),
+    _format(KILLED, "OOMKilled", "Kubernetes", r"OOMKilled"),
+    _format(ENDED, "srun: error", "Slurm", r"srun: error: \S+ tasks? [\d,-]+: [^\n]{0,80}"),
     _format(
-        "ended", "terminated with signal", "torch.multiprocessing",
+        ENDED, "terminated with signal", "torch.multiprocessing",
         r"process \d+ terminated with signal \w+",
     ),
     _format(
-        "ended", "exited on signal", "mpirun",
+        ENDED, "exited on signal", "mpirun",
         r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+[^\n]{0,30}",
     ),
     _format(
-        "ended", "exitcode:", "torchrun",
+        ENDED, "exitcode:", "torchrun",
         r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\)",
     ),
     _format(
-        "ended", "Child process with PID", "Lightning",
+        ENDED, "Child process with PID", "Lightning",
         r"Child process with PID \d+ terminated with code -?\d+",
     ),
     _format(
-        "ended", "exits with return code", "DeepSpeed",
+        ENDED, "exits with return code", "DeepSpeed",
         r"exits with return code = -?\d+",
     ),
     _format(
-        "ended", "A worker died", "Ray",
+        ENDED, "A worker died", "Ray",
         r"A worker died or was killed while executing a task[^\n]{0,60}",
     ),
-    _format("warning", "NCCL WARN", "NCCL 2.0", r"NCCL WARN [^\n]{0,200}"),
+    _format(Meaning("warning", noted=True), "NCCL WARN", "NCCL 2.0", r"NCCL WARN [^\n]{0,200}"),
 )  # fmt: skip
+_MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), SITE, STACK, ERROR)}
+
+
+def meaning(report: Report) -> Meaning:
+    """What a message says."""
+    return _MEANINGS[report.kind]

@@ -27,10 +27,6 @@ _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, d
 Writer = tuple[int | None, int | None, int | None]
 
 
-#: Kinds of a rank that waited in a call until its library gave up.
-WAITED = frozenset({"timeout", "status", "site"})
-
-
 def job_size(reports: Iterable[Report]) -> int:
     """The number of ranks at least, from the sizes of groups and the numbers of members."""
     found = 0
@@ -102,7 +98,7 @@ def _of_line(line: Line, rank: int | None) -> Iterator[Report]:
             continue
         for match in form.matches(text):
             who = log_lines.marked(text, match.start(), rank)
-            one = _report(form.kind, match, who, _clock(text[: match.start()]))
+            one = _report(form.meaning.kind, match, who, _clock(text[: match.start()]))
             yield replace(one, process=line.process)
 
 

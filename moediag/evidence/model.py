@@ -246,7 +246,7 @@ class Decision:
 class Report:
     """What one message in a log says of a call, of ranks or of a machine."""
 
-    #: Kind in the table of formats, `evidence/log_formats.py`; also site, stack, error.
+    #: What it says, by the table of formats, `evidence/log_formats.py`.
     kind: str
     #: The rank in the job that wrote it; None if the log does not tell.
     rank: int | None = None

@@ -76,21 +76,24 @@ EVENT_KINDS = (
 #             and -1) line(the user's that asked for the batch)
 # same_order  line epoch sampler(class) step   a DistributedSampler with shuffle gave the same order
 #             in two complete passes of training
-# norm        step names[] norm max_norm line  clip_grad_norm_ of torch on plain tensors
+# norm        step names[] norm max_norm line scale(the loss scale that gradients still have, or 0)
+#                                               clip_grad_norm_ of torch on plain tensors
 # declared    step tensors[{axes[] ranks[] part shape[] data(bool: an axis of data parallelism) line
 #             print(of integers) sketch(of floats)}]   DTensor.from_local with Replicate placements
 # model       step models[{over[] buffers{name: fingerprint} frozen_routers[]}]
 #             left_out{name: fingerprint} averages[updates of each AveragedModel]
+#             idle(bool: no parameter of an optimizer that stepped had a gradient)
+# cleared     step optimizer(class) names[] kept(bool) line   gradients between two calls of step()
+# mode        step model(number) name(class) training(bool) kinds[classes of modules]
+# mode_change step model training
 # load        step line parameters(number loaded) missing[] unexpected[] counts[2]
 #                                               Module.load_state_dict
 # sharded     step shards{name: [fingerprint of the whole, loaded before(bool), unchanged(bool)]}
 # optimizer_file   line                         torch.load of a file with an optimizer's state
 # optimizer_load   line                         Optimizer.load_state_dict
+#
+# A law that records something of its own adds a kind, which its module describes.
 # --------------------------------------------------------------------------------------
-LAW_KINDS = (
-    "pieces", "check", "inputs", "same_order", "norm", "declared", "model", "load", "sharded",
-    "optimizer_file", "optimizer_load",
-)  # fmt: skip
 
 OPS = (
     "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "gather", "scatter",

@@ -90,8 +90,8 @@ def older_events_file(rank: int) -> str:
 
 
 def laws_file(rank: int) -> str:
-    """Fingerprints of what must be equal on other ranks, one JSON object a line, see
-    :data:`LAW_KINDS`. Apart from ``events_file``, whose ring soon loses the first steps."""
+    """What ranks record for the laws, one JSON object a line, see :mod:`moediag.protocol.events`.
+    Apart from ``events_file``, whose ring soon loses the first steps."""
     return f"rank-{rank}.laws.jsonl"
 
 

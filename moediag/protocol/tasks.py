@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Union
 
-from moediag.protocol.specs import ModelSpec, Size
+from moediag.protocol.specs import ModelSpec, Size, option
 
 # Values of wrapper.kind where a training library runs the steps, see TrainerTask.
 TRAINER_KINDS = ("trainer", "trl")
@@ -27,41 +27,62 @@ class TrainerTask:
 
 @dataclass(frozen=True)
 class ResumeTask:
-    """Training in one go, compared with the same training after a save and a load into a new model
-    and a new optimizer."""
+    """Compares an uninterrupted run with some steps, a save, a load into a new model and optimizer,
+    and the rest. Only the steps after the save are judged, not the gradients."""
 
     kind: str = field(default="resume", init=False)
-    # dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict; dcp-model: the same
-    # without the optimizer. accelerate: its save_state and load_state. save-pretrained: the model
-    # by the library's own save_pretrained and from_pretrained, the optimizer by torch.save on each
-    # rank.
-    through: str = "dcp"
-    after: int = 2  # steps before the save
-    state_dict: str = "sharded"  # accelerate's state dict type: sharded | full
-    # The layout after loading, where it is another one; empty: the trial's.
-    layout: Dict[str, int] = field(default_factory=dict)
+    through: str = option(
+        "dcp",
+        "dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict; "
+        "dcp-model: the same without the optimizer; accelerate: save_state and "
+        "load_state; save-pretrained: save_pretrained and from_pretrained for the "
+        "model, torch.save on each rank for the optimizer.",
+        choices=("dcp", "dcp-model", "accelerate", "save-pretrained"),
+    )
+    after: int = option(2, "Steps before the save.", ge=1)
+    state_dict: str = option(
+        "sharded",
+        "Through accelerate: its state dict type.",
+        choices=("sharded", "full"),
+    )
+    layout: Dict[str, int] = option(
+        dict,
+        "The layout after loading, if it is another one. The steps after it are "
+        "compared with those of a training that got the state at the save in memory, at "
+        "this layout.",
+    )
 
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """A program of scenarios/programs, or another by its path, instead of the training step of a
-    whole model."""
+    """A program that replaces the training step of a whole model."""
 
     kind: str = field(default="program", init=False)
-    name: str = ""
-    options: Dict[str, Any] = field(default_factory=dict)  # every option of the program
+    name: str = option(
+        "",
+        "A program of the catalogue, e.g. metrics, or the path of your own, relative to this file: "
+        "./my_step.py.",
+    )
+    # On a rank every option is written out.
+    options: Dict[str, Any] = option(
+        dict,
+        "Its options; a variant overrides the scenario's options one by one.",
+    )
 
 
 @dataclass(frozen=True)
 class CostTask:
-    """Times fixes side by side on a mid-size healthy step."""
+    """Times the fixes on a mid-size healthy step, side by side."""
 
     kind: str = field(default="cost", init=False)
-    fixes: List[str] = field(default_factory=list)
-    rounds: int = 8
-    model: ModelSpec = field(default_factory=ModelSpec)
-    batch: int = 1
-    seq_len: int = 512
+    fixes: List[str] = option(
+        list,
+        "Fixes to time; empty: those of the selected variants on the same stack.",
+    )
+    rounds: int = option(8, "Timed steps per fix, alternating.", ge=1)
+    model: ModelSpec = option(ModelSpec, "The timed model; mid-size.")
+    batch: int = option(1, "Sequences per rank.", ge=1)
+    seq_len: int = option(512, "Tokens per sequence.", ge=1)
 
 
 @dataclass(frozen=True)

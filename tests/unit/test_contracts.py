@@ -63,7 +63,7 @@ WRONG = {
         "diagnosis/numbers/norms.py", "import moediag.diagnosis.end_states.failures"
     ),
     "rules: detectors read facts, and only the tuple knows the detectors": Wrong(
-        "diagnosis/rules/failed/crash.py", "import moediag.diagnosis.rules.hung.idle_ranks"
+        "diagnosis/rules/failed.py", "import moediag.diagnosis.rules.hung"
     ),
     "others diagnose by moediag.diagnosis alone": Wrong(
         "pipeline/watch.py", "import moediag.diagnosis.numbers.norms"

@@ -30,7 +30,7 @@ SAME: dict[str, str] = {
     "events": "protocol defines the recorder's events, evidence reads them",
     "executed": "a rank writes of which files functions ran, bisect reads it",
     "gradients": "worker measures them, diagnosis judges them",
-    "not_applicable": "worker raises it, a detector recognizes it",
+    "measured": "protocol defines what ranks measure, detectors judge it",
     "ownership": "worker measures who holds which experts, diagnosis judges it",
     "replicas": "worker measures them, diagnosis judges them",
     "resume": "worker saves and loads, diagnosis judges what came back",
@@ -58,7 +58,12 @@ def repeated() -> dict[str, list[str]]:
     for path in MODULES:
         if path.stem not in ("__init__", "__main__"):
             found[path.stem].append(str(path.relative_to(ROOT)))
-    return {name: paths for name, paths in found.items() if len(paths) > 1}
+    return {name: paths for name, paths in found.items() if len(paths) > 1 and paths != law(name)}
+
+
+def law(name: str) -> list[str]:
+    """The two modules of a law: one records, the other judges."""
+    return [f"moediag/{side}/laws/{name}.py" for side in ("diagnosis", "recorder")]
 
 
 def test_a_base_name_has_one_meaning() -> None:

@@ -1,7 +1,5 @@
 """Detectors and their order: they turn the facts of one trial into its verdict."""
 
-from moediag.diagnosis.rules.facts import Facts
-from moediag.diagnosis.rules.judgement import Judgement
-from moediag.diagnosis.rules.order import RULES, Detector, judge
+from moediag.diagnosis.rules.order import RULES, judge
 
-__all__ = ["RULES", "Detector", "Facts", "Judgement", "judge"]
+__all__ = ["RULES", "judge"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from moediag.diagnosis.judgement import Detector
 from moediag.diagnosis.rules import signature
-from moediag.diagnosis.rules.order import RULES, Detector
+from moediag.diagnosis.rules.order import RULES
 from moediag.records import dataclass
 from moediag.result import Confidence, Verdict
 
@@ -74,7 +75,7 @@ class Explained:
     finds: str
     """One or two sentences."""
     file: str
-    """Its module, relative to the repository."""
+    """The module that it is in, relative to the repository."""
 
     @property
     def is_law(self) -> bool:
@@ -88,8 +89,5 @@ def explained(rules: Iterable[Detector] = RULES) -> tuple[Explained, ...]:
 
 
 def _explained(rule: Detector) -> Explained:
-    module = str(getattr(rule, "__name__", ""))
-    finds = " ".join((rule.__doc__ or "").split())
-    return Explained(
-        module.rpartition(".")[2], rule.VERDICT, finds, module.replace(".", "/") + ".py"
-    )
+    file = rule.judge.__module__.replace(".", "/") + ".py"
+    return Explained(rule.name, rule.verdict, rule.finds, file)

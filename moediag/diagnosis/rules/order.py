@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
 
-from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.judgement import Detector, Judgement
+from moediag.diagnosis.laws.law import detector_of
+from moediag.diagnosis.laws.law_order import LAWS
 from moediag.diagnosis.rules.failed import (
     crash,
     guard_stop,
-    logged_positions,
     lost_connection,
     lost_node,
-    reported_absence,
-    reported_end,
-    reported_mismatch,
     schedule_mismatch,
 )
 from moediag.diagnosis.rules.hung import (
     busy_ranks,
     diverged_schedules,
     idle_ranks,
-    interpreter_lock,
     silent_node,
-    stacks_alone,
     stuck_operation,
-    stuck_watchdog,
     unexplained_wait,
+)
+from moediag.diagnosis.rules.hung_stacks import (
+    interpreter_lock,
+    stacks_alone,
     unmet_ranks,
 )
 from moediag.diagnosis.rules.incomplete import (
@@ -37,21 +36,6 @@ from moediag.diagnosis.rules.incomplete import (
     not_applicable,
     not_comparable,
     not_started,
-)
-from moediag.diagnosis.rules.judgement import Judgement
-from moediag.diagnosis.rules.laws import (
-    adapters_untrained,
-    declared_inputs_apart,
-    gradients_absent,
-    gradients_kept,
-    left_in_evaluation,
-    local_norms,
-    model_without_optimizer,
-    parameters_not_finite,
-    part_loaded,
-    replicas_apart,
-    same_part,
-    scaled_gradients_clipped,
 )
 from moediag.diagnosis.rules.measured import (
     nonfinite_numbers,
@@ -77,21 +61,14 @@ from moediag.diagnosis.rules.recorded import (
     trained_alone,
     unknown_end,
 )
+from moediag.diagnosis.rules.reported import (
+    logged_positions,
+    reported_absence,
+    reported_end,
+    reported_mismatch,
+    stuck_watchdog,
+)
 from moediag.result import Verdict
-
-
-class Detector(Protocol):
-    """A module whose docstring describes what it detects."""
-
-    VERDICT: Verdict
-    """The verdict it leads to."""
-
-    def find(self, facts: Facts, /) -> Any | None:
-        """The fact that decides; None if it is absent or unknown."""
-
-    def judge(self, facts: Facts, found: Any, /) -> Judgement:
-        """The sentence about the fact, culprits, confidence, and the word of the signature."""
-
 
 RULES: tuple[Detector, ...] = (
     # The trial was stopped, or cannot run here.
@@ -125,18 +102,7 @@ RULES: tuple[Detector, ...] = (
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # A watched job broke a law.
-    part_loaded,
-    replicas_apart,
-    declared_inputs_apart,
-    local_norms,
-    gradients_kept,
-    scaled_gradients_clipped,
-    parameters_not_finite,
-    same_part,
-    adapters_untrained,
-    model_without_optimizer,
-    gradients_absent,
-    left_in_evaluation,
+    *(detector_of(law, law.verdict) for law in LAWS if law.verdict is not None),
     # Nothing was measured: a watched job, or evidence of other tools.
     trained_alone,
     no_records,
@@ -171,7 +137,7 @@ RULES: tuple[Detector, ...] = (
 def judge(facts: Facts, rules: Iterable[Detector] = RULES) -> tuple[Verdict, Judgement]:
     """The verdict of the first detector that finds something, and its judgement."""
     for rule in rules:
-        found = rule.find(facts)
-        if found is not None:
-            return rule.VERDICT, rule.judge(facts, found)
+        judged = rule.judge(facts)
+        if judged is not None:
+            return rule.verdict, judged
     raise AssertionError("the last rule finds something in any evidence")

@@ -16,12 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.log_reports import group_size
 from moediag.evidence.model import Report
 from moediag.records import dataclass
 
-#: Messages that tell a position.
-KINDS = ("timeout", "status", "signal")
 _POINT_TO_POINT = frozenset({"send", "recv", "coalesced", "unknown"})
 # One member may finish these before others came.
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -134,7 +133,7 @@ def positions(reports: Iterable[Report]) -> Positions | None:
     sites = {one.rank: one.detail for one in reports if one.kind == "site"}
     by_group: dict[str, list[Report]] = {}
     for one in reports:
-        if one.kind in KINDS:
+        if meaning(one).fault == "positions":
             by_group.setdefault(one.group, []).append(one)
     if not by_group:
         return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moediag.diagnosis.schedules.log_positions import KINDS, Position, Positions, Standing
+from moediag.diagnosis.schedules.log_positions import Position, Positions, Standing
 from moediag.diagnosis.words.calls import sentence
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence, Report
 from moediag.evidence.rank_stacks import stand, that_counts
 from moediag.result.wording import plural, ranks
 
 _FEW = 4  # messages that notes repeat
-_NOTED = ("stuck", "machine", "killed", "ended", "clients", "warning")
 
 
 def of_positions(found: Positions, evidence: Evidence) -> str:
@@ -126,7 +126,7 @@ def _op(one: Position) -> str:
 def _unseen(group: Standing, evidence: Evidence) -> str:
     """Which members the log does not show, as far as that is known."""
     if group.desc == "default_pg":
-        seen = {one.rank for one in evidence.reports if one.kind in KINDS}
+        seen = {one.rank for one in evidence.reports if meaning(one).fault == "positions"}
         missing = [rank for rank in range(evidence.world_size) if rank not in seen]
         alone = len(missing) == 1 < len(seen)
         return sentence(f"{ranks(missing)} is the only one without such a message") if alone else ""
@@ -164,11 +164,10 @@ def _is(members: Iterable[Position]) -> str:
 def signals(evidence: Evidence) -> str:
     """Whose watchdog reported the timeout, where only others' messages tell it."""
     own = {
-        one.rank
-        for one in evidence.reports
-        if one.kind in ("timeout", "status") or (one.kind == "signal" and not one.about)
+        one.rank for one in evidence.reports if meaning(one).fault == "positions" and not one.about
     }
-    named = {rank for one in evidence.reports if one.kind == "signal" for rank in one.about}
+    others = (one for one in evidence.reports if meaning(one).fault == "positions")
+    named = {rank for one in others for rank in one.about}
     if named - own:
         lost = sorted(named - own - set(evidence.ranks))
         text = sentence(f"the timeout was reported by {ranks(named - own)}")
@@ -180,7 +179,7 @@ def notes(evidence: Evidence) -> tuple[str, ...]:
     """Other messages, one note each: the ranks that wrote it, and its words."""
     told: dict[str, list[int]] = {}
     for one in evidence.reports:
-        if one.kind in _NOTED:
+        if meaning(one).noted:
             told.setdefault(_short(one), []).extend([] if one.rank is None else [one.rank])
     texts = []
     for text, who in list(told.items())[:_FEW]:

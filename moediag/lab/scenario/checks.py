@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from moediag.axes import AXES
 from moediag.errors import LayoutError, ScenarioError
@@ -103,7 +104,10 @@ def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Itera
         message = f"needs torch's fully_shard: set wrapper.kind to fsdp2, not {kind}"
         involved = (("wrapper", "kind"), (*at, "wrapper", "kind"))
         yield Problem((*at, "wrapper", "param_dtype"), message, involved=involved)
-    layouts = [merged.layout, merged.resume.layout if merged.resume else {}]
+    layouts: list[Mapping[str, Any]] = [
+        merged.layout,
+        merged.resume.layout if merged.resume else {},
+    ]
     by_loading = [a for a in AXES if a.by_loading and any(one.get(a, 1) != 1 for one in layouts)]
     if by_loading and kind in _LOADED_SHARDED and merged.model.source == "config":
         sections = ("layout", "model", "wrapper", "resume")

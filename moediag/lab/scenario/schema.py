@@ -50,7 +50,7 @@ SCHEMA_VERSION = 1
 MERGED_SECTIONS = ("model", "wrapper", "step", "skew", "program", "resume", "recorder")
 
 
-class WorldSection(Section):
+class WorldSection(Section, frozen=True):
     """The number of ranks of the scenario."""
 
     default: int = Field(default=2, ge=1, description="Number of ranks without --cpu and --gpus.")
@@ -81,7 +81,7 @@ VerdictRequest = Annotated[
 ]
 
 
-class Expectation(Section):
+class Expectation(Section, frozen=True):
     """The result that a trial of this variant must have."""
 
     verdict: VerdictRequest = Field(
@@ -124,7 +124,7 @@ class Expectation(Section):
         return " or ".join(self.verdicts(backend or "gloo"))
 
 
-class Variant(Section):
+class Variant(Section, frozen=True):
     """One code path of the scenario. Its sections override the scenario's field by field; its
     ``layout`` replaces the scenario's."""
 
@@ -209,7 +209,7 @@ def _whole_world() -> LayoutRequest:
     return {str(DP_SHARD): "world"}
 
 
-class Scenario(Section):
+class Scenario(Section, frozen=True):
     """A named failure: its model, layout, skew, stack, variants and expectations."""
 
     schema_version: Literal[1] = Field(description="Version of this file format: 1.")
@@ -259,7 +259,7 @@ class Scenario(Section):
     def with_overrides(self, texts: Sequence[str]) -> Scenario:
         """Returns the same scenario with the overrides that were applied to it."""
         copy = self.model_copy()
-        copy._overrides = tuple(texts)
+        copy._overrides = tuple(texts)  # type: ignore[misc]  # pydantic allows it
         return copy
 
     def to_yaml(self, with_defaults: bool = True) -> str:

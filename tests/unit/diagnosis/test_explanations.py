@@ -1,38 +1,54 @@
 """The rules are complete, and every verdict, confidence and detector is explained."""
 
-from pathlib import Path
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
+import moediag.diagnosis.laws as laws_package
 import moediag.diagnosis.rules as rules_package
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.judgement import Detector
+from moediag.diagnosis.laws import LAWS, Law
 from moediag.diagnosis.rules import RULES, judge
 from moediag.diagnosis.rules.explanations import CONFIDENCE, MEANINGS, NEXT_STEPS, explained
-from moediag.diagnosis.rules.facts import Facts
 from moediag.evidence.model import Evidence
 from moediag.result import Confidence, Verdict
-from tests.unit.diagnosis import example_detector
+from tests.unit.diagnosis.example_detector import frozen_loss
 
-FOLDERS = ("incomplete", "laws", "failed", "hung", "recorded", "measured")
+
+def defined(package: ModuleType, kind: type) -> Iterator[Any]:
+    """The objects of this kind in the modules of a package that define one."""
+    for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(one.name)
+        if not one.name.endswith("order"):  # imports them
+            yield from (value for value in vars(module).values() if isinstance(value, kind))
 
 
 def test_detectors_are_explained_in_their_order() -> None:
-    found = explained((*RULES, example_detector))
-    assert [d.name for d in found][-1] == "example_detector"
+    found = explained((*RULES, frozen_loss))
+    assert [d.name for d in found][-1] == "frozen_loss"
     assert found[-1].finds.startswith("The loss is exactly the same")
-    assert [d.verdict for d in found[:-1]] == [rule.VERDICT for rule in RULES]
-    assert {d.name for d in found if d.is_law} == {
-        path.stem for path in (Path(str(rules_package.__file__)).parent / "laws").glob("[!_]*.py")
-    }
+    assert [d.verdict for d in found[:-1]] == [rule.verdict for rule in RULES]
+    failures = [law.find.__name__ for law in LAWS if law.verdict is not None]
+    assert [d.name for d in found if d.is_law] == failures
 
 
-def test_every_detector_is_registered_once_and_documented() -> None:
-    root = Path(str(rules_package.__file__)).parent
-    files = {path for folder in FOLDERS for path in (root / folder).glob("[!_]*.py")}
-    assert {Path(str(getattr(rule, "__file__", ""))) for rule in RULES} == files
-    assert len(set(RULES)) == len(RULES)
-    assert all((rule.__doc__ or "").strip().endswith(".") for rule in RULES)
+def test_every_detector_and_law_is_registered_once_and_documented() -> None:
+    names = [rule.name for rule in RULES]
+    detectors = [one.name for one in defined(rules_package, Detector)]
+    laws = list(defined(laws_package, Law))
+    failures = [law.find.__name__ for law in laws if law.verdict is not None]
+    assert sorted(names) == sorted((*detectors, *failures))
+    assert len(set(names)) == len(names)
+    assert set(LAWS) == set(laws) and len(LAWS) == len(laws)
+    assert all(rule.finds.endswith(".") for rule in RULES)
+    assert all((law.find.__doc__ or "").endswith(".") for law in LAWS)
 
 
 def test_verdicts_and_confidences_are_explained_and_reachable() -> None:
-    assert set(MEANINGS) == set(NEXT_STEPS) == set(Verdict) == {rule.VERDICT for rule in RULES}
+    assert set(MEANINGS) == set(NEXT_STEPS) == set(Verdict) == {rule.verdict for rule in RULES}
     assert set(CONFIDENCE) == set(Confidence)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.diagnosis.words import law_sentences
+from moediag.diagnosis.laws import replica_sets
 from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, LawCheck
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import job, other
@@ -71,7 +71,7 @@ def test_without_records_the_page_promises_nothing() -> None:
     ],
 )
 def test_numbers_are_short_if_they_still_differ(values: list[str], shown: list[str]) -> None:
-    assert list(law_sentences.short(values)) == shown
+    assert list(replica_sets.short(values)) == shown
 
 
 def test_another_learning_rate_explains_other_parameters() -> None:

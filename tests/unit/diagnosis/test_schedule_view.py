@@ -8,7 +8,7 @@ import pytest
 
 from bench import jobs
 from moediag.diagnosis import diagnose
-from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.words.schedule_view import side_by_side
 from moediag.pipeline import examine
 from moediag.result import Diagnosis, SideBySide

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moediag.diagnosis import diagnose
-from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.schedules.usual_order import departed
 from moediag.evidence.model import Collective, Evidence
 from moediag.result import Confidence

@@ -22,7 +22,7 @@ from moediag.reference.option_entries import commands
 from moediag.reference.pages import verdicts_page
 from moediag.reference.result_fields import records
 from moediag.result import RunResult, Verdict
-from tests.unit.diagnosis import example_detector
+from tests.unit.diagnosis.example_detector import frozen_loss
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
 COMMAND = typer.main.get_command(whole())
@@ -93,7 +93,7 @@ def test_every_option_with_a_value_says_what_the_value_looks_like() -> None:
 
 def test_the_verdicts_page_follows_the_rules() -> None:
     assert "| 1 | `wrong-weights` | The loss is exactly the same" in verdicts_page(
-        explained((example_detector,))
+        explained((frozen_loss,))
     )
 
 

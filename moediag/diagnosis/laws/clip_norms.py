@@ -1,0 +1,70 @@
+"""Gradients are clipped by the norm of all of them, and without the loss scale."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import isfinite
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.evidence.law_model import PART, ClipNorm
+from moediag.result import Verdict
+
+_ENOUGH = 2  # checked steps
+
+
+@law(Verdict.WRONG_GRADIENTS)
+def local_norms(facts: Facts) -> Findings:
+    """Ranks of a watched job clipped their FSDP1 shards of the same gradients by different
+    norms."""
+    shards: dict[str, tuple[int, ...]] = {}
+    calls: dict[tuple[int, tuple[str, ...], int], dict[int, ClipNorm]] = defaultdict(dict)
+    for rank, own in facts.of(recorded).items():
+        for check in own.checks:
+            for piece in check.pieces:
+                if piece.how == PART and piece.part.startswith("shard "):
+                    shards.setdefault(piece.name, piece.ranks)
+        times: dict[tuple[int, tuple[str, ...]], int] = defaultdict(int)
+        for norm in own.norms:
+            place = norm.step, norm.names
+            calls[norm.step, norm.names, times[place]][rank] = norm
+            times[place] += 1
+    for (step, names, _), norms in sorted(calls.items(), key=lambda one: one[0][0]):
+        for ranks in {shards[name] for name in names if name in shards}:
+            if set(ranks) <= norms.keys() and len({norms[r].factor for r in ranks}) > 1:
+                yield _of_shards(step, {rank: norms[rank] for rank in ranks})
+
+
+def _of_shards(step: int, norms: dict[int, ClipNorm]) -> Broken:
+    first = next(iter(norms.values()))
+    at = f" at {first.line}" if first.line else ""
+    told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
+    return Broken(
+        f"In step {step} clip_grad_norm_{at} returned another norm on each rank ({told}): it "
+        "computed the norm of each rank's own shard, so the shards of one gradient were scaled by "
+        "different factors.",
+        pattern="local norms",
+        next_step="Call clip_grad_norm_ of the FSDP module: it sums over all shards.",
+        lasting=True,
+    )
+
+
+@law(Verdict.WRONG_GRADIENTS)
+def scaled_gradients_clipped(facts: Facts) -> Findings:
+    """A watched job clipped gradients that were still multiplied by the loss scale."""
+    every = [norm for own in facts.of(recorded).values() for norm in own.norms]
+    calls = [norm for norm in every if isfinite(norm.norm) and norm.factor < 1]
+    # A bound as large as the scale was multiplied by it, too.
+    wrong = [norm for norm in calls if norm.scale > max(1.0, norm.max_norm)]
+    if len({norm.step for norm in wrong}) < _ENOUGH:
+        return
+    first = min(wrong, key=lambda norm: norm.step)
+    at = f" at {first.line}" if first.line else ""
+    yield Broken(
+        f"In step {first.step} clip_grad_norm_{at} clipped to a norm of {first.max_norm:g} "
+        f"gradients that were still multiplied by the loss scale {first.scale:g} (their norm was "
+        f"{first.norm:.6g}): after the scaler's division they are {first.scale:g} times smaller "
+        "than intended.",
+        pattern="scaled",
+        next_step="Call `scaler.unscale_(optimizer)` before clip_grad_norm_.",
+    )

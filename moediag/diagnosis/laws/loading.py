@@ -1,0 +1,93 @@
+"""All ranks load the same checkpoint, and all of it."""
+
+from __future__ import annotations
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.evidence.law_model import PART
+from moediag.result import Verdict
+from moediag.result.wording import listed, plural, ranks
+
+
+@law(Verdict.WRONG_WEIGHTS)
+def part_loaded(facts: Facts) -> Findings:
+    """Ranks of a watched job loaded parameters before FSDP2 sharded them, and others did not."""
+    # Before the first update, the whole parameter was one thing on the ranks that loaded it, other
+    # things on those that did not, and every shard is still what it was made of.
+    laws = facts.of(recorded)
+    sets = {
+        piece.name: piece.ranks
+        for one in laws.values()
+        for check in one.checks
+        if check.count == 0
+        for piece in check.pieces
+        if piece.how == PART
+    }
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    step = 0
+    for name, who in sets.items():
+        shards = {rank: laws[rank].shards.get(name) for rank in who if rank in laws}
+        known = {rank: shard for rank, shard in shards.items() if shard is not None}
+        if set(known) != set(who) or not all(shard.unchanged for shard in known.values()):
+            continue
+        loaded = tuple(rank for rank, shard in known.items() if shard.loaded)
+        others = tuple(rank for rank in known if rank not in loaded)
+        of_loaded = {known[rank].whole for rank in loaded}
+        of_others = {known[rank].whole for rank in others}
+        apart = of_loaded.isdisjoint(of_others) and None not in of_loaded | of_others
+        if len(of_loaded) == 1 and of_others and apart:
+            found.setdefault((loaded, others), []).append(name)
+            step = max(shard.step for shard in known.values())
+    if not found:
+        return
+    (loaded, others), names = max(found.items(), key=lambda one: len(one[1]))
+    line = next((load.line for load in laws[loaded[0]].loads if load.parameters), "")
+    at = f" at {line}" if line else ""
+    yield Broken(
+        f"In step {step} the shards of {plural(len(names), 'parameter')} ({listed(names)}) "
+        f"do not belong together: {ranks(loaded)} loaded the whole parameter{at} before FSDP2 "
+        f"sharded it, {ranks(others)} did not and had other values, and nothing changed the shards "
+        "afterwards.",
+        pattern="part loaded",
+        next_step="Load on every rank before fully_shard, or afterwards with "
+        "set_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
+        "broadcast_from_rank0=True)).",
+        lasting=True,
+    )
+
+
+@law()
+def other_names(facts: Facts) -> Findings:
+    """A load left out names of the model and names of the checkpoint."""
+    loads = (load for own in facts.of(recorded).values() for load in own.loads)
+    load = next((load for load in loads if load.missing and load.unexpected), None)
+    if load is not None:
+        at = f" at {load.line}" if load.line else ""
+        yield (
+            f"load_state_dict{at} left out {plural(load.counts[0], 'name')} of the model "
+            f"({listed(load.missing)}) and {plural(load.counts[1], 'name')} of the checkpoint "
+            f"({listed(load.unexpected)}): the former keep their first values."
+        )
+
+
+@law()
+def optimizer_forgotten(facts: Facts) -> Findings:
+    """A checkpoint has the state of an optimizer, and no optimizer loaded it."""
+    laws = facts.of(recorded)
+    if any(own.optimizer_loads for own in laws.values()):
+        return
+    for own in laws.values():
+        if not own.optimizer_files or not any(load.parameters for load in own.loads):
+            continue
+        # The optimizer keeps state, but began without.
+        fresh = {check.key: check for check in own.checks if check.count == 0 and not check.state}
+        later = {check.key for check in own.checks if check.count and check.state}
+        begun = next((check for key, check in fresh.items() if key in later), None)
+        if begun is not None:
+            at = f" at {own.optimizer_files[0]}" if own.optimizer_files[0] else ""
+            yield (
+                f"The checkpoint loaded{at} has the state of an optimizer, which no optimizer "
+                f"loaded: {begun.optimizer} began without state, with the model's parameters "
+                "loaded."
+            )
+            return

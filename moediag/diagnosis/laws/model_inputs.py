@@ -1,0 +1,128 @@
+"""Ranks that average their gradients train on different samples."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.evidence.law_model import ModelInputs
+from moediag.evidence.model import Evidence
+from moediag.records import dataclass
+from moediag.result import Verdict
+from moediag.result.wording import ranks
+
+_ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
+_CONSTANT = 3  # steps with the same values
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSamples:
+    """Ranks whose model was called with the same values in every compared step."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    first: ModelInputs
+    same_part: bool
+    """All of them asked a DistributedSampler for the same part, of several."""
+
+    @property
+    def sentence(self) -> str:
+        """Which samples were the same, and how they were asked for."""
+        first, at = self.first, f" at {self.first.line}" if self.first.line else ""
+        others = "others" if len(self.ranks) > 2 else "other"
+        text = (
+            f"In all compared steps ({', '.join(map(str, self.steps[:6]))}) the model of "
+            f"{ranks(self.ranks)} was called with the same values, though these ranks average "
+            f"their gradients: each repeats the work of the {others}."
+        )
+        if self.same_part:
+            text += f" Each asked its {first.sampler}{at} for part {first.number} of "
+            text += f"{first.replicas}."
+        elif first.sampler:
+            text += f" Their samples come from a {first.sampler}{at}."
+        return text
+
+
+@law(Verdict.WRONG_GRADIENTS)
+def same_part(facts: Facts) -> Findings:
+    """Ranks of a watched job that average their gradients asked a DistributedSampler for the same
+    part of the samples, and trained on the same ones."""
+    found = _shared(facts.of(_steps))
+    if found is None:
+        return
+    if not found.same_part:
+        yield found.sentence
+        return
+    yield Broken(
+        found.sentence,
+        pattern="same part",
+        next_step="Give DistributedSampler each rank's own `rank`.",
+    )
+
+
+@law()
+def constant_samples(facts: Facts) -> Findings:
+    """A model was called with the same values in all checked steps."""
+    found = [rank for rank, steps in facts.of(_steps).items() if _constant(steps)]
+    if found:
+        yield (f"On {ranks(found)} the model was called with the same values in all checked steps.")
+
+
+@law()
+def same_order(facts: Facts) -> Findings:
+    """A DistributedSampler that shuffles gave the same order in two passes of training."""
+    orders = {r: own.same_order[0] for r, own in facts.of(recorded).items() if own.same_order}
+    if orders:
+        order = next(iter(orders.values()))
+        at = f" at {order.line}" if order.line else ""
+        yield (
+            f"{order.sampler}{at} gave {ranks(orders)} the same shuffled order in two "
+            f"passes of training (epoch {order.epoch}, the second one until step {order.step}): "
+            "nothing called set_epoch in between."
+        )
+
+
+_Steps = dict[int, list[ModelInputs]]  # the calls of each step
+
+
+def _steps(evidence: Evidence) -> dict[int, _Steps]:
+    found: dict[int, _Steps] = {}
+    for rank, own in recorded(evidence).items():
+        steps = found.setdefault(rank, defaultdict(list))
+        for one in own.inputs:
+            steps[one.step].append(one)
+    return found
+
+
+def _constant(steps: _Steps) -> bool:
+    every = [tuple(call.digest for call in calls) for calls in steps.values()]
+    return len(every) >= _CONSTANT and len(set(every)) == 1
+
+
+def _shared(found: dict[int, _Steps]) -> SharedSamples | None:
+    """The largest side of ranks with the same samples. Constant inputs say nothing: they are made
+    up, as in a benchmark."""
+    overs = {c.over for steps in found.values() for calls in steps.values() for c in calls}
+    best: SharedSamples | None = None
+    for over in sorted(overs):
+        if len(over) < 2 or not set(over) <= found.keys():
+            continue
+        if any(_constant(found[rank]) for rank in over):
+            continue
+        common = set.intersection(*(set(found[rank]) for rank in over))
+        steps = tuple(sorted(s for s in common if len({len(found[rank][s]) for rank in over}) == 1))
+        if len(steps) < _ENOUGH:
+            continue
+        sides: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for rank in over:
+            sides[tuple(c.digest for s in steps for c in found[rank][s])].append(rank)
+        _, who = max((len(side), tuple(side)) for side in sides.values())
+        digests = {tuple(c.digest for c in found[who[0]][s]) for s in steps}
+        if len(who) < 2 or len(digests) < 2 or (best and len(best.ranks) >= len(who)):
+            continue
+        firsts = [found[rank][steps[0]][0] for rank in who]
+        parts = {(one.replicas, one.number) for one in firsts}
+        same = len(parts) == 1 and firsts[0].replicas > 1
+        best = SharedSamples(who, steps, firsts[0], same)
+    return best

@@ -1,0 +1,158 @@
+"""Optimizers have the parameters that train, and what no optimizer changes is equal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.evidence.law_model import ModelState
+from moediag.evidence.model import Evidence
+from moediag.records import dataclass
+from moediag.result import Verdict
+from moediag.result.wording import listed, plural, ranks
+
+_ENOUGH = 3  # checked steps
+
+
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """No parameter of any optimizer had a gradient."""
+
+    names: tuple[str, ...]
+    """Parameters that no optimizer has, had gradients and never changed; empty if none had any."""
+    steps: int
+    """How many steps were checked."""
+
+
+@law(Verdict.WRONG_WEIGHTS)
+def model_without_optimizer(facts: Facts) -> Findings:
+    """No optimizer of a watched job has the parameters that get gradients."""
+    found = facts.of(_untrained)
+    if found is None or not found.names:
+        return
+    yield Broken(
+        f"In all {found.steps} checked steps the parameters of every optimizer had no gradients, "
+        f"while {plural(len(found.names), 'parameter')} of the model ({listed(found.names)}) had "
+        "some and never changed: the optimizer was made from other parameters than those of the "
+        "model that runs.",
+        pattern="untrained",
+        next_step="Make the optimizer from the parameters of the model that is trained, after it "
+        "was wrapped, moved or replaced.",
+    )
+
+
+@law(Verdict.WRONG_GRADIENTS)
+def gradients_absent(facts: Facts) -> Findings:
+    """No parameter that an optimizer of a watched job has ever had a gradient."""
+    found = facts.of(_untrained)
+    if found is None or found.names:
+        return
+    yield Broken(
+        f"In all {found.steps} checked steps no parameter of any optimizer had a gradient when the "
+        "optimizer stepped: the updates train nothing.",
+        pattern="absent",
+        next_step="Look for what cuts the graph between the model and the loss: no_grad, detach, "
+        ".data, or a loss computed from copied values; or for a missing backward.",
+    )
+
+
+def _untrained(evidence: Evidence) -> Untrained | None:
+    found: Untrained | None = None
+    for own in recorded(evidence).values():
+        states = own.models
+        if len(states) < _ENOUGH or not all(state.idle for state in states):
+            return None
+        first = states[0].left_out
+        if None in first.values() or any(state.left_out != first for state in states):
+            return None
+        found = found or Untrained(tuple(first), len(states))
+    return found
+
+
+@law()
+def buffers_apart(facts: Facts) -> Findings:
+    """Buffers that never changed differ between ranks that average their gradients."""
+    constant: dict[tuple[tuple[int, ...], str], dict[int, str]] = defaultdict(dict)
+    for rank, states in facts.of(_states).items():
+        seen: dict[tuple[tuple[int, ...], str], list[str | None]] = defaultdict(list)
+        for state in states:
+            for over, buffers in state.buffers:
+                for name, value in buffers.items():
+                    seen[over, name].append(value)
+        for place, values in seen.items():
+            if len(values) >= _ENOUGH and len(set(values)) == 1 and values[0] is not None:
+                constant[place][rank] = values[0]
+    found = [
+        (over, name)
+        for (over, name), of in constant.items()
+        if set(of) == set(over) and len(set(of.values())) > 1
+    ]
+    if found:
+        first = found[0][0]
+        names = [name for over, name in found if over == first]
+        yield (
+            f"{plural(len(names), 'buffer')} ({listed(names)}) never changed "
+            f"and {'differ' if len(names) > 1 else 'differs'} between {ranks(first)}, "
+            "which average their gradients: each computes with other constants."
+        )
+
+
+@law()
+def parameters_left_out(facts: Facts) -> Findings:
+    """Parameters had gradients and never changed: no optimizer has them."""
+    found: set[str] = set()
+    other: set[str] = set()
+    for states in facts.of(_states).values():
+        for name in {name for state in states for name in state.left_out}:
+            values = {state.left_out.get(name) for state in states}
+            same = len(states) >= _ENOUGH and len(values) == 1 and None not in values
+            (found if same else other).add(name)
+    names = sorted(found - other)
+    if names:
+        yield (
+            f"{plural(len(names), 'parameter')} ({listed(names)}) had gradients in all checked "
+            "steps and never changed: no optimizer that stepped has "
+            f"{'them' if len(names) > 1 else 'it'}."
+        )
+
+
+@law()
+def routers_frozen(facts: Facts) -> Findings:
+    """Routers do not train although their experts do."""
+    every = (state for states in facts.of(_states).values() for state in states)
+    names = dict.fromkeys(name for state in every for name in state.frozen_routers)
+    if names:
+        yield (
+            f"The router's {listed(names)} does not require gradients, though the experts "
+            "do: it keeps its first values."
+        )
+
+
+@law()
+def averages_apart(facts: Facts) -> Findings:
+    """An averaged model was not updated equally often on all ranks."""
+    states = facts.of(_states)
+    of_steps: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
+    for rank, of in states.items():
+        for state in of:
+            of_steps[state.step][rank] = state.averages
+    whole = {
+        step: by_rank
+        for step, by_rank in sorted(of_steps.items())
+        if len(by_rank) == len(states) > 1 and len(set(map(len, by_rank.values()))) == 1
+    }
+    apart = [step for step, by_rank in whole.items() if len(set(by_rank.values())) > 1]
+    if len(apart) < 2 or apart[-1] != max(whole):
+        return
+    last = whole[apart[-1]]
+    one = next(at for at, row in enumerate(zip(*last.values(), strict=True)) if len(set(row)) > 1)
+    told = ", ".join(f"{n[one]} times on rank {rank}" for rank, n in list(last.items())[:4])
+    yield (
+        f"An AveragedModel was not updated equally often on all ranks ({told}), since step "
+        f"{apart[0]}: the average is complete on some ranks only."
+    )
+
+
+def _states(evidence: Evidence) -> dict[int, tuple[ModelState, ...]]:
+    return {rank: own.models for rank, own in recorded(evidence).items() if own.models}

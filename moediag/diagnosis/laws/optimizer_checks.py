@@ -1,0 +1,205 @@
+"""Parameters of an optimizer train: they have gradients, change, and stay finite."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
+from moediag.evidence.model import Evidence
+from moediag.records import dataclass
+from moediag.result import Verdict
+from moediag.result.wording import listed, plural, ranks
+
+_ENOUGH = 3  # checked steps
+_MOST_NAMES = 20  # that a check lists
+_ADAPTER = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
+
+_Checks = dict[int, list[LawCheck]]  # of one optimizer, by rank
+
+
+def _optimizers(evidence: Evidence) -> tuple[_Checks, ...]:
+    found: dict[str, _Checks] = defaultdict(lambda: defaultdict(list))
+    for rank, own in recorded(evidence).items():
+        for check in own.checks:
+            found[check.key][rank].append(check)
+    return tuple(found.values())
+
+
+def _long(facts: Facts) -> list[_Checks]:
+    """Optimizers that were checked often enough on every rank."""
+    every = facts.of(_optimizers)
+    return [of for of in every if all(len(checks) >= _ENOUGH for checks in of.values())]
+
+
+def _name(of: _Checks) -> str:
+    return next(iter(of.values()))[0].optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """Parameters that were finite at a check of a rank, and not at the next one."""
+
+    rank: int
+    earlier: LawCheck
+    check: LawCheck
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(n for n in self.check.nonfinite if n not in self.earlier.nonfinite)
+
+
+@law(Verdict.NONFINITE)
+def parameters_not_finite(facts: Facts) -> Findings:
+    """Parameters of a watched job became nan or infinite."""
+    every = [one for one in map(_not_finite, facts.of(_optimizers)) if one]
+    if not every:
+        return
+    found = min(every, key=lambda one: one[0].check.step)
+    names = dict.fromkeys(name for one in found for name in one.names)
+    grads = dict.fromkeys(name for one in found for name in one.earlier.nonfinite_grads)
+    already = dict.fromkeys(name for one in found for name in one.earlier.nonfinite)
+    first, before = found[0].check, max(one.earlier.step for one in found)
+    at = f" at {first.line}" if first.line else ""
+    text = (
+        f"When the optimizer{at} stepped in step {first.step}, {listed(names)} had elements "
+        f"that are not finite, on {ranks(one.rank for one in found)}; in step {before} they were "
+        "finite."
+    )
+    if grads:
+        text += f" In step {before} the gradient of {listed(grads)} was not finite."
+    if already:
+        text += f" {listed(already)} had elements that are not finite before that."
+    yield Broken(
+        text,
+        pattern="parameters",
+        next_step="Run again with `--laws-every 1` to see which gradient is the first one.",
+        lasting=True,
+    )
+
+
+def _not_finite(of: _Checks) -> list[NotFinite]:
+    """The ranks on which it shows first. Before the first check, parameters may be meant so."""
+    found = []
+    for rank, checks in of.items():
+        for earlier, check in pairwise(checks):
+            known = len(earlier.nonfinite) < _MOST_NAMES  # else some may be left out
+            if known and set(check.nonfinite) - set(earlier.nonfinite):
+                found.append(NotFinite(rank, earlier, check))
+                break
+    first = min((one.check.step for one in found), default=0)
+    return [one for one in found if one.check.step == first]
+
+
+@law()
+def parameters_not_initialised(facts: Facts) -> Findings:
+    """Parameters were not finite before the first update."""
+    firsts = (checks[0] for of in facts.of(_optimizers) for checks in of.values())
+    names = dict.fromkeys(n for check in firsts if check.count == 0 for n in check.nonfinite)
+    if names:
+        yield (
+            f"Before the first update, {listed(names)} had elements that are not finite: "
+            "they may never have been initialised."
+        )
+
+
+@law(Verdict.WRONG_GRADIENTS)
+def adapters_untrained(facts: Facts) -> Findings:
+    """None of the low-rank adapters that an optimizer of a watched job trains ever had a
+    gradient."""
+    for of in _long(facts):
+        gradients = _gradients(of)
+        without = {n for n, seen in gradients.items() if seen == {NO_GRADIENT}}
+        zeros = {
+            n for n, seen in gradients.items()
+            if seen == {ZERO_GRADIENT} or seen == {ZERO_GRADIENT, NO_GRADIENT}
+        }  # fmt: skip
+        adapters = {name for name in gradients if _ADAPTER.search(name)}
+        dead = adapters if adapters <= without | zeros else set()
+        if dead:
+            text = _starved(of, sorted(dead), not dead <= without, "adapter parameter")
+            yield Broken(
+                f"{text}: these adapters train nothing.",
+                pattern="adapters",
+                next_step="Look for what cuts the graph before the adapters: no_grad, detach, or "
+                "gradient checkpointing whose inputs do not require gradients.",
+            )
+        for names, zero in ((without - dead, False), (zeros - dead, True)):
+            if names:
+                yield f"{_starved(of, [n for n in gradients if n in names], zero)}."
+
+
+def _gradients(of: _Checks) -> dict[str, set[str | None]]:
+    """All gradients of each parameter; None among them where one is unknown. A shard that is on
+    other ranks is unknown on all steps of a rank, and left out there."""
+    found: dict[str, set[str | None]] = defaultdict(set)
+    for checks in of.values():
+        for at, piece in enumerate(checks[0].pieces):
+            own = {check.grads[at] for check in checks if at < len(check.grads)}
+            found[piece.name] |= own if own != {None} else set()
+    return found
+
+
+def _starved(of: _Checks, names: Sequence[str], zero: bool, what: str = "parameter") -> str:
+    kind = "only gradients of zeros" if zero else "no gradient"
+    steps = min(map(len, of.values()))
+    return (
+        f"{plural(len(names), what)} of {_name(of)} ({listed(names)}) had {kind} in all {steps} "
+        "checked steps, on every rank"
+    )
+
+
+@law()
+def learning_rate_zero(facts: Facts) -> Findings:
+    """The learning rates of an optimizer were 0 in all checked steps on all ranks."""
+    names: dict[str, None] = {}
+    for of in _long(facts):
+        groups = [group for checks in of.values() for check in checks for group in check.hyper]
+        if groups and all(group.get("lr") in ("0", "0.0") for group in groups):
+            names[_name(of)] = None
+    for name in names:
+        yield f"The learning rate of {name} was 0 in all checked steps: its updates change nothing."
+
+
+@law()
+def parameters_still(facts: Facts) -> Findings:
+    """Parameters never changed although they had gradients and a learning rate."""
+    names = tuple(dict.fromkeys(name for of in _long(facts) for name in _still(of)))
+    if names:
+        yield (
+            f"{plural(len(names), 'parameter')} ({listed(names)}) did not change between the "
+            "checked steps, though gradients and learning rate were not zero: updates may round to "
+            "nothing in the parameters' dtype."
+        )
+
+
+def _still(of: _Checks) -> list[str]:
+    """Parameters that kept their bytes over all checked steps, on every rank that holds them."""
+    moved: set[str] = set()
+    held: dict[str, bool] = {}
+    for checks in of.values():
+        for at, piece in enumerate(checks[0].pieces):
+            rows = [(check.params[at], check.grads[at], _rate(check, at)) for check in checks]
+            if any(grad is None for _, grad, _ in rows):
+                continue
+            trained = all(
+                grad not in (NO_GRADIENT, ZERO_GRADIENT) and rate for _, grad, rate in rows[:-1]
+            )
+            held.setdefault(piece.name, True)
+            if not trained or len({param for param, _, _ in rows}) != 1 or rows[0][0] is None:
+                moved.add(piece.name)
+    return [name for name in held if name not in moved]
+
+
+def _rate(check: LawCheck, at: int) -> float:
+    """The learning rate of a piece; 0 if it is unknown."""
+    group = check.pieces[at].group
+    text = check.hyper[group].get("lr", "0") if group < len(check.hyper) else "0"
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,205 @@
+"""Detectors of ranks that raised, died, lost a connection, or were stopped by the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moediag.diagnosis.blame.nodes import silent
+from moediag.diagnosis.end_states import mixed_optimizer
+from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure, first_of, said
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.judgement import Judgement, apart, detector, how_sure, victims
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.words import cause, meeting
+from moediag.diagnosis.words.calls import describe
+from moediag.diagnosis.words.node_sentences import silence
+from moediag.evidence.model import UNTOLD, Evidence
+from moediag.result import Confidence, Verdict
+from moediag.result.wording import ranks
+
+
+@detector(Verdict.CRASH)
+def guard_stop(facts: Facts) -> Judgement | None:
+    """The guard (`moediag.recorder.guard`) stopped ranks before a reduction that did not match."""
+    if not facts.own or facts.own[0].name != GUARD:
+        return None
+    found = [failure for failure in facts.own if failure.name == GUARD]
+    who = ranks(failure.rank for failure in found)
+    d = facts.divergence
+    if d is None:
+        text = f"The guard stopped {who}: {found[0].summary}"
+        return Judgement(Confidence.MEDIUM, text, failure=found[0])
+    # The ranks stopped before the divergence had an effect.
+    text = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=False, guarded=True)
+    earlier = any(call is not None and call.op == "all_gather" for call in d.calls.values())
+    when = "at the next reduction" if earlier else "before that reduction"
+    return Judgement(
+        how_sure(facts),
+        f"{text} The guard stopped {who} {when} ({GUARD}).",
+        culprits=facts.blame.culprits,
+        victims=victims(facts),
+        divergence=True,
+        failure=found[0],
+    )
+
+
+@detector(Verdict.COLLECTIVE_MISMATCH)
+def schedule_mismatch(facts: Facts) -> Judgement | None:
+    """Ranks failed, or a recorded job ended, and their schedules do not match.
+
+    An exception of the program decides instead if it came first or no library notices the mismatch.
+    """
+    found = _mismatch(facts)
+    if found is None:
+        return None
+    text = cause.of_divergence(found, facts.blame, facts.evidence.backend, died=True)
+    if found.silent:
+        text += cause.out_of_step(facts.evidence, sorted(facts.evidence.ranks))
+    text += cause.called_at(found, facts.blame, facts.evidence, text)
+    return Judgement(
+        how_sure(facts),
+        text,
+        culprits=facts.blame.culprits,
+        victims=victims(facts),
+        divergence=True,
+    )
+
+
+def _mismatch(facts: Facts) -> Divergence | None:
+    """The divergence that ended the job."""
+    d, own = facts.divergence, facts.own
+    if d is None:
+        return None
+    missing = d.kind == "missing"
+    if not facts.failed:
+        known = not missing or facts.evidence.watched
+        return d if _only_recorded(facts) and known else None
+    if missing:  # the others lost the connection to the rank that made no call
+        return None if own or silent(facts.evidence) else d
+    late = own and 0 < own[0].time < d.time
+    # A silent divergence does not end a rank. An exception of the program is another failure;
+    # an abort by the library is a later consequence of the divergence (sizes then differ too).
+    return d if not late and (facts.loud or not own) else None
+
+
+def _only_recorded(facts: Facts) -> bool:
+    """Whether this is a user's own job that ended by itself."""
+    evidence = facts.evidence
+    stopped = evidence.stall is not None or evidence.timed_out or bool(evidence.launch_error)
+    return (evidence.foreign or evidence.watched) and not stopped
+
+
+@detector(Verdict.CRASH)
+def crash(facts: Facts) -> Judgement | None:
+    """Ranks raised their own exception, or died. All ranks that failed in the same way as the first
+    are culprits, and so are deaths that may have come first. Of ranks that ended without a trace,
+    none is named if several did. A rank that failed by itself is never a victim."""
+    found = facts.own
+    if not found:
+        return None
+    leading, ordered = first_of(found, facts.evidence.deaths)
+    first = leading[0]
+    kinds = dict.fromkeys((f.name, f.where) for f in leading)
+    alike = {kind: [f for f in found if (f.name, f.where) == kind] for kind in kinds}
+    same = tuple(sorted(f.rank for those in alike.values() for f in those))
+    text = " ".join(_sentence(those, facts.evidence) for those in alike.values())
+    later = [f for f in found if f.rank not in same and (f.message or f.where)]
+    if not ordered:
+        text += " Not known which of them came first."
+    elif later and first.name in FATAL_SIGNALS:
+        text += f" Then {_sentence(later[:1], facts.evidence, begins=False)}"
+    mixture = mixed_optimizer.of_crash(facts.evidence, found)
+    text += f" {mixture}" if mixture else ""
+    # A launcher that loses a rank ends the others, and then none of them leaves a trace.
+    unordered = first.name == UNTOLD and len(same) > 1
+    left = facts.divergence
+    if left is None or left.kind != "missing" or not set(left.absent) & set(same):
+        left = None
+    if unordered:
+        text += " Not known which ended first: a launcher that loses one rank ends the rest."
+    elif left is not None:
+        text += f" {_left_waiting(left)}"
+    certain = first.message or first.where or left is not None
+    return Judgement(
+        Confidence.HIGH if certain and ordered and not unordered else Confidence.MEDIUM,
+        text,
+        culprits=() if unordered else same,
+        victims=() if unordered else apart(_others(facts, later), same),
+        divergence=left is not None,
+        failure=first,
+    )
+
+
+def _others(facts: Facts, later: Sequence[Failure]) -> tuple[int, ...]:
+    failed = {f.rank for f in later} | {f.rank for f in facts.own if f.name in FATAL_SIGNALS}
+    return tuple(rank for rank in facts.evidence.ranks if rank not in failed)
+
+
+def _sentence(alike: Sequence[Failure], evidence: Evidence, begins: bool = True) -> str:
+    who = ranks(f.rank for f in alike)
+    text = f"{who.capitalize() if begins else who} {_ended(alike[0], evidence)}"
+    return text if text.endswith("!") else text.rstrip(".") + "."
+
+
+def _ended(failure: Failure, evidence: Evidence) -> str:
+    if failure.message or failure.where:
+        text = f"raised {failure.name}" + (f" at {failure.where}" if failure.where else "")
+        text += f": {failure.summary}" if failure.summary else ""
+        return text + (f" (after {failure.after})" if failure.after else "")
+    if failure.name.startswith("exit code"):
+        return f"ended with {failure.name} and left no exception"
+    if failure.name == UNTOLD:
+        return "ended without a trace (killed, or by os._exit: the launcher did not record which)"
+    return f"died by {failure.name}" + (_killed(evidence) if failure.name == "SIGKILL" else "")
+
+
+def _killed(evidence: Evidence) -> str:
+    kills = evidence.oom_kills
+    if kills:
+        times = "once" if kills == 1 else f"{kills} times"
+        return f" (out of memory: the kernel's OOM killer ran {times} meanwhile)"
+    if kills == 0:
+        return " (killed from outside: the kernel's OOM killer did not run)"
+    return " (killed from outside, or out of memory)"
+
+
+def _left_waiting(left: Divergence) -> str:
+    """Which ranks wait for a call of the ranks that failed."""
+    calls = {rank: call for rank, call in left.calls.items() if call is not None}
+    where = describe(next(iter(calls.values())))
+    return f"{ranks(calls).capitalize()} then waited in {where} on {left.group.label}."
+
+
+@detector(Verdict.CRASH)
+def lost_node(facts: Facts) -> Judgement | None:
+    """Ranks lost the connection to a peer, and a node stopped sending data."""
+    nodes = silent(facts.evidence) if facts.failed else ()
+    if not nodes:
+        return None
+    failed = tuple(sorted(f.rank for f in facts.failed))
+    return Judgement(
+        Confidence.MEDIUM,
+        f"{ranks(failed).capitalize()} lost the connection to a peer ({said(facts.failed)}). "
+        f"{silence(nodes)} It went down or was disconnected; the evidence does not show which.",
+        culprits=facts.silent_ranks,
+        victims=apart(tuple(facts.evidence.ranks), facts.silent_ranks),
+        failure=facts.failed[0],
+        pattern="silent-node",
+    )
+
+
+@detector(Verdict.CRASH)
+def lost_connection(facts: Facts) -> Judgement | None:
+    """Ranks lost the connection to a peer, and the evidence does not show why."""
+    found = facts.failed
+    if not found:
+        return None
+    text = f"{ranks(f.rank for f in found).capitalize()} lost the connection to a peer "
+    errors = [facts.evidence.ranks[f.rank].error for f in found]
+    if all(error is not None and meeting.is_meeting(error.frames) for error in errors) and (
+        old := meeting.old_store(facts.evidence)
+    ):
+        text += f"in init_process_group ({said(found)}). {old}"
+        return Judgement(Confidence.MEDIUM, text, failure=found[0], next_step=meeting.OWN_PREFIX)
+    text += f"({said(found)}); the evidence shows neither why nor which rank is at fault."
+    return Judgement(Confidence.LOW, text, failure=found[0])

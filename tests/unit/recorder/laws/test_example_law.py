@@ -1,0 +1,38 @@
+"""What the law of docs/extending/add-a-law.md records, as one line in ``watchers.record``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from moediag.evidence.law_records import read_laws  # noqa: E402
+from moediag.protocol import ENV_LAWS  # noqa: E402
+from moediag.recorder import install  # noqa: E402
+from moediag.recorder.laws import watchers  # noqa: E402
+from tests.unit.recorder.laws import example_law  # noqa: E402
+
+
+def test_each_checked_step_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watchers(watchers.ModelModes):
+        def install(self) -> None:
+            super().install()
+            example_law.install(self._context)
+
+    monkeypatch.setenv(ENV_LAWS, "0")
+    monkeypatch.setattr(watchers, "ModelModes", Watchers)
+    recorder = install(str(tmp_path), 0, 1, of_job=True)
+    try:
+        net = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(5):
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    finally:
+        recorder.uninstall()
+    laws, lost = read_laws(tmp_path, 0)
+    assert laws is not None and not lost
+    assert [one["step"] for one in laws.others["default_dtype"]] == [1, 2, 3]
+    assert {one["dtype"] for one in laws.others["default_dtype"]} == {"torch.float32"}

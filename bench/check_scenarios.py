@@ -83,7 +83,7 @@ def variants(only: str) -> tuple[list[PlannedTrial], list[PlannedTrial]]:
     part: list[PlannedTrial] = []
     crash: list[PlannedTrial] = []
     for name in catalogue.names():
-        scenario = load(catalogue.folder() / f"{name}.yaml")
+        scenario = load(catalogue.find(name))
         if only not in name:
             continue
         loud, controls = [], []

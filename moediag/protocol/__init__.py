@@ -1,7 +1,7 @@
 """What the control side and the ranks tell each other: files, environment variables, events.
 
 What is where: ``files``, names of files and environment variables; ``events``, the recorder's log;
-``trial``, ``specs`` and ``tasks``, what a rank is given; ``programs``, steps of another kind;
+``trial``, ``specs`` and ``tasks``, what a rank is given;
 ``outcome``, what it measured; ``relations``, what a hunt measured; ``checked``, what a check found;
 ``user_code``, which frames are the user's own.
 Both sides import this package, so it needs only the standard library and Python >= 3.9.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 # In this order they are searched for a name. The modules of dataclasses are last: they take longer
 # to import than the rest of a short command.
 __all__ = [
-    "number_text", "user_code", "files", "programs", "process_start", "stored", "events",
+    "number_text", "user_code", "files", "process_start", "stored", "events",
     "specs", "tasks", "trial", "outcome", "relations", "measured", "checked",
 ]  # fmt: skip
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from moediag.protocol.number_text import *
     from moediag.protocol.outcome import *
     from moediag.protocol.process_start import *
-    from moediag.protocol.programs import *
     from moediag.protocol.relations import *
     from moediag.protocol.specs import *
     from moediag.protocol.stored import *

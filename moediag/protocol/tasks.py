@@ -58,8 +58,12 @@ class ProgramTask:
     """A program that replaces the training step of a whole model."""
 
     kind: str = field(default="program", init=False)
-    name: str = option("", "A program of moediag.lab.step.programs.")
-    # Every option is written out, see PROGRAMS.
+    name: str = option(
+        "",
+        "A program of the catalogue, e.g. metrics, or the path of your own, relative to this "
+        "file: ./my_step.py.",
+    )
+    # In a trial every option of the program is written out.
     options: Dict[str, Any] = option(
         dict,
         "Its options; a variant overrides the scenario's options one by one.",

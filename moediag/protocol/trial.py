@@ -40,7 +40,7 @@ class Trial:
     wrapper: WrapperSpec = field(default_factory=WrapperSpec)
     step: StepSpec = field(default_factory=StepSpec)
     skew: SkewSpec = field(default_factory=SkewSpec)
-    fix: Optional[str] = None  # name of a module in moediag.lab.step.fixes, in kebab-case
+    fix: Optional[str] = None  # name of a fix of scenarios/fixes, or the path of another
     reference_path: Optional[str] = None
     recorder: RecorderSpec = field(default_factory=RecorderSpec)
     record: bool = True  # install the recorder (benchmarks switch it off)

@@ -14,7 +14,11 @@ def library_folders() -> List[str]:
     """Returns each folder as imported and, if it differs, with symlinks resolved."""
     found = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     found |= {entry for entry in sys.path if Path(entry).name in _PACKAGES}
-    found.add(str(Path(__file__).parents[1]))
+    package = Path(__file__).parents[1]
+    found.add(str(package))
+    # Of a checkout; a wheel has them in the package.
+    beside = package.resolve().parent / "scenarios"
+    found |= {str(beside / "programs"), str(beside / "fixes")}
     torch = _torch()
     if torch is not None:
         found.add(str(torch))

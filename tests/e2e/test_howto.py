@@ -174,10 +174,37 @@ def test_the_page_on_a_fix_works(checkout: Checkout) -> None:
     assert "2 of 2 expectations met" in words
 
 
+def test_the_page_on_a_program_works(checkout: Checkout) -> None:
+    page = Page.read("add-a-program.md")
+    checkout.follow(page)
+    (line,) = page.commands()
+    code, shown = checkout.run(line)
+    words = " ".join(shown.split())
+    assert code == 0, shown
+    assert "divided correct" in words and "3 of 3 expectations met" in words
+
+    scenario = checkout.folder / "summed-gradient.yaml"
+    text = scenario.read_text()
+    scenario.write_text(text.replace("divide_by: nothing", "divide_by: rank"))
+    expected = re.search(r"^ *(error: .+)$", page.text, re.M)
+    assert expected
+    code, shown = checkout.run(f"{line} 2>&1")
+    assert (code, shown.splitlines()[0]) == (2, expected[1])
+
+    # In the catalogue both are known by their names.
+    content = checkout.folder / "scenarios"
+    (checkout.folder / "summed_gradient.py").rename(content / "programs" / "summed_gradient.py")
+    scenario.unlink()
+    named = text.replace("./summed_gradient.py", "summed-gradient")
+    (content / "summed-gradient.yaml").write_text(named)
+    code, shown = checkout.run("moediag run summed-gradient --cpu 2 --variant divided")
+    assert code == 0, shown
+
+
 def test_an_ineffective_fix_is_not_called_correct(checkout: Checkout) -> None:
     page = Page.read("add-a-fix.md")
     checkout.follow(page)
-    module = checkout.folder / "moediag" / "lab" / "step" / "fixes" / "touch_layer.py"
+    module = checkout.folder / "touch_layer.py"
     text = module.read_text()
     assert "0.0 * sum(" in text
     # Detached parameters: the sum is in the graph, its gradients are not.

@@ -77,6 +77,7 @@ class Config(SimpleNamespace):
 class Planted(nn.Module):
     _supports_sdpa = True
     supports_gradient_checkpointing = True
+    config_class = Config
 
     def __init__(
         self, faults: frozenset[str], seed: int = 0, attention: str = "eager", experts: str = ""
@@ -122,7 +123,9 @@ class Planted(nn.Module):
         Path(folder, "faults").write_text(",".join(self.faults))
 
     @classmethod
-    def from_pretrained(cls, folder: str, output_loading_info: bool = False, **dtype: Any) -> Any:
+    def from_pretrained(
+        cls, folder: str, output_loading_info: bool = False, config: Any = None, **dtype: Any
+    ) -> Any:
         faults = Path(folder, "faults").read_text().split(",")
         model = cls(frozenset(faults), seed=99).to(*dtype.values())
         state = {n: t for f in Path(folder).glob("*.safetensors") for n, t in load_file(f).items()}
@@ -222,9 +225,22 @@ class PlantedCase(Case):
         return Config(self.faults)
 
 
+class Configured:
+    """Stands for the configuration's class of a model with these faults."""
+
+    def __init__(self, faults: frozenset[str]) -> None:
+        self.faults = faults
+
+    def __call__(self) -> Config:
+        return Config(self.faults)
+
+    def from_pretrained(self, folder: str) -> Config:
+        return Config(self.faults)
+
+
 def case(*faults: str) -> Case:
     """Needs ``release_families.model_class`` to return :class:`Planted`."""
     return PlantedCase(
-        ReleaseFamily("planted", lambda: Config(frozenset(faults)), "Planted"),
+        ReleaseFamily("planted", Configured(frozenset(faults)), "Planted"),
         faults=frozenset(faults),
     )

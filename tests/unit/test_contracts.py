@@ -91,8 +91,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the configuration and the package's modules."""
     folder = tmp_path_factory.mktemp("contracts")
     shutil.copy(ROOT / "pyproject.toml", folder)
-    only_modules = shutil.ignore_patterns("__pycache__", "*.j2", "*.pyc")
-    shutil.copytree(ROOT / "moediag", folder / "moediag", ignore=only_modules)
+    only_modules = shutil.ignore_patterns("__pycache__", "*.j2", "*.pyc", "*.yaml")
+    for package in CONFIG["tool"]["importlinter"]["root_packages"]:
+        shutil.copytree(ROOT / package, folder / package, ignore=only_modules)
     return folder
 
 

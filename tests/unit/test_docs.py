@@ -147,7 +147,7 @@ def missing_modules(text: str) -> list[str]:
     """Returns the module paths in backticks that no file of the repository ends with."""
     files = [
         f"/{path.relative_to(ROOT).as_posix()}"
-        for top in ("moediag", "tests", "bench")
+        for top in ("moediag", "scenarios", "tests", "bench")
         for path in (ROOT / top).rglob("*.py")
     ]
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)

@@ -31,7 +31,6 @@ SAME: dict[str, str] = {
     "executed": "a rank writes of which files functions ran, bisect reads it",
     "gradients": "worker measures them, diagnosis judges them",
     "measured": "protocol defines what ranks measure, detectors judge it",
-    "metrics": "a worker program reduces them, diagnosis judges them",
     "ownership": "worker measures who holds which experts, diagnosis judges it",
     "replicas": "worker measures them, diagnosis judges them",
     "resume": "worker saves and loads, diagnosis judges what came back",
@@ -40,6 +39,7 @@ SAME: dict[str, str] = {
     "relay": "messages between nodes: launch reads and writes them, ranks carries them",
     "rank": "what one rank executes, in a trial of ours and in a watched job",
     # One subject in several stages.
+    "content": "programs and fixes: where they are, what they say, and how a rank loads them",
     "calls": "collective calls: recorder reads their arguments, words describes them",
     "nodes": "a job on several nodes: evidence reads it, blame judges it",
     "base": "what the other modules of the package build on",

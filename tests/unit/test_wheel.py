@@ -157,11 +157,16 @@ def test_a_wheel_and_an_editable_install_list_every_scenario(
 
 
 def test_the_wheel_has_the_catalogue_unchanged(names: dict[str, bytes]) -> None:
-    shipped = {n.rpartition("/")[2] for n in names if n.startswith("moediag/scenarios/")}
-    here = {path.name: path for path in (ROOT / "scenarios").glob("*.yaml")}
+    shipped = {n for n in names if n.startswith("moediag/scenarios/")}
+    here = {
+        f"moediag/{path.relative_to(ROOT)}": path
+        for kind in ("*.yaml", "*.py")
+        for path in (ROOT / "scenarios").rglob(kind)
+    }
     assert shipped == set(here) and len(here) >= 7
+    assert "moediag/scenarios/programs/router_block/plans.py" in here
     for name, path in here.items():
-        assert names[f"moediag/scenarios/{name}"] == path.read_bytes()
+        assert names[name] == path.read_bytes()
 
 
 def test_every_module_and_template_is_in_the_wheel(names: dict[str, bytes]) -> None:

@@ -54,7 +54,7 @@ def header(plan: Plan, launch: LaunchOptions, command: Sequence[str] = ()) -> He
 
 def digest(plan: Plan) -> str:
     """Returns the digest of the scenario as it runs, overrides included."""
-    return hashlib.sha256(plan.scenario.to_yaml().encode()).hexdigest()[:16]
+    return hashlib.sha256(plan.scenario.identity().encode()).hexdigest()[:16]
 
 
 def run(plan: Plan, journal: Journal, options: TrialOptions, display: Display) -> RunResult:

@@ -33,8 +33,8 @@ def list_(
 
     A word may be of the name, the title, a verdict, a package or a release.
     """
-    from moediag.lab.scenario import catalogue
-    from moediag.lab.scenario.fixes import known_fixes
+    from moediag.lab.content import FIXES
+    from moediag.lab.scenario import catalogue, content
 
     def chosen(*texts: str) -> bool:
         return all(word.lower() in " ".join(texts).lower() for word in words or ())
@@ -42,7 +42,8 @@ def list_(
     found = [
         one for one in catalogue.summaries() if chosen(one.name, one.title, one.needs, *one.shows)
     ]
-    fixes = [fix for fix in known_fixes().values() if chosen(fix.name, fix.summary)]
+    shipped = map(content.fix, content.names(FIXES))
+    fixes = [fix for fix in shipped if chosen(fix.name, fix.summary)]
     if as_json:
         scenarios = [dataclasses.asdict(one) for one in found]
         stdout.data({"scenarios": scenarios, "fixes": [dataclasses.asdict(f) for f in fixes]})
@@ -66,9 +67,8 @@ def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None: 
 
     The output is a scenario file; the summary is its comments.
     """
-    from moediag.lab.scenario import catalogue
+    from moediag.lab.scenario import catalogue, content
     from moediag.lab.scenario import load as loading
-    from moediag.lab.scenario.fixes import known_fixes
 
     scenario = loading.load(catalogue.find(name), set_)
     if as_json:
@@ -77,10 +77,9 @@ def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None: 
     for line in _summary(scenario, name):
         stdout.line(f"# {line}".rstrip())
     stdout.line(f"\n{scenario.to_yaml()}".rstrip("\n"))
-    used = {variant.fix for variant in scenario.variants.values()}
-    for fix in known_fixes().values():
-        if fix.name in used:
-            stdout.line(f"# fix {fix.name}: {fix.summary} ({fix.source})")
+    for used in sorted({v.fix for v in scenario.variants.values() if v.fix}):
+        fix = content.fix(used)
+        stdout.line(f"# fix {fix.name}: {fix.summary} ({fix.source})")
 
 
 def _summary(scenario: Scenario, name: str) -> Iterator[str]:

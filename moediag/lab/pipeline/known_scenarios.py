@@ -43,7 +43,7 @@ def concerning(
 
 @functools.cache
 def _catalogue() -> tuple[Scenario, ...]:
-    return tuple(load(catalogue.folder() / f"{name}.yaml") for name in catalogue.names())
+    return tuple(load(catalogue.find(name)) for name in catalogue.names())
 
 
 def _known(scenario: Scenario, stack: Mapping[str, str | None]) -> Known:

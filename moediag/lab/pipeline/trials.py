@@ -177,7 +177,7 @@ class Trials:
                 "folder: it runs on one node",
                 "Omit --nnodes.",
             )
-        plan = [moediag.__version__, self.plan.scenario.to_yaml()]
+        plan = [moediag.__version__, self.plan.scenario.identity()]
         plan += [f"{p.trial.name} {p.trial.world_size} {p.stack}" for p in self.plan.trials]
         meeting = Meeting(
             options.shared, options.node_rank or 0, options.nnodes, "\n".join(plan),

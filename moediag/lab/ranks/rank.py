@@ -172,10 +172,16 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+def _program(collector: Any) -> None:
+    from moediag.lab.step import content
+
+    content.program(collector.trial.task.name).run(collector)
+
+
 def _steps(trial: Trial, rank: int, recorder: Any, joined: bool) -> Outcome:
     import torch
 
-    from moediag.lab.step import gpu, programs
+    from moediag.lab.step import gpu
     from moediag.lab.step.collector import Collector
     from moediag.lab.step.tasks import cost, generation, resume, saving, step, trainer
     from moediag.recorder.not_applicable import NotApplicable
@@ -184,7 +190,7 @@ def _steps(trial: Trial, rank: int, recorder: Any, joined: bool) -> Outcome:
         StepTask: step.run,
         TrainerTask: trainer.run,
         ResumeTask: resume.run,
-        ProgramTask: programs.run,
+        ProgramTask: _program,
         CostTask: cost.run,
         GenerateTask: generation.run,
         SaveTask: saving.run,

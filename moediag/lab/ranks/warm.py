@@ -34,7 +34,7 @@ _LAZY = (
     "moediag.recorder.fsdp2",
     "moediag.recorder.handled_errors",
     "moediag.recorder.missing_gradients",
-    "moediag.lab.step.programs",
+    "moediag.lab.step.content",
     "moediag.lab.step.sequence",
     "moediag.lab.step.tasks.cost",
     "moediag.lab.step.tasks.generation",
@@ -70,10 +70,10 @@ def warm(families: Sequence[str]) -> None:
             importlib.import_module(name)
 
     if importlib.util.find_spec("torchtitan") is not None:
-        from moediag.lab.step.programs.router_block import titan_cpu
+        from moediag.lab.step import content
 
         with contextlib.suppress(NotApplicable):  # a release other than its scenario's
-            titan_cpu.load()
+            content.program("tp-router").titan_cpu.load()
 
     for family in families:
         try:

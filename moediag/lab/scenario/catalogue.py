@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib.resources
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from moediag.errors import ScenarioError
+from moediag.lab.content import folder
 from moediag.records import dataclass
 
 _SUFFIXES = (".yaml", ".yml")
@@ -52,14 +52,6 @@ _GROUPS = {
     "clean": "reported, and not reproduced",
 }
 GROUPS = (*dict.fromkeys([_GROUPS["hang"], WRONG, *_GROUPS.values()]),)
-
-
-def folder() -> Path:
-    """Returns the folder of the shipped scenarios: inside the package if installed from a wheel,
-    beside it in a checkout. moediag never runs from a zip file, so it is a real folder."""
-    package = Path(str(importlib.resources.files("moediag")))
-    installed = package / "scenarios"
-    return installed if installed.is_dir() else package.parent / "scenarios"
 
 
 def names() -> list[str]:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moediag.axes import AXES
-from moediag.errors import LayoutError
+from moediag.errors import LayoutError, ScenarioError
+from moediag.lab.scenario import content
 from moediag.lab.scenario.explain import Problem
-from moediag.lab.scenario.fixes import known_fixes
 from moediag.lab.scenario.schema import MERGED_SECTIONS, Scenario, Variant
 from moediag.lab.scenario.sections import ModelSection, ProgramSection, StarveSection
 from moediag.lab.scenario.source import KeyPath, nearest
-from moediag.protocol import PROGRAMS, program_options
 
 # Names that the run directory uses itself.
 _TAKEN = ("cost",)
@@ -123,20 +122,17 @@ def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Itera
 
 def _program(merged: ProgramSection, own: ProgramSection, at: KeyPath) -> Iterator[Problem]:
     """Checks a program: ``own`` as written, ``merged`` with the scenario's name and options."""
-    known = PROGRAMS.get(merged.name)
-    if known is None:
-        message = f'no program is called "{merged.name}"{nearest(merged.name, PROGRAMS)}'
-        yield Problem((*at, "name"), message)
+    try:
+        program = content.program(merged.name)
+    except ScenarioError as error:
+        yield Problem((*at, "name"), error.message)
         return
-    for option, value in own.options.items():
-        if option not in known:
-            message = f"{merged.name} has no such option{nearest(option, known)}"
+    for option, value in (merged if own.name else own).options.items():
+        if option not in program.options:
+            message = f"{merged.name} has no such option{nearest(option, program.options)}"
             yield Problem((*at, "options", option), message, of_key=True)
-            continue
-        try:
-            program_options(merged.name, {option: value})
-        except ValueError as error:
-            yield Problem((*at, "options", option), str(error).partition(": ")[2])
+        elif mistake := program.mistake(option, value):
+            yield Problem((*at, "options", option), mistake)
 
 
 def _resume(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
@@ -259,8 +255,10 @@ def _sections(variant: Variant) -> Iterator[bool]:
 
 
 def _fix(name: str, at: KeyPath) -> Iterator[Problem]:
-    if name not in known_fixes():
-        yield Problem(at, f'no fix is called "{name}"{nearest(name, known_fixes())}')
+    try:
+        content.fix(name)
+    except ScenarioError as error:
+        yield Problem(at, error.message)
 
 
 def _expectation(variant: Variant, at: KeyPath) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from moediag.errors import ScenarioError
-from moediag.lab.scenario import explain
+from moediag.lab.scenario import content, explain
 from moediag.lab.scenario.checks import check
 from moediag.lab.scenario.explain import Problem
 from moediag.lab.scenario.overrides import apply, location
@@ -29,7 +29,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
     override caused it.
     """
     source = read(Path(path))
+    content.make_absolute(source.data, source.path.parent)
     given = apply(source.data, overrides)
+    content.make_absolute(source.data, Path())  # those of the command line
     try:
         scenario = Scenario.model_validate(source.data)
     except ValidationError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from moediag.axes import AXES, WORLD, Layout
 from moediag.errors import LayoutError, ScenarioError, UsageError
-from moediag.lab.scenario.fixes import described
+from moediag.lab.scenario import content
 from moediag.lab.scenario.schema import Expectation, Scenario
 from moediag.lab.scenario.sections import CostSection, SkewSection, WrapperSection
 from moediag.lab.scenario.source import nearest
@@ -32,7 +32,6 @@ from moediag.protocol import (
     TrainerTask,
     Trial,
     WrapperSpec,
-    program_options,
 )
 from moediag.records import dataclass
 from moediag.result import devices
@@ -168,7 +167,7 @@ class _Build:
             tuple(variant.requires),
             variant.note,
             variant.repairs or "",
-            *(described(variant) if variant.role == "fix" else ("", "")),
+            *(content.described(variant) if variant.role == "fix" else ("", "")),
         )
 
     def cost(self, selected: Sequence[str]) -> Iterator[PlannedTrial]:
@@ -233,7 +232,7 @@ def _task(merged: Scenario, world_size: int) -> Task:
     """What a variant's trial does; every option of a program is written out."""
     program, resume = merged.program, merged.resume
     if program is not None:
-        return ProgramTask(program.name, program_options(program.name, program.options))
+        return ProgramTask(program.name, content.program(program.name).filled(program.options))
     if resume is not None:
         after = Layout.resolve(resume.layout, world_size) if resume.layout else Layout({})
         layout = {str(axis): size for axis, size in after.axes.items()}

@@ -5,8 +5,10 @@ The parts that reach the ranks are in ``sections``, rules about several fields i
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,6 +24,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
 from moediag.axes import AXES, DP_SHARD, Layout
+from moediag.lab.content import is_own
 from moediag.lab.scenario.sections import (
     Backend,
     CostSection,
@@ -137,9 +140,11 @@ class Variant(Section, frozen=True):
     note: str | None = Field(
         default=None, description="What a reader of the result must know about this variant."
     )
-    fix: Kebab | None = Field(
+    fix: str | None = Field(
         default=None,
-        description="A module of moediag.lab.step.fixes in kebab-case, e.g. zero-fill.",
+        min_length=1,
+        description="A fix of the catalogue, e.g. zero-fill, or the path of your own, relative to "
+        "this file: ./my_fix.py.",
     )
     repairs: Kebab | None = Field(
         default=None,
@@ -266,6 +271,18 @@ class Scenario(Section, frozen=True):
         yaml.dump(_blocks(fields), text)
         return text.getvalue()
 
+    def identity(self) -> str:
+        """Returns all that decides what its trials do: its fields, and the content of the user's
+        own programs and fixes."""
+        return self.to_yaml() + "".join(f"{file} {_digest(file)}\n" for file in self.own_files())
+
+    def own_files(self) -> list[str]:
+        """Returns the paths of the user's own programs and fixes."""
+        fixes = [*(self.cost.fixes if self.cost else ()), *(v.fix for v in self.variants.values())]
+        programs = [self.program, *(v.program for v in self.variants.values())]
+        names = {*fixes, *(program.name for program in programs if program is not None)}
+        return sorted(name for name in names if name and is_own(name))
+
     def layout_for(self, world_size: int) -> Layout:
         """Returns the mesh of ``world_size`` ranks. Raises LayoutError with every factor."""
         return Layout.resolve(self.layout, world_size)
@@ -291,6 +308,14 @@ class Scenario(Section, frozen=True):
             changes["layout"] = over.layout
         changes["stack"] = {**self.stack, **over.stack}
         return self.model_copy(update=changes)
+
+
+def _digest(file: str) -> str:
+    """Returns "" for a file that cannot be read: the ranks will say so."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _blocks(node: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 from torch import nn
 
-from moediag.lab.step import fixes
+from moediag.lab.step import content
 from moediag.lab.step.measure import ownership, replicas
 from moediag.lab.step.models import checkpoint as load
 from moediag.lab.step.models import tiny
@@ -49,7 +49,7 @@ def prepare(trial: Trial, device: torch.device, on_model: Optional[OnModel] = No
 
 def wrap(model: nn.Module, anatomy: tiny.Anatomy, trial: Trial) -> Wrapped:
     """Shards ``model`` as the trial requires, with its fix applied. Raises NotApplicable."""
-    fix = fixes.load(trial.fix) if trial.fix else None
+    fix = content.fix(trial.fix) if trial.fix else None
     if fix is not None and hasattr(fix, "before_wrap"):
         fix.before_wrap(model, anatomy, trial.wrapper)
     kind = kind_of(trial)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from moediag.axes import AXES
 
-PACKAGE = Path(__file__).parents[3] / "moediag"
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "moediag"
+CONTENT = ROOT / "scenarios"
 
 # (file, text) -> why the text is not our mesh axis.
 ALLOWED = {
-    ("protocol/programs.py", "tp"): "a value that scenarios give to the option expert_tp",
-    ("lab/step/programs/tp_router.py", "tp"): "the same value, read",
-    ("protocol/programs.py", "ep"): "a value that scenarios give to the option divide",
-    ("lab/step/programs/fsdp2_two_meshes.py", "ep"): "the same value, read",
+    ("programs/tp_router.py", "tp"): "a value of its option expert_tp",
+    ("programs/fsdp2_two_meshes.py", "ep"): "a value of its option divide",
     ("lab/stacks/offline.py", "cp"): "CPython in the tag of a wheel",
-    ("lab/step/fixes/ep_router_gradient.py", "tp"): "what transformers calls a dim of its mesh",
+    ("fixes/ep_router_gradient.py", "tp"): "what transformers calls a dim of its mesh",
 }
 
 
@@ -32,8 +32,9 @@ def texts(source: str) -> Iterator[str]:
 def spelled() -> set[tuple[str, str]]:
     names = {str(axis) for axis in AXES}
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        where = path.relative_to(PACKAGE).as_posix()
+    for path in (*PACKAGE.rglob("*.py"), *CONTENT.rglob("*.py")):
+        top = CONTENT if path.is_relative_to(CONTENT) else PACKAGE
+        where = path.relative_to(top).as_posix()
         if not where.startswith("axes/"):
             found |= {(where, t) for t in texts(path.read_text(encoding="utf-8")) if t in names}
     for path in PACKAGE.rglob("*.j2"):

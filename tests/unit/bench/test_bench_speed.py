@@ -19,7 +19,7 @@ from bench.speed import clock, flops, listed, rank, sizes, suite
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag import hardware
 from moediag.errors import StackError
-from moediag.lab.step import fixes
+from moediag.lab.step import content
 from moediag.lab.step.models import tiny
 from moediag.protocol import ModelSpec
 from moediag.recorder.not_applicable import NotApplicable
@@ -95,7 +95,7 @@ def test_a_split_block_gives_equal_results_with_the_dense_fix() -> None:
     assert torch.equal(listed.First(block)(x), found)
     named = tuple((f"experts.{i}", expert) for i, expert in enumerate(block.experts))
     anatomy = tiny.Anatomy((), (tiny.MoeBlock("mlp", block, 0, named),), SMALL.experts)
-    fixes.load("dense-experts").before_wrap(block, anatomy, None)
+    content.fix("dense-experts").before_wrap(block, anatomy, None)
     assert torch.allclose(block(x)[0], found, atol=1e-4)
 
 

@@ -203,7 +203,7 @@ def test_another_scenario_does_not_resume() -> None:
     there = asked().header([])
     other = asked("expert-starvation", "model.experts=16").header([])
     (found,) = _differences(there, other)
-    assert "its file or the options" in found
+    assert "its files or the options" in found
 
 
 def test_a_resumed_question_keeps_its_releases() -> None:

@@ -15,9 +15,8 @@ import pytest
 from moediag import protocol
 from moediag.errors import ScenarioError
 from moediag.lab.families import FAMILIES
-from moediag.lab.scenario import sections
-from moediag.lab.scenario.catalogue import GROUPS, Summary, find, folder, names, summaries
-from moediag.lab.scenario.fixes import described, known_fixes
+from moediag.lab.scenario import content, sections
+from moediag.lab.scenario.catalogue import GROUPS, Summary, find, names, summaries
 from moediag.lab.scenario.load import load
 from moediag.lab.scenario.plan import plan
 from moediag.lab.scenario.schema import Expectation, json_schema
@@ -92,7 +91,7 @@ def test_a_shipped_scenario_loads_and_is_named_after_its_file(name: str) -> None
     first = path.read_text(encoding="utf-8").splitlines()[0]
     prefix = "# yaml-language-server: $schema="
     assert first.startswith(prefix)
-    assert (folder() / first.removeprefix(prefix)).resolve().is_file()
+    assert (path.parent / first.removeprefix(prefix)).resolve().is_file()
 
 
 @pytest.mark.parametrize("name", names())
@@ -120,25 +119,15 @@ def test_summaries_are_those_of_the_loaded_files() -> None:
         assert found.group in GROUPS
 
 
-def test_known_fixes_match_the_modules() -> None:
-    from moediag.lab.step import fixes
-
-    assert "zero-fill" in known_fixes()
-    for name, fix in known_fixes().items():
-        module = fixes.load(name)
-        assert (fix.name, fix.summary, fix.source) == (name, module.SUMMARY, module.SOURCE)
-        assert fix.summary and fix.source
-        assert hasattr(module, "before_wrap") or hasattr(module, "after_wrap")
-
-
 def test_a_fix_is_described_by_its_module_or_variant() -> None:
     variants = load(find("expert-starvation")).variants
-    touch = known_fixes()["touch"]
-    assert described(variants["touch"]) == (touch.summary, touch.source)
-    summary, source = described(variants["iterate-all"])
-    assert summary == known_fixes()["iterate-all"].summary
+    touch = content.fix("touch")
+    assert content.described(variants["touch"]) == (touch.summary, touch.source)
+    summary, source = content.described(variants["iterate-all"])
+    assert summary == content.fix("iterate-all").summary
     assert source == "https://github.com/NovaSky-AI/SkyRL/pull/1370"
-    assert described(variants["upgrade"]) == (variants["upgrade"].title, "")  # it has no module
+    upgrade = variants["upgrade"]
+    assert content.described(upgrade) == (upgrade.title, "")  # it has no module
 
 
 def test_expected_verdicts_depend_on_the_backend() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from moediag.lab.step.fixes import aux_loss_by_tokens
 from moediag.lab.step.models.tiny import Anatomy
 from moediag.protocol import WrapperSpec
 from moediag.recorder.not_applicable import NotApplicable
+from scenarios.fixes import aux_loss_by_tokens
 
 AUX, COEFFICIENT = 3.0, 0.5
 

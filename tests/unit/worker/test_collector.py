@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from moediag.lab.step.collector import Collector, Unrecorded  # noqa: E402
 from moediag.lab.step.models.skew import RouterSkew  # noqa: E402
-from moediag.lab.step.programs.matrices import Held, Matrices  # noqa: E402
 from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
 from moediag.protocol import SkewSpec, Starve, StepSpec, Trial  # noqa: E402
+from scenarios.programs.matrices import Held, Matrices  # noqa: E402
 
 CPU = torch.device("cpu")
 TRIAL = Trial("t", "s", "v", world_size=1, step=StepSpec(steps=3))

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.step.programs import expert_adapters  # noqa: E402
+from scenarios.programs import expert_adapters  # noqa: E402
 
 EXPERTS, RANK, INPUTS, OUTPUTS = 4, 2, 6, 10
 

@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from moediag.lab.scenario import content  # noqa: E402
 from moediag.lab.step.models import tiny  # noqa: E402
-from moediag.lab.step.programs import fake_engine  # noqa: E402
-from moediag.protocol import ModelSpec, Trial, program_options  # noqa: E402
+from moediag.protocol import ModelSpec, Trial  # noqa: E402
+from scenarios.programs import fake_engine  # noqa: E402
 
 SPEC = ModelSpec(layers=1, experts=4, config={"initializer_range": 0.2})
 TRIAL = Trial("t", "s", "v", world_size=1, layout={}, model=SPEC)
@@ -35,7 +36,7 @@ class Packed(torch.nn.Module):
 def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(**options: Any) -> Any:
         monkeypatch.setattr(tiny, "build", lambda *_, **__: Packed(0))
-        return fake_engine.Engine(TRIAL, program_options("weight-sync", options))
+        return fake_engine.Engine(TRIAL, content.program("weight-sync").filled(options))
 
     return made
 

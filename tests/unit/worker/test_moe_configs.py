@@ -17,8 +17,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 from moediag.lab.step.models import moe_configs, release_families, tiny_family  # noqa: E402
 from moediag.lab.step.models.moe_configs import Found  # noqa: E402
 from moediag.lab.step.models.release_families import ReleaseFamily  # noqa: E402
-from moediag.lab.step.programs import router_logits_guard as guards  # noqa: E402
 from moediag.protocol import SIZES  # noqa: E402
+from scenarios.programs import router_logits_guard as guards  # noqa: E402
 
 QWEN = Found(Qwen3MoeConfig, Qwen3MoeForCausalLM, has_loss=True)
 MIXTRAL = Found(MixtralConfig, MixtralForCausalLM, has_loss=True)

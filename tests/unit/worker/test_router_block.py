@@ -14,12 +14,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from moediag.lab.scenario import content
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.programs import tp_router as program
-from moediag.lab.step.programs.router_block import look_alike, plans, titan_cpu
-from moediag.lab.step.programs.router_block.plans import Cell
-from moediag.protocol import PROGRAMS, ModelSpec, ProgramTask, StepSpec, Trial, program_options
+from moediag.protocol import ModelSpec, ProgramTask, StepSpec, Trial
 from moediag.recorder.not_applicable import NotApplicable
+from scenarios.programs import tp_router as program
+from scenarios.programs.router_block import look_alike, plans, titan_cpu
+from scenarios.programs.router_block.plans import Cell
 
 
 def trial(**options: object) -> Trial:
@@ -31,7 +32,7 @@ def trial(**options: object) -> Trial:
         layout={"tp": 1},
         model=ModelSpec(hidden=8, intermediate=6, experts=4, top_k=2),
         step=StepSpec(steps=2, batch=2, seq_len=6, clip=None),
-        task=ProgramTask("tp-router", program_options("tp-router", options)),
+        task=ProgramTask("tp-router", content.program("tp-router").filled(options)),
     )
 
 
@@ -43,7 +44,7 @@ def alone(tmp_path: Path):
 
 
 def test_every_fix_in_the_schema_has_a_plan() -> None:
-    assert PROGRAMS["tp-router"]["fix"] == tuple(plans.FIXES)
+    assert program.OPTIONS["fix"] == tuple(plans.FIXES)
     assert plans.FIXES["none"] == plans.Plan()
     assert len(set(plans.FIXES.values())) == len(plans.FIXES)
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.step import data, fixes  # noqa: E402
+from moediag.lab.step import content, data  # noqa: E402
 from moediag.lab.step.measure import gradients as compare  # noqa: E402
 from moediag.lab.step.measure import reference  # noqa: E402
 from moediag.lab.step.models import tiny  # noqa: E402
@@ -173,7 +173,7 @@ class TestFixes:
         model = tiny.build(ModelSpec(), 0)
         anatomy = tiny.anatomy(model, ModelSpec())
         if fix:
-            module = fixes.load(fix)
+            module = content.fix(fix)
             for when in ("before_wrap", "after_wrap"):
                 if hasattr(module, when):
                     getattr(module, when)(model, anatomy, WrapperSpec())
@@ -203,7 +203,7 @@ class TestFixes:
         called = []
         model = tiny.build(ModelSpec(), 0)
         anatomy = tiny.anatomy(model, ModelSpec())
-        fixes.load("iterate-all").after_wrap(model, anatomy, WrapperSpec())
+        content.fix("iterate-all").after_wrap(model, anatomy, WrapperSpec())
         for index, (_, expert) in enumerate(anatomy.blocks[1].experts):
             expert.register_forward_pre_hook(lambda m, a, i=index: called.append(i))
         one_backward(model, anatomy)

@@ -9,12 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from moediag.lab.step.programs import matrices, metrics, skipped_step  # noqa: E402
-from moediag.protocol import ProgramTask, StepSpec, Trial, program_options  # noqa: E402
+from moediag.lab.scenario import content  # noqa: E402
+from moediag.protocol import ProgramTask, StepSpec, Trial  # noqa: E402
+from scenarios.programs import matrices, metrics, skipped_step  # noqa: E402
 
 
 def trial(name: str, steps: int = 3, **options: Any) -> Trial:
-    task = ProgramTask(name, program_options(name, options))
+    task = ProgramTask(name, content.program(name).filled(options))
     return Trial("t", "s", "v", world_size=2, step=StepSpec(steps=steps), task=task)
 
 

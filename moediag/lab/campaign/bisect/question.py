@@ -162,7 +162,7 @@ class Question:
     def header(self, command: Sequence[str]) -> Header:
         asked = self.asked
         # Nothing from the index: a new release must not prevent resuming.
-        told = self.scenario.to_yaml()
+        told = self.scenario.identity()
         return Header(
             "bisect",
             {

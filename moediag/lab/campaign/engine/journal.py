@@ -274,7 +274,7 @@ def _differences(there: Header, wanted: Header) -> Iterator[str]:
             yield f"{name}: {_word(old)}, not {_word(new)}"
     for name in sorted(there.digests.keys() & wanted.digests.keys()):
         if there.digests[name] != wanted.digests[name]:
-            yield f"{name} was different then (its file or the options that change it)"
+            yield f"{name} was different then (its files or the options that change it)"
 
 
 def _word(value: Any) -> str:

@@ -164,7 +164,7 @@ def _subject(
     asked = dataclasses.replace(wanted.asked, package=package, bad=newest, oldest=newest)
     question = bisecting.ask(scenario, asked)
     question = dataclasses.replace(question, releases=tuple(releases))
-    text = question.scenario.to_yaml() + repr((question.variant, sorted(question.pins.items())))
+    text = question.scenario.identity() + repr((question.variant, sorted(question.pins.items())))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     family = question.scenario.merged(question.variant).model.family
     return Subject(f"{scenario.name} {family}", question, digest)

@@ -44,6 +44,14 @@ class Anatomy:
         return not any(block.experts for block in self.blocks)
 
 
+def add_to_output(output: Any, value: Any) -> Any:
+    """Adds to the output of a MoE block: hidden states, or (hidden states, router logits)."""
+    if isinstance(output, tuple):
+        first: Tuple[Any, ...] = (output[0] + value.to(output[0].dtype),)
+        return first + tuple(output[1:])
+    return output + value.to(output.dtype)
+
+
 def import_family(spec: ModelSpec) -> Tuple[type, type]:
     """Returns (configuration class, model class). Raises NotApplicable if the release lacks it."""
     if spec.by_rules:

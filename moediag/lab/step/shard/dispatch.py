@@ -44,8 +44,8 @@ def divide(
 ) -> Dict[str, Tuple[int, int]]:
     """Keeps on each rank of ``group`` its share of every block's experts, in rank order. Returns
     FQN of each expert parameter -> [first, last) of this rank's experts. Local. ``empty``: what a
-    rank without tokens returns, see ``PROGRAMS``. ``around`` changes what is computed between the
-    exchanges. ``share``: a factor of the gradients of the experts' parameters.
+    rank without tokens returns, an option of fsdp2-two-meshes. ``around`` changes what is computed
+    between the exchanges. ``share``: a factor of the gradients of the experts' parameters.
 
     Raises NotApplicable if experts are not 3-D parameters, or cannot be divided evenly.
     """

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 
 from moediag import protocol
-from moediag.lab.step import data, fixes, preparation
+from moediag.lab.step import content, data, preparation
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.measure import gradients, reference
 from moediag.lab.step.measure.block_inputs import InputGradients
@@ -90,7 +90,7 @@ class Watched:
         if trial.wrapper.hide_tp_size and getattr(self.model, "tp_size", None) is not None:
             self.model._tp_size = None
             self.collector.note(HIDDEN)
-        fix = fixes.load(trial.fix) if trial.fix else None
+        fix = content.fix(trial.fix) if trial.fix else None
         if fix is not None:
             if not hasattr(fix, "before_wrap"):
                 raise NotApplicable(

@@ -26,6 +26,14 @@ from moediag.protocol import Trial
 from moediag.protocol.names import clean_fqn
 from moediag.recorder.not_applicable import NotApplicable
 
+OPTIONS: Dict[str, Any] = {
+    # When the meta model gets memory; before sharding torch's to_empty gives each name its own.
+    "empty": ("after-sharding", "before-sharding", "before-sharding-but-rank-0"),
+    "retie": ("never", "before-sharding", "after-loading"),
+    "checkpoint": ("both-names", "embedding-only"),
+    "load": ("torch", "accelerate", "broadcasts"),
+}
+
 ZEROED = (
     "memory that was not loaded is zeroed, so that the run repeats: to_empty leaves it as it is"
 )

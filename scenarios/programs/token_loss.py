@@ -11,8 +11,18 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.programs import matrices
 from moediag.protocol import Trial
+
+from . import matrices
+
+OPTIONS: Dict[str, Any] = {
+    "tokens": ("unequal", "equal"),
+    # What a rank's sum is divided by; gradients are then averaged over ranks: its own tokens;
+    # those of each micro-batch; those of all ranks; the same, times the number of ranks.
+    "divide": ("own-tokens", "micro-batch", "all-tokens", "all-tokens-times-ranks"),
+    # An auxiliary loss that is a mean already: none; added before the factor; added after it.
+    "aux": ("none", "with-the-loss", "apart"),
+}
 
 _AUX = 0.5  # its coefficient
 _LOOK_ALIKE = (

@@ -13,11 +13,19 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from moediag.axes import TP
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.programs import matrices
 from moediag.lab.step.shard import clipping, sums
 from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+
+from . import matrices
+
+OPTIONS: Dict[str, Any] = {
+    "experts": ("whole", "cut"),  # each on one of those ranks; or a piece of each on every rank
+    # Gradients that a rank counts before the sum over ranks: those that are cut, and all on the
+    # first rank; all on every rank; each element on one of the ranks that have it.
+    "counted": ("cut-or-first", "every-rank", "by-placement"),
+}
 
 _EXPERTS, _TOKENS = 4, 24
 _LOOK_ALIKE = (

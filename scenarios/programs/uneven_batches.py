@@ -4,14 +4,24 @@ batches."""
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Dict, List
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.programs import matrices
+
+from . import matrices
+
+OPTIONS: Dict[str, Any] = {
+    "loop": ("validation", "pipeline"),
+    "batches": 4,
+    "fewer": 1,  # on odd ranks
+    # When a rank ends its loop: after its own batches; when any rank has no more; when no rank
+    # has any, and a rank without one runs an old one that does not count.
+    "until": ("own", "any-ends", "all-end"),
+}
 
 _LOOK_ALIKE = (
     "a look-alike of a trainer's loop: matrices, under FSDP2 with a validation after each step, or "

@@ -13,8 +13,7 @@ from typing import Any, List, Optional
 import torch
 from torch import nn
 
-from moediag.lab.step.fixes.touch import add_to_output
-from moediag.lab.step.models.tiny import Anatomy, MoeBlock
+from moediag.lab.step.models.tiny import Anatomy, MoeBlock, add_to_output
 from moediag.protocol import WrapperSpec
 from moediag.recorder.not_applicable import NotApplicable
 

@@ -19,14 +19,33 @@ from torch import nn
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.measure import gradients
 from moediag.lab.step.models.tiny import Anatomy
-from moediag.lab.step.programs.router_block import look_alike, titan, titan_cpu
-from moediag.lab.step.programs.router_block.plans import FIXES, Cell
 from moediag.lab.step.shard import optimizers
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import GradientError, Trial
 from moediag.ranks.verify.tolerance import Tolerance
 from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+
+from .router_block import look_alike, titan, titan_cpu
+from .router_block.plans import FIXES, Cell
+
+OPTIONS: Dict[str, Any] = {
+    "block": ("look-alike", "torchtitan"),
+    "tensor_parallel": True,
+    "expert_tp": ("tp", "1"),  # routed experts are cut over the tp ranks, or whole on each
+    # Routing scores scale what comes out of the experts, or what goes in.
+    "scores": ("after", "before"),
+    "fix": (  # see router_block.plans
+        "none",
+        "weights-partial",
+        "gate-partial",
+        "gate-mean",
+        "gate-sum",
+        "boundary-twice",
+        "merged",
+        "boundary",
+    ),
+}
 
 BLOCK = "layers.0.moe"
 _BLOCKS = {"look-alike": look_alike, "torchtitan": titan}

@@ -14,11 +14,26 @@ from moediag.lab.step.collector import Collector
 from moediag.lab.step.measure.program_reference import Right
 from moediag.lab.step.models import tiny
 from moediag.lab.step.preparation import wrap
-from moediag.lab.step.programs import fake_engine
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import OutcomeTable
 from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
+
+from . import fake_engine
+
+OPTIONS: Dict[str, Any] = {
+    # Of experts: as transformers 5 packs them; as the checkpoint has them; that, with the
+    # halves of gate_up_proj taken for (up, gate).
+    "names": ("per-expert", "packed", "per-expert-up-first"),
+    "unknown": ("dropped", "refused"),  # by the engine: a name that it does not know
+    # What the engine converts after an update: experts that were loaded, or all.
+    "converted": ("loaded", "all"),
+    # When rank 0 sends a tensor and the engine's rank receives it: as soon as it is gathered,
+    # or after all are.
+    "sends": ("at-once", "after-gathering"),
+    "receives": ("at-once", "after-gathering"),
+    "barrier": False,  # of all ranks, after each tensor
+}
 
 METRIC = "loss of the engine"
 _TABLE = "Parameters of the engine that are not the trainer's"

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.axes import EP, TP
-from moediag.lab.step.programs.router_block import titan_cpu
-from moediag.lab.step.programs.router_block.look_alike import colwise, replicated
-from moediag.lab.step.programs.router_block.plans import Cell, Plan
 from moediag.protocol import Trial
+
+from . import titan_cpu
+from .look_alike import colwise, replicated
+from .plans import Cell, Plan
 
 NOTES = titan_cpu.NOTES
 

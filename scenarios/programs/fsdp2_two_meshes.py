@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from moediag.axes import DP_SHARD, EP
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.models.rerouted import NOTES, Rerouted
-from moediag.lab.step.programs import _meshes
 from moediag.lab.step.shard import activation_checkpointing, dispatch, fsdp2_internals
 from moediag.lab.step.shard import clipping as clip
 from moediag.lab.step.shard.declared_slices import PlainShards
@@ -26,6 +25,22 @@ from moediag.protocol import ProgramTask
 from moediag.protocol.names import clean_fqn
 from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+
+from . import _meshes
+
+OPTIONS: Dict[str, Any] = {
+    "experts": ("own-mesh", "two-axes", "per-parameter"),
+    "divide": ("nothing", "world", "world-premul", "ep", "gradients", "loss"),
+    "norm": ("mesh", "mesh-and-ep"),
+    # What a rank without tokens computes: the released experts on no rows; zeros that depend on
+    # the tokens it sends and on its experts; the same of the tokens it received.
+    "empty": ("released", "from-input", "from-dispatched"),
+    # With step.checkpointing: as in checkpoint-recompute.
+    "change": ("none", "metadata"),
+    "router": ("inside", "outside"),
+    "save": ("nothing", "top-k"),
+    "mutate": False,
+}
 
 
 def run(collector: Collector) -> None:

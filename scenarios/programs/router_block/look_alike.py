@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from moediag.axes import TP
-from moediag.lab.step.programs.router_block.plans import Cell, Plan
 from moediag.protocol import Trial
 from moediag.recorder.not_applicable import NotApplicable
+
+from .plans import Cell, Plan
 
 NOTES = [
     "a look-alike of torchtitan's MoE block in plain torch, not torchtitan's code; "

@@ -21,6 +21,19 @@ from moediag.lab.step.versions import versions
 from moediag.protocol import SIZES, GradientError, OutcomeTable
 from moediag.ranks.verify.tolerance import Tolerance
 
+OPTIONS: Dict[str, Any] = {
+    # The field of a configuration by which a trainer recognises a mixture of experts.
+    "guard": (
+        "always",
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "any",
+        "any-in-text-config",
+        "own-switch",
+    ),
+}
+
 THREE = ("num_experts", "num_local_experts", "n_routed_experts")
 SWITCH = "output_router_logits"
 NOTE = "each class is a tiny model with random weights, and its auxiliary loss counts fully"

@@ -19,11 +19,23 @@ from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from moediag.axes import DP_SHARD, EP
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.programs import _meshes
 from moediag.lab.step.shard import dispatch
 from moediag.lab.step.shard.data_parallel import FSDP1
 from moediag.lab.step.shard.wrapped import Select
 from moediag.protocol import ProgramTask
+
+from . import _meshes
+
+OPTIONS: Dict[str, Any] = {
+    "wrap": (
+        "ignored-modules",
+        "auto-wrap",
+        "without-assertions",
+        "bottom-up",
+        "custom-policy",
+    ),
+    "divide": ("nothing", "gradients", "postdivide-factor", "loss"),
+}
 
 REMOVED = (
     "the two checks of FSDP1 against nesting were removed, as in the report: an FSDP module among "

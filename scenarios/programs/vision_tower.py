@@ -3,14 +3,23 @@ result is one process's: a rank with text only adds nothing to the gradient of t
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch import nn
 
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.programs import matrices
 from moediag.recorder.not_applicable import NotApplicable
+
+from . import matrices
+
+OPTIONS: Dict[str, Any] = {
+    "text_only": ("odd", "all", "none"),  # ranks without an image
+    # What they run instead: nothing; the tower on a blank image, whose output is not used; the
+    # tower on an image of 0 patches, whose sum is added; the tower on a blank image, times 0.
+    "instead": ("skip", "unused", "empty", "weight-0"),
+    "unused_params": False,  # FSDP2 reduces parameters without a gradient as zeros
+}
 
 _PIXELS, _PATCHES = 20, 4
 _LOOK_ALIKE = (
@@ -33,7 +42,7 @@ class Multimodal(nn.Module):
     def forward(
         self, text: torch.Tensor, image: Optional[torch.Tensor] = None, instead: str = "skip"
     ) -> torch.Tensor:
-        """``instead``: what runs without an image, see ``PROGRAMS``."""
+        """``instead``: what runs without an image, see ``OPTIONS``."""
         hidden = self.embed(text)
         if image is not None:
             hidden = hidden + self.tower(image).mean(0)

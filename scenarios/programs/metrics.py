@@ -16,9 +16,24 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.programs import matrices
 from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.protocol import Trial
+
+from . import matrices
+
+OPTIONS: Dict[str, Any] = {
+    "reduce": ("inside", "after"),  # each micro-batch's | their mean, after the last
+    "micro_batches": 3,
+    "fewer": 0,  # by so many on odd ranks
+    # What FSDP2 does in all but the last micro-batch: reduces gradients; keeps them; keeps
+    # them and the gathered parameters too, so that nothing is communicated.
+    "accumulation": ("every", "no-sync", "no-sync-gathered"),
+    "pad": False,  # ranks agree on the largest number; a padding micro-batch has weight 0
+    "keys": ("same", "one-missing", "other-order"),  # of odd ranks
+    # Order of the names: in each rank's own order; sorted; all known names, 0 where a rank has
+    # none; the same with the number of ranks that have it.
+    "names": ("own-order", "sorted", "zero-for-missing", "counted"),
+}
 
 NAMES = ("loss", "kl", "entropy")
 MISSING = "kl"

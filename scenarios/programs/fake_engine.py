@@ -24,7 +24,7 @@ Named = Iterator[Tuple[str, torch.Tensor]]
 
 
 def named(name: str, tensor: torch.Tensor, names: str) -> Named:
-    """Yields a parameter of transformers as it is sent. ``names``: of PROGRAMS."""
+    """Yields a parameter of transformers as it is sent. ``names``: an option of weight-sync."""
     match = _PACKED.match(name)
     if match is None or names == "packed":
         yield name, tensor
@@ -40,7 +40,7 @@ def named(name: str, tensor: torch.Tensor, names: str) -> Named:
 
 
 class Engine:
-    """One whole model. ``options``: of the program, see ``PROGRAMS``."""
+    """One whole model. ``options``: of weight-sync."""
 
     def __init__(self, trial: Trial, options: Dict[str, Any]) -> None:
         self._trial = trial

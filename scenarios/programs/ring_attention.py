@@ -4,14 +4,25 @@ differs. The correct result is one process's on the whole sequence."""
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.programs import matrices
+
+from . import matrices
+
+# Attention over a sequence that ranks divide. keys: those that backward attends to, the part
+# that is due or the one saved in forward; owners: each rank's share of the gradients of keys
+# and values is sent to the ranks that have them, or only its own is kept; autograd: no ring, a
+# differentiable all-gather.
+OPTIONS: Dict[str, Any] = {
+    "ring": ("by-hand", "autograd"),
+    "keys": ("saved", "due"),
+    "owners": ("sent", "kept"),
+}
 
 _EACH = 8  # tokens per rank
 _LOOK_ALIKE = (

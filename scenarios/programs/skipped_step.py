@@ -19,11 +19,26 @@ from torch import nn
 
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.measure import replicas
-from moediag.lab.step.programs import matrices
 from moediag.lab.step.shard import clipping
 from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.protocol import Applied, GradientError, Trial
 from moediag.recorder.not_applicable import NotApplicable
+
+from . import matrices
+
+OPTIONS: Dict[str, Any] = {
+    "optimizer": ("adamw", "sgd", "muon"),  # sgd with momentum; muon: torch.optim.Muon
+    # Where it overflows: rank 0's loss, one row of one parameter (its shard is the last
+    # rank's), or nowhere.
+    "overflow": ("loss", "one-row", "none"),
+    "at": 2,  # in this step
+    "norm": ("global", "own-shards"),  # which norm must be finite
+    "agree": False,  # ranks skip when any of them found it not finite
+    # Instead of the step: return; zero_grad() and step(); zero_grad(set_to_none=False) and
+    # step(); nothing, the step as it is.
+    "answer": ("return", "none-then-step", "zeros-then-step", "step"),
+    "schedule": ("with-updates", "always"),  # when the scheduler advances
+}
 
 DECISION = "optimizer step"
 TOOK = "took optimizer.step()"

@@ -15,9 +15,24 @@ from torch import nn
 from moediag.lab.step import data
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.models import tiny
-from moediag.lab.step.programs import matrices
 from moediag.protocol import Trial
 from moediag.recorder.not_applicable import NotApplicable
+
+from . import matrices
+
+OPTIONS: Dict[str, Any] = {
+    "parameters": ("gate-up", "both", "none"),  # those of experts that have adapters
+    # What reads them: PEFT; a forward that takes both by expert, as lora_A's rows are; one that
+    # takes both by rank, as lora_B's columns are; the experts without their adapters; the same
+    # with 0 times the adapters added.
+    "forward": ("peft", "by-expert", "by-rank", "base-layer", "base-layer-touched"),
+    # Whether training begins with adapters that were saved: no; yes, by from_pretrained; and
+    # then a new one in the same place, or beside it.
+    "resumed": ("no", "loaded", "wrapped-again", "second-adapter"),
+    # The saved file: of this release; of PEFT up to 0.19.0, which takes the other axis of an
+    # expert's matrix as input; that, with lora_A and lora_B exchanged; that, converted.
+    "file": ("own", "old", "old-exchanged", "old-converted"),
+}
 
 _RANK = 2
 _TARGETS = {
@@ -201,7 +216,7 @@ def _loaded(model: nn.Module, saved: nn.Module) -> Dict[str, Any]:
 
 
 def _replace_forward(model: nn.Module, how: str) -> None:
-    """Makes the experts of ``model`` use their adapters as ``how`` says, see ``PROGRAMS``."""
+    """Makes the experts of ``model`` use their adapters as ``how`` says, see ``OPTIONS``."""
     nested: Dict[int, List[Any]] = {}
     for _, wrapper in _wrappers(model):
         nested.setdefault(id(wrapper.get_base_layer()), []).append(wrapper)

@@ -7,11 +7,11 @@ the parameter is sharded outside of the expert's forward and touching does not g
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 from torch import nn
 
-from moediag.lab.step.models.tiny import Anatomy
+from moediag.lab.step.models.tiny import Anatomy, add_to_output
 from moediag.protocol import WrapperSpec
 from moediag.recorder.not_applicable import NotApplicable
 
@@ -32,11 +32,3 @@ def _touching(block: nn.Module, args: Any, output: Any) -> Any:
     experts: Any = block.experts
     touched = sum(p.reshape(-1)[0] for p in experts.parameters() if p.requires_grad)
     return add_to_output(output, 0.0 * touched)
-
-
-def add_to_output(output: Any, value: Any) -> Any:
-    """Adds to the output of a MoE block: hidden states, or (hidden states, router logits)."""
-    if isinstance(output, tuple):
-        first: Tuple[Any, ...] = (output[0] + value.to(output[0].dtype),)
-        return first + tuple(output[1:])
-    return output + value.to(output.dtype)

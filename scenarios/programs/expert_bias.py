@@ -14,7 +14,17 @@ from torch.utils.checkpoint import checkpoint
 
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.models.rerouted import recomputing
-from moediag.lab.step.programs import matrices
+
+from . import matrices
+
+OPTIONS: Dict[str, Any] = {
+    "reduced": ("counts", "nothing", "bias"),  # counts are summed, or biases are averaged
+    "rule": ("sign", "proportional"),  # of the difference to the mean count, or the difference
+    # Activation checkpointing: no; the recomputation counts its tokens too; it does not.
+    "recomputed": ("no", "counted", "not-counted"),
+    "update": ("in-place", "new-tensor"),  # of what the checkpointer holds a reference to
+    "saved_after": 0,  # the step after which the model is saved and loaded; 0: never
+}
 
 _EXPERTS, _TOP, _TOKENS, _RATE = 4, 1, 12, 0.2
 _LOOK_ALIKE = (
@@ -52,7 +62,7 @@ class Mixture(nn.Module):
         return ((scores * hot).unsqueeze(-1) * every).sum(1)
 
     def update(self, how: str) -> None:
-        """Moves the bias. ``how``: of PROGRAMS, ``rule``."""
+        """Moves the bias. ``how``: the option ``rule``."""
         step = self.counts.mean() - self.counts
         step = step.sign() if how == "sign" else step / _TOKENS
         self.bias.data += _RATE * (step - step.mean())

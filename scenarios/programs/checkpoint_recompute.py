@@ -7,7 +7,7 @@ checkpointing, in one process.
 from __future__ import annotations
 
 import contextlib
-from typing import Iterator
+from typing import Any, Dict, Iterator
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,21 @@ from moediag.lab.step.models.rerouted import NOTES, Rerouted
 from moediag.lab.step.preparation import wrap
 from moediag.lab.step.shard import activation_checkpointing
 from moediag.protocol import Trial
+
+OPTIONS: Dict[str, Any] = {
+    # How routing differs in the recomputation, see moediag.lab.step.models.rerouted.
+    "change": ("count", "metadata", "permuted", "noise", "none"),
+    "on_rank": 1,  # whose recomputation
+    "pair": False,  # permuted: two tokens alone exchange their experts
+    "router": ("inside", "outside"),  # of the checkpointed region
+    "save": ("nothing", "top-k", "matmul"),  # selective checkpointing: what is not recomputed
+    "mutate": False,  # selective checkpointing: what was saved may be written to
+    # The released block; one whose router normalises into a new tensor; that, visiting each
+    # expert.
+    "block": ("released", "not-in-place", "every-expert"),
+    "preserve_rng": True,  # checkpointing's own preserve_rng_state
+    "unpack": ("strict", "scalar", "zeros"),  # what backward gets for what does not match
+}
 
 
 def run(collector: Collector) -> None:

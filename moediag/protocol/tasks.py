@@ -60,10 +60,10 @@ class ProgramTask:
     kind: str = field(default="program", init=False)
     name: str = option(
         "",
-        "A program of the catalogue, e.g. metrics, or the path of your own, relative to this file: "
-        "./my_step.py.",
+        "A program of the catalogue, e.g. metrics, or the path of your own, relative to this "
+        "file: ./my_step.py.",
     )
-    # On a rank every option is written out.
+    # In a trial every option of the program is written out.
     options: Dict[str, Any] = option(
         dict,
         "Its options; a variant overrides the scenario's options one by one.",

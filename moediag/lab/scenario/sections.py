@@ -145,7 +145,7 @@ else:
         ),
     )
     SkewSection = _section("SkewSection", SkewSpec, starve=list[StarveSection])
-    CostSection = _section("CostSection", CostTask, fixes=list[str], model=ModelSection)
+    CostSection = _section("CostSection", CostTask, model=ModelSection)
     ProgramSection = _section("ProgramSection", ProgramTask)
     ResumeSection = _section("ResumeSection", ResumeTask, layout=LayoutRequest)
     RecorderSection = _section("RecorderSection", RecorderSpec)

@@ -3,4 +3,4 @@
 Importing this package imports nothing else. `moediag.lab.ranks.rank` runs a trial.
 """
 
-__all__ = ["programs", "tasks", "training"]
+__all__ = ["content", "tasks", "training"]

@@ -146,6 +146,7 @@ def html(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """Text escaped for a cell of a markdown table: no cell border, no tag, no emphasis."""
+    """Text escaped for a cell of a markdown table: no cell border, no tag, no emphasis. An
+    underscore inside a word emphasises nothing, so that names stay as they are."""
     flat = html(" ".join(text.split()))
-    return re.sub(r"([\\`*_~\[\]|])", r"\\\1", flat)
+    return re.sub(r"([\\`*~\[\]|]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", flat)

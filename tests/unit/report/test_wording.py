@@ -72,3 +72,9 @@ def test_stack_starts_with_the_main_packages_without_build_tags() -> None:
         "accelerate": None,
     }
     assert wording.stack(versions) == ["transformers 4.53.2", "torch 2.13.0"]
+
+
+def test_names_in_markdown_are_readable_and_emphasise_nothing() -> None:
+    assert wording.inline("all_gather of model.q_proj") == "all_gather of model.q_proj"
+    assert wording.inline("__init__ _x") == r"\_\_init\_\_ \_x"
+    assert wording.inline("a|b *c* <d>") == r"a\|b \*c\* &lt;d&gt;"

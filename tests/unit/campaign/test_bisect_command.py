@@ -87,6 +87,14 @@ def test_an_answer_is_printed_and_saved(world: World, run: Any) -> None:
     assert "--stack transformers=1.12" in text
 
 
+def test_the_page_is_written_in_other_formats(world: World, run: Any) -> None:
+    code, out, _ = run("--html", "page.html", "--junit", "probes.xml", "--markdown", "-")
+    assert code == ExitCode.OK
+    assert out.startswith("## expert-starvation by release of transformers\n")
+    assert "1.5 is the first bad release" in Path("page.html").read_text(encoding="utf-8")
+    assert 'name="1.5" classname="probe"' in Path("probes.xml").read_text(encoding="utf-8")
+
+
 def test_json_is_one_object_on_stdout(world: World, run: Any) -> None:
     code, out, _ = run("--json", "--out", "found")
     raw = json.loads(out)

@@ -383,6 +383,16 @@ def test_the_exit_code_says_what_was_found(
     )
 
 
+def test_the_page_is_written_in_other_formats(world: World, tmp_path: Path) -> None:
+    world.outcomes["alpha", "padding"] = cell("alpha", "padding", WRONG)
+    files = {kind: tmp_path / kind for kind in ("html", "markdown", "junit")}
+    words = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    assert hunt(tmp_path / "out", "--family", "alpha", *words) == ExitCode.FAILURE_FOUND
+    written = {kind: path.read_text(encoding="utf-8") for kind, path in files.items()}
+    assert all("failure found" in text for text in written.values())
+    assert WRONG.text in written["html"] and WRONG.text in written["markdown"]
+
+
 def test_an_interrupted_hunt_is_resumed_and_repeats_nothing(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,13 @@ def test_a_table_is_printed_and_saved(world: World, run: Any) -> None:
     assert world.prepared[0] == ("expert-starvation mixtral", "4.52.2")
 
 
+def test_the_page_is_written_as_html_and_junit(world: World, run: Any) -> None:
+    code, _, err = run("--releases", "4.53.0", "--html", "page.html", "--junit", "cells.xml")
+    assert code == ExitCode.OK and "wrote page.html\n" in err
+    assert "expert-starvation by release of transformers" in Path("page.html").read_text()
+    assert 'name="4.53.0" classname="expert-starvation' in Path("cells.xml").read_text()
+
+
 def test_a_terminal_shows_the_running_cell(tmp_path: Path) -> None:
     shown = Display()
     said: list[tuple[str, str]] = []

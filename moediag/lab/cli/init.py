@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -58,9 +57,7 @@ def init(
             answer = _asked(field, default)
             changes += [f"{field}={answer}"] if answer != default else []
     scenario = load(catalogue.find(begun), [*set_, *changes])
-    text = scenario.to_yaml(with_defaults=False)
-    for own in scenario.own_files():
-        text = text.replace(own, os.path.relpath(own, file.parent))
+    text = scenario.to_yaml(with_defaults=False, beside=file.parent)
     stderr.line(views.put(file, text, "FILE.yaml"))
     ranks = scenario.world.default
     stderr.line(f"Change the variants and what they expect. Then: moediag run {file} --cpu {ranks}")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -262,12 +263,16 @@ class Scenario(Section, frozen=True):
         copy._overrides = tuple(texts)  # type: ignore[misc]  # pydantic allows it
         return copy
 
-    def to_yaml(self, with_defaults: bool = True) -> str:
-        """Returns the scenario as YAML; loading it gives an equal scenario."""
+    def to_yaml(self, with_defaults: bool = True, beside: Path | None = None) -> str:
+        """Returns the scenario as YAML; loading it gives an equal scenario. ``beside``: the folder
+        of the file, to which the paths of the user's own programs and fixes are relative."""
         text = io.StringIO()
         yaml = YAML(typ="rt", pure=True)
         yaml.width = 100
         fields = self.model_dump(mode="json", exclude_unset=not with_defaults)
+        if beside is not None:
+            paths = {own: os.path.relpath(own, beside) for own in self.own_files()}
+            fields = _renamed(fields, paths)
         yaml.dump(_blocks(fields), text)
         return text.getvalue()
 
@@ -316,6 +321,15 @@ def _digest(file: str) -> str:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Returns the fields with these texts in place of others."""
+    if isinstance(value, dict):
+        return {key: _renamed(one, names) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_renamed(one, names) for one in value]
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def _blocks(node: Any) -> Any:

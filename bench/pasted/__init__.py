@@ -1,4 +1,4 @@
-"""Texts as people paste them, each with what the page must say, what it must not, and the exit code.
+"""Pasted texts, each with what the page must say, what it must not, and the exit code.
 
 ``texts/*.yaml`` hold them: written by us in the forms of public reports, whose addresses they name.
 What is right was written before a page about the text was read.

@@ -82,7 +82,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *_at_end(facts, verdict, judged),
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
-            *log_sentences.notes(evidence),
+            *log_sentences.notes(evidence, judged.cause),
         ),
         tables=_tables(facts),
         schedules=schedules,

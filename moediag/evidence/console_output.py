@@ -27,6 +27,16 @@ _TIMEOUT = re.compile(
     r"(?:collective|recv|send|wait)[^\n]{0,100} timed? ?out",
     re.IGNORECASE,
 )
+_LIBRARY = re.compile(r"Dist\w*Error$|gloo|nccl|hccl|ccl:|\bUCX\b|Socket Timeout", re.IGNORECASE)
+# Signs that a launcher of torch runs between the scheduler's tasks and the ranks.
+_ELASTIC = re.compile(
+    r"torch[./]distributed[./](?:elastic|run)|torchrun|\[default\d|ChildFailedError"
+)
+# The number of a task before the mark of a rank.
+_NUMBERED = re.compile(
+    r"^(?: {0,6}(\d{1,7}): |\[\d+,(\d{1,7})\]<std(?:out|err)>: ?).{0,120}?\[rank(\d{1,7})[\[\]]",
+    re.MULTILINE,
+)
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS",
             8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}  # fmt: skip
 
@@ -66,9 +76,22 @@ def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]
     return found, first
 
 
+def tasks_are_ranks(text: str) -> bool:
+    """Whether the numbers that a scheduler gives its tasks are those of ranks, unless nothing shows
+    it: with one task per node they are not."""
+    if _ELASTIC.search(text):
+        return False
+    return all((task or rank) == own for task, rank, own in _NUMBERED.findall(text))
+
+
 def gave_up_waiting(error: RankError) -> bool:
     """Whether the library's timeout ended a hang; then the error is not a failure of this rank."""
     return bool(_TIMEOUT.search(error.message))
+
+
+def of_a_library(error: RankError) -> bool:
+    """Whether a communication library raised it."""
+    return bool(_LIBRARY.search(error.type) or _LIBRARY.search(error.message))
 
 
 def is_log(text: str) -> bool:

@@ -19,11 +19,16 @@ from moediag.records import dataclass
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
 
-_BEGINS = "Traceback (most recent call last):"
+#: The first line of a traceback.
+BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)\s*$')
 _LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _WRAPPED = re.compile(
-    rf"^Caught \S+ (?P<where>in [^\n]+)\.\nOriginal {re.escape(_BEGINS)}\n(?P<traceback>.*)", re.S
+    rf"^Caught \S+ (?P<where>in [^\n]+)\.\nOriginal {re.escape(BEGINS)}\n(?P<traceback>.*)", re.S
+)
+_PROGRESS = re.compile(
+    r"\b(?:step|iter(?:ation)?|epoch|loss)\b[ =:\[]{1,3}\d|\btraining (?:finished|complete)|\dit/s",
+    re.IGNORECASE,
 )
 _WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 
@@ -127,7 +132,7 @@ def elastic_error(raw: Any, libraries: Sequence[str] = ()) -> RankError | None:
     callstack = extra.get("py_callstack")
     callstack = callstack if isinstance(callstack, str) else ""
     # An exception's own traceback is the last one; those before are what it was raised from.
-    *before, own = callstack.split(_BEGINS)
+    *before, own = callstack.split(BEGINS)
     where = user_frame(own, libraries)
     first = _traceback(before[1].splitlines(), libraries) if len(before) > 1 else None
     error = RankError(
@@ -143,7 +148,7 @@ def unwrapped(error: RankError, libraries: Sequence[str] = ()) -> RankError:
     wrapped = _WRAPPED.match(error.message)
     if wrapped is None:
         return error
-    last = wrapped["traceback"].rpartition(_BEGINS)[2]  # of a chain
+    last = wrapped["traceback"].rpartition(BEGINS)[2]  # of a chain
     first = _traceback(last.splitlines(), libraries)
     if first is None:
         return error
@@ -162,7 +167,7 @@ def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | Non
     lines = text.splitlines()
     for at in range(len(lines) - 1, -1, -1):
         line = _unprefixed(lines[at])
-        if line.startswith(_BEGINS):
+        if line.startswith(BEGINS):
             found = _traceback(lines[at + 1 :], libraries)
             if found is not None:
                 return found
@@ -170,6 +175,27 @@ def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | Non
             following = _unprefixed(lines[at + 1]).strip() if at + 1 < len(lines) else ""
             return RankError(what["type"], following.removeprefix("what():").strip())
     return _cut_traceback(lines, libraries)
+
+
+def error_in_excerpt(text: str) -> RankError | None:
+    """The same from an excerpt, in which the traceback may be missing: people paste its last line.
+    What a program prints behind such a line shows that it went on."""
+    found = error_in_output(text)
+    if found is not None or BEGINS in text:
+        return found
+    lines = [_unprefixed(line) for line in text.splitlines()]
+    for at in range(len(lines) - 1, -1, -1):
+        last = _LAST.match(lines[at])
+        if last is not None and last["message"] and last["type"].endswith(("Error", "Exception")):
+            return RankError(short_type(last["type"]), last["message"])
+        if _PROGRESS.search(lines[at]):
+            return None
+    return None
+
+
+def goes_on(text: str) -> bool:
+    """Whether a program printed progress behind its last traceback."""
+    return bool(_PROGRESS.search(text.rpartition(BEGINS)[2]))
 
 
 def _cut_traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
@@ -189,7 +215,7 @@ def _cut_traceback(lines: list[str], libraries: Sequence[str]) -> RankError | No
 def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
     for at, prefixed in enumerate(lines):
         line = _unprefixed(prefixed)
-        if line.startswith(_BEGINS):  # another one: this one was cut
+        if line.startswith(BEGINS):  # another one: this one was cut
             return None
         if not line.startswith(" ") and (last := _LAST.match(line)):
             frames = "\n".join(_unprefixed(earlier) for earlier in lines[:at])

@@ -24,18 +24,47 @@ _TRACE = "Stack trace of the failed collective:"
 _FRAME = re.compile(r"\s*#\d+ (\S.*)")
 _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
 
+# As NCCL's watchdog names them.
+_OPERATIONS = (
+    "ALLREDUCE", "ALLREDUCE_COALESCED", "BROADCAST", "_BROADCAST_OOP", "REDUCE", "ALLGATHER",
+    "_ALLGATHER_BASE", "ALLGATHER_COALESCED", "GATHER", "SCATTER", "REDUCE_SCATTER",
+    "_REDUCE_SCATTER_BASE", "ALLTOALL", "ALLTOALL_BASE", "SEND", "RECV", "BARRIER", "COALESCED",
+)  # fmt: skip
+# Where frameworks, launchers and NCCL say how many ranks a job or a group has.
+_SIZES = re.compile(
+    r"WORLD_SIZE[=:]\s*(\d{1,7})|world[_ ]size(?: ?[=:] ?|s=\[)(\d{1,7})|\bnranks[ =](\d{1,7})|"
+    r"MEMBER: \d{1,7}/(\d{1,7})|\d{1,7}/(\d{1,7}) clients joined|\brankSize\[(\d{1,7})"
+)
+_PEERS = re.compile(r"is connected to \d{1,7} peer ranks\. Expected [\w ]{1,40}: (\d{1,7})")
+
 Writer = tuple[int | None, int | None, int | None]
 
 
-def job_size(reports: Iterable[Report]) -> int:
-    """The number of ranks at least, from the sizes of groups and the numbers of members."""
+def job_size(reports: Iterable[Report], exactly: bool = False) -> int:
+    """The number of ranks at least, from the sizes of groups and the numbers of members.
+    ``exactly``: only the size of the group of all ranks, 0 if no call tells it."""
     found = 0
     reports = list(reports)
+    if exactly:
+        return max((group_size(one) or 0 for one in reports if one.of_all), default=0)
     for one in reports:
         named = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
         members = [rank for rank in named if rank < log_lines.MAX_RANK]
         found = max(found, group_size(one) or 0, max(members) + 1 if any(members) else 0)
     return max(found, sum(one.kind == "stack" for one in reports))
+
+
+def told_size(lines: Iterable[Line]) -> int:
+    """The largest number of ranks that a line gives for a job or a group; 0 if none does."""
+    found = 0
+    for line in lines:
+        text = line.text
+        if "size" in text.lower() or "nranks" in text or "MEMBER" in text or "joined" in text:
+            for match in _SIZES.finditer(text):
+                found = max(found, *(int(number) for number in match.groups() if number))
+        if "peer ranks" in text and (peers := _PEERS.search(text)):
+            found = max(found, int(peers[1]) + 1)
+    return found if found < log_lines.MAX_RANK else 0
 
 
 def group_size(one: Report) -> int | None:
@@ -111,8 +140,11 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
 
     group, desc = values.get("group") or "", values.get("desc") or ""
     desc = "default_pg" if group == "0" else "" if desc == "undefined" else desc
+    op = values.get("op") or ""
+    op = _completed(op) if values.get("lost") else plain_op(op.lower()) if op else ""
     issued, completed = _counted(number("issued"), number("completed"), number("seq"))
     place = number("place") if number("place") is not None else number("number")
+    rank = number("rank") if rank is None else rank
     if rank is None and place is not None and desc == "default_pg":
         rank = place
     return Report(
@@ -124,7 +156,7 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
         seq=number("seq"),
         issued=issued,
         completed=completed,
-        op=plain_op(values["op"].lower()) if values.get("op") else "",
+        op=op,
         numel_in=number("numel_in"),
         numel_out=number("numel_out"),
         about=_about(values),
@@ -134,6 +166,12 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
         text=" ".join(match[0].split())[:_TEXT],
         detail=values.get("why") or "",
     )
+
+
+def _completed(start: str) -> str:
+    """The operation whose name begins so; "" if several do."""
+    found = {plain_op(op.lower()) for op in _OPERATIONS if op.startswith(start)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _clock(before: str) -> float:
@@ -170,6 +208,8 @@ def _sides(values: dict[str, str | None]) -> tuple[tuple[int, str], ...]:
         if rank is None or not op:
             continue
         text = plain_op(op.lower())
+        if values["seq1"] != values["seq2"] and values["seq1"] and values["seq2"]:
+            text += f" number {values[f'seq{n}']}"
         shape, dtype = values[f"shape{n}"], values[f"dtype{n}"]
         if shape is not None:
             text += f" of shape [{' '.join(shape.split())}]" + (
@@ -181,14 +221,19 @@ def _sides(values: dict[str, str | None]) -> tuple[tuple[int, str], ...]:
 
 def _with_groups(found: list[Report]) -> Iterator[Report]:
     """A watchdog's first line does not name its group; its next line, about the same call of the
-    same process, does."""
+    same process, does. Where that line is missing, another rank's may be about the same call."""
     named: dict[Writer, set[tuple[str, str]]] = {}
     for one in found:
         if one.group and one.seq is not None:
             named.setdefault(_writer(one), set()).add((one.group, one.desc))
+    alike: dict[tuple[object, ...], set[tuple[str, str]]] = {}
+    for one in found:
+        if one.kind == "timeout" and one.seq is not None:
+            groups = {(one.group, one.desc)} if one.group else named.get(_writer(one), set())
+            alike.setdefault(_call(one), set()).update(groups)
     for one in found:
         if one.kind == "timeout" and not one.group:
-            groups = named.get(_writer(one), set())
+            groups = named.get(_writer(one), set()) or alike.get(_call(one), set())
             if len(groups) == 1:
                 group, desc = next(iter(groups))
                 known = one.rank is not None or desc != "default_pg"
@@ -196,6 +241,13 @@ def _with_groups(found: list[Report]) -> Iterator[Report]:
                 yield replace(one, group=group, desc=desc, rank=rank)
                 continue
         yield one
+
+
+def _call(one: Report) -> tuple[object, ...]:
+    """The call that a timeout is about, without a name of its group. Another rank's may be the same
+    one if sizes are known and the group numbers its ranks as the job does."""
+    known = one.numel_in is not None and one.rank is not None and one.rank == one.place
+    return (one.seq, one.numel_in, one.numel_out) if known else (one.rank, one.place, one.seq)
 
 
 def _writer(one: Report) -> Writer:

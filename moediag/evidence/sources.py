@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moediag.evidence import console_output as outputs
@@ -30,6 +30,17 @@ from moediag.evidence.model import ExitStatus, RankError, Report, Stack
 from moediag.evidence.rank_in_name import OF_TORCHRUN, Names
 
 MAX_FILES = 50_000
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_FEW = 4  # lines, errors or disagreeing marks of one log that are told
+_TOLD = 300  # characters of a line or an exception
+# What a line may talk of that nothing understands.
+_TALKS = re.compile(
+    r"\btime[ds]?[ -]?out\b|\bhang\b|\bhung\b|\babort(?:ed|ing)?\b|\bdeadlock|\bstall(?:ed|s)?\b|"
+    r"\bunhealthy\b|\bheartbeats?\b|\bterminating\b|\brank[ :=_]{1,2}\d", re.IGNORECASE,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -44,6 +55,10 @@ class Found:
     exits: dict[int, ExitStatus] = field(default_factory=dict)
     #: What libraries say in the logs, in order.
     reports: list[Report] = field(default_factory=list)
+    #: Lines that nothing understands, of logs in which nothing was understood.
+    quoted: list[Report] = field(default_factory=list)
+    #: The number of ranks that a log gives; 0 if none does.
+    size: int = 0
     #: The ranks that died first.
     first: tuple[int, ...] = ()
     #: When the dumps were written, in seconds of the wall clock; None: not known. A file's own time
@@ -187,6 +202,9 @@ class _Collector:
     def text(self, path: Path, root: Path) -> None:
         text = outputs.ends(path)
         sections = stack_texts.read(text)
+        if not sections and re.search(r"\| +Thread \S+ \(", text):  # each line has a prefix
+            plain = "\n".join(line.text for line in log_lines.read(text))
+            sections = stack_texts.read(plain)
         if not sections or _is_also_log(text):
             self.log(path, root, text)
         if not sections:
@@ -224,7 +242,11 @@ class _Collector:
         if own is not None and not self.is_latest(path, own):
             self.found.files += 1
             return
+        if not outputs.tasks_are_ranks(text):
+            reports = tuple(replace(o, about=()) if o.kind == "ended" else o for o in reports)
         self.found.reports += reports
+        self.found.size = max(self.found.size, log_reports.told_size(lines))
+        self.disagreeing(path, lines)
         rest = parts.pop(None, "")
         if own is not None:
             parts = {own: "\n".join(line.text for line in lines)}
@@ -233,27 +255,47 @@ class _Collector:
             return
         elif named is not None and rest and named not in parts:
             parts[named] = rest
+        else:
+            marked = {(e.type, e.message) for part in parts.values() for e in _errors(part)}
+            self.errors(path, [e for e in _errors(rest) if (e.type, e.message) not in marked])
         self.found.files += 1
+        if not reports:
+            self.found.quoted += _quoted(path, text)
         for rank, part in parts.items():
             if rank is not None and self.is_latest(path, rank):
                 self.output(rank, part)
 
     def without_rank(self, path: Path, text: str, reports: tuple[Report, ...]) -> None:
         """A log that names no rank: its messages count, and so does an exception."""
-        error = exits.error_in_output(text)
+        errors = _errors(text)
         dumped = stacks.parse_faulthandler(text)
         if dumped:
             self.section(None, path.name, dumped)
-        if error is not None:
-            where = f" at {error.where}" if error.where else ""
-            said = f"{error.type}{where}: {error.message}".rstrip(": ")
-            self.found.reports.append(Report("error", text=said, detail=path.name))
-        if reports or dumped or error is not None:
+        self.errors(path, errors)
+        understood = bool(reports or dumped or errors)
+        quoted = [] if understood else _quoted(path, text)
+        self.found.quoted += quoted
+        if understood or quoted or outputs.is_log(text):
             self.found.files += 1
-        if reports or dumped or error is not None or outputs.is_log(text):
             self.of_unknown_rank.append((path, "a log"))
         else:
             self.found.refused.append(f"{path} (unrecognised text)")
+
+    def errors(self, path: Path, errors: list[RankError]) -> None:
+        """Exceptions of which the log does not tell the rank."""
+        for error in errors:
+            where = f" at {error.where}" if error.where else ""
+            said = f"{error.type}{where}: {' '.join(error.message.split())}".rstrip(": ")
+            self.found.reports.append(Report("error", text=said[:_TOLD], detail=path.name))
+
+    def disagreeing(self, path: Path, lines: list[log_lines.Line]) -> None:
+        """Notes marks that contradict the messages behind them."""
+        pairs = {(o.against, o.rank): None for o in lines if o.against is not None}
+        for mark, rank in list(pairs)[:_FEW]:
+            self.found.refused.append(
+                f"the mark of rank {mark} before messages in {path} (these say that they are of "
+                f"rank {rank} of default_pg: the two disagree, and the message counts)"
+            )
 
     def is_latest(self, path: Path, rank: int) -> bool:
         """Whether the file is of torchrun's last attempt; drops what earlier attempts left."""
@@ -302,6 +344,32 @@ class _Collector:
         if len(self.of_unknown_rank) > 8:
             more = len(self.of_unknown_rank) - 8
             self.found.refused.append(f"{more} more files whose rank is unknown")
+
+
+def _errors(text: str) -> list[RankError]:
+    """The different exceptions in the output of several processes, without those that another one
+    was raised from."""
+    parts = text.split(exits.BEGINS)
+    found: dict[tuple[str, str], RankError] = {}
+    for at, part in enumerate(parts[1:] or parts):
+        if at + 2 < len(parts) and part.rstrip().endswith(_CHAINED):
+            continue
+        error = exits.error_in_excerpt(exits.BEGINS + part if parts[1:] else part)
+        if error is not None:
+            found.setdefault((error.type, error.message), error)
+    return list(found.values())[:_FEW]
+
+
+def _quoted(path: Path, text: str) -> list[Report]:
+    """Lines that talk of a timeout, an abort or a rank, after the last progress of the program."""
+    found: list[Report] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if exits.goes_on(line):
+            found.clear()
+        elif _TALKS.search(line[:2000]):
+            said = " ".join(line.split())[:_TOLD]
+            found.append(Report("unread", text=said, detail=f"{path.name}:{number}"))
+    return found[:1] + found[1:][-_FEW:]
 
 
 def _is_also_log(text: str) -> bool:

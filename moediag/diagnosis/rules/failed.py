@@ -188,6 +188,12 @@ def lost_node(facts: Facts) -> Judgement | None:
     )
 
 
+_FIND_THE_FIRST = (
+    "Find the rank that ended first, whose peers lost it: the last output of every rank, the "
+    "launcher's and the scheduler's messages, the kernel's log."
+)
+
+
 @detector(Verdict.CRASH)
 def lost_connection(facts: Facts) -> Judgement | None:
     """Ranks lost the connection to a peer, and the evidence does not show why."""
@@ -202,4 +208,4 @@ def lost_connection(facts: Facts) -> Judgement | None:
         text += f"in init_process_group ({said(found)}). {old}"
         return Judgement(Confidence.MEDIUM, text, failure=found[0], next_step=meeting.OWN_PREFIX)
     text += f"({said(found)}); the evidence shows neither why nor which rank is at fault."
-    return Judgement(Confidence.LOW, text, failure=found[0])
+    return Judgement(Confidence.LOW, text, failure=found[0], next_step=_FIND_THE_FIRST)

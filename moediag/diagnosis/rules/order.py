@@ -64,9 +64,11 @@ from moediag.diagnosis.rules.recorded import (
 from moediag.diagnosis.rules.reported import (
     logged_positions,
     reported_absence,
+    reported_cause,
     reported_end,
     reported_mismatch,
     stuck_watchdog,
+    unread_lines,
 )
 from moediag.result import Verdict
 
@@ -83,6 +85,7 @@ RULES: tuple[Detector, ...] = (
     crash,
     lost_node,
     reported_mismatch,
+    reported_cause,
     reported_absence,
     logged_positions,
     lost_connection,
@@ -105,6 +108,7 @@ RULES: tuple[Detector, ...] = (
     *(detector_of(law, law.verdict) for law in LAWS if law.verdict is not None),
     # Nothing was measured: a watched job, or evidence of other tools.
     trained_alone,
+    unread_lines,
     no_records,
     failed_calls,
     open_calls,

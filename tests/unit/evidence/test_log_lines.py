@@ -15,7 +15,7 @@ def lines(text: str) -> list[tuple[int | None, str]]:
     ("line", "rank"),
     [
         ("[rank5]: boom", 5),
-        ("[default2]: boom", 2),
+        ("[default2]: boom", None),  # of which node?
         ("[default0]:[rank5]: boom", 5),
         ("[rank5]:[default0]: boom", 5),
         ("[1,5]<stderr>: boom", 5),
@@ -40,6 +40,20 @@ def lines(text: str) -> list[tuple[int | None, str]]:
 def test_prefixes_are_removed(line: str, rank: int | None) -> None:
     ((found, text),) = lines(line)
     assert found == rank and text.endswith("boom") and (rank is None or text == "boom")
+
+
+@pytest.mark.parametrize(
+    ("sign", "rank"),
+    [
+        ("torchrun --standalone train.py", 1),
+        ("torchrun --nnodes=1 train.py", 1),
+        ("torchrun --nnodes=2 train.py", None),
+        ("[default1]: [rank9]: boom", 9),
+        ("  rank      : 5 (local_rank: 1)", 5),
+    ],
+)
+def test_a_local_rank_is_a_rank_where_the_log_tells_which(sign: str, rank: int | None) -> None:
+    assert read(f"[default1]: boom\n{sign}\n")[0].rank == rank
 
 
 def test_the_numbers_of_srun_are_ranks_where_most_lines_have_them() -> None:

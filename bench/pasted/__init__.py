@@ -81,6 +81,12 @@ def texts() -> tuple[Pasted, ...]:
     )
 
 
+def first_run() -> dict[str, list[str]]:
+    """Outcome -> the texts that had it before any repair; all others were right."""
+    found: dict[str, list[str]] = yaml.safe_load((TEXTS.parent / "first_run.yaml").read_text())
+    return found
+
+
 def asked(pasted: Pasted) -> Answer:
     """What `moediag diagnose` says of the text."""
     with tempfile.TemporaryDirectory(prefix="pasted-") as folder:

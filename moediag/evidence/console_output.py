@@ -27,7 +27,9 @@ _TIMEOUT = re.compile(
     r"(?:collective|recv|send|wait)[^\n]{0,100} timed? ?out",
     re.IGNORECASE,
 )
-_LIBRARY = re.compile(r"Dist\w*Error$|gloo|nccl|hccl|ccl:|\bUCX\b|Socket Timeout", re.IGNORECASE)
+_LIBRARY = re.compile(
+    r"Dist\w*Error'?$|gloo|nccl|hccl|ccl:|\bUCX\b|Socket Timeout|mismatch between collectives", re.I
+)
 # Signs that a launcher of torch runs between the scheduler's tasks and the ranks.
 _ELASTIC = re.compile(
     r"torch[./]distributed[./](?:elastic|run)|torchrun|\[default\d|ChildFailedError"

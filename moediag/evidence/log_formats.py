@@ -68,6 +68,7 @@ def _peer(kind: str, says: str, fault: Fault = "unnamed") -> Meaning:
 SITE = Meaning("site", waits=True)  # the line of the program that made the call which timed out
 STACK = Meaning("stack")  # a process of an unknown rank
 ERROR = Meaning("error", "unknown", noted=True)  # an exception of an unknown rank
+LOST_PEER = Meaning("lost", "unknown")  # the same, raised by a communication library
 UNREAD = Meaning("unread", noted=True)  # a line that no row understands
 
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
@@ -394,7 +395,7 @@ FORMATS = (
         r"[^\n]{0,200}",
     ),
 )  # fmt: skip
-_OTHER = (SITE, STACK, ERROR, UNREAD)
+_OTHER = (SITE, STACK, ERROR, LOST_PEER, UNREAD)
 _MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), *_OTHER)}
 
 

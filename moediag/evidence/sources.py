@@ -286,7 +286,8 @@ class _Collector:
         for error in errors:
             where = f" at {error.where}" if error.where else ""
             said = f"{error.type}{where}: {' '.join(error.message.split())}".rstrip(": ")
-            self.found.reports.append(Report("error", text=said[:_TOLD], detail=path.name))
+            kind = "lost" if outputs.of_a_library(error) else "error"
+            self.found.reports.append(Report(kind, text=said[:_TOLD].rstrip("."), detail=path.name))
 
     def disagreeing(self, path: Path, lines: list[log_lines.Line]) -> None:
         """Notes marks that contradict the messages behind them."""

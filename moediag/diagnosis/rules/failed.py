@@ -150,10 +150,13 @@ def _ended(failure: Failure, evidence: Evidence) -> str:
         return f"ended with {failure.name} and left no exception"
     if failure.name == UNTOLD:
         return "ended without a trace (killed, or by os._exit: the launcher did not record which)"
-    return f"died by {failure.name}" + (_killed(evidence) if failure.name == "SIGKILL" else "")
+    killed = _killed(evidence, failure.rank) if failure.name == "SIGKILL" else ""
+    return f"died by {failure.name}{killed}"
 
 
-def _killed(evidence: Evidence) -> str:
+def _killed(evidence: Evidence, rank: int) -> str:
+    if any("Out Of Memory" in one.text and rank in one.about for one in evidence.reports):
+        return " (out of memory, as its scheduler says)"
     kills = evidence.oom_kills
     if kills:
         times = "once" if kills == 1 else f"{kills} times"

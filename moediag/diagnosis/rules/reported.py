@@ -292,12 +292,14 @@ def reported_end(facts: Facts) -> Judgement | None:
     if not found:
         return None
     causes = _causes(facts)
-    errors = [one for one in found if one.kind == "error"]
+    errors = [one for one in found if one.kind in ("error", "lost")]
     last = causes[0] if causes else errors[-1] if errors else found[0]
     text = "It is not known which rank of the job failed. "
-    raised = last.kind == "error"
+    raised = last.kind in ("error", "lost")
     text += sentence(f"{'a process raised' if raised else 'the log says:'} {last.text}".rstrip("."))
-    if last.kind in ("error", "failed") and is_communication(RankError("RuntimeError", last.text)):
+    if last.kind in ("error", "lost", "failed") and is_communication(
+        RankError("RuntimeError", last.text)
+    ):
         text += " That is the consequence of another rank's end or wait, not the cause."
     return Judgement(
         Confidence.LOW,

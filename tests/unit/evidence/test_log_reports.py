@@ -152,7 +152,7 @@ def test_a_mismatch_names_both_sides() -> None:
         ("[Rank 0]: Ranks 3, 5 failed to pass monitoredBarrier in 9000 ms", "absent", (3, 5)),
         ("[Rank 4]: Rank 4 successfully reached monitoredBarrier, but received errors while "
          "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
-         "unanswered", ()),
+         "unanswered", (0,)),
         ("\t - To our best knowledge, ranks [1, 2] are the lagging ranks that caused this timeout. "
          "They never joined any collectives", "never", (1, 2)),
         ("\t   - [1, 2] joined but didn't finish collective #9 (count from 1)", "open", (1, 2)),
@@ -167,7 +167,8 @@ def test_a_mismatch_names_both_sides() -> None:
          ()),
         ("Out of memory: Killed process 7 (python) total-vm:1kB", "killed", ()),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "killed", ()),
-        ("srun: error: node7: task 3: Killed", "ended", ()),
+        ("srun: error: node7: task 3: Killed", "ended", (3,)),
+        ("srun: error: node7: tasks 0-3: Killed", "ended", ()),
         ("ProcessExitedException: process 1 terminated with signal SIGKILL", "ended", ()),
         ("node7:81:99 [2] NCCL WARN Cuda failure 'out of memory'", "warning", ()),
         ("[PG ID 0 PG GUID 0 Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without "

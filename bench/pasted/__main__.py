@@ -1,5 +1,5 @@
-"""``python -m bench.pasted [NAME…]``: how many pasted texts are answered rightly, at the first run and
-now; with names, the pages of those texts."""
+"""``python -m bench.pasted [NAME…]``: how many pasted texts are answered rightly, at first and now;
+with names, the pages of those texts."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ lost is listed in ``not_seen``; only a missing folder is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
 MOST_ATTACHED = 20_000  # characters of each
 _RANK_FILE = re.compile(r"^rank-(\d{1,7})\.")
 _MOST_RANKS = 1 << 17
+_BETWEEN_RUNS = 600.0  # seconds; ranks of one run start closer together
 
 
 def read_trial(folder: Path, *beside: Path) -> Evidence:
@@ -61,6 +62,8 @@ def _read(folder: Path) -> Evidence:
     logs = {
         rank: read_log(folder, rank, intern) for rank in sorted(present | set(range(world_size)))
     }
+    earlier = _of_earlier_runs(logs) if trial.get("variant") == protocol.LAWS_VARIANT else {}
+    logs = {rank: log for rank, log in logs.items() if rank not in earlier}
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
     dumps = device_progress.read(folder, [r for r, log in logs.items() if _has_device(log)])
@@ -72,6 +75,7 @@ def _read(folder: Path) -> Evidence:
         rank: _rank(folder, log, launch, libraries, _device(log, dumps.get(rank)), sources)
         for rank, log in logs.items()
     }
+    ranks |= {rank: RankEvidence(rank, not_seen=(text,)) for rank, text in earlier.items()}
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
     return Evidence(
         world_size=world_size,
@@ -89,6 +93,22 @@ def _read(folder: Path) -> Evidence:
         layout=_layout(trial.get("layout")),
         attached=_attached(folder / CAPTURE),
     )
+
+
+def _of_earlier_runs(logs: Mapping[int, RankLog]) -> dict[int, str]:
+    """Ranks whose log was left by an earlier run in the same folder, with a note for the page: the
+    run has another name, or the log ended long before the newest one began."""
+    newest = max(logs.values(), key=lambda log: log.started, default=None)
+    return {
+        rank: f"rank {rank}: its record (the files here are of an earlier run)"
+        for rank, log in logs.items()
+        if newest is not None
+        and log.started
+        and (
+            (log.run and newest.run and log.run != newest.run)
+            or log.last < newest.started - _BETWEEN_RUNS
+        )
+    }
 
 
 def _attached(folder: Path) -> dict[str, str]:

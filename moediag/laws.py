@@ -36,14 +36,17 @@ def record(folder: str, every: int = 0) -> bool:
     steps. Files of an earlier run in ``folder`` are moved into a folder in it. Does nothing in a
     job under ``moediag watch``, and while it records already; returns whether it began.
 
-    Raises OSError if ``folder`` cannot be written, RuntimeError if another process records the same
-    rank into it.
+    Raises UsageError for a wrong argument, OSError if ``folder`` cannot be written, RuntimeError if
+    another process records the same rank into it.
     """
     global _claimed, _recorder
     if _recorder is not None or protocol.ENV_WATCH in os.environ:
         return False
+    from moediag import arguments
     from moediag.recorder import fresh_folder, install
 
+    arguments.path("folder", folder)
+    arguments.whole("every", every, 0)
     rank, world_size = place()
     Path(folder).mkdir(parents=True, exist_ok=True)
     _claimed = fresh_folder.claim(folder, rank)

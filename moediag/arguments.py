@@ -22,11 +22,7 @@ def seconds(name: str, value: float | None) -> None:
     """``value`` is a number of seconds above 0, or None."""
     if value is None:
         return
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value < float("inf")
-    ):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise _wrong(name, value, "give a number of seconds above 0")
 
 

@@ -19,7 +19,7 @@ import torch.multiprocessing as mp  # noqa: E402
 
 from moediag.lab.step.shard import clipping  # noqa: E402
 from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
-from moediag.recorder.placement import local  # noqa: E402
+from moediag.recorder.step.pieces import local  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 LIMIT = 0.5

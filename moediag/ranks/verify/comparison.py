@@ -24,10 +24,10 @@ from moediag.ranks.verify.comparability import (
     tied_apart,
 )
 from moediag.ranks.verify.otherwise import Otherwise, counts
-from moediag.ranks.verify.pieces import Where
 from moediag.ranks.verify.runs import Alone, Run
 from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.ranks.verify.tolerance import Tolerance
+from moediag.recorder.step.pieces import Where
 
 _SAME_NORM = 1e-2  # relative; beyond it the norm explains the weights
 _SMALLEST = 1e-5  # of the largest gradient of the model: errors below it are rounding

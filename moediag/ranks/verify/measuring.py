@@ -29,8 +29,8 @@ from moediag.ranks.verify.rank_answer import Answer
 from moediag.ranks.verify.replaced import Replaced
 from moediag.ranks.verify.room import enough_room
 from moediag.ranks.verify.tensor_files import Stored, Tensors
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step.pieces import distributed
 
 _STRANGE = (
     "its optimizer holds no parameter of the model that was called (DeepSpeed's ZeRO and other "
@@ -263,7 +263,7 @@ class Measuring:
         return backward
 
     def _loss(self, tensor: Any) -> None:
-        if not placement.distributed(tensor):
+        if not distributed(tensor):
             self._now.losses.append(float(tensor.detach().float()))
 
     # ------------------------------------------------------------------ gradients

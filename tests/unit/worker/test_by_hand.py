@@ -132,14 +132,14 @@ class TestPieces:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor
 
-        from moediag.recorder import placement
+        from moediag.recorder.step import pieces
 
         mesh = init_device_mesh("cpu", (2,))
         whole = dict(Experts().named_parameters())
         for name, (piece, along) in by_hand.columns(whole, dist.group.WORLD).items():
             made = DTensor.from_local(piece, mesh, [along], run_check=False)
             assert made.shape == SHAPES[name]
-            where = placement.index(made)
+            where = pieces.index(made)
             assert where is not None
             assert torch.equal(where, part(torch.arange(made.numel()).view(made.shape), name, 1))
             assert torch.equal(piece, part(whole[name], name, 1))

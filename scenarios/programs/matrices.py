@@ -16,9 +16,9 @@ from moediag.lab.step.shard import fsdp2_internals
 from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.protocol import Applied, GradientError, Trial
 from moediag.protocol.names import clean_fqn
-from moediag.ranks.verify.tolerance import Tolerance
 from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step import pieces
+from moediag.recorder.step.tensor_error import Tolerance
 
 FEATURES, WIDTH, SAMPLES = 12, 16, 6
 LR = 1e-2

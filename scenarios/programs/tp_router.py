@@ -22,9 +22,9 @@ from moediag.lab.step.models.tiny import Anatomy
 from moediag.lab.step.shard import optimizers
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import GradientError, Trial
-from moediag.ranks.verify.tolerance import Tolerance
 from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step import pieces
+from moediag.recorder.step.tensor_error import Tolerance
 
 from .router_block import look_alike, titan, titan_cpu
 from .router_block.plans import FIXES, Cell

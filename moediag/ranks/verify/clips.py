@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 from torch.nn.utils import clip_grad
 
-from moediag.ranks.verify.pieces import NotReduced, Piece
+from moediag.ranks.verify.model_pieces import NotReduced, Piece
 from moediag.ranks.verify.replaced import Replaced
 from moediag.ranks.verify.tensor_files import Tensors
 from moediag.recorder.step.pieces import axes_of, held

@@ -26,8 +26,8 @@ from moediag.protocol.measured import coarsest_dtype
 from moediag.ranks.verify import optimizer_copies, whole_batch
 from moediag.ranks.verify.ending import Continuing
 from moediag.ranks.verify.measuring import Measuring, Scope
+from moediag.ranks.verify.model_pieces import Piece, pieces
 from moediag.ranks.verify.optimizer_copies import CannotCopy, Settings
-from moediag.ranks.verify.pieces import Piece, pieces
 from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step.pieces import WHOLE, distributed
 

@@ -24,7 +24,7 @@ from moediag.ranks.verify import model_facts, samples
 from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
-from moediag.ranks.verify.pieces import NotReduced, Piece, pieces, tied
+from moediag.ranks.verify.model_pieces import NotReduced, Piece, pieces, tied
 from moediag.ranks.verify.rank_answer import Answer
 from moediag.ranks.verify.replaced import Replaced
 from moediag.ranks.verify.room import enough_room

@@ -12,7 +12,7 @@ import torch
 
 from moediag.protocol.measured import read_measured, start_tensors
 from moediag.ranks.verify import tensor_files
-from moediag.ranks.verify.pieces import Piece
+from moediag.ranks.verify.model_pieces import Piece
 from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.step.pieces import WHOLE, Where, local
 

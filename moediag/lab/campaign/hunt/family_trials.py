@@ -30,13 +30,13 @@ from moediag.protocol import (
     outcome_file,
     output_file,
 )
+from moediag.protocol.tolerance import SAME_LOGIT
 from moediag.result import Confidence, Diagnosis, Verdict
 
 REFERENCES = "references"
 TOGETHER = "together"
 DONE = (Verdict.CLEAN, Verdict.NOT_APPLICABLE)
 SHOWN = 3  # tensors of which a text says what they hold
-LOGITS = 1e-3  # allowed difference of generated tokens' logits, as a share of the largest
 
 
 class FamilyTrials:
@@ -190,7 +190,7 @@ def _generated(outcomes: Sequence[Outcome]) -> Diagnosis | None:
         return None
     apart = [one for one in outcomes if one.tokens != one.reference_tokens]
     # Rounding is about a hundredth of this; nan is no less.
-    wrong = apart or [one for one in outcomes if not (one.logit_error or 0.0) <= LOGITS]
+    wrong = apart or [one for one in outcomes if not (one.logit_error or 0.0) <= SAME_LOGIT]
     if not wrong:
         return _CLEAN
     cause = "; ".join(

@@ -1,7 +1,7 @@
 """Compares gradients with the single-process reference, by parameter, on each rank's shard.
 
 The reference ran in fp32 from the same (possibly rounded) weights;
-:mod:`moediag.ranks.verify.tolerance` says when a parameter is wrong.
+:mod:`moediag.recorder.step.tensor_error` says when a parameter is wrong.
 
 A mixed-precision trial (parameters in fp32, computed in bf16) has a tighter bound per parameter:
 the difference that the reference itself measured when it computed in that type.
@@ -17,8 +17,8 @@ import torch
 from moediag.lab.step.shard.wrapped import Select, Wrapped
 from moediag.protocol import GradientError, Multiple
 from moediag.protocol.names import clean_fqn
-from moediag.ranks.verify.tolerance import Tolerance, multiple
 from moediag.recorder.step import pieces
+from moediag.recorder.step.tensor_error import Tolerance, multiple
 
 # Mixed precision: allowed error of a gradient as a multiple of the eager loop's own distance from
 # fp32. Measured on the eager loop, grouped_mm, batched_mm and the correct Triton kernels: see

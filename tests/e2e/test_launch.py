@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 from moediag import protocol
+from moediag.evidence.launch_record import read_launch
 from moediag.evidence.model import ExitStatus
 from moediag.lab.launch.launcher import launcher
 from moediag.launch.base import Launcher
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.protocol import ReferenceTask, Trial
 
@@ -97,7 +97,7 @@ def test_a_successful_launch_is_reported(both: Launcher, tmp_path: Path) -> None
     assert record.deaths == ()
     assert record.first_progress is not None
     assert set(record.pids) == {0, 1}
-    assert LaunchRecord.read(tmp_path / "t") == record
+    assert read_launch(tmp_path / "t" / protocol.LAUNCH_FILE) == record
     for rank in (0, 1):
         log = (tmp_path / "t" / protocol.output_file(rank)).read_text()
         assert f"rank {rank} prints" in log
@@ -263,7 +263,7 @@ def test_sigkill_of_any_process_leaves_no_process(kind: str, target: str, tmp_pa
     eventually(lambda: marked(mark) == [], f"left over: {marked(mark)}")
     if target == "moediag":
         return
-    record = LaunchRecord.read(folder)
+    record = read_launch(folder / protocol.LAUNCH_FILE)
     assert not record.succeeded
     if target == "rank":
         assert record.exits[1] == ExitStatus(signal="SIGKILL")
@@ -278,6 +278,6 @@ def test_ctrl_c_stops_the_ranks_and_keeps_the_record(kind: str, tmp_path: Path) 
     parent.send_signal(signal.SIGINT)
     assert parent.wait(60) == 130
     assert marked(mark) == []
-    record = LaunchRecord.read(tmp_path / "stubborn")
+    record = read_launch(tmp_path / "stubborn" / protocol.LAUNCH_FILE)
     assert record.interrupted
     assert {s.by_us for s in record.exits.values()} == {True}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.launch.record import LaunchRecord
+from moediag.evidence.launch_record import read_launch
 from moediag.protocol import LAUNCH_FILE
 
 pytestmark = pytest.mark.e2e
@@ -67,6 +67,6 @@ def test_sigkill_at_a_random_moment_leaves_no_process(case: int, tmp_path: Path)
     assert wait_for(lambda: marked(mark) == [], 30), f"left over: {marked(mark)}"
     record = tmp_path / "stubborn-childless" / LAUNCH_FILE
     if target != parent.pid:
-        assert not LaunchRecord.read(record).succeeded
+        assert not read_launch(record).succeeded
     else:
-        assert not record.exists() or LaunchRecord.read(record)
+        assert not record.exists() or read_launch(record).started

@@ -9,7 +9,6 @@ import torch
 from moediag.lab.relations.relation import Case, Relation, Tensors, accepts, differ, gradients
 
 LENGTHS = (12, 7)  # of the two rows
-IGNORED = -100
 
 
 class Padding(Relation):

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moediag.diagnosis import diagnose
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.trial_folder import read_trial
 from moediag.lab.campaign.hunt.layouts import LaunchedRelation, LaunchedWay
 from moediag.lab.pipeline.trials import last_line
 from moediag.launch.base import Launcher
-from moediag.launch.record import LaunchRecord
 from moediag.protocol import (
     SIZES,
     GenerateTask,

@@ -16,6 +16,7 @@ from moediag import protocol
 from moediag.errors import EvidenceError
 from moediag.evidence import device_progress, exits, loader_workers, nodes, rank_stacks
 from moediag.evidence.events import Names, RankLog, read_log
+from moediag.evidence.launch_record import LaunchRecord, read_launch
 from moediag.evidence.law_records import read_laws
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.evidence.source_conditions import Sources
@@ -52,7 +53,7 @@ def _read(folder: Path) -> Evidence:
         )
     trial = _json(folder / protocol.TRIAL_FILE)
     task = protocol.task_fields(trial)
-    launch = exits.read_launch(folder / protocol.LAUNCH_FILE)
+    launch = read_launch(folder / protocol.LAUNCH_FILE)
     present = _ranks_present(folder) | set(launch.exits)
     declared = trial.get("world_size") or None  # 0: of a watched job, before its ranks started
     world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1
@@ -85,7 +86,7 @@ def _read(folder: Path) -> Evidence:
         timed_out=launch.timed_out,
         launch_error=launch.launch_error,
         interrupted=launch.interrupted,
-        deaths=launch.deaths,
+        deaths=tuple(death.rank for death in launch.deaths),
         program=str(task.get("name", "")) if task["kind"] == "program" else "",
         not_seen=(*launch.not_seen, *lost),
         oom_kills=launch.oom_kills,
@@ -139,7 +140,7 @@ def _layout(value: Any) -> dict[str, int]:
 def _rank(
     folder: Path,
     log: RankLog,
-    launch: exits.LaunchFacts,
+    launch: LaunchRecord,
     libraries: tuple[str, ...],
     told: device_progress.Told,
     sources: Sources,

@@ -16,8 +16,9 @@ from torch.optim import optimizer as torch_optimizer
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext, next_checked
 from moediag.recorder.laws.loss_scale import LossScale
-from moediag.recorder.laws.replica_sets import PLACED, Piece, local
+from moediag.recorder.laws.replica_sets import PLACED, Piece
 from moediag.recorder.step.numbers import Fingerprints, capturing
+from moediag.recorder.step.pieces import local
 
 WATCHER = "laws"
 _MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not checked further

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from moediag.errors import StackError
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.lab.campaign.hunt import launched, layouts
 from moediag.lab.campaign.hunt.findings import HuntCell, Key
 from moediag.lab.campaign.hunt.question import Wanted
@@ -25,7 +26,6 @@ from moediag.lab.pipeline import register
 from moediag.lab.pipeline.single_process import OFFLINE, why_no_answer
 from moediag.lab.stacks.environment import Stack
 from moediag.launch.base import Launcher
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import (
     EARLIER_CHECKPOINT,

@@ -50,6 +50,11 @@ PREFIXES = (
     _prefix("torch", r"\[rank(?P<rank>\d{1,7})[\[\]]{1,2}:? ?"),
     # torchrun --tee, --redirects: role and local rank
     _prefix("torchrun", r"\[default(?P<local>\d{1,6})\]: ?"),
+    # TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE with both numbers, in either order: `[trainer22|6]:`
+    _prefix(
+        "torchrun, with a template",
+        r"\[[A-Za-z_][\w.-]{0,60}?/?(?P<rank>\d{1,7})\|(?P<local>\d{1,7})\]: ?",
+    ),
     # mpirun --tag-output: job and rank
     _prefix("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
     # Lightning's and others' loggers
@@ -62,6 +67,13 @@ PREFIXES = (
         r"\((?P<process>[\w.:<>+-]+(?: rank=\d+)? pid=\d+(?:, ip=[^)\s]+)?)\)"
         r"(?: \[repeated \d+x[^\]]*\])? ?",
     ),
+    # torch_npu, and the line of CANN that follows: `EI0002: [PID: 29] 2025-10-11-15:09:34.713.335`
+    _prefix(
+        "torch_npu",
+        r"\[ERROR\] [\d:-]{10,30} \(PID:(?P<process>\d{1,9}), Device:-?\d+, "
+        r"RankID:(?:(?P<rank>\d{1,7})|-\d+)\) ",
+    ),
+    _prefix("CANN", r"E[A-Z\d]\d{4}: \[PID: (?P<process>\d{1,9})\] [\d.:-]{10,40} "),
     _prefix("kubectl --prefix", r"\[(?P<process>pod/[^\]\s]+)\] ?"),
     # docker compose, overmind
     _prefix("docker compose", r"[\w.-]{1,60} +\| "),
@@ -153,6 +165,8 @@ def _stripped(line: str, tasks: bool) -> tuple[dict[str, str], str]:
             if found is None or not found.end():
                 continue
             values = {key: value for key, value in found.groupdict().items() if value is not None}
+            if "rank" in values and "local" in values:  # no rank is less than its number on a node
+                values = {"rank": max(values["rank"], values["local"], key=int)}
             if prefix.tool == "torch":
                 marks.update(values)
             else:

@@ -176,6 +176,12 @@ def _sides(values: dict[str, str | None]) -> tuple[tuple[int, str], ...]:
                 f" ({plain_dtype(dtype)})" if dtype else ""
             )
         found.append((int(rank), text))
+    if len({text for _, text in found}) == 1 and values["seq1"] and values["seq2"]:
+        # Equal calls, of which one rank has made more: a barrier has nothing else.
+        numbers = (values["seq1"], values["seq2"])
+        found = [
+            (rank, f"{text} number {n}") for (rank, text), n in zip(found, numbers, strict=True)
+        ]
     return tuple(found)
 
 

@@ -14,7 +14,6 @@ from moediag.evidence.exits import (
     read_error_file,
     read_launch,
     tail,
-    user_frame,
 )
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stack, Stall
 from moediag.evidence.rank_stacks import (
@@ -23,6 +22,7 @@ from moediag.evidence.rank_stacks import (
     parse_pyspy_text,
     parse_pystack,
 )
+from moediag.evidence.tracebacks import user_frame
 
 PYSPY_JSON = json.dumps(
     [

@@ -173,7 +173,8 @@ class Recorder:
         """Records, once per text, what the recorder cannot observe in this rank."""
         if self.active and text not in self._told:
             self._told[text] = True
-            self.event("not_seen", text=text)
+            # Without a beat: a capture that looks whether the rank moves can write this itself.
+            self.log.event("not_seen", text=text)
 
     def error(self, exception: BaseException) -> None:
         """Records the exception that ends the rank."""

@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from moediag.launch.base import Launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.protocol import ReferenceTask, Trial
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -49,13 +49,6 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

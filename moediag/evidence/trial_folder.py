@@ -14,7 +14,14 @@ from typing import Any
 
 from moediag import protocol
 from moediag.errors import EvidenceError
-from moediag.evidence import device_progress, exits, loader_workers, nodes, rank_stacks
+from moediag.evidence import (
+    device_progress,
+    exits,
+    loader_workers,
+    nodes,
+    rank_stacks,
+    tracebacks,
+)
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.launch_record import LaunchRecord, read_launch
 from moediag.evidence.law_records import read_laws
@@ -152,10 +159,11 @@ def _rank(
     omitted = outcome.not_seen if outcome is not None else ()
     laws, lost_laws = read_laws(folder, rank)
     filed = exits.read_error_file(folder / protocol.error_file(rank), libraries)
-    own = exits.unwrapped(log.error, libraries) if log.error is not None else None
+    own = tracebacks.unwrapped(log.error, libraries) if log.error is not None else None
     error = own or filed
     if own is not None and filed is not None and filed.type == own.type:
-        error = replace(own, frames=filed.frames, after=filed.after)
+        where = filed.where or own.where
+        error = replace(filed, where=where, time=own.time)
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
     stacks = _stacks(folder, rank)

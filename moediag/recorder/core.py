@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from moediag.protocol import error_text
 from moediag.recorder.call_site import CallSites
 from moediag.recorder.calls import Call
 from moediag.recorder.groups import GroupInfo, Groups
@@ -184,7 +185,7 @@ class Recorder:
         if own:
             where = f"{Path(own[-1].filename).name}:{own[-1].lineno} {own[-1].name}"
         name = type(exception).__name__
-        self.event("error", type=name, message=str(exception)[:8000], where=where)
+        self.event("error", type=name, message=error_text(exception), where=where)
 
     def finish(self) -> None:
         """Records that the rank finished normally."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from moediag.evidence.definitions import Definitions, Function, last_name
 from moediag.evidence.model import Condition, Frame
-from moediag.evidence.rank_names import Function, RankNames, last_name
+from moediag.evidence.rank_names import RankNames
 from moediag.records import dataclass
 
 # Decorators and context managers that let one rank go first, or alone.
@@ -83,9 +84,14 @@ class Sources:
 
     def _source(self, path: str) -> Source | None:
         if path not in self._parsed:
-            name = path.rpartition("/")[2]
-            self._parsed[path] = Source.parse(name, self._files[path], self._one_node)
+            name, text = path.rpartition("/")[2], self._files[path]
+            self._parsed[path] = Source.parse(name, text, self._one_node, self._with)
         return self._parsed[path]
+
+    def _with(self, name: str) -> list[Definitions]:
+        """The definitions of the files whose text has ``name``."""
+        having = [self._source(path) for path, text in self._files.items() if name in text]
+        return [source.names.definitions for source in having if source is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +105,20 @@ class Source:
     names: RankNames
 
     @classmethod
-    def parse(cls, name: str, text: str, one_node: bool = False) -> Source | None:
-        """None if the text is not Python that this interpreter can read."""
+    def parse(
+        cls,
+        name: str,
+        text: str,
+        one_node: bool = False,
+        others: Callable[[str], Sequence[Definitions]] = lambda name: (),
+    ) -> Source | None:
+        """None if the text is not Python that this interpreter can read. ``others``: see
+        :class:`.Definitions`."""
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-        return cls(name, tree, text, RankNames(tree, one_node))
+        return cls(name, tree, text, RankNames(tree, one_node, others))
 
     def conditions(
         self, line: int, function: str, world_size: int = 0
@@ -166,7 +179,7 @@ class Source:
             one = self._condition(parent, parent.test, side, rank)
             met = _communicates(parent.body) and _communicates(parent.orelse)
             met = met or self._met(parent, out, scope, size)
-            single = None if met else self.names.singled_out(parent.test, scope)
+            single = None if met else self.names.singled_out(parent.test, scope, size)
             yield replace(one, keeps_out=out, singles=single)
         elif child in parent.body:
             yield self._condition(parent, parent.test, "loop", rank)
@@ -207,7 +220,7 @@ class Source:
                         made = self._condition(earlier, earlier.test, side, True)
                         out = self._kept_out(earlier.test, scope, size, when=side == "after")
                         met = _communicates(branch) or self._met(earlier, out, scope, size)
-                        single = None if met else self.names.singled_out(earlier.test, scope)
+                        single = None if met else self.names.singled_out(earlier.test, scope, size)
                         yield replace(made, leaves=way, keeps_out=out, singles=single)
 
     def _inline(self, statement: ast.stmt, scope: ast.AST) -> Iterator[Condition]:

@@ -27,7 +27,7 @@ class Definitions:
     name."""
 
     def __init__(
-        self, tree: ast.Module, others: Callable[[str], Sequence[Definitions]] = lambda name: ()
+        self, tree: ast.Module, others: Callable[[str], Sequence[Definitions]] = lambda _: ()
     ) -> None:
         self.tree = tree
         self._others = others

@@ -70,7 +70,7 @@ class RankNames:
         self,
         tree: ast.Module,
         one_node: bool = False,
-        others: Callable[[str], Sequence[Definitions]] = lambda name: (),
+        others: Callable[[str], Sequence[Definitions]] = lambda _: (),
     ) -> None:
         self.definitions = Definitions(tree, others)
         self._numbers = _GLOBAL | _LOCAL if one_node else _GLOBAL
@@ -91,6 +91,11 @@ class RankNames:
         ``is_main_process`` and of these with ``and``, the last one of ``rank == world_size - 1``;
         None of others."""
         return self._singled(test, Where(self.definitions, scope), size, 0)
+
+    def definition(self, node: ast.expr, scope: ast.AST) -> ast.expr | None:
+        """The one expression that a name stands for, if there is one."""
+        one = self._only(node, Where(self.definitions, scope), 0)
+        return one.value if one is not None else None
 
     # ------------------------------------------------------------------------ whether it depends
 
@@ -220,9 +225,9 @@ class RankNames:
                 return None
             number = {self._value(test.comparators[0], at, r, size, depth) for r in (-7, -9)}
             return number.pop() if len(number) == 1 else None
-        if not _has_arguments(test) and not _is_bound(test, at):
-            if last_name(test).lstrip("_").lower() in self._first:
-                return 0
+        by_name = not _has_arguments(test) and not _is_bound(test, at)
+        if by_name and last_name(test).lstrip("_").lower() in self._first:
+            return 0
         one = self._only(test, at, depth)
         return None if one is None else self._singled(one.value, one.at, size, depth + 1)
 

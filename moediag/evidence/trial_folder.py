@@ -167,9 +167,9 @@ def _rank(
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
     stacks = _stacks(folder, rank)
-    conditions, unusable = sources.conditions(frame for s in stacks for frame in s.frames)
+    conditions, unusable = sources.conditions((f for s in stacks for f in s.frames), rank)
     made = dict.fromkeys(line for c in log.collectives for line in (c.site, *c.callers))
-    conditions = {**sources.of_lines(made, log.files), **conditions}
+    conditions = {**sources.of_lines(made, log.files, rank), **conditions}
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moediag.evidence import foreign, loader_workers, looks, sources
 from moediag.evidence.looks import Looks
-from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, RankEvidence
+from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, RankEvidence, Stall
 from moediag.evidence.source_conditions import Sources
 
 # Files of the capture that are evidence of their own; the others belong to these.
@@ -36,7 +36,7 @@ def read(
     gone = seen.doing(looks.GONE)
     for rank in {*seen.missing, *(gone if len(gone) < len(seen.ranks) else ())}:
         ranks[rank] = replace(ranks[rank], exit=ExitStatus(signal=UNTOLD))
-    stall = seen.stall()
+    stall = stall_of(seen)
     recorded = any(one.collectives for one in ranks.values())
     if stall is not None and recorded and found.stall is not None:
         stall = found.stall
@@ -51,6 +51,15 @@ def read(
         attached=attached,
         looks=seen,
     )
+
+
+def stall_of(seen: Looks) -> Stall | None:
+    """The stall that looks show; None if the job progresses, or may."""
+    if not seen.stands:
+        return None
+    still = min(look.still for look in seen.ranks.values() if look.at_rest)
+    outside = seen.doing(looks.IDLE, looks.STOPPED)
+    return Stall(0.0, round(still, 1), seen.doing(looks.WAITS), outside)
 
 
 def _rank(

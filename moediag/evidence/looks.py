@@ -7,7 +7,6 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from moediag import protocol
-from moediag.evidence.model import Stall
 from moediag.records import dataclass
 
 # What a rank did over all looks.
@@ -93,14 +92,6 @@ class Looks:
         known = bool(self.held) or bool(self.missing)
         least = SHORTLY if known else self.patience
         return bool(resting) and all(look.still >= least for look in resting)
-
-    def stall(self) -> Stall | None:
-        """The stall that the looks show; None if the job progresses, or may."""
-        if not self.stands:
-            return None
-        still = min(look.still for look in self.ranks.values() if look.at_rest)
-        outside = tuple(sorted((*self.doing(IDLE, STOPPED),)))
-        return Stall(0.0, round(still, 1), self.doing(WAITS), outside)
 
 
 def merged(parts: Iterable[Looks | None]) -> Looks | None:

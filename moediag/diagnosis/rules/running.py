@@ -143,8 +143,9 @@ def ranks_elsewhere(facts: Facts) -> Judgement | None:
         return None
     if any(one.collectives for one in facts.evidence.ranks.values()):
         return None
-    text = f"{_waiters(facts.evidence, facts.waiting).capitalize()} for at least {_still(seen)} s, and nothing "
-    text += f"is known of {ranks(seen.elsewhere)} on other machines, which may work."
+    text = _waiters(facts.evidence, facts.waiting)
+    text = f"{text[:1].upper()}{text[1:]} for at least {_still(seen)} s, and nothing is known "
+    text += f"of {ranks(seen.elsewhere)} on other machines, which may work."
     step = (
         "Run `moediag attach --collect node-N.tgz` on each machine of the job, then "
         "`moediag diagnose node-*.tgz`."

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from moediag.launch.capture.collect import find_tool, main_frames, reason
+from moediag.masking import is_secret
 from moediag.protocol import in_libraries
 from moediag.records import dataclass
 
@@ -121,4 +122,6 @@ def _locals(frames: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _is_number(variable: Any) -> bool:
-    return isinstance(variable, dict) and bool(_NUMBER.fullmatch(str(variable.get("repr"))))
+    if not isinstance(variable, dict) or is_secret(str(variable.get("name"))):
+        return False
+    return bool(_NUMBER.fullmatch(str(variable.get("repr"))))

@@ -50,7 +50,7 @@ def held_up(facts: Facts) -> Judgement | None:
     """A rank outside communication cannot continue, for a reason that its process shows: it is
     stopped, or waits for a file lock, a debugger, the kernel or a stopped loader process."""
     seen, stall = facts.evidence.looks, facts.evidence.stall
-    if seen is None or stall is None or not seen.held:
+    if seen is None or stall is None or not seen.held or _suspended(seen):
         return None
     text = " ".join(
         sentence(f"Rank {rank} {seen.ranks[rank].held}{_at(facts.evidence, rank)}")
@@ -68,8 +68,13 @@ def held_up(facts: Facts) -> Judgement | None:
     )
 
 
+def _suspended(seen: Looks) -> bool:
+    """Whether somebody stopped the whole job."""
+    return len(seen.doing(looks.STOPPED)) == len(seen.ranks)
+
+
 def _let_go(seen: Looks) -> str:
-    stopped = [rank for rank in seen.held if seen.ranks[rank].does == looks.STOPPED]
+    stopped = seen.doing(looks.STOPPED)
     if not stopped:
         return ""
     pids = " ".join(str(seen.ranks[rank].pid) for rank in stopped)
@@ -161,6 +166,9 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         return None
     if len(seen.doing(looks.GONE)) == len(seen.ranks):
         return undecided("The job ended while it was looked at.")
+    if _suspended(seen):
+        return undecided("The job is suspended: all its ranks are stopped by a signal (SIGSTOP).",
+                         _let_go(seen))  # fmt: skip
     text = f"In {seen.seconds:.0f} s of looks, {'; '.join(_doing(facts.evidence, seen))}."
     if seen.doing(looks.UNREAD):
         return undecided(f"{text} Where these ranks are is not known.")

@@ -15,9 +15,11 @@ from typing import Any
 from moediag import protocol
 from moediag.errors import EvidenceError
 from moediag.evidence import (
+    attached_job,
     device_progress,
     exits,
     loader_workers,
+    looks,
     nodes,
     rank_stacks,
     tracebacks,
@@ -60,6 +62,8 @@ def _read(folder: Path) -> Evidence:
         )
     trial = _json(folder / protocol.TRIAL_FILE)
     task = protocol.task_fields(trial)
+    if task["kind"] == "attach":
+        return _attached_job(folder, trial)
     launch = read_launch(folder / protocol.LAUNCH_FILE)
     present = _ranks_present(folder) | set(launch.exits)
     declared = trial.get("world_size") or None  # 0: of a watched job, before its ranks started
@@ -117,6 +121,15 @@ def _of_earlier_runs(logs: Mapping[int, RankLog]) -> dict[int, str]:
             or log.last < newest.started - _BETWEEN_RUNS
         )
     }
+
+
+def _attached_job(folder: Path, trial: dict[str, Any]) -> Evidence:
+    capture, size = folder / CAPTURE, trial.get("world_size")
+    seen = looks.read(folder)
+    here = seen is not None and not seen.elsewhere
+    kept, lost = _sources(capture / SOURCE_FILE, size if isinstance(size, int) else 0, here)
+    lost = (*_text(folder / protocol.NOT_SEEN_FILE).splitlines(), *lost)
+    return attached_job.read(folder, capture, kept, _attached(capture), lost)
 
 
 def _attached(folder: Path) -> dict[str, str]:

@@ -26,6 +26,7 @@ from moediag.recorder.groups import GroupInfo, Groups
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.log import EventLog, now
 from moediag.recorder.patches import Patches
+from moediag.recorder.step.hooks import StepHooks
 from moediag.recorder.user_lines import UserLines
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -111,6 +112,7 @@ class Recorder:
         self.rank = rank
         self.active = True
         self.patches = Patches()
+        self.hooks = StepHooks()
         self.groups = Groups(log)
         self.thread = ThreadState()
         self.current_step = 0
@@ -212,7 +214,8 @@ class Recorder:
         self.flush()
         self._tell(self.on_end)
         self.active = False
-        for undo in (*reversed(self.on_uninstall), self.patches.restore, *self.after_uninstall):
+        removed = (self.hooks.remove, *reversed(self.on_uninstall), self.patches.restore)
+        for undo in (*removed, *self.after_uninstall):
             try:
                 undo()
             except Exception as error:

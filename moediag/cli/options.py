@@ -131,6 +131,5 @@ def moment(text: str) -> float | None:
 def _seconds(text: str) -> float:
     with suppress(ValueError):
         return float(text)
-    return datetime.fromisoformat(
-        text.removesuffix("Z") + "+00:00" * text.endswith("Z")
-    ).timestamp()
+    zoned = text.removesuffix("Z") + "+00:00" * text.endswith("Z")
+    return datetime.fromisoformat(zoned).timestamp()

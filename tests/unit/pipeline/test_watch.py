@@ -57,7 +57,8 @@ def test_job_name_comes_from_the_command(command: str, name: str) -> None:
     ("choice", "refused"),
     [
         ("abort", False), ("report", False), ("continue", False), ("echo hung | mail me", False),
-        ("./notify.sh abort", False), ("abrt", True), ("Abort", True), ("contine", True), (" ", True),
+        ("./notify.sh abort", False), ("abrt", True), ("Abort", True), ("contine", True),
+        (" ", True),
     ],
 )  # fmt: skip
 def test_a_mistyped_word_of_on_hang_is_refused_before_the_start(choice: str, refused: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
 from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.blame.forks import Fork, fork
 from moediag.diagnosis.blame.independent import independent
 from moediag.diagnosis.blame.nodes import ranks_of, silent
 from moediag.diagnosis.blame.standings import Standing, by_condition, standings
@@ -127,6 +128,12 @@ class Facts:
     def standings(self) -> tuple[Standing, ...]:
         """Where the ranks of a user's job are in the user's code."""
         return standings(self.evidence, self.divergence)
+
+    @cached_property
+    def fork(self) -> Fork | None:
+        """Where two groups of ranks took different paths through the user's source."""
+        found = self.divergence
+        return None if found is None else fork(found, self.aligned, self.evidence)
 
     @property
     def diverged(self) -> tuple[int, ...]:

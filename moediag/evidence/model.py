@@ -402,6 +402,8 @@ class Evidence:
     layout: Mapping[str, int] = field(default_factory=dict)
     #: Output of other programs about the machine during the stall, by title.
     attached: Mapping[str, str] = field(default_factory=dict)
+    #: The program's source files that were kept, by path.
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices_known(self) -> bool:

@@ -45,7 +45,7 @@ class Sources:
     def __init__(self, files: Mapping[str, str], world_size: int, one_node: bool = False) -> None:
         self._world_size = world_size
         self._one_node = one_node
-        self._files = {path: text for path, text in files.items() if isinstance(text, str)}
+        self.files = {path: text for path, text in files.items() if isinstance(text, str)}
         self._parsed: dict[str, Source | None] = {}
 
     def conditions(self, frames: Iterable[Frame], rank: int = -1) -> tuple[Found, tuple[str, ...]]:
@@ -54,7 +54,7 @@ class Sources:
         found: dict[str, set[tuple[Condition, ...]]] = {}
         unusable: dict[str, None] = {}
         for frame in frames:
-            if frame.native or frame.file not in self._files:
+            if frame.native or frame.file not in self.files:
                 continue
             source = self._source(frame.file)
             here = (
@@ -85,13 +85,13 @@ class Sources:
 
     def _source(self, path: str) -> Source | None:
         if path not in self._parsed:
-            name, text = path.rpartition("/")[2], self._files[path]
+            name, text = path.rpartition("/")[2], self.files[path]
             self._parsed[path] = Source.parse(name, text, self._one_node, self._with)
         return self._parsed[path]
 
     def _with(self, name: str) -> list[Definitions]:
         """The definitions of the files whose text has ``name``."""
-        having = [self._source(path) for path, text in self._files.items() if name in text]
+        having = [self._source(path) for path, text in self.files.items() if name in text]
         return [source.names.definitions for source in having if source is not None]
 
 

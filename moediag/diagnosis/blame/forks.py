@@ -70,6 +70,12 @@ class Fork:
 
     sides: tuple[Side, Side]
     decisions: tuple[Decision, ...]
+    program: Program
+
+    def text(self, line: Line) -> str:
+        """A line as written; "" if its file is not known."""
+        file = self.program.file(line.file)
+        return file.text(line.line) if file is not None else ""
 
 
 def fork(found: Divergence, aligned: Aligned, evidence: Evidence) -> Fork | None:
@@ -87,7 +93,7 @@ def fork(found: Divergence, aligned: Aligned, evidence: Evidence) -> Fork | None
     decisions = search.decisions()
     if not 0 < len(decisions) <= _MOST:
         decisions = ()
-    return Fork((one, two), tuple(decisions))
+    return Fork((one, two), tuple(decisions), search.program)
 
 
 # ------------------------------------------------------------------------ the two sides
@@ -147,7 +153,7 @@ class _Search:
     def __init__(self, evidence: Evidence, sides: tuple[Side, Side]) -> None:
         self._sides = sides
         self._evidence = evidence
-        self._program = Program(evidence.sources)
+        self.program = Program(evidence.sources)
         self._calls = self._made()
 
     def _made(self) -> dict[tuple[str, str], set[tuple[int, str]]]:
@@ -173,7 +179,7 @@ class _Search:
             chains = (_from(one.chain, level), _from(two.chain, level))
             if not any(chains):
                 continue
-            file = self._program.file(level.file)
+            file = self.program.file(level.file)
             scope = file and file.scope(level.line, level.function)
             if file is None or scope is None:
                 return []
@@ -232,7 +238,7 @@ class _Search:
 
     def _inside(self, inner: tuple[Line, ...], own: int, depth: int) -> list[Decision]:
         """Those in a function that one side is in, and that the other left without a call."""
-        file = self._program.file(inner[0].file)
+        file = self.program.file(inner[0].file)
         scope = file and file.scope(inner[0].line, inner[0].function)
         if file is None or scope is None:
             return []
@@ -253,7 +259,7 @@ class _Search:
         made = [(f, lines) for (f, name), lines in self._calls.items() if name == function]
         if depth > _DEEP or len(made) != 1:
             return False
-        inside = self._program.file(made[0][0])
+        inside = self.program.file(made[0][0])
         scope = inside and inside.scope(min(made[0][1])[0], function)
         if inside is None or scope is None:
             return False

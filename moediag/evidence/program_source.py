@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 
 from moediag.evidence.control_flow import Node
-from moediag.evidence.definitions import Definitions, Where, last_name
+from moediag.evidence.definitions import Definitions, Where
 from moediag.evidence.rank_names import RankNames
+from moediag.evidence.same_values import same
 from moediag.evidence.source_tree import Scope, is_called, path_to
 from moediag.records import dataclass
-
-# Objects whose attributes are settings, which all ranks read alike.
-_SETTINGS = re.compile(
-    r"(?:\w+_)?(?:args?|cfg|conf|config|configs|opts?|options|hparams|hps|flags|settings)",
-    re.IGNORECASE,
-)
-_PLAIN = frozenset(
-    ("range", "len", "enumerate", "zip", "list", "tuple", "reversed", "int", "max", "min", "trange")
-)
-_MODEL = frozenset(
-    ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children",
-     "buffers", "state_dict")
-)  # fmt: skip
-_DEPTH = 4
 
 
 class Program:
@@ -96,34 +82,13 @@ class ProgramFile:
         return text.partition("  #")[0].rstrip().removesuffix(":")
 
     def same_on_all_ranks(self, node: ast.AST, scope: ast.AST) -> bool:
-        """Whether a loop certainly takes as many turns on all ranks."""
-        if not isinstance(node, ast.For | ast.AsyncFor):
+        """Whether ranks in the same turn of the loops around it certainly leave a statement in the
+        same way."""
+        if isinstance(node, ast.For | ast.AsyncFor):
+            decides = node.iter
+        elif isinstance(node, ast.If | ast.While):
+            decides = node.test
+        else:
             return False
-        return not self.names.names_rank(node.iter, scope, anywhere=True) and _same(
-            node.iter, Where(self.definitions, scope), 0
-        )
-
-
-def _same(node: ast.expr, at: Where, depth: int) -> bool:
-    """Whether the length of ``node``, or its value, is the same on all ranks: it is made of
-    constants, settings and the model."""
-    if isinstance(node, ast.Constant):
-        return True
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return not any(isinstance(one, ast.Starred) for one in node.elts)
-    if isinstance(node, ast.BinOp):
-        return _same(node.left, at, depth) and _same(node.right, at, depth)
-    if isinstance(node, ast.Attribute):
-        if _SETTINGS.fullmatch(last_name(node.value)):
-            return True
-        return _defined_same(node, at, depth)
-    if isinstance(node, ast.Call):
-        if last_name(node.func) in _MODEL:
-            return True
-        return last_name(node.func) in _PLAIN and all(_same(a, at, depth) for a in node.args)
-    return isinstance(node, ast.Name) and _defined_same(node, at, depth)
-
-
-def _defined_same(node: ast.expr, at: Where, depth: int) -> bool:
-    made = at.stands_for(node) if depth < _DEPTH else []
-    return len(made) == 1 and _same(made[0].value, made[0].at, depth + 1)
+        by_rank = self.names.names_rank(decides, scope, anywhere=True)
+        return not by_rank and same(decides, Where(self.definitions, scope))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import textwrap
 from dataclasses import replace
 
-import pytest
-
-from moediag.diagnosis.blame.forks import Decision, Fork
+from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.facts import Facts
-from moediag.evidence.model import BatchCount, Evidence, Stack, Frame, Stall
+from moediag.evidence.model import BatchCount, Evidence
 from tests.unit.evidence_builder import Job, Op
 
 GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
@@ -146,7 +144,7 @@ class TestOneDecision:
                 for epoch in range(4):
                     for _ in range(3):
                         all_reduce()  # C B
-                    gather_predictions(epoch)  # Aa
+                    gather_predictions(predict(model))  # Aa
         """
         assert decisions(source) == [("if not preds", ("false", "true"))]
 

@@ -122,7 +122,8 @@ class Facts:
 
     def _blame(self, d: Divergence) -> Blame:
         found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
-        return by_condition(found, d, self.standings, self.evidence)
+        forked = self.fork if d is self.divergence else None
+        return by_condition(found, d, self.standings, self.evidence, forked)
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:

@@ -181,6 +181,10 @@ class Source:
             met = communicates(parent.body) and communicates(parent.orelse)
             met = met or self._met(parent, out, scope, size)
             single = None if met else self.names.singled_out(parent.test, scope, size)
+            if single is None and not met:
+                other = self.names.alternative(parent.test, scope, size)
+                one = replace(one, unless=other is not None)
+                single = other
             yield replace(one, keeps_out=out, singles=single)
         elif child in parent.body:
             yield self._condition(parent, parent.test, "loop", rank, scope)
@@ -246,11 +250,17 @@ class Source:
             yield Condition(self.name, node.lineno, text, "inline", True, "", out, single)
 
     def _all_meet(self, call: ast.Call, scope: ast.AST) -> bool:
-        """Whether more than one of the functions that a call chooses from communicates."""
-        chosen = self._called(call, scope)
-        table = chosen.value if isinstance(chosen, ast.Subscript) else chosen
+        """Whether more than one of the functions that a call chooses from communicates, as far as
+        these are known."""
+        table = self._called(call, scope)
+        if isinstance(table, ast.Call) and isinstance(table.func, ast.Attribute):  # TABLE.get(…)
+            table = table.func.value
+        elif isinstance(table, ast.Subscript):
+            table = table.value
         if isinstance(table, ast.Name | ast.Attribute):
             table = self.names.definition(table, scope) or table
+        if not isinstance(table, ast.Dict | ast.IfExp):
+            return True
         names = {last_name(n) for n in ast.walk(table) if isinstance(n, ast.Name | ast.Attribute)}
         made = [f for name in names for f, _ in self.names.definitions.functions(name)]
         return sum(communicates(function.body) for function in made) > 1

@@ -16,13 +16,14 @@ from moediag.diagnosis.end_states.whereabouts import program_lines
 from moediag.diagnosis.schedules.align import Aligned, Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.control_flow import BEGIN, CAUGHT, END, Edge, Flow, Node
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective, Condition, Evidence
 from moediag.evidence.program_source import Program, ProgramFile
 from moediag.evidence.source_tree import Scope
 from moediag.records import dataclass
 
 _LINE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+) (?P<function>.+)")
 _MOST = 3  # decisions of which one parted the ranks; more tell nothing
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _DEEP = 4  # calls that are followed
 
 
@@ -71,6 +72,11 @@ class Fork:
     sides: tuple[Side, Side]
     decisions: tuple[Decision, ...]
     program: Program
+
+    def decided(self, condition: Condition) -> bool:
+        """Whether the ranks certainly parted at a condition."""
+        where = [(one.file, one.line) for one in self.decisions]
+        return where == [(condition.file, condition.line)]
 
     def text(self, line: Line) -> str:
         """A line as written; "" if its file is not known."""
@@ -319,7 +325,9 @@ def _decision(file: ProgramFile, node: ast.AST, sides: tuple[set[Edge], set[Edge
         taken = own - other or own
         edge = next(iter(taken)) if len({(e.to, e.how) for e in taken}) == 1 else None
         ways.append(edge.how if edge is not None else "")
-        apart = edge is not None and edge.to not in {e.to for e in other}
+        # A loop was executed before as well.
+        apart = edge is not None and not isinstance(edge.to, _LOOPS)
+        apart = apart and edge.to not in {e.to for e in other}
         line = getattr(edge.to, "lineno", 0) if edge is not None and apart else 0
         only.append((line, file.text(line)))
     line = getattr(node, "lineno", 0)

@@ -36,7 +36,7 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
         yield PathLine(one.file, one.line, one.text, acts, certain)
         for side, _, (line, text) in pairs:
             if certain and line and not _stands(side, one.file, line):
-                yield PathLine(one.file, line, text, ((side.ranks, "the others did not"),))
+                yield PathLine(one.file, line, text, ((side.ranks, "only here since that call"),))
     for side in found.sides:
         if side.chain:
             stall = evidence.stall

@@ -273,7 +273,8 @@ class Source:
     def _choice(self, node: ast.expr, scope: ast.AST) -> ast.expr | None:
         """What decides in an expression which function is called."""
         if isinstance(node, ast.IfExp):
-            return node.test
+            chosen = (n for side in (node.body, node.orelse) for n in ast.walk(side))
+            return node.test if any(isinstance(n, ast.Call) for n in chosen) else None
         if isinstance(node, ast.BoolOp) and any(
             isinstance(part, ast.Call) and not self.names.names_rank(part, scope)
             for part in node.values[1:]

@@ -18,7 +18,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.control_flow import BEGIN, CAUGHT, END, Edge, Flow, Node
 from moediag.evidence.model import Collective, Condition, Evidence
 from moediag.evidence.program_source import Program, ProgramFile
-from moediag.evidence.source_tree import Scope
+from moediag.evidence.source_tree import Scope, calls_once
 from moediag.records import dataclass
 
 _LINE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+) (?P<function>.+)")
@@ -96,7 +96,7 @@ def fork(found: Divergence, aligned: Aligned, evidence: Evidence) -> Fork | None
     if not one.chain:
         return None
     search = _Search(evidence, (one, two))
-    decisions = search.decisions()
+    decisions = sorted(set(search.decisions()), key=lambda one: (one.file, one.line))
     if not 0 < len(decisions) <= _MOST:
         decisions = ()
     return Fork((one, two), tuple(decisions), search.program)
@@ -190,10 +190,21 @@ class _Search:
             if file is None or scope is None:
                 return []
             start = file.node(level.line) if one.common is not None else BEGIN
+            if any(self._same_visit(side, level, start) for side in self._sides):
+                return []
             found += self._between(file, scope, start, chains, 0)
             if all(chains):
                 break
         return found
+
+    def _same_visit(self, side: Side, level: Line, start: Node | None) -> bool:
+        """Whether a side may still be in the statement that made the last common call: one such as
+        ``loss.backward()`` makes several."""
+        if side.common is None or side.call is None or side.chain[-1] != side.before[-1]:
+            return False
+        if level != side.before[-1] or side.call.step > side.common.step:
+            return False
+        return not (isinstance(start, ast.stmt) and calls_once(start))
 
     def _levels(self) -> list[Line]:
         """The lines of the last common call, innermost first, as far as both sides made it there;
@@ -217,6 +228,10 @@ class _Search:
         if depth > _DEEP:
             return []
         function = getattr(scope, "name", "<module>")
+        # The last common call was made in `start` itself and completed.
+        direct = any(
+            not called and file.node(line) is start for line, called in self._lines(file, function)
+        )
         targets = [file.node(chain[0].line) if chain else END for chain in chains]
         if start is None or None in targets:
             return []
@@ -228,10 +243,19 @@ class _Search:
             frozenset(
                 edge
                 for edge in flow.paths(start, target, closed - {target})
-                if edge.start is not start or edge.how != CAUGHT
+                if edge.start is not start or edge.how != CAUGHT or not direct
             )
             for target in targets
         ]
+        for own, other in ((0, 1), (1, 0)):
+            if targets[own] is start and not direct and not ways[own]:
+                # This side did not leave the function that is called there; an exception may have
+                # taken the other side out of it.
+                return [
+                    _decision(file, edge.to, (set(), {edge}) if own == 0 else ({edge}, set()))
+                    for edge in ways[other]
+                    if edge.start is start and edge.how == CAUGHT and isinstance(edge.to, ast.AST)
+                ]
         if not all(ways):
             return []
         found = list(self._split(file, scope, ways))
@@ -251,10 +275,13 @@ class _Search:
         chains = (inner, ()) if own == 0 else ((), inner)
         return self._between(file, scope, BEGIN, chains, depth + 1)
 
+    def _lines(self, file: ProgramFile, function: str) -> set[tuple[int, str]]:
+        return self._calls.get((file.name, function), set())
+
     def _closed(self, file: ProgramFile, function: str, depth: int = 0) -> frozenset[Node]:
         """Statements that certainly make a call when they run."""
         found = set()
-        for line, called in self._calls.get((file.name, function), ()):
+        for line, called in self._lines(file, function):
             node = file.node(line)
             if node is not None and (not called or self._always(called, depth)):
                 found.add(node)

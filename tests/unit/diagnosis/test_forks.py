@@ -200,6 +200,40 @@ class TestDataLoaders:
         assert decisions(source) == [("for step, x in enumerate(loader)", ("turn", "over"))]
 
 
+class TestCallsOfLibraries:
+    SOURCE = """
+        def main():
+            while True:
+                loss.backward()  # C A
+                if done():
+                    break
+            barrier()  # B
+    """
+
+    def found(self, *, step: int) -> list[str]:
+        """Rank 0 waits in a call of that step in ``backward``; the common ones were of 1 to 3."""
+        evidence = job(self.SOURCE)
+        ranks = {}
+        for rank, seen in evidence.ranks.items():
+            calls = [
+                replace(c, site="engine.py:9 run", callers=(c.site,))
+                if rank == 0 or c.completed
+                else c
+                for c in seen.collectives
+            ]
+            last = replace(calls[-1], step=step)
+            ranks[rank] = replace(seen, collectives=(*calls[:-1], last))
+        fork = Facts(replace(evidence, ranks=ranks)).fork
+        assert fork is not None
+        return [one.text for one in fork.decisions]
+
+    def test_the_next_step_is_another_visit_of_the_line(self) -> None:
+        assert self.found(step=TIMES + 1) == ["if done()"]
+
+    def test_in_the_same_step_it_may_be_the_same_visit(self) -> None:
+        assert self.found(step=TIMES) == []
+
+
 class TestOneOfSeveral:
     def test_exceptions_that_a_context_manager_swallows(self) -> None:
         source = """

@@ -19,6 +19,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence import rank_stacks
 from moediag.launch.processes import Process
+from moediag.masking import masked_source
 
 CAPTURE_FOLDER = "capture"
 SOURCE_FILE = "source.json"
@@ -53,7 +54,8 @@ def keep(folder: Path, ranks: Mapping[int, Process]) -> None:
         _add_imported(files, process)
     if len(files) + len(lost) > before:
         target.parent.mkdir(exist_ok=True)
-        protocol.write_json(target, {"files": files, "lost": lost})
+        shown = {path: masked_source(text) for path, text in files.items()}
+        protocol.write_json(target, {"files": shown, "lost": lost})
 
 
 def _user_files(folder: Path, rank: int) -> Iterator[str]:

@@ -345,9 +345,9 @@ class TestPage:
     def test_the_paths_from_the_last_common_call_on(self) -> None:
         found = [(p.line, p.acts) for p in diagnose(job(BREAK)).paths]
         assert found == [
-            (3, (((0, 1), "last call that both made: all_reduce"),)),
+            (3, (((0, 1), "last made the same call, all_reduce"),)),
             (6, (((0,), "false"), ((1,), "true"))),
-            (7, (((1,), "only here since that call"),)),
+            (7, (((1,), "alone came here"),)),
             (3, (((0,), "waits in all_gather"),)),
             (9, (((1,), "waits in barrier"),)),
         ]

@@ -79,7 +79,7 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
         acts = tuple((who, _did(way, one.text)) for who, way in known)
         yield PathLine(one.file, one.line, one.text, acts, certain)
         for side, _, (line, text) in pairs:
-            if certain and line and not _stands(side, one.file, line):
+            if certain and line not in (0, one.line) and not _stands(side, one.file, line):
                 yield PathLine(one.file, line, text, ((side.ranks, "alone came here"),))
     for side in found.sides:
         if side.chain:
@@ -112,6 +112,8 @@ def advice(found: Fork | None) -> str:
     at = f"{one.file}:{one.line}"
     if CAUGHT in one.ways:
         side = found.sides[one.ways.index(CAUGHT)]
+        if "StopIteration" in one.text:
+            return f"Give all ranks equally many items: {ranks(side.ranks)} had no more at {at}."
         return (
             f"Only {ranks(side.ranks)} caught an exception at {at} (`{one.text}`) and left the "
             "path of the others: do not catch it there, or let all ranks leave together."

@@ -41,6 +41,8 @@ class Meaning:
     of_one: str = ""
     #: A note repeats the message, whatever the verdict.
     noted: bool = False
+    #: It is of the whole job: no rank wrote it.
+    whole: bool = False
 
 
 TIMEOUT = Meaning("timeout", "positions", waits=True)
@@ -53,6 +55,14 @@ ENDED = Meaning("ended", "unknown", noted=True)
 SITE = Meaning("site", waits=True)  # the line of the program that made the call which timed out
 STACK = Meaning("stack")  # a process of an unknown rank
 ERROR = Meaning("error", "unknown")  # an exception in a log that names no rank
+# Of tools that looked at the whole job; `tool_reports` reads them.
+RAS = (
+    Meaning("ras-error", "unknown", whole=True),
+    Meaning("ras-dead", "unknown", whole=True),
+    Meaning("ras-silent", whole=True),
+    Meaning("ras-apart", whole=True),
+    Meaning("ras-equal", whole=True),
+)
 
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
 # `[PG 3 Rank 5]` (2.3). The rank is the one in the group.
@@ -299,7 +309,7 @@ FORMATS = (
         r"NCCL WARN (?!Mismatched collective|NET/IB[^\n]{0,120}collective mismatch)[^\n]{0,200}",
     ),
 )  # fmt: skip
-_MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), SITE, STACK, ERROR)}
+_MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), SITE, STACK, ERROR, *RAS)}
 
 
 def meaning(report: Report) -> Meaning:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from moediag.evidence import log_lines
+from moediag.evidence import log_lines, nccl_ras
 from moediag.evidence.flight_names import plain_dtype, plain_op
 from moediag.evidence.log_formats import FORMATS
 from moediag.evidence.log_lines import Line
@@ -24,6 +24,8 @@ _TRACE = "Stack trace of the failed collective:"
 _FRAME = re.compile(r"\s*#\d+ (\S.*)")
 _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
 
+# Readers of what tools print about the whole job, on several lines.
+TOOLS = (nccl_ras.read,)
 Writer = tuple[int | None, int | None, int | None]
 Call = tuple[int | None, str, int | None, int | None]
 
@@ -35,7 +37,7 @@ def job_size(reports: Iterable[Report]) -> int:
     for one in reports:
         named = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
         members = [rank for rank in named if rank < log_lines.MAX_RANK]
-        found = max(found, group_size(one) or 0, max(members) + 1 if any(members) else 0)
+        found = max(found, one.size, group_size(one) or 0, max(members) + 1 if any(members) else 0)
     return max(found, sum(one.kind == "stack" for one in reports))
 
 
@@ -50,7 +52,9 @@ def group_size(one: Report) -> int | None:
 
 def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
     """All reports in a log, in order. ``own``: the rank that wrote every line without a mark."""
-    found: list[Report] = []
+    lines = list(lines)
+    whole = "\n".join(line.text for line in lines)
+    found = [one for read in TOOLS for one in read(whole)]
     frames: list[Frame] | None = None
     of: int | None = None
     for line in lines:

@@ -20,12 +20,14 @@ from moediag.evidence import (
     flight_recorder,
     log_lines,
     log_reports,
+    nccl_ras,
     one_job,
     stack_texts,
 )
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
 from moediag.evidence.flight_calls import Dump
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import ExitStatus, RankError, Report, Stack
 from moediag.evidence.rank_in_name import OF_TORCHRUN, Names
 
@@ -142,6 +144,9 @@ class _Collector:
             self.add_stacks(path, root, stacks.pyspy(raw))
         elif (error := exits.elastic_error(raw)) is not None:
             self.error(path, root, error)
+        elif (reports := nccl_ras.of_json(raw)) is not None:
+            self.found.files += 1
+            self.found.reports += reports
         else:
             self.found.refused.append(f"{path} (unrecognised JSON)")
 
@@ -253,6 +258,8 @@ class _Collector:
             self.found.reports.append(Report("error", text=said, detail=path.name))
         if reports or dumped or error is not None:
             self.found.files += 1
+        if reports and all(meaning(one).whole for one in reports) and error is None:
+            return  # no rank wrote it
         if reports or dumped or error is not None or outputs.is_log(text):
             self.of_unknown_rank.append((path, "a log"))
         else:

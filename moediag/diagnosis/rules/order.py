@@ -62,11 +62,13 @@ from moediag.diagnosis.rules.recorded import (
     unknown_end,
 )
 from moediag.diagnosis.rules.reported import (
+    counts_at_once,
     logged_positions,
     reported_absence,
     reported_end,
     reported_mismatch,
     stuck_watchdog,
+    unchanged_counts,
 )
 from moediag.result import Verdict
 
@@ -95,10 +97,12 @@ RULES: tuple[Detector, ...] = (
     busy_ranks,
     unmet_ranks,
     stacks_alone,
+    unchanged_counts,
     stuck_watchdog,
     unexplained_wait,
     # Some rank failed, and the log does not tell which.
     reported_end,
+    counts_at_once,
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # A watched job broke a law.

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from moediag.diagnosis.end_states.failures import is_communication, said
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.judgement import Judgement, detector
+from moediag.diagnosis.judgement import Judgement, apart, detector, undecided
 from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import sentence
+from moediag.evidence import nccl_ras
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import RankError, Report
 from moediag.evidence.rank_stacks import in_collective, that_counts
@@ -15,6 +16,10 @@ from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
 _MANY = 3  # ranks that agree against one
+_ASK_AGAIN = (
+    "Run `ncclras` again after a minute and diagnose both outputs: if the counts have not moved, "
+    "the job stands."
+)
 
 
 @detector(Verdict.COLLECTIVE_MISMATCH)
@@ -177,6 +182,40 @@ def stuck_watchdog(facts: Facts) -> Judgement | None:
         pattern="stuck-watchdog",
         next_step=foreign_jobs.next_step(facts.evidence),
     )
+
+
+@detector(Verdict.HANG)
+def unchanged_counts(facts: Facts) -> Judgement | None:
+    """Two readings of NCCL's RAS show the same ranks behind others. Who is ahead is never named."""
+    found = nccl_ras.unchanged(facts.evidence.reports)
+    if not found:
+        return None
+    behind = tuple(sorted({rank for one in found for rank in one.about}))
+    text = (
+        f"{' '.join(sentence(one.text) for one in found)} Two readings of NCCL's RAS show it alike."
+    )
+    if not behind:
+        text += " It is not known which rank the job waits for."
+    return Judgement(
+        Confidence.MEDIUM if behind else Confidence.LOW,
+        text,
+        culprits=behind,
+        victims=apart(tuple(range(max(one.size for one in found))), behind),
+        pattern="ras-behind",
+        next_step=foreign_jobs.next_step(facts.evidence, behind),
+    )
+
+
+@detector(Verdict.INCONCLUSIVE)
+def counts_at_once(facts: Facts) -> Judgement | None:
+    """A reading of NCCL's RAS, which shows one moment: ranks of a job that runs differ as well."""
+    found = [one.text for one in facts.evidence.reports if one.kind.startswith("ras-")]
+    if not found:
+        return None
+    text = " ".join(map(sentence, dict.fromkeys(found)))
+    if any(one.kind == "ras-apart" for one in facts.evidence.reports):
+        text += " That is one moment: ranks of a job that runs differ as well."
+    return undecided(text, _ASK_AGAIN)
 
 
 @detector(Verdict.CRASH)

@@ -62,12 +62,12 @@ from moediag.diagnosis.rules.recorded import (
     unknown_end,
 )
 from moediag.diagnosis.rules.reported import (
-    counts_at_once,
     logged_positions,
     reported_absence,
     reported_end,
     reported_mismatch,
     stuck_watchdog,
+    tools_undecided,
     unchanged_counts,
 )
 from moediag.result import Verdict
@@ -102,7 +102,7 @@ RULES: tuple[Detector, ...] = (
     unexplained_wait,
     # Some rank failed, and the log does not tell which.
     reported_end,
-    counts_at_once,
+    tools_undecided,
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # A watched job broke a law.

@@ -37,6 +37,12 @@ def reported_mismatch(facts: Facts) -> Judgement | None:
     if len(sides) < 2:
         whose = f"{ranks(f.rank for f in failed).capitalize()}: the" if failed else "The"
         text = f"{whose} communication library says that collectives did not match"
+        analysed = [one for one in reports if meaning(one).whole and not one.sides]
+        if analysed:
+            pieces = [
+                part for one in analysed for part in (sentence(one.text), meaning(one).of_one)
+            ]
+            return Judgement(Confidence.LOW, " ".join(dict.fromkeys(filter(None, pieces))))
         told = dict.fromkeys(one.text for one in reports if not one.sides)
         text += f" ({said(failed)})" if failed else f" ({'; '.join([*told][:2])})" if told else ""
         return Judgement(Confidence.LOW, f"{text}. No recorded schedule shows which.")
@@ -105,6 +111,7 @@ def _absent(one: Report) -> str:
             seq=one.seq,
             place=one.place,
             why=one.detail,
+            text=one.text,
             writer="a rank" if one.rank is None else f"rank {one.rank}",
         )
     )
@@ -207,15 +214,19 @@ def unchanged_counts(facts: Facts) -> Judgement | None:
 
 
 @detector(Verdict.INCONCLUSIVE)
-def counts_at_once(facts: Facts) -> Judgement | None:
-    """A reading of NCCL's RAS, which shows one moment: ranks of a job that runs differ as well."""
-    found = [one.text for one in facts.evidence.reports if one.kind.startswith("ras-")]
+def tools_undecided(facts: Facts) -> Judgement | None:
+    """A tool that looked at the whole job found nothing certain. A reading of NCCL's RAS shows one
+    moment: ranks of a job that runs differ as well."""
+    reports = facts.evidence.reports
+    found = [one for one in reports if meaning(one).whole and meaning(one).fault == "nobody"]
     if not found:
         return None
-    text = " ".join(map(sentence, dict.fromkeys(found)))
-    if any(one.kind == "ras-apart" for one in facts.evidence.reports):
+    text = " ".join(map(sentence, dict.fromkeys(one.text for one in found)))
+    kinds = {one.kind for one in found}
+    if "ras-apart" in kinds:
         text += " That is one moment: ranks of a job that runs differ as well."
-    return undecided(text, _ASK_AGAIN)
+    again = kinds & {"ras-apart", "ras-silent", "ras-equal"}
+    return undecided(text, _ASK_AGAIN if again else foreign_jobs.next_step(facts.evidence))
 
 
 @detector(Verdict.CRASH)

@@ -363,3 +363,36 @@ def test_a_group_that_only_one_of_two_ranks_names(tmp_path: Path) -> None:
     same, apart = (page(tmp_path, whole + line.format(*rank)) for rank in ((0, 0), (9, 1)))
     assert "Ranks 0, 2 wait in all_gather (64 to 512 elements) on ep (SeqNum 41)." in same.cause
     assert "Ranks 2, 9" not in apart.cause and told(apart) == ("hang", (), ())
+
+
+DEVICE = """Thread 1 (Thread 0x7f22 (LWP 400) "python"):
+#0  0x00007f3a in sched_yield () from /lib/libc.so.6
+#1  0x00007f3b in {} () from /opt/libcudart.so.12
+#2  0x00007f3d in _PyEval_EvalFrameDefault () from /usr/lib/libpython3.12.so
+"""
+
+
+def test_all_ranks_that_wait_for_their_devices_may_hang(tmp_path: Path) -> None:
+    waits, works = (DEVICE.format(f) for f in ("cudaStreamSynchronize", "at::native::add"))
+    found = page(tmp_path, rank0=waits, rank1=waits)
+    assert told(found) == ("hang", (), ()) and "cudaStreamSynchronize" in found.cause
+    assert page(tmp_path, rank0=waits, rank1=works).verdict == "inconclusive"
+    assert page(tmp_path, rank0=waits[:40], rank1=works[:40]).verdict == "inconclusive"
+
+
+THREADS = """Thread 4 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:9)
+    step (/job/train.py:10)
+Thread 5 (idle): "Thread-1 (save)"
+    {} (torch/distributed/{}:9)
+    save (/job/save.py:3)
+Thread 6 (idle): "Thread-2"
+    run (/job/prefetch.py:3)
+"""
+
+
+def test_two_threads_in_collectives_are_a_finding(tmp_path: Path) -> None:
+    both = THREADS.format("gather_object", "distributed_c10d.py")
+    (note,) = page(tmp_path, rank0=both, rank1=THREADS.format("x", "elastic/agent.py")).notes
+    assert note.startswith("2 threads of rank 0 are in collectives (MainThread in all_reduce")
+    assert "Thread-1 (save) in gather_object, called by save (save.py:3)" in note

@@ -57,6 +57,7 @@ STACK = Meaning("stack")  # a process of an unknown rank
 ERROR = Meaning("error", "unknown")  # an exception in a log that names no rank
 # Of tools that looked at the whole job, on several lines: `log_reports.TOOLS` reads them.
 OF_TOOLS = (
+    Meaning("quoted", whole=True),
     Meaning("ras-error", "unknown", whole=True),
     Meaning("ras-dead", "unknown", whole=True),
     Meaning("ras-silent", whole=True),

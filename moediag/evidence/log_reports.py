@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from moediag.evidence import frtrace, horovod, log_lines, nccl_calls, nccl_ras
 from moediag.evidence.flight_names import plain_dtype, plain_op
@@ -17,6 +18,12 @@ from moediag.evidence.model import Frame, Report
 from moediag.protocol import innermost_user
 
 _TEXT = 240  # characters of a line that a report keeps
+_LONG = 4096  # characters of a line that are searched for other words
+_FAILS = re.compile(
+    r"\b(?:timed out|time(?:-| )?out(?!\s*[=:\w(\"'])|abort(?:ed|ing)|deadlock(?:ed)?|"
+    r"hung\b|is stuck|stalled|unresponsive|not respond(?:ing)?)\b",
+    re.IGNORECASE,
+)
 _FAR = 10_000  # works in flight: a larger difference is an uninitialised number
 
 # What torch 2.3 and newer print after a timeout, if the Flight Recorder keeps stacks.
@@ -73,6 +80,14 @@ def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
     if frames is not None:
         found += _site(frames, of)
     return tuple(dict.fromkeys(_with_groups(found)))
+
+
+def quoted(text: str) -> tuple[Report, ...]:
+    """The first lines of a text that tell of a failure in words that no format has."""
+    lines = (line.strip()[:_TEXT] for line in text.splitlines() if _FAILS.search(line[:_LONG]))
+    return tuple(
+        Report("quoted", text=f'the log says: "{line}"') for line in islice(dict.fromkeys(lines), 3)
+    )
 
 
 def _frame(text: str) -> Frame | None:

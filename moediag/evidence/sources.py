@@ -44,6 +44,8 @@ class Found:
     errors: dict[int, RankError] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     exits: dict[int, ExitStatus] = field(default_factory=dict)
+    #: Exceptions that the launcher's summary tells.
+    told: dict[int, RankError] = field(default_factory=dict)
     #: What libraries say in the logs, in order.
     reports: list[Report] = field(default_factory=list)
     #: The ranks that died first.
@@ -222,8 +224,10 @@ class _Collector:
     def log(self, path: Path, root: Path, text: str) -> None:
         """The output of one rank, of several with prefixes, or the launcher's."""
         lines = log_lines.read(text)
-        ended, first = outputs.torchrun_summary("\n".join(line.text for line in lines))
+        whole = "\n".join(line.text for line in lines)
+        ended, first = outputs.torchrun_summary(whole)
         self.found.exits.update(ended)
+        self.found.told.update(outputs.summary_errors(whole))
         self.found.first = self.found.first or first
         parts = log_lines.by_rank(lines)
         named = self.names.rank(path, root)
@@ -256,6 +260,9 @@ class _Collector:
             where = f" at {error.where}" if error.where else ""
             said = f"{error.type}{where}: {error.message}".rstrip(": ")
             self.found.reports.append(Report("error", text=said, detail=path.name))
+        if not reports and not dumped and error is None:
+            reports = log_reports.quoted(text)
+            self.found.reports += reports
         if reports or dumped or error is not None:
             self.found.files += 1
         if reports and all(meaning(one).whole for one in reports) and error is None:

@@ -396,3 +396,82 @@ def test_two_threads_in_collectives_are_a_finding(tmp_path: Path) -> None:
     (note,) = page(tmp_path, rank0=both, rank1=THREADS.format("x", "elastic/agent.py")).notes
     assert note.startswith("2 threads of rank 0 are in collectives (MainThread in all_reduce")
     assert "Thread-1 (save) in gather_object, called by save (save.py:3)" in note
+
+
+def failed(rank: int, said: str, head: str = "") -> str:
+    """One block of torchrun's summary."""
+    return (
+        f"{head}[{rank}]:\n  time      : 2023-11-14_22:13:20\n  host      : localhost\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: {100 + rank})\n"
+        f"  error_file: /tmp/e{rank}.json\n  traceback : {said}\n  \n"
+    )
+
+
+def summary(*blocks: str) -> str:
+    root = f"{'-' * 60}\nRoot Cause (first observed failure):\n"
+    *others, first = blocks
+    text = f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n{'=' * 60}\n"
+    return f"{text}train.py FAILED\nFailures:\n{''.join(others)}{root}{first}{'=' * 60}\n"
+
+
+RAISED = (
+    "Traceback (most recent call last):\n"
+    '    File "/env/site-packages/torch/distributed/elastic/errors.py", line 3, in wrapper\n'
+    '    File "/home/me/train.py", line 1{rank}, in main\n      work(x)\n  {error}'
+)
+NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+def test_the_summary_of_torchrun_tells_errors(tmp_path: Path) -> None:
+    lost, bad = (
+        "RuntimeError: Connection closed by peer [10.0.0.1]:33",
+        "ValueError: row 21: 5 columns",
+    )
+    blocks = [failed(r, RAISED.format(rank=r, error=e)) for r, e in ((1, bad), (0, lost))]
+    found = page(tmp_path, summary(*blocks))
+    assert told(found) == ("crash", (1,), (0,)) and found.confidence == "high"
+    assert "Rank 1 raised ValueError at train.py:11 main: row 21: 5 columns." in found.cause
+    marked = "".join(f"[rank7]: step\n{line}\n" for line in blocks[0].splitlines())
+    assert "raised" not in page(tmp_path, marked).cause  # no summary
+
+
+def test_the_summary_of_torchrun_tells_a_mismatch(tmp_path: Path) -> None:
+    prints = [
+        f"CollectiveFingerPrint(SequenceNumber=5, OpType={op})" for op in ("ALLREDUCE", "GATHER")
+    ]
+    error = (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running "
+        f"collective: {prints[0]}, but Rank 0 is running collective: {prints[1]}."
+    )
+    found = page(tmp_path, summary(failed(1, RAISED.format(rank=1, error=error))))
+    assert told(found) == ("collective-mismatch", (), ())
+    assert "rank 1 is in all_reduce" in found.cause and "rank 0 is in gather" in found.cause
+
+
+@pytest.mark.parametrize(
+    "said", [NO_TRACEBACK, RAISED[:80], "Signal 9 (SIGKILL) received by PID 7"]
+)
+def test_a_summary_without_a_traceback_tells_ends_only(tmp_path: Path, said: str) -> None:
+    found = page(tmp_path, summary(failed(0, NO_TRACEBACK), failed(1, said)))
+    assert found.verdict == "crash" and "raised" not in found.cause
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "worker 7: collective aborted by the fabric manager (code 113)",
+        "[mesh] step barrier timed out, 3 of 4 hosts present",
+        "watchdog: rank 2 unresponsive, giving up",
+    ],
+)
+def test_what_is_not_understood_is_quoted(tmp_path: Path, line: str) -> None:
+    found = page(tmp_path, f"starting\n{line}\nbye\n")
+    assert told(found) == ("inconclusive", (), ()) and f'The log says: "{line}"' in found.cause
+
+
+@pytest.mark.parametrize(
+    "text", ["timeout: 600\nnccl_timeout=30\n", "about hanging plants\n", "x\n"]
+)
+def test_texts_of_something_else_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_text(text)
+    assert not sources.read([tmp_path]).files

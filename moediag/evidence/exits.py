@@ -1,4 +1,4 @@
-"""How the ranks ended: ``launch.json``, torch elastic's error files, tracebacks in their output.
+"""How the ranks ended: torch elastic's error files, tracebacks in their output.
 
 A rank that dies by a signal leaves no exception, one that raises leaves it in up to three places
 (recorder, error file, output); the readers here give the same `RankError` for each.
@@ -8,90 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moediag.evidence import tracebacks
-from moediag.evidence.model import ExitStatus, RankError, Stall
+from moediag.evidence.model import RankError
 from moediag.evidence.tracebacks import BEGINS, short_type
 from moediag.protocol import open_stored, read_json
-from moediag.records import dataclass
 
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
 
 _WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchFacts:
-    """``launch.json``, as far as the diagnosis needs it."""
-
-    exits: Mapping[int, ExitStatus] = field(default_factory=dict)
-    stall: Stall | None = None
-    timed_out: bool = False
-    interrupted: bool = False
-    launch_error: str = ""
-    deaths: tuple[int, ...] = ()
-    not_seen: tuple[str, ...] = ()
-    oom_kills: int | None = None
-
-
-def read_launch(path: Path) -> LaunchFacts:
-    """The facts, with a line in ``not_seen`` if the file is missing or broken."""
-    try:
-        raw = read_json(path, "replace")
-    except FileNotFoundError:
-        return LaunchFacts(not_seen=("exit codes and signals (no launch.json)",))
-    except (OSError, ValueError):
-        return LaunchFacts(not_seen=("exit codes and signals (launch.json is unreadable)",))
-    if not isinstance(raw, dict):
-        return LaunchFacts(not_seen=("exit codes and signals (launch.json is unreadable)",))
-    lost: list[str] = []
-    exits: dict[int, ExitStatus] = {}
-    for rank, status in _mapping(raw.get("exits")).items():
-        try:
-            code, signal = status.get("code"), status.get("signal")
-            exits[int(rank)] = ExitStatus(
-                None if code is None else int(code),
-                None if signal is None else str(signal),
-                bool(status.get("by_us")),
-            )
-        except (AttributeError, TypeError, ValueError, OverflowError):
-            lost.append(f"rank {rank}: how it ended (launch.json)")
-    return LaunchFacts(
-        exits=exits,
-        stall=_stall(raw.get("stall"), lost),
-        timed_out=bool(raw.get("timed_out")),
-        interrupted=bool(raw.get("interrupted")),
-        launch_error=str(raw.get("launch_error") or ""),
-        deaths=_deaths(raw.get("deaths")),
-        not_seen=(*map(str, seen if isinstance(seen := raw.get("not_seen"), list) else ()), *lost),
-        oom_kills=kills if isinstance(kills := raw.get("oom_kills"), int) else None,
-    )
-
-
-def _deaths(raw: Any) -> tuple[int, ...]:
-    """Ranks in order of time, from ``[{"rank", "time"}]``; invalid entries are left out."""
-    entries = [d for d in raw if isinstance(d, dict)] if isinstance(raw, list) else []
-    known = [d for d in entries if isinstance(d.get("rank"), int)]
-    return tuple(d["rank"] for d in sorted(known, key=lambda d: _time(d.get("time"))))
-
-
-def _stall(raw: Any, lost: list[str]) -> Stall | None:
-    if raw is None:
-        return None
-    try:
-        return Stall(
-            at=float(raw["at"]),
-            window=float(raw["window"]),
-            waiting=tuple(int(r) for r in raw.get("waiting") or ()),
-            elsewhere=tuple(int(r) for r in raw.get("elsewhere") or ()),
-        )
-    except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
-        lost.append("what the watchdog saw (launch.json)")
-        return None
 
 
 def read_error_file(path: Path, libraries: Sequence[str] = ()) -> RankError | None:

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from moediag.masking import masked
 from moediag.protocol import error_text
 from moediag.recorder.call_site import CallSites
 from moediag.recorder.calls import Call
@@ -26,6 +27,7 @@ from moediag.recorder.groups import GroupInfo, Groups
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.log import EventLog, now
 from moediag.recorder.patches import Patches
+from moediag.recorder.step.hooks import StepHooks
 from moediag.recorder.user_lines import UserLines
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -111,6 +113,7 @@ class Recorder:
         self.rank = rank
         self.active = True
         self.patches = Patches()
+        self.hooks = StepHooks()
         self.groups = Groups(log)
         self.thread = ThreadState()
         self.current_step = 0
@@ -212,7 +215,8 @@ class Recorder:
         self.flush()
         self._tell(self.on_end)
         self.active = False
-        for undo in (*reversed(self.on_uninstall), self.patches.restore, *self.after_uninstall):
+        removed = (self.hooks.remove, *reversed(self.on_uninstall), self.patches.restore)
+        for undo in (*removed, *self.after_uninstall):
             try:
                 undo()
             except Exception as error:
@@ -333,7 +337,7 @@ class Recorder:
         """Records that operation ``number`` raised ``error``. Never raises: the caller is about to
         let ``error`` through to the program."""
         with contextlib.suppress(Exception):
-            text = " ".join(str(error).split())[:_MAX_FAILED]
+            text = masked(" ".join(str(error).split())[:_MAX_FAILED])
             self.event("failed", n=number, type=type(error).__name__, message=text)
 
     def current_phase(self) -> str:

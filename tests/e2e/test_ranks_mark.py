@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from moediag import pytest_plugin
-from tests.waiting import eventually
+from tests.e2e.marked import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.wide]
 

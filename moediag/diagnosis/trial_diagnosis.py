@@ -91,7 +91,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         schedules=schedules,
         states=schedule_view.states(evidence, facts.failed),
         places=places(standing, judged.culprits),
-        paths=path_lines(forked, evidence),
+        paths=path_lines(forked, standing, evidence),
         next_step=judged.next_step
         or next_step(
             evidence, verdict, by_schedule, judged.failure, judged.culprits, standing, forked

@@ -153,7 +153,8 @@ def stacks_alone(facts: Facts) -> Judgement | None:
     found = _sides(evidence)
     inside = any(rank in facts.waiting for who in found.values() for rank in who)
     # The ranks of stacks may be unknown, though not where these stand.
-    if not inside and not any(one.kind == "stack" and one.op for one in evidence.reports):
+    inside |= any(one.kind == "stack" and one.op for one in evidence.reports)
+    if not inside and not _all_on_the_device(evidence):
         return None
     sides = [f"{ranks(who)} {'is' if len(who) == 1 else 'are'} {at}" for at, who in found.items()]
     sides += log_sentences.unnamed_stacks(evidence)
@@ -165,6 +166,12 @@ def stacks_alone(facts: Facts) -> Judgement | None:
     return Judgement(
         Confidence.LOW, text, pattern="stacks", next_step=foreign_jobs.next_step(evidence)
     )
+
+
+def _all_on_the_device(evidence: Evidence) -> bool:
+    """Whether all ranks, more than one, wait for their devices: a collective may run there."""
+    stacks = [that_counts(seen.stacks) for seen in evidence.ranks.values()]
+    return len(stacks) > 1 and all(one is not None and on_the_device(one) for one in stacks)
 
 
 def _sides(evidence: Evidence) -> dict[str, list[int]]:

@@ -228,6 +228,16 @@ def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
             f"In an all-to-all on {divergence.group.label} all ranks together send "
             f"{plural(sent, 'element')} and expect {wanted:,}. Which rank is wrong is not recorded."
         )
+    if all(calls[r].splits_in is calls[r].splits_out is None for p in divergence.pairs for r in p):
+        totals: dict[int, list[int]] = {}
+        for rank, made in sorted(calls.items()):
+            totals.setdefault(made.numel_in, []).append(rank)
+        (first, who), *others = totals.items()
+        if others:
+            sends = "sends" if len(who) == 1 else "send"
+            text = f"{ranks(who)} {sends} {plural(first, 'element')} in all"
+            text += "".join(f", {ranks(them)} {count:,}" for count, them in first_few(others))
+            return sentence(f"{text}: equal splits need equal totals on {divergence.group.label}")
     pieces = [
         f"rank {i} sends rank {j} {_part(calls[i].splits_in, order.index(j))}, "
         f"but rank {j} expects {_part(calls[j].splits_out, order.index(i))} from it"

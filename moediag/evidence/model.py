@@ -352,6 +352,9 @@ class Stall:
     certain: bool = True
     #: What is known was written just after the newest call.
     at_once: bool = False
+    #: Ranks wait for what is no rank, before the first call of the job or after its last, and may
+    #: still continue.
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

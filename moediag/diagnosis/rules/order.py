@@ -23,11 +23,8 @@ from moediag.diagnosis.rules.hung import (
     stuck_operation,
     unexplained_wait,
 )
-from moediag.diagnosis.rules.hung_stacks import (
-    interpreter_lock,
-    stacks_alone,
-    unmet_ranks,
-)
+from moediag.diagnosis.rules.hung_outside import late_ranks, unended_ranks, unmet_ranks
+from moediag.diagnosis.rules.hung_stacks import interpreter_lock, stacks_alone
 from moediag.diagnosis.rules.incomplete import (
     cut_short,
     interrupted,
@@ -88,12 +85,14 @@ RULES: tuple[Detector, ...] = (
     lost_connection,
     # Ranks stopped making progress.
     interpreter_lock,
+    unended_ranks,
+    late_ranks,
     idle_ranks,
     diverged_schedules,
     stuck_operation,
     silent_node,
-    busy_ranks,
     unmet_ranks,
+    busy_ranks,
     stacks_alone,
     stuck_watchdog,
     unexplained_wait,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from moediag.evidence.model import Evidence, Frame
+from moediag.evidence.rank_stacks import that_counts
 from moediag.protocol import natural
+from moediag.result.wording import ranks
 
 _JOIN = "init_process_group"
 
@@ -13,6 +15,29 @@ _JOIN = "init_process_group"
 def is_meeting(frames: Iterable[Frame]) -> bool:
     """Whether frames of a stack or traceback, innermost first, are those of the rendezvous."""
     return any(frame.function == _JOIN and not frame.native for frame in frames)
+
+
+def is_in(evidence: Evidence, rank: int) -> bool:
+    """Whether the stack of ``rank`` shows it in the rendezvous."""
+    seen = evidence.ranks.get(rank)
+    stack = that_counts(seen.stacks) if seen is not None else None
+    return stack is not None and is_meeting(stack.frames)
+
+
+def late(evidence: Evidence, waiting: Sequence[int], elsewhere: Sequence[int]) -> tuple[int, ...]:
+    """The ranks ``elsewhere``, if all that wait do so in the rendezvous; else ()."""
+    joined = all(is_in(evidence, rank) for rank in waiting)
+    outside = not any(is_in(evidence, rank) for rank in elsewhere)
+    return tuple(sorted(elsewhere)) if waiting and joined and outside else ()
+
+
+def of_late(waiting: Sequence[int], late: Sequence[int]) -> str:
+    """``Rank 1 has not called init_process_group, where rank 0 waits.``"""
+    has, waits = "has" if len(late) == 1 else "have", "waits" if len(waiting) == 1 else "wait"
+    return (
+        f"{ranks(late).capitalize()} {has} not called init_process_group, where {ranks(waiting)} "
+        f"{waits}."
+    )
 
 
 def old_store(evidence: Evidence) -> str:

@@ -1,0 +1,73 @@
+"""Finds ranks that have not named themselves: they wait before they import torch.distributed, or
+their launcher tells them no RANK and they wait before ``init_process_group``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from moediag.launch.processes import Process, ProcStat
+
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LOCAL = "LOCAL_RANK"
+
+
+def unnamed(
+    family: Iterable[ProcStat], known: Mapping[int, Process], ranks: Collection[int]
+) -> dict[int, Process]:
+    """Returns the Python processes of ``family`` that were started as one of ``ranks``, none of
+    them a child of another. A LOCAL_RANK counts as those of the ``known`` ranks show."""
+    taken = {process.pid for process in known.values()}
+    first = _first_rank(known)
+    found: dict[int, Process] = {}
+    oldest = sorted(family, key=lambda stat: (stat.started, stat.pid))
+    parents = {stat.pid: stat.ppid for stat in oldest}
+    for stat in oldest:
+        if not _is_python(stat.pid) or _is_below(stat.pid, parents, taken):
+            continue
+        number = _rank(_environment(stat.pid), first)
+        if number in ranks and number not in found:
+            found[number] = stat.process
+            taken.add(stat.pid)
+    return found
+
+
+def _first_rank(known: Mapping[int, Process]) -> int | None:
+    """The rank of this node's LOCAL_RANK 0; None if the ``known`` ranks do not show it."""
+    local = {rank: _environment(one.pid).get(_LOCAL, "") for rank, one in known.items()}
+    first = {rank - int(number) if number.isdecimal() else None for rank, number in local.items()}
+    return first.pop() if len(first) == 1 else None
+
+
+def _rank(environment: Mapping[str, str], first: int | None) -> int | None:
+    for name in _RANK:
+        if environment.get(name, "").isdecimal():
+            return int(environment[name])
+    local = environment.get(_LOCAL, "")
+    return first + int(local) if first is not None and local.isdecimal() else None
+
+
+def _is_below(pid: int, parents: Mapping[int, int], taken: Collection[int]) -> bool:
+    """Whether ``pid`` is one of ``taken`` or a descendant, such as a worker of a data loader."""
+    while pid in parents:
+        if pid in taken:
+            return True
+        pid = parents[pid]
+    return pid in taken
+
+
+def _is_python(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
+    return False
+
+
+def _environment(pid: int) -> Mapping[str, str]:
+    """The variables that ``pid`` was started with; empty if they may not be read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0"))
+    return {name: value for name, _, value in pairs}

@@ -21,13 +21,13 @@ from types import FrameType
 import moediag
 from moediag import hardware, protocol
 from moediag.errors import EvidenceError, ExitCode, Interrupted
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import Process
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 from moediag.pipeline.attempts import Attempts
 from moediag.pipeline.examine import result_of

@@ -140,3 +140,13 @@ class Heartbeat:
         (turns,) = cls.TURNS.unpack_from(raw, cls.LAYOUT.size)
         name = cls.STATES[state] if state < len(cls.STATES) else "running"
         return cls(progress, collective, name, time, step, turns)
+
+
+_LONGEST_MESSAGE = 8000  # characters
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an exception, without the middle of a long one: an error of another process
+    stands at its end."""
+    text, half = str(error), _LONGEST_MESSAGE // 2
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]}\n…\n{text[-half:]}"

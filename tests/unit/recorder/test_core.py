@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from moediag.recorder import Recorder, decision, install  # noqa: E402
+from moediag.recorder import Recorder, decision  # noqa: E402
 from moediag.recorder.core import ByObject  # noqa: E402
+from tests.unit.recorder.written import events  # noqa: E402
 
 
 class Thing:
@@ -40,18 +39,6 @@ class TestByObject:
             pytest.skip("no address was given twice")
         assert known.get(thing) is None
         assert known.setdefault(thing, "new") == "new"
-
-
-@pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[Recorder]:
-    made = install(str(tmp_path), 0, 1)
-    yield made
-    made.uninstall()
-
-
-def events(folder: Path, kind: str) -> list[dict[str, object]]:
-    lines = (folder / "rank-0.events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["e"] == kind]
 
 
 def test_decisions_of_a_job_are_recorded(recorder: Recorder, tmp_path: Path) -> None:

@@ -225,6 +225,16 @@ class BatchCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a rank passed to ``init_process_group``; "" or 0 where that is unknown."""
+
+    backend: str = ""
+    #: ``host:port``, or the text of ``init_method``.
+    address: str = ""
+    world_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A process of a rank's data loader."""
 
@@ -310,6 +320,7 @@ class RankEvidence:
     #: Optimizers that it constructed although it had peers and never created a process group; None
     #: if that is unknown, or it did create one.
     alone: tuple[str, ...] | None = None
+    meeting: Meeting = Meeting()
     finished: bool = False
     not_seen: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()

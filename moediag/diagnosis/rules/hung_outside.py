@@ -42,6 +42,25 @@ def late_ranks(facts: Facts) -> Judgement | None:
 
 
 @detector(Verdict.HANG)
+def unequal_meeting(facts: Facts) -> Judgement | None:
+    """A rank waits in `init_process_group`, and ranks were told to meet differently."""
+    evidence = facts.evidence
+    inside = [rank for rank in evidence.ranks if meeting.is_in(evidence, rank)]
+    found = meeting.unequal(evidence)
+    if evidence.stall is None or not inside or not found:
+        return None
+    waits = "waits" if len(inside) == 1 else "wait"
+    return Judgement(
+        Confidence.MEDIUM,
+        f"{ranks(inside).capitalize()} {waits} in init_process_group. {found} It is not known "
+        "which of them is wrong.",
+        victims=tuple(facts.waiting),
+        pattern="rendezvous",
+        next_step=meeting.EQUAL,
+    )
+
+
+@detector(Verdict.HANG)
 def unmet_ranks(facts: Facts) -> Judgement | None:
     """Every rank that was seen waits in `init_process_group`: they do not find each other."""
     evidence, found = facts.evidence, _in_rendezvous(facts)

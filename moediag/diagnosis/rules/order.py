@@ -23,7 +23,12 @@ from moediag.diagnosis.rules.hung import (
     stuck_operation,
     unexplained_wait,
 )
-from moediag.diagnosis.rules.hung_outside import late_ranks, unended_ranks, unmet_ranks
+from moediag.diagnosis.rules.hung_outside import (
+    late_ranks,
+    unended_ranks,
+    unequal_meeting,
+    unmet_ranks,
+)
 from moediag.diagnosis.rules.hung_stacks import interpreter_lock, stacks_alone
 from moediag.diagnosis.rules.incomplete import (
     cut_short,
@@ -98,6 +103,7 @@ RULES: tuple[Detector, ...] = (
     kept_apart,
     undecided_looks,
     unended_ranks,
+    unequal_meeting,
     late_ranks,
     idle_ranks,
     diverged_schedules,

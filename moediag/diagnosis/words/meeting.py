@@ -40,6 +40,38 @@ def of_late(waiting: Sequence[int], late: Sequence[int]) -> str:
     )
 
 
+def unequal(evidence: Evidence) -> str:
+    """What ranks passed to the rendezvous differently, so that they cannot meet; "" if nothing."""
+    texts = []
+    for field, what in _MUST_AGREE.items():
+        sides: dict[object, list[int]] = {}
+        for rank, seen in sorted(evidence.ranks.items()):
+            if value := getattr(seen.meeting, field):
+                sides.setdefault(value, []).append(rank)
+        if len(sides) > 1 and not (field == "address" and _may_be_one(sides)):
+            told = [f"{value} on {ranks(who)}" for value, who in sides.items()]
+            texts.append(f"{what} is {', '.join(told)}")
+    return f"They were told to meet differently: {'; '.join(texts)}." if texts else ""
+
+
+def _may_be_one(addresses: Iterable[object]) -> bool:
+    """Whether these are names of one store: a rank on its host may call that by another name."""
+    parts = [str(address).rpartition(":") for address in addresses]
+    return len({port for _, _, port in parts}) == 1 and any(h in _LOOPBACK for h, _, _ in parts)
+
+
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "tcp://localhost", "tcp://127.0.0.1")
+_MUST_AGREE = {
+    "world_size": "the world size",
+    "address": "the address of the store",
+    "backend": "the backend",
+}
+EQUAL = (
+    "Give all ranks the same WORLD_SIZE, MASTER_ADDR, MASTER_PORT and backend, by their launcher "
+    "or in the arguments of init_process_group."
+)
+
+
 def old_store(evidence: Evidence) -> str:
     """That restarted ranks share the store of those before them; "" if nothing shows that.
 

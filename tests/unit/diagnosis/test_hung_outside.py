@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.model import Evidence, ExitStatus, Frame, RankEvidence, Stack, Stall, Worker
+from moediag.evidence.model import (
+    Evidence,
+    ExitStatus,
+    Frame,
+    Meeting,
+    RankEvidence,
+    Stack,
+    Stall,
+    Worker,
+)
 
 LIBRARY = "/usr/lib/python3.11"
 SITE = "/env/lib/python3.11/site-packages"
@@ -60,6 +71,39 @@ def test_ranks_that_are_all_in_the_rendezvous_blame_none() -> None:
 def test_without_a_stack_of_those_that_wait_nothing_is_said_of_the_rendezvous() -> None:
     found = diagnose(job(LATE, ((),), (WAITS,)))
     assert "init_process_group" not in found.cause
+
+
+def told(evidence: Evidence, *meetings: Meeting) -> Evidence:
+    ranks = {
+        rank: replace(seen, meeting=meeting)
+        for (rank, seen), meeting in zip(evidence.ranks.items(), meetings, strict=True)
+    }
+    return replace(evidence, ranks=ranks)
+
+
+HERE = Meeting("gloo", "127.0.0.1:29500", 2)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (replace(HERE, world_size=3), "the world size is 2 on rank 0, 3 on rank 1."),
+        (replace(HERE, address="127.0.0.1:1"), "store is 127.0.0.1:29500 on rank 0, 127.0.0.1:1 "),
+        (replace(HERE, backend="nccl"), "the backend is gloo on rank 0, nccl on rank 1."),
+    ],
+)
+def test_what_ranks_were_told_differently_is_why_they_do_not_meet(
+    other: Meeting, says: str
+) -> None:
+    found = diagnose(told(job(Stall(4.0, 12.0, (0, 1)), (MEETS,), (MEETS,)), HERE, other))
+    assert (found.verdict, found.culprits) == ("hang", ())
+    assert says in found.cause
+
+
+@pytest.mark.parametrize("other", [HERE, Meeting(), replace(HERE, address="node-0:29500")])
+def test_ranks_that_were_told_the_same_do_not_meet_for_another_reason(other: Meeting) -> None:
+    found = diagnose(told(job(Stall(4.0, 12.0, (0, 1)), (MEETS,), (MEETS,)), HERE, other))
+    assert "do not find each other. The evidence does not show why" in found.cause
 
 
 @pytest.mark.parametrize(

@@ -340,9 +340,9 @@ class JobSupervisor(Supervisor):
         """Ends the job, or only the remaining ranks of a job that ended by itself: its other
         processes (such as a log uploader) may be meant to stay."""
         ours = self.seen.interrupted or self._root_code is None
-        if self._root_code == 0 and not ours:
-            self._withdraw(time.monotonic())
         left = {rank for rank, process in self.seen.processes.items() if process.alive}
+        if self._root_code == 0 and not ours and not left:
+            self._withdraw(time.monotonic())
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
             self._clear()
@@ -397,7 +397,9 @@ def _progress(samples: Sequence[RankSample]) -> tuple[tuple[int, int], ...]:
 def _slow(stall: Stall, seconds: float, worked: Mapping[int, str]) -> str:
     """What is told of a stall that ended by itself. ``worked``: what ranks were seen doing."""
     found = f"slow: {wording.ranks(stall.waiting)} waited {seconds:.0f} s"
-    if stall.elsewhere:
+    if not stall.waiting:
+        found = f"slow: {wording.ranks(stall.elsewhere)} took {seconds:.0f} s to end"
+    elif stall.elsewhere:
         found += f" for {wording.ranks(stall.elsewhere)}"
     does = [f"rank {rank} {work}" for rank, work in sorted(worked.items())][:_SHOWN]
     return "; ".join(

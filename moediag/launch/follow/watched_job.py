@@ -134,8 +134,8 @@ class JobSupervisor(Supervisor):
     def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         whole = len(samples) == self.nodes.world
         stall = self.patience.observe(now, [*samples, *self.nodes.others], whole)
-        if self._again and stall is not None and stall.early:
-            return None
+        if stall is not None and stall.early:  # other nodes would take it for one that is not
+            return None if self._again else stall
         return self.nodes.agreed(stall, samples)
 
     def _blocked(self, ranks: Sequence[int]) -> list[int]:

@@ -107,6 +107,9 @@ class Patience:
         self._last_cpu: dict[int, float] = {}
         self._own: dict[int, _Time] = {}  # length of the pause for each rank, by its own time
         self.worked: dict[int, str] = {}  # the latest work of each rank in this pause
+        self._present: Stall | None = None  # this pause, as far as ranks wait in it
+        # The longest pause beyond ``seconds`` that ended: its length, and what ranks worked.
+        self.slowest: tuple[Stall, float, Mapping[int, str]] | None = None
 
     @property
     def by_stack(self) -> Sequence[int]:
@@ -148,6 +151,8 @@ class Patience:
         else:
             waiting |= self._on_device | self._blocked | {s.rank for s in away if s.on_device}
         away = [s for s in away if s.rank not in waiting]
+        if waiting or outside:
+            self._present = self.watchdog.stall(live, sorted(waiting))
         # How long each has been away beyond its limit.
         beyond = min(
             (self._elapsed(s) - self._limit(s, quiet, outside) for s in away),
@@ -249,8 +254,12 @@ class Patience:
             self._blocked = set(self._joined)
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
+        quiet = now - self._since
         if self._step > 1:  # skip the imports and the first compile
-            self.longest = max(self.longest, now - self._since)
+            self.longest = max(self.longest, quiet)
+        if self._present and quiet > (self.slowest[1] if self.slowest else self.seconds):
+            self.slowest = self._present, quiet, self.worked
+        self._present = None
         self._step = max((s.step for s in samples), default=0)
         self._since, self._looked = now, -_LOOK_AGAIN
         self._work, self._on_device, self._blocked = {}, set(), set()

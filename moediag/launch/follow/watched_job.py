@@ -343,6 +343,8 @@ class JobSupervisor(Supervisor):
         left = {rank for rank, process in self.seen.processes.items() if process.alive}
         if self._root_code == 0 and not ours and not left:
             self._withdraw(time.monotonic())
+        if self.patience.slowest is not None and not self.seen.notes:
+            self.seen.notes.append(_slow(*self.patience.slowest))
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
             self._clear()

@@ -137,6 +137,25 @@ def test_the_time_of_a_save_is_not_that_of_the_wait_after_it() -> None:
     assert 59.0 <= at < 65.0
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(50.0, True), (9.0, False)])
+def test_a_pause_that_ended_is_kept_with_what_ranks_did(seconds: float, told: bool) -> None:
+    patience = Patience(
+        Watchdog(3.0, 100.0),
+        10.0,
+        lambda ranks, _: {r: stack("/torch/_dynamo/x.py") for r in ranks},
+    )
+    for tick in range(int(2 * seconds / TURN)):
+        t = tick * TURN
+        assert not patience.observe(t, [replace(WAITS, progress=7 + int(t > seconds)), IDLE])
+    if not told:
+        assert patience.slowest is None
+        return
+    assert patience.slowest is not None
+    stall, length, worked = patience.slowest
+    assert (stall.waiting, stall.elsewhere, worked) == ((0,), (1,), {1: "compiles"})
+    assert seconds <= length < seconds + 1
+
+
 def test_two_saves_with_a_wait_between_count_together() -> None:
     """A rank that alternates between work and waits hangs in the end."""
     at = with_activity(

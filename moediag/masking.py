@@ -47,6 +47,7 @@ _NAMED = re.compile(
     r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s,;&"'}\])]+)"""
 )
 _OPTION = re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)")
+_LITERAL = re.compile(r"""\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'""")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = re.compile(r"password|passwd|passphrase|pwd|secrets?|credentials?|apikey|cookie")
 _OF_KEYS = re.compile(
@@ -75,15 +76,29 @@ def is_secret(name: str) -> bool:
 
 def masked(text: str) -> str:
     """``text`` without secrets."""
+    text = _OPTION.sub(_if_secret, _shapes(text))
+    return _NAMED.sub(_if_secret, text)
+
+
+def masked_source(text: str) -> str:
+    """Python source without the secrets in its string literals; its statements stay as they are."""
+    text = _NAMED.sub(lambda found: _if_secret(found) if _is_quoted(found) else found[0], text)
+    return _LITERAL.sub(lambda found: found[0][0] + masked(found[0][1:-1]) + found[0][0], text)
+
+
+def _is_quoted(found: re.Match[str]) -> bool:
+    return found["value"][0] in "\"'"
+
+
+def _shapes(text: str) -> str:
+    """``text`` without what is recognised as a secret whatever its name is."""
     text = _KEY_BLOCK.sub(HIDDEN, text)
     text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
     text = _LOGIN.sub(f"{HIDDEN}@", text)
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
     text = _COOKIE.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
-    text = _SHAPES.sub(HIDDEN, text)
-    text = _OPTION.sub(_if_secret, text)
-    return _NAMED.sub(_if_secret, text)
+    return _SHAPES.sub(HIDDEN, text)
 
 
 def _if_secret(found: re.Match[str]) -> str:
@@ -92,8 +107,10 @@ def _if_secret(found: re.Match[str]) -> str:
     inside = value[1:-1] if quote else value
     # Empty, on or off, or a placeholder: nothing to hide.
     plain = inside.lower() in ("", "none", "null", "true", "false", HIDDEN)
-    if plain or not is_secret(found["name"]):
+    if plain:
         return found[0]
+    if not is_secret(found["name"]):  # "failed: api_key=X": the value has a name of its own
+        return f"{found['name']}{found['sign']}{_NAMED.sub(_if_secret, value)}"
     return f"{found['name']}{found['sign']}{quote}{HIDDEN}{quote}"
 
 

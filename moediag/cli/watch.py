@@ -99,6 +99,7 @@ def watch(
     from moediag.report import consoles, json_view, terminal, views, watch_display
     from moediag.result import FAILURES
 
+    watcher.check_on_hang(on_hang)
     job = JobOptions(
         guard=guard,
         laws_every=laws_every or (0 if laws else None),

@@ -25,6 +25,7 @@ from moediag.diagnosis.words import (
     schedule_view,
 )
 from moediag.diagnosis.words.next_step import next_step
+from moediag.diagnosis.words.paths import path_lines
 from moediag.diagnosis.words.places import places
 from moediag.diagnosis.words.user_facts import handled, unequal_batches
 from moediag.evidence.model import Evidence
@@ -48,6 +49,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         else None
     )
     failed = verdict in FAILURES
+    forked = facts.fork if by_schedule is not None and failed else None
     if judged.failure is not None:
         standing = standings(evidence, None, facts.own)
     return Diagnosis(
@@ -88,8 +90,11 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         schedules=schedules,
         states=schedule_view.states(evidence, facts.failed),
         places=places(standing, judged.culprits),
+        paths=path_lines(forked, evidence),
         next_step=judged.next_step
-        or next_step(evidence, verdict, by_schedule, judged.failure, judged.culprits, standing),
+        or next_step(
+            evidence, verdict, by_schedule, judged.failure, judged.culprits, standing, forked
+        ),
         attached=evidence.attached,
         tokens=(
             charts.tokens(evidence, facts.blame, _step(facts), judged.culprits) if failed else None

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from moediag.masking import masked
 from moediag.protocol import error_text
 from moediag.recorder.call_site import CallSites
 from moediag.recorder.calls import Call
@@ -336,7 +337,7 @@ class Recorder:
         """Records that operation ``number`` raised ``error``. Never raises: the caller is about to
         let ``error`` through to the program."""
         with contextlib.suppress(Exception):
-            text = " ".join(str(error).split())[:_MAX_FAILED]
+            text = masked(" ".join(str(error).split())[:_MAX_FAILED])
             self.event("failed", n=number, type=type(error).__name__, message=text)
 
     def current_phase(self) -> str:

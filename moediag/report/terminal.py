@@ -105,6 +105,8 @@ def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iter
     yield from flow(((text, _blame_style(text)) for text in finding.blame), width)
     for number, text in enumerate(_some(finding.places, MOST_PLACES, "place")):
         yield from labelled("WHERE" if number == 0 else "", text, width)
+    for number, text in enumerate(finding.paths):
+        yield from labelled("PATHS" if number == 0 else "", text, width)
     if finding.next_step:
         yield from labelled("NEXT", finding.next_step, width, "label")
     if finding.cause:

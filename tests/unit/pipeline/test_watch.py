@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from moediag import protocol
 from moediag.cli import app
 from moediag.diagnosis.end_states.whereabouts import whereabouts
-from moediag.errors import ExitCode
+from moediag.errors import ExitCode, UsageError
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack, Stall
 from moediag.launch.capture.token_counts import last_loads
@@ -50,6 +51,19 @@ def trial(verdict: str, size: int = 2) -> TrialResult:
 )
 def test_job_name_comes_from_the_command(command: str, name: str) -> None:
     assert watch.title(command.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("choice", "refused"),
+    [
+        ("abort", False), ("report", False), ("continue", False), ("echo hung | mail me", False),
+        ("./notify.sh abort", False), ("abrt", True), ("Abort", True), ("contine", True),
+        (" ", True),
+    ],
+)  # fmt: skip
+def test_a_mistyped_word_of_on_hang_is_refused_before_the_start(choice: str, refused: bool) -> None:
+    with pytest.raises(UsageError) if refused else nullcontext():
+        watch.check_on_hang(choice)
 
 
 @pytest.mark.parametrize(

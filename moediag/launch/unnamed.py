@@ -17,8 +17,10 @@ def unnamed(
     family: Iterable[ProcStat], known: Mapping[int, Process], ranks: Collection[int]
 ) -> dict[int, Process]:
     """Returns the Python processes of ``family`` that were started as one of ``ranks``, none of
-    them a child of another. A LOCAL_RANK counts as those of the ``known`` ranks show."""
-    taken = {process.pid for process in known.values()}
+    them a child of another. A LOCAL_RANK counts as those of the ``known`` ranks show. A rank that
+    was started without any may have started the others, as Lightning's first one does."""
+    own = {process.pid: _environment(process.pid) for process in known.values()}
+    taken = {pid for pid, variables in own.items() if variables.keys() & {*_RANK, _LOCAL}}
     first = _first_rank(known)
     found: dict[int, Process] = {}
     oldest = sorted(family, key=lambda stat: (stat.started, stat.pid))
@@ -35,7 +37,7 @@ def unnamed(
 
 def _first_rank(known: Mapping[int, Process]) -> int | None:
     """The rank of this node's LOCAL_RANK 0; None if the ``known`` ranks do not show it."""
-    local = {rank: _environment(one.pid).get(_LOCAL, "") for rank, one in known.items()}
+    local = {rank: _environment(one.pid).get(_LOCAL, "0") for rank, one in known.items()}
     first = {rank - int(number) if number.isdecimal() else None for rank, number in local.items()}
     return first.pop() if len(first) == 1 else None
 

@@ -64,6 +64,15 @@ def test_a_local_rank_counts_as_those_of_known_ranks_do(start: Start) -> None:
     assert found({0: start(), 4: known}, 1, 5) == {}
 
 
+def test_the_first_rank_may_start_the_others(start: Start) -> None:
+    """As in Lightning: only the ranks that it starts get a LOCAL_RANK."""
+    script = f"import os; os.environ['LOCAL_RANK'] = '1'; {PARENT}"
+    first = start(script, READY)
+    (one,) = found({0: first}, 1).values()
+    stats = all_stats()
+    assert stats[one.pid].ppid == first.pid
+
+
 def test_a_child_of_a_rank_is_none(start: Start) -> None:
     parent = start(PARENT, READY, RANK="1")
     assert found({}, 1) == {1: parent}

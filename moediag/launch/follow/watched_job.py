@@ -21,23 +21,19 @@ from moediag.launch.capture.activity import Activity
 from moediag.launch.capture.collect import python_frames
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
-from moediag.launch.follow.seen import status_of
+from moediag.launch.follow.seen import slow, status_of, traces
 from moediag.launch.follow.supervise import NATIVE, Supervisor
 from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.processes import Process
 from moediag.launch.rank_sample import RankSample
 from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.launch.unnamed import unnamed
-from moediag.result import wording
 
 AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is reported
 LATE_RANKS = 60.0  # seconds after which moediag no longer waits for a missing rank
 SEARCH_EVERY = 2.0  # seconds between two searches for ranks that have not named themselves
 STALE = 30.0  # seconds after which what a rank did before is no longer compared
-_SHOWN = 4  # ranks of which a note tells what they did
 LOADS_EVERY = 5.0  # seconds between two reads of tokens per expert
-_FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
-          "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
 
 
 class Then(Enum):
@@ -240,28 +236,10 @@ class JobSupervisor(Supervisor):
         for s in samples:
             gone = s.known and not s.alive and s.rank not in self.seen.exits
             if gone and self._of([s.rank])[s.rank].pid != self.running.root:
-                status = self._traces(s)
+                status = traces(self.folder, s)
                 if status is not None and (certain or status.signal != UNTOLD):
                     self.seen.exits[s.rank] = status
                     self.seen.ended_at[s.rank] = time.time()
-
-    def _traces(self, sample: RankSample) -> ExitStatus | None:
-        """How a rank ended, from its files; None if it finished normally or never began."""
-        rank = sample.rank
-        if (self.folder / protocol.error_file(rank)).exists():
-            return ExitStatus(code=1)
-        if sample.state == "finished" or sample.progress < 0:
-            return None
-        text = ""
-        with suppress(OSError):
-            path = self.folder / protocol.stacks_file(rank)
-            text = path.read_text(encoding="utf-8", errors="replace")
-        for words, name in _FATAL.items():
-            if f"Fatal Python error: {words}" in text:
-                return ExitStatus(signal=name)
-        if text and not (self.folder / "capture" / f"rank-{rank}.proc.txt").exists():
-            return ExitStatus(signal="SIGTERM", by_us=True)  # its launcher ended it with the others
-        return ExitStatus(signal=UNTOLD)
 
     # ------------------------------------------------------------------ what to do about it
 
@@ -323,7 +301,7 @@ class JobSupervisor(Supervisor):
         """The reported stall has ended by itself."""
         if self.seen.stall is not None:
             quiet = self.patience.quiet(now)
-            self.seen.notes.append(_slow(self.seen.stall, quiet, self.patience.worked))
+            self.seen.notes.append(slow(self.seen.stall, quiet, self.patience.worked))
         self.seen.stall = None
 
     def _keep_sources(self) -> None:
@@ -344,7 +322,7 @@ class JobSupervisor(Supervisor):
         if self._root_code == 0 and not ours and not left:
             self._withdraw(time.monotonic())
         if self.patience.slowest is not None and not self.seen.notes:
-            self.seen.notes.append(_slow(*self.patience.slowest))
+            self.seen.notes.append(slow(*self.patience.slowest))
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
             self._clear()
@@ -394,16 +372,3 @@ class JobSupervisor(Supervisor):
 
 def _progress(samples: Sequence[RankSample]) -> tuple[tuple[int, int], ...]:
     return tuple((s.rank, s.progress) for s in samples)
-
-
-def _slow(stall: Stall, seconds: float, worked: Mapping[int, str]) -> str:
-    """What is told of a stall that ended by itself. ``worked``: what ranks were seen doing."""
-    found = f"slow: {wording.ranks(stall.waiting)} waited {seconds:.0f} s"
-    if not stall.waiting:
-        found = f"slow: {wording.ranks(stall.elsewhere)} took {seconds:.0f} s to end"
-    elif stall.elsewhere:
-        found += f" for {wording.ranks(stall.elsewhere)}"
-    does = [f"rank {rank} {work}" for rank, work in sorted(worked.items())][:_SHOWN]
-    return "; ".join(
-        [f"{found}, from {stall.at:.0f} s after the start", *does, "the job went on by itself"]
-    )

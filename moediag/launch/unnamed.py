@@ -29,7 +29,7 @@ def unnamed(
         if not _is_python(stat.pid) or _is_below(stat.pid, parents, taken):
             continue
         number = _rank(_environment(stat.pid), first)
-        if number in ranks and number not in found:
+        if number is not None and number in ranks and number not in found:
             found[number] = stat.process
             taken.add(stat.pid)
     return found

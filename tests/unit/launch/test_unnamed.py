@@ -64,6 +64,13 @@ def test_a_local_rank_counts_as_those_of_known_ranks_do(start: Start) -> None:
     assert found({0: start(), 4: known}, 1, 5) == {}
 
 
+def test_an_agent_under_slurm_is_no_rank(start: Start) -> None:
+    agent, one = start(SLURM_PROCID="0"), start(SLURM_PROCID="0", RANK="1")
+    assert found({}, 0) == {}
+    assert found({}, 0, 1) == {1: one}
+    assert agent != one
+
+
 def test_the_first_rank_may_start_the_others(start: Start) -> None:
     """As in Lightning: only the ranks that it starts get a LOCAL_RANK."""
     script = f"import os; os.environ['LOCAL_RANK'] = '1'; {PARENT}"

@@ -7,7 +7,7 @@ import re
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector
-from moediag.diagnosis.words import foreign_jobs, log_sentences, meeting
+from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import sentence
 from moediag.evidence.model import Evidence, Stack
 from moediag.evidence.rank_stacks import (
@@ -101,47 +101,6 @@ def _freed(stack: Stack) -> str:
     """The innermost class whose destructor runs, or ""."""
     found = (_DESTRUCTOR.search(frame.function) for frame in stack.frames)
     return next((one[1] for one in found if one is not None), "")
-
-
-@detector(Verdict.HANG)
-def unmet_ranks(facts: Facts) -> Judgement | None:
-    """Every rank that was seen waits in `init_process_group`: they do not find each other."""
-    evidence, found = facts.evidence, _in_rendezvous(facts)
-    if not found:
-        return None
-    lacking = sorted(set(range(evidence.world_size)) - set(found))
-    if lacking:
-        wait = "waits" if len(found) == 1 else "wait"
-        text = (
-            f"{ranks(found).capitalize()} {wait} in init_process_group, and nothing is known of "
-            f"{ranks(lacking)}: the others wait for ranks that never joined, or for the network. "
-            "It is not known which rank is at fault."
-        )
-        old = ""
-    else:
-        old = meeting.old_store(evidence)
-        text = f"All {len(found)} ranks wait in init_process_group and do not find each other. "
-        text += old or "The evidence does not show why, nor which rank is at fault."
-    return Judgement(
-        Confidence.MEDIUM if old else Confidence.LOW,
-        text,
-        victims=found,
-        pattern="rendezvous",
-        next_step=meeting.OWN_PREFIX if old else meeting.LOOK,
-    )
-
-
-def _in_rendezvous(facts: Facts) -> tuple[int, ...]:
-    """The ranks in the rendezvous; () if a rank is elsewhere or has made a call."""
-    if not facts.waiting or any(seen.collectives for seen in facts.evidence.ranks.values()):
-        return ()
-    inside = []
-    for rank, seen in sorted(facts.evidence.ranks.items()):
-        stack = that_counts(seen.stacks)
-        if stack is not None and not meeting.is_meeting(stack.frames):
-            return ()
-        inside += [rank] * (stack is not None)
-    return tuple(inside)
 
 
 @detector(Verdict.HANG)

@@ -87,7 +87,7 @@ class Looker:
             self.taken.append(One(now, None))
             return
         self.states.append(seen.state)
-        asleep = _asleep(self.proc, self.pid)
+        slept = asleep(self.proc, self.pid)
         active = look(self.target.process, now)
         dump = spy.dump(
             self.pid, _TOOL, pause=seen.state not in "ST", local_values=self.local_values
@@ -98,7 +98,7 @@ class Looker:
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
             device = on_device(spy.native_json(self.pid, _TOOL).json)
         main = _main_cpu(self.proc, self.pid)
-        self.taken.append(One(now, seen, asleep, main, dump, active, device))
+        self.taken.append(One(now, seen, slept, main, dump, active, device))
 
     def result(self, ranks: Mapping[int, int], every: Mapping[int, Seen]) -> RankLook:
         """What all looks together say. ``ranks``: pid -> rank."""
@@ -154,7 +154,7 @@ def _work(first: One, last: One) -> str:
     return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
 
 
-def _asleep(proc: Proc, pid: int) -> float | None:
+def asleep(proc: Proc, pid: int) -> float | None:
     """Seconds since the main thread of ``pid`` last ran, by the scheduler's clock; None where the
     kernel does not tell."""
     with suppress(OSError, ValueError, KeyError):

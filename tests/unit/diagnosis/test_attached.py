@@ -57,9 +57,7 @@ def judged(
     seen = Looks(4.0, 30.0, does, size, missing=missing)
     every = {one.rank: one for one in ranks}
     gone = {r: RankEvidence(r, exit=ExitStatus(signal=UNTOLD)) for r in missing}
-    return diagnose(
-        Evidence(size, every | gone, foreign=True, stall=stall_of(seen), looks=seen)
-    )
+    return diagnose(Evidence(size, every | gone, foreign=True, stall=stall_of(seen), looks=seen))
 
 
 BOTH = {0: waits(), 1: waits()}

@@ -46,6 +46,10 @@ _NAMED = re.compile(
     r"""(?P<name>[A-Za-z][\w.-]*)(?P<sign>["']?\s*(?:=>|:=|=|:(?!//))\s*)"""
     r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s,;&"'}\])]+)"""
 )
+_QUOTED = re.compile(
+    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<sign>["']?\]?\s*(?:=|:)\s*)"""
+    r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+)
 _OPTION = re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = re.compile(r"password|passwd|passphrase|pwd|secrets?|credentials?|apikey|cookie")
@@ -75,15 +79,24 @@ def is_secret(name: str) -> bool:
 
 def masked(text: str) -> str:
     """``text`` without secrets."""
+    text = _OPTION.sub(_if_secret, _shapes(text))
+    return _NAMED.sub(_if_secret, text)
+
+
+def masked_source(text: str) -> str:
+    """A program without secrets: only text between quotes is replaced, so that it stays one."""
+    return _QUOTED.sub(_if_secret, _shapes(text))
+
+
+def _shapes(text: str) -> str:
+    """``text`` without secrets that are known by their shape or place alone."""
     text = _KEY_BLOCK.sub(HIDDEN, text)
     text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
     text = _LOGIN.sub(f"{HIDDEN}@", text)
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
     text = _COOKIE.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
-    text = _SHAPES.sub(HIDDEN, text)
-    text = _OPTION.sub(_if_secret, text)
-    return _NAMED.sub(_if_secret, text)
+    return _SHAPES.sub(HIDDEN, text)
 
 
 def _if_secret(found: re.Match[str]) -> str:
@@ -128,10 +141,10 @@ class Redaction:
     def __post_init__(self) -> None:
         for kind, names in (("host", self.hosts), ("user", self.users)):
             for name in sorted({one for one in names if len(one) > 1}):
-                self._words.setdefault(name, f"{kind}-{self._count(kind) + 1}")
+                self._words.setdefault(name, f"{kind}_{self._count(kind) + 1}")
 
     def _count(self, kind: str) -> int:
-        return sum(word.startswith(f"{kind}-") for word in self._words.values())
+        return sum(word.startswith(f"{kind}_") for word in self._words.values())
 
     def text(self, text: str) -> str:
         """``text`` without these names, and without secrets. Of a path the installed package and
@@ -143,9 +156,9 @@ class Redaction:
 
     def _path(self, found: re.Match[str]) -> str:
         path = found[0]
-        for mark in ("/site-packages/", "/dist-packages/"):
-            if mark in path:
-                return f"{mark}{path.partition(mark)[2]}"
+        installed = _INSTALLED.search(path)
+        if installed is not None:
+            return path[installed.start() :]
         if path.startswith(_SYSTEM):
             return path
         folder, _, name = path.rpartition("/")
@@ -154,4 +167,5 @@ class Redaction:
 
 
 _PATH = re.compile(r"(?<![\w:/.-])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/(?!site-|dist-)")
 _SYSTEM = ("/usr/", "/lib/", "/lib64/", "/proc/", "/dev/", "/sys/", "/bin/")

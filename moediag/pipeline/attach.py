@@ -18,6 +18,7 @@ from moediag.launch.attach import collecting, jobs
 from moediag.launch.attach.collecting import AttachOptions
 from moediag.launch.attach.jobs import Job
 from moediag.launch.attach.proc import Proc
+from moediag.pipeline import archives
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.run_folder import run_folder
 from moediag.pipeline.watch import of_job
@@ -84,6 +85,11 @@ def attach(
     result = _result(collected.trial, [attempt], collected.notes, started)
     result.write(folder)
     return Attached(result, folder)
+
+
+def write_archive(done: Attached, target: Path, redact: bool) -> None:
+    """Writes the evidence of ``done`` as one file."""
+    archives.pack(done.folder / protocol.attempt_folder(0), target, redact)
 
 
 def _result(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,9 +26,10 @@ _TICK = os.sysconf("SC_CLK_TCK")
 _SLACK = 0.05  # seconds; an interpreter needs about as long until it reads its first file
 
 
-def keep(folder: Path, ranks: Mapping[int, Process]) -> None:
+def keep(folder: Path, ranks: Mapping[int, Process], clean: Callable[[str], str] = str) -> None:
     """Writes ``{"files": {path: text}, "lost": {path: reason}}`` for the user's files on the stacks
-    of ``ranks`` and in their logs; files that are there already stay."""
+    of ``ranks`` and in their logs; files that are there already stay. ``clean``: what is kept of a
+    text."""
     target = folder / CAPTURE_FOLDER / SOURCE_FILE
     files: dict[str, str] = {}
     lost: dict[str, str] = {}
@@ -41,7 +42,7 @@ def keep(folder: Path, ranks: Mapping[int, Process]) -> None:
             if path in files or path in lost or len(files) >= _MOST_FILES:
                 continue
             try:
-                files[path] = _read(path, process)
+                files[path] = clean(_read(path, process))
             except (OSError, ValueError) as error:
                 lost[path] = str(error) if isinstance(error, ValueError) else error.strerror or "?"
     if len(files) + len(lost) > before:

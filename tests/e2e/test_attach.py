@@ -74,11 +74,11 @@ def running(name: str, folder: Path, ready: Callable[[list[tuple[str, float]]], 
     try:
         while len(states := job.states()) < 2 or not ready(states):
             assert process.poll() is None
-            time.sleep(0.05)
+            time.sleep(0.3)
         yield job
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.communicate(timeout=60)
 
 
 def both_sleep(states: list[tuple[str, float]]) -> bool:

@@ -119,10 +119,10 @@ def _lost(dumps: Mapping[int, spy.Dump], found: Looks) -> Iterator[str]:
     if spy.NO_TOOL in reasons:
         yield "Python stacks: install py-spy beside moediag (pip install py-spy)"
     if spy.REFUSED in reasons:
-        yield f"Python stacks: {_setting()}"
+        yield f"Python stacks: {setting()}"
 
 
-def _setting() -> str:
+def setting() -> str:
     """The one setting that would let py-spy read the ranks."""
     try:
         scope = _YAMA.read_text(encoding="ascii").strip()

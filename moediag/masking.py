@@ -51,6 +51,7 @@ _QUOTED = re.compile(
     r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
 )
 _OPTION = re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)")
+_LITERAL = re.compile(r"""\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'""")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = re.compile(r"password|passwd|passphrase|pwd|secrets?|credentials?|apikey|cookie")
 _OF_KEYS = re.compile(
@@ -84,12 +85,13 @@ def masked(text: str) -> str:
 
 
 def masked_source(text: str) -> str:
-    """A program without secrets: only text between quotes is replaced, so that it stays one."""
-    return _QUOTED.sub(_if_secret, _shapes(text))
+    """Python source without the secrets in its string literals; its statements stay as they are."""
+    text = _QUOTED.sub(_if_secret, text)
+    return _LITERAL.sub(lambda found: found[0][0] + masked(found[0][1:-1]) + found[0][0], text)
 
 
 def _shapes(text: str) -> str:
-    """``text`` without secrets that are known by their shape or place alone."""
+    """``text`` without what is recognised as a secret whatever its name is."""
     text = _KEY_BLOCK.sub(HIDDEN, text)
     text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
     text = _LOGIN.sub(f"{HIDDEN}@", text)
@@ -105,8 +107,10 @@ def _if_secret(found: re.Match[str]) -> str:
     inside = value[1:-1] if quote else value
     # Empty, on or off, or a placeholder: nothing to hide.
     plain = inside.lower() in ("", "none", "null", "true", "false", HIDDEN)
-    if plain or not is_secret(found["name"]):
+    if plain:
         return found[0]
+    if not is_secret(found["name"]):  # "failed: api_key=X": the value has a name of its own
+        return f"{found['name']}{found['sign']}{_NAMED.sub(_if_secret, value)}"
     return f"{found['name']}{found['sign']}{quote}{HIDDEN}{quote}"
 
 

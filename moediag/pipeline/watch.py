@@ -21,14 +21,15 @@ from types import FrameType
 import moediag
 from moediag import hardware, protocol
 from moediag.errors import EvidenceError, ExitCode, Interrupted
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import Process
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
+from moediag.masking import masked_command
 from moediag.pipeline.attempts import Attempts
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
@@ -105,7 +106,9 @@ def watch(
     """
     name = title(command)
     folder = run_folder(options.out, f"watch-{name}")
-    protocol.write_json(folder / JOB_FILE, {"command": list(command), "folder": str(Path.cwd())})
+    protocol.write_json(
+        folder / JOB_FILE, {"command": masked_command(command), "folder": str(Path.cwd())}
+    )
     job = _Watch(command, name, folder, options, on_result, on_progress)
     if on_law is not None and options.job.laws_every is not None:
         job.laws = LiveLaws(on_law)
@@ -351,7 +354,7 @@ class _Watch:
         result = of_job(self.name, (*self.attempts.results, *told), self.started)
         result = dataclasses.replace(
             result,
-            overrides=(f"watch -- {shlex.join(self.command)}",),
+            overrides=(f"watch -- {shlex.join(masked_command(self.command))}",),
             incomplete="interrupted" if record.interrupted else "",
             removed=self.attempts.removed,
         )

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Optional, Union
 
+from moediag.masking import masked
 from moediag.protocol.stored import open_stored
 
 # --------------------------------------------------------------------------------------
@@ -134,3 +135,13 @@ class Heartbeat:
         _, progress, collective, state, time, step = cls.LAYOUT.unpack(raw)
         name = cls.STATES[state] if state < len(cls.STATES) else "running"
         return cls(progress, collective, name, time, step)
+
+
+_LONGEST_MESSAGE = 8000  # characters
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an exception, without secrets and without the middle of a long one: an error
+    of another process stands at its end."""
+    text, half = masked(str(error)), _LONGEST_MESSAGE // 2
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]}\n…\n{text[-half:]}"

@@ -19,6 +19,7 @@ from moediag.masking import (
 SECRET = "Zq8vR2mK5xT7pL9wN4bD6hJ1"
 
 PLANTED = (
+    f"login failed: api_key={SECRET}",
     f"hf_{SECRET}", f"ghp_{SECRET}", f"github_pat_{SECRET}", f"glpat-{SECRET}", f"sk-{SECRET}",
     f"xoxb-1234-{SECRET}", "AKIAIOSFODNN7EXAMPLE", f"AIza{SECRET}{SECRET[:11]}", f"nvapi-{SECRET}",
     f"eyJhbGciOiJIUzI1NiJ9.{SECRET}.{SECRET}", f"wandb_v1_{SECRET}", f"npm_{SECRET}{SECRET[:12]}",
@@ -103,6 +104,20 @@ def test_command_lines_and_variables() -> None:
     assert masked_variables({"API_KEY": SECRET, "RANK": "0", "URL": f"http://a:{SECRET}@b"}) == {
         "API_KEY": HIDDEN, "RANK": "0", "URL": f"http://{HIDDEN}@b",
     }  # fmt: skip
+
+
+def test_source_stays_python() -> None:
+    source = (
+        "api_key = 'planted0planted0'\ntoken = get_token(kind=key)\n"
+        'url = f"https://me:planted1@host/{token}"\nopen_secret(password="planted2", user=name)\n'
+        "raise E('login failed: api_key=planted3planted3')\nif secret == rank: pass\n"
+    )
+    shown = masked_source(source)
+    assert "planted" not in shown
+    assert [type(node) for node in ast.walk(ast.parse(shown))] == [
+        type(node) for node in ast.walk(ast.parse(source))
+    ]
+    assert "token = get_token(kind=key)" in shown and "if secret == rank: pass" in shown
 
 
 def test_redaction_replaces_the_same_name_by_the_same_word() -> None:

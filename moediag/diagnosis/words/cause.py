@@ -17,6 +17,7 @@ from moediag.diagnosis.schedules.usual_order import Departure
 from moediag.diagnosis.words.calls import FEW, describe, first_few, sentence, sides
 from moediag.diagnosis.words.places import words
 from moediag.evidence.model import Collective, Evidence
+from moediag.protocol.tolerance import SAME_LOSS
 from moediag.result.wording import error_size, listed, plural, ranks
 
 
@@ -344,9 +345,6 @@ def _elsewhere(starved: Sequence[Starved]) -> str:
     return f"{where}: " + " to ".join(f"{n:,}" for n in sorted(ends))
 
 
-_SAME_LOSS = 1e-5  # relative
-
-
 def of_gradients(facts: GradientFacts) -> str:
     """``18 of 69 parameters have wrong gradients in step 1, worst …``."""
     verb = (
@@ -362,6 +360,6 @@ def of_gradients(facts: GradientFacts) -> str:
     if facts.worst is not None:
         text += f"; largest error {error_size(facts.error)} in {facts.worst}"
     text = sentence(text)
-    if facts.loss_error is not None and facts.loss_error < _SAME_LOSS:
+    if facts.loss_error is not None and facts.loss_error < SAME_LOSS:
         text += " The loss of that step is correct to five digits, so it does not show this."
     return text

@@ -21,7 +21,6 @@ from moediag.launch.attach.proc import Proc
 from moediag.launch.capture import source_files, worker_stacks
 from moediag.launch.capture.collect import CAPTURE_FOLDER, main_frames
 from moediag.launch.processes import Process
-from moediag.masking import masked_source
 from moediag.protocol import AttachTask, Trial
 from moediag.records import dataclass
 
@@ -73,7 +72,7 @@ def collect(
     lost = [*_lost(dumps, found), *_native(capture, targets, found)]
     _workers(capture, targets, dumps)
     processes = {target.rank: target.process for target in targets}
-    source_files.keep(folder, processes, masked_source)
+    source_files.keep(folder, processes)
     protocol.write_json(folder / protocol.LOOKS_FILE, asdict(found))
     for rank in processes:
         name = {"job": known.job, "node": None, "store": None, "python": ""}

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moediag import protocol
+from moediag.evidence.launch_record import Death
 from moediag.evidence.model import ExitStatus, Stall
 from moediag.launch.processes import Process
-from moediag.launch.record import Death
 
 # Messages of gloo, the store and NCCL when the connection to another rank is lost.
 LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited")

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from moediag import protocol
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
 from moediag.launch import shutdown
 from moediag.launch.base import Running
@@ -25,7 +26,6 @@ from moediag.launch.follow.supervise import NATIVE, Supervisor
 from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.processes import Process
 from moediag.launch.rank_sample import RankSample
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.result import wording
 

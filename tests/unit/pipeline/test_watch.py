@@ -20,12 +20,12 @@ from moediag import protocol
 from moediag.cli import app
 from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.errors import ExitCode
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack, Stall
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import NEVER, Family, Process, oom_kills
 from moediag.launch.rank_sample import RankSample
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch

@@ -258,7 +258,10 @@ def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
     if called:
         operation = called[-1]
     else:
-        operation = stack.frames[0].function if stack.frames and own != 0 else ""
+        # C++ that Python called: the innermost frame may have no name.
+        calls = (f.function for f in stack.frames if f.native and _CALLS.match(f.function))
+        first = stack.frames[0].function if stack.frames else ""
+        operation = next(calls, first) if own != 0 else ""
     at = _at(python[own]) if own is not None else ""
     return ", called by ".join(text for text in (operation, at) if text)
 

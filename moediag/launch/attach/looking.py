@@ -19,7 +19,13 @@ from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import held, spy
 from moediag.launch.attach.proc import Proc, Seen
 from moediag.launch.capture.activity import Activity, look, work
-from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.collect import (
+    in_backward,
+    in_collective,
+    joins,
+    main_frames,
+    on_device,
+)
 from moediag.launch.follow.patience import work_of
 from moediag.launch.processes import Process
 from moediag.records import dataclass
@@ -28,6 +34,7 @@ EVERY = 2.0  # seconds between two looks
 LEAST = 3  # looks
 _SLOWER = 5.0  # seconds between two looks, once the first ones did not decide
 _TOOL = 10.0  # seconds for py-spy
+_NATIVE = 20.0  # seconds for native frames of a process that has CUDA's libraries
 _ASLEEP_CPU = 0.05  # of one CPU: a rank that waits uses less
 _WORKS_CPU = 0.2
 _OTHER_THREADS = 0.05  # of one CPU, by threads other than the main one: a rank that only spins
@@ -70,6 +77,7 @@ class Looker:
         self.proc = proc
         self.local_values = local_values
         self.taken: list[One] = []
+        self.native = spy.Dump()
         self.states: list[str] = []  # letters, of the looks and between them
 
     @property
@@ -103,11 +111,29 @@ class Looker:
     def result(self, ranks: Mapping[int, int], every: Mapping[int, Seen]) -> RankLook:
         """What all looks together say. ``ranks``: pid -> rank."""
         found = judge(self.taken, self.states)
+        if found.does == looks.IDLE and self._may_wait_in_native_code():
+            found = replace(found, does=looks.WAITS)
         if found.does in (looks.IDLE, looks.STOPPED):
             frames = main_frames(self.taken[-1].dump.json)
             why = held.held(self.proc, self.pid, found.state, frames, ranks, every)
             found = replace(found, held=why)
         return replace(found, pid=self.pid)
+
+    def _may_wait_in_native_code(self) -> bool:
+        """Whether a rank at rest waits in communication or for its device, in C++ that Python
+        called: in autograd, or with a driver loaded. Native frames tell; they are read once, as
+        this stops the process for a second, and kept as its stack."""
+        if not in_backward(self.taken[-1].dump.json) and not self.proc.maps(self.pid, *_DRIVERS):
+            return False
+        if not self.native.json and not self.native.lost:
+            self.native = spy.native_json(self.pid, _NATIVE)
+        found = self.native.json
+        return in_collective(found, spins=True) or on_device(found)
+
+    @property
+    def dump(self) -> spy.Dump:
+        """The rank's last stacks, with native frames if these were read."""
+        return self.native if self.native.json else self.taken[-1].dump
 
 
 def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
@@ -226,4 +252,4 @@ class LookingJob:
 
     def dumps(self) -> dict[int, spy.Dump]:
         """The last stacks of each rank."""
-        return {one.target.rank: one.taken[-1].dump for one in self.lookers if one.taken}
+        return {one.target.rank: one.dump for one in self.lookers if one.taken}

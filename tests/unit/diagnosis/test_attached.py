@@ -33,6 +33,14 @@ def main():
     except ValueError:
         dist.all_reduce(x)
     queue.get()
+
+
+def split():
+    rank = dist.get_rank()
+    if rank == 1:
+        dist.all_gather(parts, x)
+    else:
+        dist.all_reduce(x)
 """
 SOURCES = Sources({TRAIN: SOURCE}, 2)
 
@@ -40,7 +48,7 @@ SOURCES = Sources({TRAIN: SOURCE}, 2)
 def rank(number: int, line: int, op: str = "", source: Sources = SOURCES) -> RankEvidence:
     """A rank at a line of the program, in a call of torch.distributed."""
     inside = (Frame(C10D, 1, op),) if op else ()
-    frames = (*inside, Frame(TRAIN, line, "main"))
+    frames = (*inside, Frame(TRAIN, line, "main" if line < 18 else "split"))
     found, _ = source.conditions(frames)
     return RankEvidence(number, stacks=(Stack("MainThread", "py-spy", frames),), conditions=found)
 
@@ -82,6 +90,15 @@ def test_stacks_alone_name_nobody(one: RankEvidence, other: RankEvidence) -> Non
     found = judged(one, other, does=BOTH)
     assert (found.verdict, found.culprits) == ("hang", ())
     assert "not known which" in found.cause
+
+
+def test_two_branches_are_told_and_nobody_is_named() -> None:
+    found = judged(rank(0, 24, "all_reduce"), rank(1, 22, "all_gather"), does=BOTH)
+    assert (found.verdict, found.culprits) == ("hang", ())
+    assert found.next_step == (
+        "`if rank == 1` at train.py:21 sends rank 1 to train.py:22 and rank 0 to train.py:24: both "
+        "must make the same calls."
+    )
 
 
 def test_a_minority_in_another_call_is_not_at_fault() -> None:

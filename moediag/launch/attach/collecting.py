@@ -14,7 +14,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks
-from moediag.launch.attach import spy
+from moediag.launch.attach import listeners, spy
 from moediag.launch.attach.jobs import Job, Rank
 from moediag.launch.attach.looking import LookingJob, Target
 from moediag.launch.attach.proc import Proc
@@ -70,6 +70,8 @@ def collect(
         if dump.json:
             (capture / f"rank-{rank}.pyspy.json").write_bytes(spy.without_text(dump.json))
     lost = [*_lost(dumps, found), *_native(capture, targets, found)]
+    if found.stands:
+        lost += listeners.ask(folder, capture, targets, proc)
     _workers(capture, targets, dumps)
     processes = {target.rank: target.process for target in targets}
     source_files.keep(folder, processes)

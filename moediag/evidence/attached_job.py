@@ -13,7 +13,7 @@ from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, RankEvidence, S
 from moediag.evidence.source_conditions import Sources
 
 # Files of the capture that are evidence of their own; the others belong to these.
-_PATTERNS = ("rank-*.pyspy.json", "rank-*.native.txt", "rank-*.flight*", "rank-*.log")
+_PATTERNS = ("rank-*.pyspy.json", "rank-*.flight")
 
 
 def read(

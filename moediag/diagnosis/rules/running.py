@@ -196,7 +196,7 @@ def _doing(evidence: Evidence, seen: Looks) -> list[str]:
         elif look.does == looks.WORKS:
             what = f"{look.words}{at}"
         elif look.does == looks.IDLE:
-            what = f"{look.held or 'sleeps outside communication'}{at}"
+            what = f"{look.held or 'sleeps'}{at}"
         elif look.does == looks.STOPPED:
             what = f"{look.held or 'is stopped'}{at}"
         elif look.does == looks.UNREAD:

@@ -20,7 +20,6 @@ from moediag.launch.attach import held, spy
 from moediag.launch.attach.proc import Proc, Seen
 from moediag.launch.capture.activity import Activity, look, work
 from moediag.launch.capture.collect import (
-    in_backward,
     in_collective,
     joins,
     main_frames,
@@ -41,6 +40,7 @@ _OTHER_THREADS = 0.05  # of one CPU, by threads other than the main one: a rank 
 _SAMPLE = 0.1  # seconds between two looks at the state alone
 _DRIVERS = (b"/libcuda.so", b"/libamdhip64.so")
 _MOST_AT_ONCE = 16  # ranks
+_NATIVE_AT_ONCE = 4  # ranks: each read of native frames keeps a CPU busy for a second
 
 OnProgress = Callable[[str], None]
 
@@ -104,29 +104,25 @@ class Looker:
             dump = spy.dump(self.pid, _TOOL, local_values=self.local_values)
         device = False
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
-            device = on_device(spy.native_json(self.pid, _TOOL).json)
+            device = on_device(spy.native(self.pid, _TOOL).json)
         main = _main_cpu(self.proc, self.pid)
         self.taken.append(One(now, seen, slept, main, dump, active, device))
 
     def result(self, ranks: Mapping[int, int], every: Mapping[int, Seen]) -> RankLook:
         """What all looks together say. ``ranks``: pid -> rank."""
         found = judge(self.taken, self.states)
-        if found.does == looks.IDLE and self._may_wait_in_native_code():
-            found = replace(found, does=looks.WAITS)
         if found.does in (looks.IDLE, looks.STOPPED):
             frames = main_frames(self.taken[-1].dump.json)
             why = held.held(self.proc, self.pid, found.state, frames, ranks, every)
             found = replace(found, held=why)
         return replace(found, pid=self.pid)
 
-    def _may_wait_in_native_code(self) -> bool:
+    def waits_in_native_code(self) -> bool:
         """Whether a rank at rest waits in communication or for its device, in C++ that Python
-        called: in autograd, or with a driver loaded. Native frames tell; they are read once, as
-        this stops the process for a second, and kept as its stack."""
-        if not in_backward(self.taken[-1].dump.json) and not self.proc.maps(self.pid, *_DRIVERS):
-            return False
+        called, as in a backward pass. Native frames tell; they are read once, as this stops the
+        process for a second, and kept as its stack."""
         if not self.native.json and not self.native.lost:
-            self.native = spy.native_json(self.pid, _NATIVE)
+            self.native = spy.native(self.pid, _NATIVE)
         found = self.native.json
         return in_collective(found, spins=True) or on_device(found)
 
@@ -248,7 +244,21 @@ class LookingJob:
         owner = self.proc.owner(self.lookers[0].pid) if self.lookers else None
         every = self.proc.owned(owner) if owner is not None else {}
         found = {looker.target.rank: looker.result(ranks, every) for looker in self.lookers}
-        return replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
+        made = replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
+        return made if made.progresses else self._by_native_frames(made)
+
+    def _by_native_frames(self, found: Looks) -> Looks:
+        """``found``, in which ranks wait that only seemed to be outside communication."""
+        idle = [one for one in self.lookers if found.ranks[one.target.rank].does == looks.IDLE]
+        idle = [one for one in idle if not found.ranks[one.target.rank].held]
+        with ThreadPoolExecutor(max_workers=_NATIVE_AT_ONCE) as pool:
+            inside = list(pool.map(Looker.waits_in_native_code, idle))
+        ranks = dict(found.ranks)
+        for one, waits in zip(idle, inside, strict=True):
+            if waits:
+                rank = one.target.rank
+                ranks[rank] = replace(ranks[rank], does=looks.WAITS)
+        return replace(found, ranks=ranks)
 
     def dumps(self) -> dict[int, spy.Dump]:
         """The last stacks of each rank."""

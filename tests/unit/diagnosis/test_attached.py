@@ -182,6 +182,17 @@ def test_ranks_that_cannot_be_read() -> None:
     assert "ranks 0, 1 sleep" in found.cause
 
 
+def test_the_table_has_ranks_that_did_the_same_together() -> None:
+    does = {n: RankLook(n, looks.WAITS, 60.0 + n, values={"step": "3"}) for n in range(3)}
+    does[3] = RankLook(9, looks.WORKS, words="computes", cpu=0.98, values={"step": "2"})
+    every = (*(rank(n, 7, "barrier") for n in range(3)), rank(3, 16))
+    (table,) = judged(*every, does=does).tables
+    assert table.rows == (
+        ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", "step=3"),
+        ("rank 3", "computes", "train.py:16 main", None, "98%", "step=2"),
+    )
+
+
 def test_a_job_that_ended_meanwhile() -> None:
     ended = RankLook(11, looks.GONE)
     found = judged(RankEvidence(0), RankEvidence(1), does={0: ended, 1: ended})

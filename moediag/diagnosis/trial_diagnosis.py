@@ -26,6 +26,7 @@ from moediag.diagnosis.words import (
     schedule_view,
 )
 from moediag.diagnosis.words.next_step import next_step
+from moediag.diagnosis.words.paths import path_lines
 from moediag.diagnosis.words.places import places
 from moediag.diagnosis.words.user_facts import handled, unequal_batches
 from moediag.evidence.model import Evidence
@@ -49,6 +50,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         else None
     )
     failed = verdict in FAILURES
+    forked = facts.fork if by_schedule is not None and failed else None
     if judged.failure is not None:
         standing = standings(evidence, None, facts.own)
     return Diagnosis(
@@ -89,8 +91,11 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         schedules=schedules,
         states=schedule_view.states(evidence, facts.failed),
         places=places(standing, judged.culprits),
+        paths=path_lines(forked, standing, evidence),
         next_step=judged.next_step
-        or next_step(evidence, verdict, by_schedule, judged.failure, judged.culprits, standing),
+        or next_step(
+            evidence, verdict, by_schedule, judged.failure, judged.culprits, standing, forked
+        ),
         attached=evidence.attached,
         tokens=(
             charts.tokens(evidence, facts.blame, _step(facts), judged.culprits) if failed else None

@@ -205,7 +205,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield target, node.value
-    elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
         yield node.target, node.value
 
 

@@ -139,6 +139,9 @@ class Condition:
     #: The global rank that it compares for equality: 0 of ``rank != 0`` and ``is_main_process``.
     #: None also if both of its branches communicate: they may meet each other.
     singles: int | None = None
+    #: The comparison is one alternative of an ``or`` whose others are the same on all ranks, as in
+    #: ``rank == 0 or step < 16``: it decides only where these are false.
+    unless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +408,8 @@ class Evidence:
     looks: Looks | None = None
     #: Output of other programs about the machine during the stall, by title.
     attached: Mapping[str, str] = field(default_factory=dict)
+    #: The program's source files that were kept, by path.
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices_known(self) -> bool:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from moediag.evidence.definitions import Defined, Definitions, Where, is_distributed, last_name
+from moediag.evidence.same_values import same
 
 _AXIS = "dp|ddp|fsdp|tp|pp|cp|ep|sp|mp|etp|pipe|pipeline|stage|dp_shard|dp_replicate"
 # Names that hold a rank's number. `lora_rank`, `matrix_rank`, `rank_loss` are something else.
@@ -91,6 +92,24 @@ class RankNames:
         ``is_main_process`` and of these with ``and``, the last one of ``rank == world_size - 1``;
         None of others."""
         return self._singled(test, Where(self.definitions, scope), size, 0)
+
+    def alternative(self, test: ast.expr, scope: ast.AST, size: int = 0) -> int | None:
+        """The one rank that an alternative of ``test`` singles out, if all else in it is the same
+        on all ranks: 0 of ``rank == 0 or step < 16``."""
+        if not isinstance(test, ast.BoolOp):
+            return None
+        at, naming = Where(self.definitions, scope), []
+        for part in test.values:
+            if self._depends(part, at, 0):
+                naming.append(part)
+            elif not same(part, at):
+                return None
+        if len(naming) != 1:
+            return None
+        inner = self.alternative(naming[0], scope, size)
+        if inner is None and isinstance(test.op, ast.Or):
+            return self._singled(naming[0], at, size, 0)
+        return inner
 
     def definition(self, node: ast.expr, scope: ast.AST) -> ast.expr | None:
         """The one expression that a name stands for, if there is one."""

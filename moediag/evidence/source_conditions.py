@@ -45,7 +45,7 @@ class Sources:
     def __init__(self, files: Mapping[str, str], world_size: int, one_node: bool = False) -> None:
         self._world_size = world_size
         self._one_node = one_node
-        self._files = {path: text for path, text in files.items() if isinstance(text, str)}
+        self.files = {path: text for path, text in files.items() if isinstance(text, str)}
         self._parsed: dict[str, Source | None] = {}
 
     def conditions(self, frames: Iterable[Frame], rank: int = -1) -> tuple[Found, tuple[str, ...]]:
@@ -54,7 +54,7 @@ class Sources:
         found: dict[str, set[tuple[Condition, ...]]] = {}
         unusable: dict[str, None] = {}
         for frame in frames:
-            if frame.native or frame.file not in self._files:
+            if frame.native or frame.file not in self.files:
                 continue
             source = self._source(frame.file)
             here = (
@@ -85,13 +85,13 @@ class Sources:
 
     def _source(self, path: str) -> Source | None:
         if path not in self._parsed:
-            name, text = path.rpartition("/")[2], self._files[path]
+            name, text = path.rpartition("/")[2], self.files[path]
             self._parsed[path] = Source.parse(name, text, self._one_node, self._with)
         return self._parsed[path]
 
     def _with(self, name: str) -> list[Definitions]:
         """The definitions of the files whose text has ``name``."""
-        having = [self._source(path) for path, text in self._files.items() if name in text]
+        having = [self._source(path) for path, text in self.files.items() if name in text]
         return [source.names.definitions for source in having if source is not None]
 
 
@@ -181,6 +181,10 @@ class Source:
             met = communicates(parent.body) and communicates(parent.orelse)
             met = met or self._met(parent, out, scope, size)
             single = None if met else self.names.singled_out(parent.test, scope, size)
+            if single is None and not met:
+                other = self.names.alternative(parent.test, scope, size)
+                one = replace(one, unless=other is not None)
+                single = other
             yield replace(one, keeps_out=out, singles=single)
         elif child in parent.body:
             yield self._condition(parent, parent.test, "loop", rank, scope)
@@ -246,11 +250,17 @@ class Source:
             yield Condition(self.name, node.lineno, text, "inline", True, "", out, single)
 
     def _all_meet(self, call: ast.Call, scope: ast.AST) -> bool:
-        """Whether more than one of the functions that a call chooses from communicates."""
-        chosen = self._called(call, scope)
-        table = chosen.value if isinstance(chosen, ast.Subscript) else chosen
+        """Whether more than one of the functions that a call chooses from communicates, as far as
+        these are known."""
+        table = self._called(call, scope)
+        if isinstance(table, ast.Call) and isinstance(table.func, ast.Attribute):  # TABLE.get(…)
+            table = table.func.value
+        elif isinstance(table, ast.Subscript):
+            table = table.value
         if isinstance(table, ast.Name | ast.Attribute):
             table = self.names.definition(table, scope) or table
+        if not isinstance(table, ast.Dict | ast.IfExp):
+            return True
         names = {last_name(n) for n in ast.walk(table) if isinstance(n, ast.Name | ast.Attribute)}
         made = [f for name in names for f, _ in self.names.definitions.functions(name)]
         return sum(communicates(function.body) for function in made) > 1

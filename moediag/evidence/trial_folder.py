@@ -104,6 +104,7 @@ def _read(folder: Path) -> Evidence:
         watched=task["kind"] == "watch",
         layout=_layout(trial.get("layout")),
         attached=_attached(folder / CAPTURE),
+        sources=sources.files,
     )
 
 

@@ -7,8 +7,10 @@ user's: moediag leaves it unchanged unless asked, and it ends as it would withou
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import shlex
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,7 @@ from types import FrameType
 
 import moediag
 from moediag import hardware, protocol
-from moediag.errors import EvidenceError, ExitCode, Interrupted
+from moediag.errors import EvidenceError, ExitCode, Interrupted, UsageError
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
@@ -86,6 +88,23 @@ class Watched:
         if self.code == 0:
             return ExitCode.OK
         return ExitCode.INCONCLUSIVE
+
+
+def check_on_hang(choice: str) -> None:
+    """Raises UsageError if ``choice`` is neither a known word nor a command: it would be found out
+    only when the job hangs."""
+    word = choice.split()[0] if choice.split() else ""
+    known = (REPORT, ABORT, CONTINUE)
+    if choice in known:
+        return
+    if not word:
+        raise UsageError("--on-hang is empty", f"Give {', '.join(known)} or a shell command.")
+    near = difflib.get_close_matches(choice, known, n=1)
+    if near and shutil.which(word) is None:
+        raise UsageError(
+            f"--on-hang {choice}: there is no such command",
+            f"Did you mean --on-hang {near[0]}? Known words: {', '.join(known)}.",
+        )
 
 
 OnResult = Callable[[TrialResult, Path], None]  # and the run directory

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.e2e
 # One that hangs, one that dies, one whose end hides a failure, one that is only slow. `make wide`
 # runs the others.
 DEFAULT = ("skips", "raises", "swallows", "slow", "unmet", "late")
+SECRET = "Zq8vR2mK5xT7pL9wN4bD6hJ1"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -44,9 +45,12 @@ def under_torchrun(tmp_path: Path, victim: Victim, *options: str) -> tuple[int, 
     launcher = [*TORCHRUN, str(victim.ranks)] if victim.name != "ray" else [sys.executable]
     done = watch(
         tmp_path, ("--json", *victim.options, *options),
-        *launcher, *victim.command,
+        *launcher, *victim.command, "--api-key", SECRET,
     )  # fmt: skip
     assert done.stdout, done.stderr
+    kept = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert SECRET not in done.stdout
+    assert [file for file in kept if SECRET.encode() in file.read_bytes()] == []
     return done.returncode, json.loads(done.stdout)["trials"][-1]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +25,8 @@ CAPTURE_FOLDER = "capture"
 SOURCE_FILE = "source.json"
 _FILE_EVENT = b'{"e":"file"'
 _MOST_FILES = 64
+_MOST_READ = 256
+_OF_RANKS = re.compile(r"rank|process_index|is_main|master|primary|chief", re.IGNORECASE)
 _LARGEST = 1 << 20  # bytes
 _ABOVE = 5  # folders from which an absolute import may start: the file's own and those above it
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -63,16 +66,18 @@ def _user_files(folder: Path, rank: int) -> Iterator[str]:
 
 
 def _add_imported(files: dict[str, str], process: Process) -> None:
-    """Adds files that those of ``files`` import: a condition may be defined there."""
-    waiting = list(files.items())
-    while waiting:
-        path, text = waiting.pop(0)
-        for other in imported(path, text):
-            if other in files or len(files) >= _MOST_FILES:
-                continue
-            with suppress(OSError, ValueError):
-                files[other] = _read(other, process)
-                waiting.append((other, files[other]))
+    """Adds files that those of ``files`` import and that have to do with ranks: a condition may be
+    defined there."""
+    waiting, seen = list(files.items()), set(files)
+    while waiting and len(seen) < _MOST_READ and len(files) < _MOST_FILES:
+        for other in imported(*waiting.pop(0)):
+            if other not in seen:
+                with suppress(OSError, ValueError):
+                    text = _read(other, process)
+                    seen.add(other)
+                    waiting.append((other, text))
+                    if _OF_RANKS.search(text):
+                        files[other] = text
 
 
 def imported(path: str, text: str) -> list[str]:

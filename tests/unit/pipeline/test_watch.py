@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from moediag import protocol
 from moediag.cli import app
 from moediag.diagnosis.end_states.whereabouts import whereabouts
-from moediag.errors import ExitCode
+from moediag.errors import ExitCode, UsageError
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack, Stall
 from moediag.launch.capture.token_counts import last_loads
@@ -29,7 +30,8 @@ from moediag.launch.rank_sample import RankSample
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
-from moediag.report import watch_display
+from moediag.report import terminal, watch_display
+from moediag.report.text_layout import plain
 from moediag.result import RunResult, TrialResult, Verdict
 from tests.unit.trial_results import changed, trial_result
 
@@ -50,6 +52,19 @@ def trial(verdict: str, size: int = 2) -> TrialResult:
 )
 def test_job_name_comes_from_the_command(command: str, name: str) -> None:
     assert watch.title(command.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("choice", "refused"),
+    [
+        ("abort", False), ("report", False), ("continue", False), ("echo hung | mail me", False),
+        ("./notify.sh abort", False), ("abrt", True), ("Abort", True), ("contine", True),
+        (" ", True),
+    ],
+)  # fmt: skip
+def test_a_mistyped_word_of_on_hang_is_refused_before_the_start(choice: str, refused: bool) -> None:
+    with pytest.raises(UsageError) if refused else nullcontext():
+        watch.check_on_hang(choice)
 
 
 @pytest.mark.parametrize(
@@ -358,16 +373,18 @@ def test_out_of_memory_kills_are_counted() -> None:
     assert count is None or count >= 0
 
 
-def test_the_last_line_repeats_the_failure() -> None:
+def test_the_output_of_a_job_ends_with_the_answer() -> None:
     hung = changed(trial("hang"), culprits=(1,))
     of = watch.of_job
-    assert (
-        watch_display.closing(of("train.py", [trial("clean")]), "run") == "moediag: evidence in run"
-    )
-    assert watch_display.closing(of("train.py", [trial("crash"), hung]), "run") == (
-        "moediag: hang, culprit rank 1; the page again: moediag report run"
-    )
-    assert "culprit" not in watch_display.closing(of("train.py", [trial("hang")]), "run")
+
+    def end(*trials: TrialResult) -> list[str]:
+        return [plain(line) for line in terminal.closing(of("train.py", trials), 80, Path("run"))]
+
+    assert end(trial("clean")) == ["moediag: evidence in run"]
+    last = end(trial("crash"), hung)
+    assert "hang" in last[0] and "CULPRIT  rank 1" in last[0] and len(last) <= 8
+    assert last[-1] == " AGAIN    moediag report run --details"
+    assert "CULPRIT" not in end(trial("hang"))[0]
 
 
 # ------------------------------------------------------------------------ a full disk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from moediag.diagnosis.blame.standings import dividing
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector
@@ -122,8 +123,19 @@ def stacks_alone(facts: Facts) -> Judgement | None:
         f" {_open_question(found)} Only stacks were seen: they show where ranks are, not which "
         "calls they made before."
     )
-    return Judgement(
-        Confidence.LOW, text, pattern="stacks", next_step=foreign_jobs.next_step(evidence)
+    step = _either_way(facts) or foreign_jobs.next_step(evidence)
+    return Judgement(Confidence.LOW, text, pattern="stacks", next_step=step)
+
+
+def _either_way(facts: Facts) -> str:
+    """The condition that sends ranks to different calls, or ""."""
+    split = dividing([one for one in facts.standings if {*one.ranks} <= {*facts.waiting}])
+    if split is None:
+        return ""
+    condition, one, other = split
+    return (
+        f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
+        f"{one.at} and {ranks(other.ranks)} to {other.at}: both must make the same calls."
     )
 
 

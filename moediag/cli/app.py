@@ -52,6 +52,7 @@ _MAY_NOT_WRITE = (
 _WRONG_USAGE = typer.BadParameter.__mro__[1]
 
 COMMANDS = (
+    Command("attach", "moediag.cli.attach:attach", "attach 41237"),
     Command(
         "watch",
         "moediag.cli.watch:watch",

@@ -71,6 +71,11 @@ def gave_up_waiting(error: RankError) -> bool:
     return bool(_TIMEOUT.search(error.message))
 
 
+def of_backend(error: RankError) -> bool:
+    """Whether a communication backend raised it: torch's own error, or that of torch_npu."""
+    return error.type.endswith("DistBackendError") or bool(re.search("[Hh]ccl", error.message))
+
+
 def is_log(text: str) -> bool:
     """Whether text is about a run, unlike a README in the folder."""
     return bool(

@@ -57,7 +57,7 @@ def evidence(found: Found) -> Evidence:
         error, end = _end(found, rank)
         if error is not None and (
             console_output.gave_up_waiting(error)
-            or (rank in waited and error.type.endswith("DistBackendError"))
+            or (rank in waited and console_output.of_backend(error))
         ):
             waited.add(rank)
             error = None

@@ -25,6 +25,7 @@ _FRAME = re.compile(r"\s*#\d+ (\S.*)")
 _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
 
 Writer = tuple[int | None, int | None, int | None]
+Call = tuple[int | None, str, int | None, int | None]
 
 
 def job_size(reports: Iterable[Report]) -> int:
@@ -176,19 +177,32 @@ def _sides(values: dict[str, str | None]) -> tuple[tuple[int, str], ...]:
                 f" ({plain_dtype(dtype)})" if dtype else ""
             )
         found.append((int(rank), text))
+    if len({text for _, text in found}) == 1 and values["seq1"] and values["seq2"]:
+        # Equal calls, of which one rank has made more: a barrier has nothing else.
+        numbers = (values["seq1"], values["seq2"])
+        found = [
+            (rank, f"{text} number {n}") for (rank, text), n in zip(found, numbers, strict=True)
+        ]
     return tuple(found)
 
 
 def _with_groups(found: list[Report]) -> Iterator[Report]:
     """A watchdog's first line does not name its group; its next line, about the same call of the
-    same process, does."""
+    same process, does. So does that of another rank in an equal call if both have their rank of the
+    job in the group too: then all lower ranks are members."""
     named: dict[Writer, set[tuple[str, str]]] = {}
+    alike: dict[Call, set[tuple[str, str]]] = {}
     for one in found:
         if one.group and one.seq is not None:
             named.setdefault(_writer(one), set()).add((one.group, one.desc))
     for one in found:
+        if one.kind == "timeout" and one.rank is not None and one.place == one.rank:
+            alike.setdefault(_call(one), set()).update(named.get(_writer(one), ()))
+    for one in found:
         if one.kind == "timeout" and not one.group:
             groups = named.get(_writer(one), set())
+            if not groups and one.rank is not None and one.place == one.rank:
+                groups = alike.get(_call(one), set())
             if len(groups) == 1:
                 group, desc = next(iter(groups))
                 known = one.rank is not None or desc != "default_pg"
@@ -201,3 +215,7 @@ def _with_groups(found: list[Report]) -> Iterator[Report]:
 def _writer(one: Report) -> Writer:
     """Who wrote it and about which call."""
     return one.rank, one.place, one.seq
+
+
+def _call(one: Report) -> Call:
+    return one.seq, one.op, one.numel_in, one.numel_out

@@ -10,6 +10,7 @@ from moediag.records import dataclass
 
 if TYPE_CHECKING:
     from moediag.evidence.law_model import RankLaws
+    from moediag.evidence.looks import Looks
     from moediag.protocol import ExpertRows, Outcome
 
 
@@ -400,6 +401,8 @@ class Evidence:
     nodes: tuple[Node, ...] = ()
     #: Mesh axis -> size as requested, outermost first; empty without a trial.
     layout: Mapping[str, int] = field(default_factory=dict)
+    #: Of a job that was started without moediag: what looks at its processes saw.
+    looks: Looks | None = None
     #: Output of other programs about the machine during the stall, by title.
     attached: Mapping[str, str] = field(default_factory=dict)
 

@@ -197,7 +197,10 @@ class _Collector:
             self.found.files += 1
             for number, section in enumerate(sections, start=1):
                 whose = section.process or f"process {number} of {path.name}"
-                self.section(section.rank, whose, section.stacks)
+                if section.stacks:
+                    self.section(section.rank, whose, section.stacks)
+                else:
+                    self.found.refused.append(f"{whose} (no frames in {path})")
 
     def section(self, rank: int | None, whose: str, found: tuple[Stack, ...]) -> None:
         """The stacks of one process; those of an unknown rank are only told."""

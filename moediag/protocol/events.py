@@ -134,3 +134,13 @@ class Heartbeat:
         _, progress, collective, state, time, step = cls.LAYOUT.unpack(raw)
         name = cls.STATES[state] if state < len(cls.STATES) else "running"
         return cls(progress, collective, name, time, step)
+
+
+_LONGEST_MESSAGE = 8000  # characters
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an exception, without the middle of a long one: an error of another process
+    stands at its end."""
+    text, half = str(error), _LONGEST_MESSAGE // 2
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]}\n…\n{text[-half:]}"

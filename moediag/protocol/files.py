@@ -29,6 +29,8 @@ ENV_PARENT = "MOEDIAG_PARENT"
 ENV_MAIN_THREAD = "MOEDIAG_FROM_MAIN_THREAD"
 
 TRIAL_FILE = "trial.json"
+LOOKS_FILE = "looks.json"  # of a job that was started without moediag, see evidence.looks
+NOT_SEEN_FILE = "not-seen.txt"  # of that job: one line for each thing that could not be read
 LAUNCH_FILE = "launch.json"  # how the launch went, as the control side saw it
 # In a trial's folder: the launcher's own output; what the elastic agent reports (JSON lines); and
 # the file that lets the agent end the other ranks after one died (see ranks.agent).

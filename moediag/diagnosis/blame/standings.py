@@ -53,7 +53,7 @@ def standings(
     failed: Iterable[Failure] = (),
 ) -> tuple[Standing, ...]:
     """Where the ranks are, most ranks first; those in ``failed`` where they failed."""
-    if not evidence.watched:
+    if not evidence.watched and evidence.looks is None:
         return ()
     own = {failure.rank: failure for failure in failed}
     together: dict[tuple[object, ...], list[int]] = {}

@@ -68,6 +68,13 @@ from moediag.diagnosis.rules.reported import (
     reported_mismatch,
     stuck_watchdog,
 )
+from moediag.diagnosis.rules.running import (
+    held_up,
+    kept_apart,
+    progressing,
+    ranks_elsewhere,
+    undecided_looks,
+)
 from moediag.result import Verdict
 
 RULES: tuple[Detector, ...] = (
@@ -86,14 +93,20 @@ RULES: tuple[Detector, ...] = (
     reported_absence,
     logged_positions,
     lost_connection,
+    # A running job that was started without moediag progresses, or a rank is held up.
+    progressing,
     # Ranks stopped making progress.
     interpreter_lock,
+    held_up,
+    kept_apart,
+    undecided_looks,
     idle_ranks,
     diverged_schedules,
     stuck_operation,
     silent_node,
     busy_ranks,
     unmet_ranks,
+    ranks_elsewhere,
     stacks_alone,
     stuck_watchdog,
     unexplained_wait,

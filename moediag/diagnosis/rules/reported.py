@@ -32,7 +32,8 @@ def reported_mismatch(facts: Facts) -> Judgement | None:
     if len(sides) < 2:
         whose = f"{ranks(f.rank for f in failed).capitalize()}: the" if failed else "The"
         text = f"{whose} communication library says that collectives did not match"
-        text += f" ({said(failed)})" if failed else ""
+        told = dict.fromkeys(one.text for one in reports if not one.sides)
+        text += f" ({said(failed)})" if failed else f" ({'; '.join([*told][:2])})" if told else ""
         return Judgement(Confidence.LOW, f"{text}. No recorded schedule shows which.")
     order = sorted(sides.items(), key=lambda side: (-len(side[1]), sorted(side[1])))
     pieces = [f"{ranks(who)} {'is' if len(who) == 1 else 'are'} in {call}" for call, who in order]
@@ -93,7 +94,14 @@ def _absences(facts: Facts) -> tuple[Report, ...]:
 def _absent(one: Report) -> str:
     says, about = meaning(one), ranks(one.about)
     text = sentence(
-        says.says.format(about=about, seconds=one.seconds, seq=one.seq, place=one.place)
+        says.says.format(
+            about=about,
+            seconds=one.seconds,
+            seq=one.seq,
+            place=one.place,
+            why=one.detail,
+            writer="a rank" if one.rank is None else f"rank {one.rank}",
+        )
     )
     return f"{text} {says.of_one}" if says.of_one and len(one.about) == 1 else text
 

@@ -63,7 +63,7 @@ def _nothing_open(group: Standing) -> str:
     timeout, that is on another group."""
     told = [one for one in group.members if one.issued is not None]
     if not told:
-        return ""
+        return _without_number(group)
     counts = {one.issued for one in told}
     if counts == {0}:
         return sentence(f"{_who(told, group)} issued no call on {group.label}")
@@ -75,6 +75,16 @@ def _nothing_open(group: Standing) -> str:
     if reporters:
         text += f"; the timeout that {_who(reporters, group)} reported is on another group"
     return sentence(text)
+
+
+def _without_number(group: Standing) -> str:
+    """Members whose messages tell the operation only."""
+    sides: dict[str, list[Position]] = {}
+    for one in group.members:
+        if one.op:
+            sides.setdefault(one.op, []).append(one)
+    pieces = [f"{_who(who, group)} {_waits(who)} in {op}" for op, who in sides.items()]
+    return sentence("; ".join(pieces)) + " The messages do not number the calls." if pieces else ""
 
 
 def _not_compared(group: Standing) -> str:

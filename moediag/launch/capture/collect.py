@@ -273,9 +273,10 @@ def _dump(process: Process, seconds: float, native: bool) -> bytes | None:
     return None
 
 
-def in_collective(dump: bytes) -> bool:
+def in_collective(dump: bytes, spins: bool = False) -> bool:
     """Whether py-spy's JSON shows the main thread asleep with its innermost frames in
-    torch.distributed or, with native frames, in communication that C++ issued.
+    torch.distributed or, with native frames, in communication that C++ issued. ``spins``: it need
+    not be asleep.
 
     Importing torch.distributed does not count, nor do files of checkpoints, nor the rendezvous:
     with many ranks, the full queue of the store may drop a connection; the rank then sleeps for
@@ -285,7 +286,7 @@ def in_collective(dump: bytes) -> bool:
     frames = _frames(thread)
     python = _python(frames)
     names = [str(f.get("filename", "")) for f in python[:6]]
-    if thread.get("active") or any("importlib" in name for name in names):
+    if (thread.get("active") and not spins) or any("importlib" in name for name in names):
         return False
     if _in_rendezvous(python):
         return False

@@ -157,7 +157,7 @@ class _Rank:
         content = error_content(error)
         protocol.write_json(self.folder / protocol.error_file(self.rank), content)
         if self.recorder is not None:
-            text = str(error)[:8000]
+            text = protocol.error_text(error)
             where = _user_frame(error)
             self.recorder.event("error", type=type(error).__name__, message=text, where=where)
 

@@ -50,13 +50,14 @@ class ReplicaSets:
         known = self._ddp
 
         def make(init: Any) -> Any:
-            def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            def _ddp_init_helper(self: Any, *args: Any, **kwargs: Any) -> None:
                 init(self, *args, **kwargs)
                 known.append(weakref.ref(self))
 
-            return __init__
+            return _ddp_init_helper
 
-        self._recorder.patches.replace(DistributedDataParallel, "__init__", make)
+        # Not ``__init__``: its warnings name the frame of its caller, which must be the program's.
+        self._recorder.patches.replace(DistributedDataParallel, "_ddp_init_helper", make)
 
     def wrapped(self) -> List[Any]:
         """The models in DistributedDataParallel, without it."""

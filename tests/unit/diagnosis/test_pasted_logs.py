@@ -287,3 +287,79 @@ def test_stacks_of_unknown_ranks_are_told(tmp_path: Path) -> None:
 def test_a_log_without_any_failure_is_undecided(tmp_path: Path) -> None:
     found = page(tmp_path, "[rank0]: step 1 loss 2.0\n[rank1]: step 1 loss 2.0\n")
     assert told(found) == ("inconclusive", (), ())
+
+
+HCCL = (
+    "[rank{r}]: Traceback (most recent call last):\n"
+    '[rank{r}]:   File "train.py", line 35, in step\n'
+    "[rank{r}]: RuntimeError: InnerRunOpApi: OPS function error: HcclAllreduce, error code is 6\n"
+    "[rank{r}]: EI0006: [PID: 1{r}] 2025-04-08-18:07:20.444.436 Getting socket times out. Reason: "
+    "Remote Rank did not send the data in time. Please check the reason for the rank being stuck\n"
+)
+
+
+@pytest.mark.parametrize("who", [(1,), (0, 3)])
+def test_a_rank_that_hccl_let_wait_is_not_at_fault(tmp_path: Path, who: tuple[int, ...]) -> None:
+    found = page(tmp_path, "".join(HCCL.format(r=rank) for rank in who))
+    assert told(found) == ("hang", (), ())
+    assert all(
+        f"Rank {rank} waited for another rank until HCCL gave up" in found.cause for rank in who
+    )
+
+
+def test_an_error_of_an_ascend_rank_itself_is_told(tmp_path: Path) -> None:
+    found = page(tmp_path, HCCL.format(r=1).replace("HcclAllreduce", "aclnnAdd").rsplit("\n", 2)[0])
+    assert told(found)[:2] == ("crash", (1,))
+
+
+def test_gloo_that_gave_up_in_one_line(tmp_path: Path) -> None:
+    said = "RuntimeError: [gloo/x.cc:81] Timed out waiting 1800000ms for recv operation to complete"
+    assert told(page(tmp_path, f"[trainer22|6]:{said}")) == ("hang", (), (22,))
+
+
+def test_calls_without_a_number(tmp_path: Path) -> None:
+    work = "WorkNCCL(OpType=BROADCAST, Timeout(ms)=1800000) ran for 1809029 milliseconds before"
+    caught = "Watchdog caught collective operation timeout"
+    text = "".join(f"[E P.cpp:485] [Rank {r}] {caught}: {work} timing out.\n" for r in (2, 17))
+    found = page(tmp_path, text)
+    assert told(found) == ("hang", (), ())
+    assert "Ranks 2, 17 (as the log numbers them) wait in broadcast." in found.cause
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "init.cu:1197 NCCL WARN Mismatched collective detected, please check your collective calls "
+        "at and around rank 11. You can use NCCL_DEBUG=INFO",
+        "transport/net_ib.cc:1038 NCCL WARN NET/IB : req 0/1 tag 0 peer 10.0.0.6<5> collective "
+        "mismatch error, local size 496640 remote size 65536",
+    ],
+)
+def test_a_mismatch_that_nccl_found(tmp_path: Path, said: str) -> None:
+    found = page(tmp_path, f"node-1:39719:39719 [3] {said}\n")
+    assert told(found) == ("collective-mismatch", (), ())
+    assert "rank 11" in found.cause or "local size 496640" in found.cause
+    assert not found.notes
+    other = "NCCL WARN Cuda failure 'out of memory'"
+    assert page(tmp_path, f"node-1:39719:39719 [3] x.cc:1 {other}\n").verdict == "inconclusive"
+
+
+def test_ray_train_names_the_ranks_that_it_waits_for(tmp_path: Path) -> None:
+    said = "The following ranks have not joined the collective operation: [2]\n"
+    found = page(tmp_path, f"(TrainController pid=9) {said}")
+    assert told(found) == ("hang", (2,), ())
+    assert "Rank 2 did not come to a collective operation of Ray Train" in found.cause
+
+
+def test_a_gpu_that_reported_a_hang(tmp_path: Path) -> None:
+    found = page(tmp_path, "HW Exception by GPU node-9 (Agent handle: 0x64) reason :GPU Hang\n")
+    assert told(found) == ("crash", (), ()) and "GPU Hang" in found.cause
+
+
+def test_a_group_that_only_one_of_two_ranks_names(tmp_path: Path) -> None:
+    """The same call of ranks 0 and 2 of eight; ranks 0 and 9 may be of two groups."""
+    whole = timeout(2, 41, "_ALLGATHER_BASE", group="3").replace("NumelOut=64", "NumelOut=512")
+    line = whole.replace("ank2", "ank{0}").replace("ank 2", "ank {1}").splitlines()[0] + "\n"
+    same, apart = (page(tmp_path, whole + line.format(*rank)) for rank in ((0, 0), (9, 1)))
+    assert "Ranks 0, 2 wait in all_gather (64 to 512 elements) on ep (SeqNum 41)." in same.cause
+    assert "Ranks 2, 9" not in apart.cause and told(apart) == ("hang", (), ())

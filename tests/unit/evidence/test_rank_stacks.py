@@ -13,7 +13,6 @@ from moediag.evidence.exits import (
     last_lines,
     read_error_file,
     tail,
-    user_frame,
 )
 from moediag.evidence.model import Frame, RankError, Stack
 from moediag.evidence.rank_stacks import (
@@ -22,6 +21,7 @@ from moediag.evidence.rank_stacks import (
     parse_pyspy_text,
     parse_pystack,
 )
+from moediag.evidence.tracebacks import user_frame
 
 PYSPY_JSON = json.dumps(
     [

@@ -96,3 +96,27 @@ def test_autograd_is_recognised() -> None:
 @pytest.mark.parametrize("text", ["", "Thread 4 is idle", "#1 of 3: fixed", "rank 3\nloss 2\n"])
 def test_other_text_is_no_stack(text: str) -> None:
     assert read(text) == ()
+
+
+@pytest.mark.parametrize("mark", ["sglang-1  | ", "[pod/moe-0/main] ", "2031-05-06 07:08:09 "])
+def test_what_a_container_puts_before_each_line_is_removed(mark: str) -> None:
+    text = f"Process 40: python run.py\n\n{MAIN}\nProcess 50: python run.py\n\n{OTHER}"
+    found = read("".join(f"{mark}{line}".rstrip() + "\n" for line in text.splitlines()))
+    assert [(one.process, len(one.stacks[0].frames)) for one in found] == [
+        ("process 40", 4),
+        ("process 50", 2),
+    ]
+
+
+def test_ranks_before_each_line_tell_whose_stack_it_is() -> None:
+    texts = ((3, MAIN), (5, OTHER))
+    found = read("".join(f"[rank{r}]: {line}\n" for r, text in texts for line in text.splitlines()))
+    assert [(one.rank, in_collective(one.stacks[0])) for one in found] == [(3, True), (5, False)]
+
+
+def test_a_process_whose_stack_is_cut_off_is_told() -> None:
+    found = read(f"Process 40: python run.py\n\n{MAIN}Process 50: python run.py\nPython v3.12\n")
+    assert [(one.process, bool(one.stacks)) for one in found] == [
+        ("process 40", True),
+        ("process 50", False),
+    ]

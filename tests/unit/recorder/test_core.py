@@ -66,3 +66,14 @@ def test_computation_in_a_pause_is_not_recorded(recorder: Recorder, tmp_path: Pa
     job = nn.Sequential(nn.Linear(2, 2))
     job(torch.ones(1, 2))
     assert [reference() for _, reference in recorder.roots] == [job]
+
+
+def test_what_is_not_seen_is_told_once_and_is_no_progress_of_the_rank(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    recorder.phase("training")
+    before = recorder.heartbeat.progress
+    recorder.note_not_seen("Flight Recorder: this torch keeps none")
+    recorder.note_not_seen("Flight Recorder: this torch keeps none")
+    assert len(events(tmp_path, "not_seen")) == 1
+    assert recorder.heartbeat.progress == before, "watch would withdraw its verdict"

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from moediag.errors import StackError
 from moediag.evidence.launch_record import LaunchRecord
@@ -46,20 +45,6 @@ CELLS_FOLDER = "cells"
 LISTING_TIMEOUT = 600.0  # seconds; it imports every configuration that may have experts
 
 
-class Maker(Protocol):
-    """Runs cells; :class:`Workers` is the real one."""
-
-    def listing(self) -> ReleaseListing: ...
-
-    def make(self, key: Key) -> HuntCell: ...
-
-    def probe(self, key: Key, way: str, size: Size) -> RelationOutcome: ...
-
-    def stop(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Workers:
     """One launcher per cell that runs at the same time; each keeps its host."""
 
@@ -81,7 +66,8 @@ class Workers:
             launcher("fork", stack, self.folder / "hosts" / str(number), options)
             for number in range(wanted.at_once)
         ]
-        self._idle: queue.SimpleQueue[Launcher] = queue.SimpleQueue()
+        # The last one used comes first: its host is warm.
+        self._idle: queue.LifoQueue[Launcher] = queue.LifoQueue()
         for one in self._all:
             self._idle.put(one)
 

@@ -3,6 +3,7 @@ four; torch's fake backend communicates nothing."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_a_tensor_that_all_axes_shard_has_no_replica(sets: ReplicaSets) -> None:
 def test_a_plain_tensor_belongs_to_no_other_rank(sets: ReplicaSets) -> None:
     found = sets.pieces([nn.Parameter(torch.zeros(2))])[0]
     assert (found.how, found.ranks) == ("plain", ())
+
+
+def test_a_warning_of_ddp_names_the_line_of_the_program(sets: ReplicaSets) -> None:
+    sets.install()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2), check_reduction=True)
+    assert {warning.filename for warning in found} == {__file__}
+    assert sets.wrapped() == [ddp.module]
 
 
 @pytest.mark.parametrize(("reduces", "how"), [(True, "reduced"), (False, "local")])

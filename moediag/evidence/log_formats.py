@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from moediag.evidence.log_lines import LOST
 from moediag.evidence.model import Report
 from moediag.records import dataclass
 
@@ -38,17 +37,20 @@ class Meaning:
     #: The writer waited in a call until its library gave up, so its error is not a failure.
     waits: bool = False
     #: The sentence on the page if the fault is named, lagging, unnamed or suspected. It may contain
-    #: the report's ``{who}`` wrote it, ``{about}`` ("rank 3"), ``{seconds:g}``, ``{seq}``,
-    #: ``{place}`` and ``{why}``.
+    #: the report's ``{about}`` ("rank 3"), ``{seconds:g}``, ``{seq}``, ``{place}`` and ``{why}``,
+    #: and ``{writer}``, who wrote it, or its whole ``{text}``.
     says: str = ""
     #: What follows if the message names a single rank.
     of_one: str = ""
     #: A note repeats the message, whatever the verdict.
     noted: bool = False
+    #: It is of the whole job: no rank wrote it.
+    whole: bool = False
 
 
 TIMEOUT = Meaning("timeout", "positions", waits=True)
 STUCK = Meaning("stuck", noted=True)
+CHECKED = Meaning("checked", "sides")  # a mismatch that names no sides
 MACHINE = Meaning("machine", "unknown", noted=True)
 KILLED = Meaning("killed", "unknown", noted=True)
 # How a process ended; `told_ends` says what follows for the rank in ``about``.
@@ -56,7 +58,6 @@ ENDED = Meaning("ended", "unknown", noted=True)
 # The same, where the rank is that of the mark before the line.
 CHILD = Meaning("child", "unknown", noted=True)
 CANCELLED = Meaning("cancelled", noted=True)
-MISMATCH = Meaning("nccl-mismatch", "sides", noted=True)
 
 
 def _peer(kind: str, says: str, fault: Fault = "unnamed") -> Meaning:
@@ -69,7 +70,37 @@ SITE = Meaning("site", waits=True)  # the line of the program that made the call
 STACK = Meaning("stack")  # a process of an unknown rank
 ERROR = Meaning("error", "unknown", noted=True)  # an exception of an unknown rank
 LOST_PEER = Meaning("lost", "unknown")  # the same, raised by a communication library
-UNREAD = Meaning("unread", noted=True)  # a line that no row understands
+# Of tools that looked at the whole job, on several lines: `log_reports.TOOLS` reads them.
+OF_TOOLS = (
+    Meaning("quoted", whole=True),
+    Meaning("ras-error", "unknown", whole=True),
+    Meaning("ras-dead", "unknown", whole=True),
+    Meaning("ras-silent", whole=True),
+    Meaning("ras-apart", whole=True),
+    Meaning("ras-equal", whole=True),
+    Meaning(
+        "not-submitted", "named", whole=True,
+        says="{about} did not submit {why}, for which others have waited for more than "
+        "{seconds:g} s, as Horovod reports",
+    ),
+    Meaning(
+        "submitted-apart", "unnamed", whole=True,
+        says="Horovod reports tensors that only some ranks have submitted for more than "
+        "{seconds:g} s: {why}",
+    ),
+    Meaning("stall-over", whole=True),
+    Meaning("fr-missing", "named", whole=True, says="{text}"),
+    Meaning("fr-apart", "unnamed", whole=True, says="{text}"),
+    Meaning(
+        "fr-mismatch", "sides", whole=True,
+        of_one="It compares with the first rank that it reads, so it is not known which side is "
+        "wrong.",
+    ),
+    Meaning("nccl-calls", "sides", whole=True),
+    Meaning("nccl-unnamed-calls", "sides", whole=True),
+    Meaning("fr-undecided", whole=True),
+    Meaning("fr-equal", whole=True),
+)  # fmt: skip
 
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
 # `[PG 3 Rank 5]` (2.3). The rank is the one in the group.
@@ -77,10 +108,11 @@ _PG = (
     r"\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s(\]]+) ?(?:\((?P<desc>[^)\n]{0,200})\))? "
     r"Rank (?P<place>\d{1,7})\]"
 )
+# Without SeqNum before 1.12, with TensorShape in 2.0.
 _WORK = (
     r"Work[A-Z]CCL\((?:SeqNum=(?P<seq>\d{1,15}),\s*)?OpType=(?P<op>\w+)"
-    r"(?:(?:,\s*NumelIn=|(?P<lost>" + LOST + r"{1,20})\w{0,12}=)(?P<numel_in>\d{1,18}),"
-    r"\s*NumelOut=(?P<numel_out>\d{1,18}))?"
+    r"(?:,\s*TensorShape=\[[^\]\n]{0,200}\])?"
+    r"(?:,\s*NumelIn=(?P<numel_in>\d{1,18}),\s*NumelOut=(?P<numel_out>\d{1,18}))?"
     r"(?:,\s*Timeout\(ms\)=(?P<ms>\d{1,12}))?"
 )
 _STATUS = (
@@ -165,6 +197,23 @@ FORMATS = (
         r"(?:.{0,900}?but\s*Rank (?P<two>\d{1,15}) is running (?:inconsistent )?collective:\s*",
         rf"(?:{_PRINT.format(n=2)}|(?P<bare>[A-Z_]+)))?",
     ),
+    # -- NCCL's own checks: of the network's sizes, and of arguments before 2.7.6 (src/init.cc)
+    _format(
+        CHECKED,
+        "collective mismatch error", "NCCL 2.10, src/transport/net_ib.cc",
+        r"NCCL WARN NET/IB[^\n]{0,120}collective mismatch error[^\n]{0,120}",
+    ),
+    _format(
+        CHECKED,
+        "Mismatched collective", "NCCL 2.4",
+        r"NCCL WARN Mismatched collective detected, please check your collective calls at and "
+        r"around rank \d{1,7}",
+    ),
+    # -- gloo, in a send or a receive or a collective that consists of them
+    _format(
+        Meaning("gave-up", waits=True), "Timed out waiting", "torch 1.0",
+        r"Timed out waiting (?P<ms>\d{1,12})ms for (?:send|recv) operation to complete",
+    ),
     # -- monitored_barrier, gloo; rank 0 of the group asks the others in order
     _format(
         Meaning(
@@ -180,8 +229,8 @@ FORMATS = (
     _format(
         _peer(
             "unanswered",
-            "{who} reached monitored_barrier and lost {about} of it, whose own message tells which "
-            "rank was missing",
+            "{writer} reached monitored_barrier and lost {about} of it, whose own message tells "
+            "which rank was missing",
             "suspected",
         ),
         "monitoredBarrier", "torch 1.9",
@@ -193,6 +242,26 @@ FORMATS = (
         _peer("unanswered-all", "rank 0 of a group waited in monitored_barrier and gave up"),
         "monitoredBarrier", "torch 1.9",
         r"\[Rank (?P<number>\d{1,15})\]:? ?Rank \d+ timed out in monitoredBarrier",
+    ),
+    # -- HCCL, on Ascend: another rank did not answer, with its number in the group if that is known
+    _format(
+        Meaning(
+            "unanswered-by-peer", "unnamed", waits=True,
+            says="{writer} waited for another rank until HCCL gave up (EI0006: {why})",
+        ),
+        "times out", "CANN 7",
+        r"(?P<why>Getting socket times out\. Reason: (?:1\. )?[^\n.]{1,160})",
+    ),
+    # -- Ray Train: ranks that have not come to ray.train.report, by their ranks in the job
+    _format(
+        Meaning(
+            "not-reported", "named", waits=True,
+            says="{about} did not come to a collective operation of Ray Train, such as "
+            "ray.train.report",
+        ),
+        "The following ranks", "Ray 2.44, train/v2/_internal/exceptions.py",
+        r"The following ranks (?:are not reaching the collective operation|have not called it|"
+        rf"have not joined the collective operation): \[{_RANKS}\]",
     ),
     # -- TORCH_NCCL_DESYNC_DEBUG=1; the ranks are those in the group
     _format(
@@ -231,67 +300,62 @@ FORMATS = (
         r"\[(?P<about>\d{1,15})\].{0,60}? by key '[^']*', but store->get\('[^']*'\) got error:",
     ),
     _format(
-        _peer("clients", "{who} waited {seconds:g} s for all ranks to join, and {why}"),
+        _peer("clients", "{writer} waited {seconds:g} s for all ranks to join, and {why}"),
         "waiting for clients", "torch 1.13",
         r"Timed out after (?P<seconds>\d{1,9}) seconds waiting for clients\. ",
         r"(?P<why>\d{1,7}/\d{1,7} clients joined)",
     ),
     # -- a peer that did not answer, in other libraries
     _format(
-        _peer("store", "{who} waited {seconds:g} s in the store for keys that other ranks set"),
+        _peer("store", "{writer} waited {seconds:g} s in the store for keys that other ranks set"),
         "keys: ", "torch 2.4",
         r"wait timeout after (?P<ms>\d{1,15})ms, keys: \S{1,200}",
     ),
     _format(
-        _peer("connect", "{who} waited {seconds:g} s for the store at {why}"),
+        _peer("connect", "{writer} waited {seconds:g} s for the store at {why}"),
         "client socket has timed out", "torch 2.0",
         r"client socket has timed out after (?P<ms>\d{1,15})ms while trying to connect to ",
         r"\((?P<why>[^)\n]{1,120})\)",
     ),
     _format(
-        _peer("socket", "{who} waited for the store or for another rank and gave up"),
+        _peer("socket", "{writer} waited for the store or for another rank and gave up"),
         "Socket Timeout", "torch 1.9", r"(?<!got error: )\bSocket Timeout\b",
     ),
     _format(
-        _peer("gloo", "{who} waited {seconds:g} s in gloo to {why} (Timed out waiting for {why} "
+        _peer("gloo", "{writer} waited {seconds:g} s in gloo to {why} (Timed out waiting for {why} "
                       "operation)"),
         "Timed out waiting", "gloo",
         r"Timed out waiting (?P<ms>\d{1,15})ms for (?P<why>send|recv) operation to complete",
     ),
     _format(
-        _peer("mesh", "{who} could not connect to the other ranks (gloo, connectFullMesh)"),
+        _peer("mesh", "{writer} could not connect to the other ranks (gloo, connectFullMesh)"),
         "connectFullMesh", "gloo", r"Gloo connectFullMesh failed",
     ),
     _format(
-        _peer("notify", "{who} waited for {about} of its group, which did not send (HCCL)",
+        _peer("notify", "{writer} waited for {about} of its group, which did not send (HCCL)",
               "suspected"),
         "Notify re", "HCCL, EI0002",
         r"has not received the Notify record from remote rank:? ?\[(?P<about>\d{1,7})\]",
         r"(?:[^\n]{0,200}?hccl_world_group\], rankSize\[\d{1,7}\], rankId\[(?P<rank>\d{1,7}))?",
     ),
     _format(
-        _peer("hccl", "{who} waited for another rank to connect or to send (HCCL, EI0006: {why})"),
-        "ocket times out", "HCCL, EI0006",
-        r"Getting socket times out\. Reason:(?P<why>[^\n]{1,80}?)(?:[.,]|$)",
-    ),
-    _format(
-        _peer("link", "{who} waited {seconds:g} s for {about} of a group to connect (HCCL: wait "
+        _peer("link", "{writer} waited {seconds:g} s for {about} of a group to connect (HCCL: wait "
                       "socket establish timeout)", "suspected"),
         "socket establish timeout", "HCCL",
         r"wait socket establish timeout, role\[\d\] rank\[(?P<about>\d{1,7})\] ",
         r"timeout\[(?P<seconds>\d{1,9})\]",
     ),
     _format(
-        _peer("ccl", "{who} waited for another rank and gave up ({why})"),
+        _peer("ccl", "{writer} waited for another rank and gave up ({why})"),
         "oneCCL", "Intel's oneCCL",
         r"oneCCL:[^\n]{0,120}?(?P<why>(?:wait|time|peer)[^\n]{0,80})",
     ),
     _format(
-        _peer("ucx", "{who} lost the connection to another rank (UCX: {why})"),
+        _peer("ucx", "{writer} lost the connection to another rank (UCX: {why})"),
         "UCX error", "UCX", r"UCX error: (?P<why>[^\n]{1,80})",
     ),
     _format(
-        _peer("ucx", "{who} lost the connection to another rank (UCX: {why})"),
+        _peer("ucx", "{writer} lost the connection to another rank (UCX: {why})"),
         "retry count", "UCX", r"(?P<why>Transport retry count exceeded on [^\n(]{1,80})",
     ),
     _format(
@@ -385,17 +449,11 @@ FORMATS = (
         r"The actor is dead because its worker process has died[^\n]{0,200}",
     ),
     _format(
-        MISMATCH, "collective", "NCCL 2.4",
-        r"NCCL WARN (?:Mismatched collective detected|NET/IB : req [^\n]{0,120}collective mismatch)"
-        r"[^\n]{0,200}",
-    ),
-    _format(
         Meaning("warning", noted=True), "NCCL WARN", "NCCL 2.0",
-        r"NCCL WARN (?!Mismatched collective|NET/IB : req [^\n]{0,120}collective mismatch)",
-        r"[^\n]{0,200}",
+        r"NCCL WARN (?!Mismatched collective|NET/IB[^\n]{0,120}collective mismatch)[^\n]{0,200}",
     ),
 )  # fmt: skip
-_OTHER = (SITE, STACK, ERROR, LOST_PEER, UNREAD)
+_OTHER = (SITE, STACK, ERROR, LOST_PEER, *OF_TOOLS)
 _MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), *_OTHER)}
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from moediag.evidence import log_lines
+from moediag.evidence import frtrace, horovod, log_lines, nccl_calls, nccl_ras
 from moediag.evidence.flight_names import plain_dtype, plain_op
 from moediag.evidence.log_formats import FORMATS
 from moediag.evidence.log_lines import Line
@@ -24,20 +24,18 @@ _TRACE = "Stack trace of the failed collective:"
 _FRAME = re.compile(r"\s*#\d+ (\S.*)")
 _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
 
-# As NCCL's watchdog names them.
-_OPERATIONS = (
-    "ALLREDUCE", "ALLREDUCE_COALESCED", "BROADCAST", "_BROADCAST_OOP", "REDUCE", "ALLGATHER",
-    "_ALLGATHER_BASE", "ALLGATHER_COALESCED", "GATHER", "SCATTER", "REDUCE_SCATTER",
-    "_REDUCE_SCATTER_BASE", "ALLTOALL", "ALLTOALL_BASE", "SEND", "RECV", "BARRIER", "COALESCED",
-)  # fmt: skip
 # Where frameworks, launchers and NCCL say how many ranks a job or a group has.
 _SIZES = re.compile(
     r"WORLD_SIZE[=:]\s*(\d{1,7})|world[_ ]size(?: ?[=:] ?|s=\[)(\d{1,7})|\bnranks[ =](\d{1,7})|"
-    r"MEMBER: \d{1,7}/(\d{1,7})|\d{1,7}/(\d{1,7}) clients joined|\brankSize\[(\d{1,7})"
+    r"MEMBER: \d{1,7}/(\d{1,7})|\d{1,7}/(\d{1,7}) clients joined|"
+    r"hccl_world_group\], rankSize\[(\d{1,7})"
 )
 _PEERS = re.compile(r"is connected to \d{1,7} peer ranks\. Expected [\w ]{1,40}: (\d{1,7})")
 
+# Readers of what tools print about the whole job, on several lines.
+TOOLS = (nccl_ras.read, horovod.read, frtrace.read, nccl_calls.read)
 Writer = tuple[int | None, int | None, int | None]
+Call = tuple[int | None, str, int | None, int | None]
 
 
 def job_size(reports: Iterable[Report], exactly: bool = False) -> int:
@@ -46,11 +44,11 @@ def job_size(reports: Iterable[Report], exactly: bool = False) -> int:
     found = 0
     reports = list(reports)
     if exactly:
-        return max((group_size(one) or 0 for one in reports if one.of_all), default=0)
+        return max((one.size or (group_size(one) or 0) * one.of_all for one in reports), default=0)
     for one in reports:
         named = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
         members = [rank for rank in named if rank < log_lines.MAX_RANK]
-        found = max(found, group_size(one) or 0, max(members) + 1 if any(members) else 0)
+        found = max(found, one.size, group_size(one) or 0, max(members) + 1 if any(members) else 0)
     return max(found, sum(one.kind == "stack" for one in reports))
 
 
@@ -78,7 +76,9 @@ def group_size(one: Report) -> int | None:
 
 def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
     """All reports in a log, in order. ``own``: the rank that wrote every line without a mark."""
-    found: list[Report] = []
+    lines = list(lines)
+    whole = "\n".join(line.text for line in lines)
+    found = [one for read in TOOLS for one in read(whole)]
     frames: list[Frame] | None = None
     of: int | None = None
     for line in lines:
@@ -140,8 +140,6 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
 
     group, desc = values.get("group") or "", values.get("desc") or ""
     desc = "default_pg" if group == "0" else "" if desc == "undefined" else desc
-    op = values.get("op") or ""
-    op = _completed(op) if values.get("lost") else plain_op(op.lower()) if op else ""
     issued, completed = _counted(number("issued"), number("completed"), number("seq"))
     place = number("place") if number("place") is not None else number("number")
     rank = number("rank") if rank is None else rank
@@ -156,7 +154,7 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
         seq=number("seq"),
         issued=issued,
         completed=completed,
-        op=op,
+        op=plain_op(values["op"].lower()) if values.get("op") else "",
         numel_in=number("numel_in"),
         numel_out=number("numel_out"),
         about=_about(values),
@@ -166,12 +164,6 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
         text=" ".join(match[0].split())[:_TEXT],
         detail=values.get("why") or "",
     )
-
-
-def _completed(start: str) -> str:
-    """The operation whose name begins so; "" if several do."""
-    found = {plain_op(op.lower()) for op in _OPERATIONS if op.startswith(start)}
-    return found.pop() if len(found) == 1 else ""
 
 
 def _clock(before: str) -> float:
@@ -208,32 +200,38 @@ def _sides(values: dict[str, str | None]) -> tuple[tuple[int, str], ...]:
         if rank is None or not op:
             continue
         text = plain_op(op.lower())
-        if values["seq1"] != values["seq2"] and values["seq1"] and values["seq2"]:
-            text += f" number {values[f'seq{n}']}"
         shape, dtype = values[f"shape{n}"], values[f"dtype{n}"]
         if shape is not None:
             text += f" of shape [{' '.join(shape.split())}]" + (
                 f" ({plain_dtype(dtype)})" if dtype else ""
             )
         found.append((int(rank), text))
+    if len({text for _, text in found}) == 1 and values["seq1"] and values["seq2"]:
+        # Equal calls, of which one rank has made more: a barrier has nothing else.
+        numbers = (values["seq1"], values["seq2"])
+        found = [
+            (rank, f"{text} number {n}") for (rank, text), n in zip(found, numbers, strict=True)
+        ]
     return tuple(found)
 
 
 def _with_groups(found: list[Report]) -> Iterator[Report]:
     """A watchdog's first line does not name its group; its next line, about the same call of the
-    same process, does. Where that line is missing, another rank's may be about the same call."""
+    same process, does. So does that of another rank in an equal call if both have their rank of the
+    job in the group too: then all lower ranks are members."""
     named: dict[Writer, set[tuple[str, str]]] = {}
+    alike: dict[Call, set[tuple[str, str]]] = {}
     for one in found:
         if one.group and one.seq is not None:
             named.setdefault(_writer(one), set()).add((one.group, one.desc))
-    alike: dict[tuple[object, ...], set[tuple[str, str]]] = {}
     for one in found:
-        if one.kind == "timeout" and one.seq is not None:
-            groups = {(one.group, one.desc)} if one.group else named.get(_writer(one), set())
-            alike.setdefault(_call(one), set()).update(groups)
+        if one.kind == "timeout" and one.rank is not None and one.place == one.rank:
+            alike.setdefault(_call(one), set()).update(named.get(_writer(one), ()))
     for one in found:
         if one.kind == "timeout" and not one.group:
-            groups = named.get(_writer(one), set()) or alike.get(_call(one), set())
+            groups = named.get(_writer(one), set())
+            if not groups and one.rank is not None and one.place == one.rank:
+                groups = alike.get(_call(one), set())
             if len(groups) == 1:
                 group, desc = next(iter(groups))
                 known = one.rank is not None or desc != "default_pg"
@@ -243,13 +241,10 @@ def _with_groups(found: list[Report]) -> Iterator[Report]:
         yield one
 
 
-def _call(one: Report) -> tuple[object, ...]:
-    """The call that a timeout is about, without a name of its group. Another rank's may be the same
-    one if sizes are known and the group numbers its ranks as the job does."""
-    known = one.numel_in is not None and one.rank is not None and one.rank == one.place
-    return (one.seq, one.numel_in, one.numel_out) if known else (one.rank, one.place, one.seq)
-
-
 def _writer(one: Report) -> Writer:
     """Who wrote it and about which call."""
     return one.rank, one.place, one.seq
+
+
+def _call(one: Report) -> Call:
+    return one.seq, one.op, one.numel_in, one.numel_out

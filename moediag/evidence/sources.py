@@ -20,12 +20,14 @@ from moediag.evidence import (
     flight_recorder,
     log_lines,
     log_reports,
+    nccl_ras,
     one_job,
     stack_texts,
 )
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
 from moediag.evidence.flight_calls import Dump
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import ExitStatus, RankError, Report, Stack
 from moediag.evidence.rank_in_name import OF_TORCHRUN, Names
 
@@ -53,6 +55,8 @@ class Found:
     errors: dict[int, RankError] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     exits: dict[int, ExitStatus] = field(default_factory=dict)
+    #: Exceptions that the launcher's summary tells.
+    told: dict[int, RankError] = field(default_factory=dict)
     #: What libraries say in the logs, in order.
     reports: list[Report] = field(default_factory=list)
     #: Lines that nothing understands, of logs in which nothing was understood.
@@ -157,6 +161,9 @@ class _Collector:
             self.add_stacks(path, root, stacks.pyspy(raw))
         elif (error := exits.elastic_error(raw)) is not None:
             self.error(path, root, error)
+        elif (reports := nccl_ras.of_json(raw)) is not None:
+            self.found.files += 1
+            self.found.reports += reports
         else:
             self.found.refused.append(f"{path} (unrecognised JSON)")
 
@@ -215,7 +222,10 @@ class _Collector:
             self.found.files += 1
             for number, section in enumerate(sections, start=1):
                 whose = section.process or f"process {number} of {path.name}"
-                self.section(section.rank, whose, section.stacks)
+                if section.stacks:
+                    self.section(section.rank, whose, section.stacks)
+                else:
+                    self.found.refused.append(f"{whose} (no frames in {path})")
 
     def section(self, rank: int | None, whose: str, found: tuple[Stack, ...]) -> None:
         """The stacks of one process; those of an unknown rank are only told."""
@@ -232,8 +242,10 @@ class _Collector:
     def log(self, path: Path, root: Path, text: str) -> None:
         """The output of one rank, of several with prefixes, or the launcher's."""
         lines = log_lines.read(text)
-        ended, first = outputs.torchrun_summary("\n".join(line.text for line in lines))
+        whole = "\n".join(line.text for line in lines)
+        ended, first = outputs.torchrun_summary(whole)
         self.found.exits.update(ended)
+        self.found.told.update(outputs.summary_errors(whole))
         self.found.first = self.found.first or first
         parts = log_lines.by_rank(lines)
         named = self.names.rank(path, root)
@@ -257,6 +269,7 @@ class _Collector:
             parts[named] = rest
         else:
             marked = {(e.type, e.message) for part in parts.values() for e in _errors(part)}
+            marked |= {(e.type, e.message) for e in self.found.told.values()}
             self.errors(path, [e for e in _errors(rest) if (e.type, e.message) not in marked])
         self.found.files += 1
         if not reports:
@@ -277,6 +290,8 @@ class _Collector:
         self.found.quoted += quoted
         if understood or quoted or outputs.is_log(text):
             self.found.files += 1
+            if reports and not errors and all(meaning(one).whole for one in reports):
+                return  # no rank wrote it
             self.of_unknown_rank.append((path, "a log"))
         else:
             self.found.refused.append(f"{path} (unrecognised text)")
@@ -369,7 +384,7 @@ def _quoted(path: Path, text: str) -> list[Report]:
             found.clear()
         elif _TALKS.search(line[:2000]):
             said = " ".join(line.split())[:_TOLD]
-            found.append(Report("unread", text=said, detail=f"{path.name}:{number}"))
+            found.append(Report("quoted", text=f'line {number} of {path.name} says: "{said}"'))
     return found[:1] + found[1:][-_FEW:]
 
 

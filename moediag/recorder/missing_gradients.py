@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, List
 
-from torch.optim import optimizer as torch_optimizer
-
 from moediag.recorder.core import Recorder
 from moediag.recorder.parameter_names import ParameterNames
 
@@ -13,18 +11,17 @@ WATCHER = "gradients"
 
 
 class Gradients:
-    """Global optimizer hooks, which see every optimizer, wrapped or not."""
+    """Looks at the gradients before each update of an optimizer."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._names = ParameterNames(recorder)
 
     def install(self) -> None:
-        before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
-        after = torch_optimizer.register_optimizer_step_post_hook(self._after)
-        self._recorder.on_uninstall += [before.remove, after.remove]
+        self._recorder.hooks.before_step(self._before)
+        self._recorder.hooks.after_step(self._after)
 
-    def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before(self, optimizer: Any, *_: Any) -> None:
         recorder = self._recorder
         if not recorder.active:
             return

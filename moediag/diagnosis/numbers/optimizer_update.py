@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import SAME_RATE
 from moediag.records import dataclass
 from moediag.result.verdicts import RATE, UPDATES, WEIGHTS
 from moediag.result.wording import error_size, listed, plural, ranks
 
 if TYPE_CHECKING:
     from moediag.protocol import Applied
-
-_RATE = 1e-6  # relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def _of_step(step: int, of_ranks: Mapping[int, Applied]) -> AppliedFacts | None:
 def _off(actual: float | None, right: float | None) -> bool:
     if actual is None or right is None:
         return False
-    return abs(actual - right) > _RATE * max(abs(actual), abs(right))
+    return abs(actual - right) > SAME_RATE * max(abs(actual), abs(right))
 
 
 def sentence(facts: AppliedFacts) -> str:

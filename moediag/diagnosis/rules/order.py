@@ -23,11 +23,13 @@ from moediag.diagnosis.rules.hung import (
     stuck_operation,
     unexplained_wait,
 )
-from moediag.diagnosis.rules.hung_stacks import (
-    interpreter_lock,
-    stacks_alone,
+from moediag.diagnosis.rules.hung_outside import (
+    late_ranks,
+    unended_ranks,
+    unequal_meeting,
     unmet_ranks,
 )
+from moediag.diagnosis.rules.hung_stacks import interpreter_lock, stacks_alone
 from moediag.diagnosis.rules.incomplete import (
     cut_short,
     interrupted,
@@ -68,7 +70,15 @@ from moediag.diagnosis.rules.reported import (
     reported_end,
     reported_mismatch,
     stuck_watchdog,
-    unread_lines,
+    tools_undecided,
+    unchanged_counts,
+)
+from moediag.diagnosis.rules.running import (
+    held_up,
+    kept_apart,
+    progressing,
+    ranks_elsewhere,
+    undecided_looks,
 )
 from moediag.result import Verdict
 
@@ -89,26 +99,36 @@ RULES: tuple[Detector, ...] = (
     reported_absence,
     logged_positions,
     lost_connection,
+    # A running job that was started without moediag progresses, or a rank is held up.
+    progressing,
     # Ranks stopped making progress.
     interpreter_lock,
+    held_up,
+    kept_apart,
+    undecided_looks,
+    unended_ranks,
+    unequal_meeting,
+    late_ranks,
     idle_ranks,
     diverged_schedules,
     stuck_operation,
     silent_node,
-    busy_ranks,
     unmet_ranks,
+    busy_ranks,
+    ranks_elsewhere,
     stacks_alone,
+    unchanged_counts,
     stuck_watchdog,
     unexplained_wait,
     # Some rank failed, and the log does not tell which.
     reported_end,
+    tools_undecided,
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # A watched job broke a law.
     *(detector_of(law, law.verdict) for law in LAWS if law.verdict is not None),
     # Nothing was measured: a watched job, or evidence of other tools.
     trained_alone,
-    unread_lines,
     no_records,
     failed_calls,
     open_calls,

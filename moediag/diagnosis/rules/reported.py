@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from moediag.diagnosis.end_states.failures import is_communication, said
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.judgement import Judgement, detector, undecided
+from moediag.diagnosis.judgement import Judgement, apart, detector, undecided
 from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import sentence
-from moediag.evidence import told_ends
+from moediag.evidence import nccl_ras, told_ends
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import RankError, Report
 from moediag.evidence.rank_stacks import in_collective, that_counts
@@ -21,6 +21,10 @@ _LAUNCHERS = frozenset({
     "ChildFailedError", "ProcessExitedException", "ProcessRaisedException", "CalledProcessError",
     "SignalException", "ActorDiedError", "RayActorError", "EngineDeadError", "RayTaskError",
 })  # fmt: skip
+_ASK_AGAIN = (
+    "Run `ncclras` again after a minute and diagnose both outputs: if the counts have not moved, "
+    "the job stands."
+)
 
 
 @detector(Verdict.COLLECTIVE_MISMATCH)
@@ -38,9 +42,14 @@ def reported_mismatch(facts: Facts) -> Judgement | None:
     if len(sides) < 2:
         whose = f"{ranks(f.rank for f in failed).capitalize()}: the" if failed else "The"
         text = f"{whose} communication library says that collectives did not match"
-        words = f" ({said(failed)})" if failed else ""
-        words = words or "".join(dict.fromkeys(f": {one.text}" for one in reports[:1]))
-        text = f"{text}{words}".rstrip(".")
+        analysed = [one for one in reports if meaning(one).whole and not one.sides]
+        if analysed:
+            pieces = [
+                part for one in analysed for part in (sentence(one.text), meaning(one).of_one)
+            ]
+            return Judgement(Confidence.LOW, " ".join(dict.fromkeys(filter(None, pieces))))
+        told = dict.fromkeys(one.text for one in reports if not one.sides)
+        text += f" ({said(failed)})" if failed else f" ({'; '.join([*told][:2])})" if told else ""
         text += ". No recorded schedule shows which."
         if facts.positions is not None:
             text += f" {log_sentences.of_positions(facts.positions, evidence)}"
@@ -109,12 +118,12 @@ def _absences_told(found: tuple[Report, ...]) -> list[str]:
     for one in found:
         says, about = meaning(one), ranks(one.about) if one.about else "rank 0"
         text = says.says.format(
-            who="{who}", about=about, seconds=one.seconds, seq=one.seq, place=one.place,
-            why=one.detail,
+            writer="{writer}", text=one.text, why=one.detail, about=about, seconds=one.seconds,
+            seq=one.seq, place=one.place,
         )  # fmt: skip
         writers.setdefault((text, says.of_one if len(one.about) == 1 else ""), []).append(one)
     return [
-        f"{sentence(text.replace('{who}', _who(those)))} {of_one}".rstrip()
+        f"{sentence(text.replace('{writer}', _who(those)))} {of_one}".rstrip()
         for (text, of_one), those in writers.items()
     ]
 
@@ -285,6 +294,44 @@ def stuck_watchdog(facts: Facts) -> Judgement | None:
     )
 
 
+@detector(Verdict.HANG)
+def unchanged_counts(facts: Facts) -> Judgement | None:
+    """Two readings of NCCL's RAS show the same ranks behind others. Who is ahead is never named."""
+    found = nccl_ras.unchanged(facts.evidence.reports)
+    if not found:
+        return None
+    behind = tuple(sorted({rank for one in found for rank in one.about}))
+    text = (
+        f"{' '.join(sentence(one.text) for one in found)} Two readings of NCCL's RAS show it alike."
+    )
+    if not behind:
+        text += " It is not known which rank the job waits for."
+    return Judgement(
+        Confidence.MEDIUM if behind else Confidence.LOW,
+        text,
+        culprits=behind,
+        victims=apart(tuple(range(max(one.size for one in found))), behind),
+        pattern="ras-behind",
+        next_step=foreign_jobs.next_step(facts.evidence, behind),
+    )
+
+
+@detector(Verdict.INCONCLUSIVE)
+def tools_undecided(facts: Facts) -> Judgement | None:
+    """A tool that looked at the whole job found nothing certain. A reading of NCCL's RAS shows one
+    moment: ranks of a job that runs differ as well."""
+    reports = facts.evidence.reports
+    found = [one for one in reports if meaning(one).whole and meaning(one).fault == "nobody"]
+    if not found:
+        return None
+    text = " ".join(map(sentence, dict.fromkeys(one.text for one in found)))
+    kinds = {one.kind for one in found}
+    if "ras-apart" in kinds:
+        text += " That is one moment: ranks of a job that runs differ as well."
+    again = kinds & {"ras-apart", "ras-silent", "ras-equal"}
+    return undecided(text, _ASK_AGAIN if again else foreign_jobs.next_step(facts.evidence))
+
+
 @detector(Verdict.CRASH)
 def reported_end(facts: Facts) -> Judgement | None:
     """A log reports an exception, a kill or a broken device, but not of which rank."""
@@ -306,17 +353,4 @@ def reported_end(facts: Facts) -> Judgement | None:
         text,
         pattern="reported-end",
         next_step=_find_the_process(last) if causes else foreign_jobs.next_step(facts.evidence),
-    )
-
-
-@detector(Verdict.INCONCLUSIVE)
-def unread_lines(facts: Facts) -> Judgement | None:
-    """Nothing in the logs is understood, but lines talk of a timeout, an abort or a rank."""
-    found = [one for one in facts.evidence.reports if one.kind == "unread"]
-    if not found:
-        return None
-    said = "; ".join(f"{one.detail}: {one.text}" for one in found)
-    return undecided(
-        f"No message that moediag knows is in the log. Lines that may tell: {said}",
-        foreign_jobs.next_step(facts.evidence),
     )

@@ -76,8 +76,6 @@ class ProgramRank:
 
     def _begin(self, recorder: Any) -> None:
         """Follows the program from the first process group on."""
-        from torch.optim import optimizer
-
         if recorder is None:
             self._tell(problem="its calls could not be recorded")
             self._leave()
@@ -87,7 +85,7 @@ class ProgramRank:
         for owner, name, new in self._data.replacements():
             setattr(owner, name, new)
         self._data.__enter__()
-        optimizer.register_optimizer_step_post_hook(self._stepped)
+        recorder.hooks.after_step(self._stepped)
         self._tell()
 
     def _issued(self) -> int:
@@ -110,7 +108,7 @@ class ProgramRank:
         text = f"{what} at {', in '.join(map(_place, shown))}"
         self._tell(read=text, known=self._issued(), read_after=steps)
 
-    def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _stepped(self, optimizer: Any) -> None:
         if id(optimizer) not in self._made:
             self._keep.append(optimizer)
         made = self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1

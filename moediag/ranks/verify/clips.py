@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 from torch.nn.utils import clip_grad
 
-from moediag.ranks.verify.pieces import NotReduced, Piece
+from moediag.ranks.verify.model_pieces import NotReduced, Piece
 from moediag.ranks.verify.replaced import Replaced
 from moediag.ranks.verify.tensor_files import Tensors
-from moediag.recorder import placement
+from moediag.recorder.step.pieces import axes_of, held
 
 # Every function of torch.nn.utils that clips by a norm uses one of these names.
 _SCALE = ("_clip_grads_with_norm_", "clip_grads_with_norm_")
@@ -98,8 +98,6 @@ def _times(unclipped: Tensors, own: Dict[str, Piece]) -> Optional[float]:
 
 def _number(value: Any) -> Optional[float]:
     """Returns a norm as a number; None for a DTensor that is not the whole norm on each rank."""
-    if placement.distributed(value):
-        if any(not p.is_replicate() for p in value.placements):
-            return None
-        value = value.to_local()
-    return float(value)
+    if not all(axis.placed.is_replicate() for axis in axes_of(value)):
+        return None
+    return float(held(value))

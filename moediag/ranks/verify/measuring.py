@@ -17,20 +17,20 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
 
 import torch
 import torch.distributed as dist
-from torch.optim import optimizer as torch_optimizer
 
 from moediag.protocol import MeasuredStep, MeasureRequest
 from moediag.ranks.verify import model_facts, samples
 from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
-from moediag.ranks.verify.pieces import NotReduced, Piece, pieces, tied
+from moediag.ranks.verify.model_pieces import NotReduced, Piece, pieces, tied
 from moediag.ranks.verify.rank_answer import Answer
 from moediag.ranks.verify.replaced import Replaced
 from moediag.ranks.verify.room import enough_room
 from moediag.ranks.verify.tensor_files import Stored, Tensors
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step.hooks import StepHooks
+from moediag.recorder.step.pieces import distributed
 
 _STRANGE = (
     "its optimizer holds no parameter of the model that was called (DeepSpeed's ZeRO and other "
@@ -62,6 +62,7 @@ class Measuring:
         self._ending = ending
         self._scope = scope
         self._replaced = Replaced()
+        self._hooks = StepHooks()
         self._pid = os.getpid()
         self._inside = False
         self._off = False  # another process has this rank, or measuring failed
@@ -86,14 +87,15 @@ class Measuring:
         replaced.replace(module, "__call__", self._forward(module.__call__))
         replaced.replace(tensor, "backward", self._backward(tensor.backward))
         self._clips.install(replaced)
-        replaced.hook(torch_optimizer.register_optimizer_step_pre_hook(self._before_step))
-        replaced.hook(torch_optimizer.register_optimizer_step_post_hook(self._after_step))
+        self._hooks.before_step(self._before_step)
+        self._hooks.after_step(self._after_step)
         if self._scope is not None:
             self._guarded(self._begin, self._scope.model)
 
     def remove(self) -> None:
         """Takes everything back that :meth:`install` has replaced."""
         self._replaced.undo()
+        self._hooks.remove()
 
     def _begin(self, module: Any) -> None:
         if self._claim():
@@ -263,7 +265,7 @@ class Measuring:
         return backward
 
     def _loss(self, tensor: Any) -> None:
-        if not placement.distributed(tensor):
+        if not distributed(tensor):
             self._now.losses.append(float(tensor.detach().float()))
 
     # ------------------------------------------------------------------ gradients
@@ -295,11 +297,11 @@ class Measuring:
 
     # ------------------------------------------------------------------ the step
 
-    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._active() and self._answer.open:
             self._guarded(self._gradients_of, optimizer)
 
-    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         if self._active() and self._answer.open:
             self._guarded(self._weights_of, optimizer)
 

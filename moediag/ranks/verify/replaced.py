@@ -6,22 +6,16 @@ from typing import Any, List, Tuple
 
 
 class Replaced:
-    """Attributes with their originals, and handles of hooks."""
+    """Attributes with their originals."""
 
     def __init__(self) -> None:
         self._originals: List[Tuple[Any, str, Any]] = []
-        self._handles: List[Any] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         self._originals.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    def hook(self, handle: Any) -> None:
-        self._handles.append(handle)
-
     def undo(self) -> None:
         """Restores everything, the last replacement first."""
         while self._originals:
             setattr(*self._originals.pop())
-        while self._handles:
-            self._handles.pop().remove()

@@ -4,11 +4,9 @@ the second update uses the gradients of the first one again."""
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, List, Optional
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
@@ -78,7 +76,7 @@ class _Steps:
 
 
 class ClearedGradients:
-    """Global hooks of optimizers, before and after a step."""
+    """Follows gradients from one update of an optimizer to the next."""
 
     def __init__(self, context: LawContext) -> None:
         self._context = context
@@ -86,21 +84,11 @@ class ClearedGradients:
         self._waiting: List[_Followed] = []  # for the next forward
 
     def install(self) -> None:
-        guarded = self._context.guarded
+        recorder, guarded = self._context.recorder, self._context.guarded
         self._context.on_forward.append(self._forward)
-
-        def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            guarded(WATCHER, self._end, optimizer, sys._getframe(1))
-
-        def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            guarded(WATCHER, self._begin, optimizer)
-
-        for hook in (
-            torch_optimizer.register_optimizer_step_pre_hook(before),
-            torch_optimizer.register_optimizer_step_post_hook(after),
-        ):
-            self._context.recorder.on_uninstall.append(hook.remove)
-        self._context.recorder.on_uninstall.append(self._forget)
+        recorder.hooks.before_step(functools.partial(guarded, WATCHER, self._end))
+        recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._begin))
+        recorder.on_uninstall.append(self._forget)
 
     def _begin(self, optimizer: Any) -> None:
         steps = self._optimizers.get(optimizer) or self._optimizers.set(optimizer, _Steps())
@@ -120,7 +108,7 @@ class ClearedGradients:
         for one in waiting:
             one.begin(self._context)
 
-    def _end(self, optimizer: Any, frame: Any) -> None:
+    def _end(self, optimizer: Any, _closure: bool, frame: Any) -> None:
         steps = self._optimizers.get(optimizer)
         if steps is None or not steps.followed:
             return

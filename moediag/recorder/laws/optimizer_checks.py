@@ -7,17 +7,16 @@ all ranks check the same ones.
 from __future__ import annotations
 
 import hashlib
-import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext, next_checked
 from moediag.recorder.laws.loss_scale import LossScale
-from moediag.recorder.laws.replica_sets import PLACED, Piece, local
+from moediag.recorder.laws.replica_sets import PLACED, Piece
 from moediag.recorder.step.numbers import Fingerprints, capturing
+from moediag.recorder.step.pieces import local, placed_alike
 
 WATCHER = "laws"
 _MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not checked further
@@ -39,7 +38,7 @@ class _Known:
 
 
 class OptimizerChecks:
-    """Global hooks of optimizers, which see every optimizer, wrapped or not."""
+    """Checks what optimizers have before their updates."""
 
     def __init__(self, context: LawContext, scale: LossScale) -> None:
         self._context = context
@@ -50,8 +49,7 @@ class OptimizerChecks:
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
 
     def install(self) -> None:
-        hook = torch_optimizer.register_optimizer_step_pre_hook(self._before)
-        self._recorder.on_uninstall.append(hook.remove)
+        self._recorder.hooks.before_step(self._before)
 
     def optimizers(self) -> List[Any]:
         """The optimizers that stepped and still exist."""
@@ -63,10 +61,9 @@ class OptimizerChecks:
         running, the optimizer's own calls count."""
         return self._recorder.current_step if self._recorder.current_step > 1 else count + 1
 
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # A closure computes the gradients inside the step: a gradient may be missing until then.
-        self._context.closure = len(args) > 1 or kwargs.get("closure") is not None
-        self._context.guarded(WATCHER, self._step, optimizer, sys._getframe(1))
+    def _before(self, optimizer: Any, closure: bool, frame: Any) -> None:
+        self._context.closure = closure  # a gradient may be missing until it has run
+        self._context.guarded(WATCHER, self._step, optimizer, frame)
 
     def _step(self, optimizer: Any, frame: Any) -> None:
         context = self._context
@@ -186,9 +183,7 @@ class OptimizerChecks:
 def _gradient(parameter: Any) -> Any:
     """The local part of the gradient; None without one, or if it is laid out differently."""
     gradient = parameter.grad
-    if gradient is None:
-        return None
-    if getattr(gradient, "placements", None) != getattr(parameter, "placements", None):
+    if gradient is None or not placed_alike(parameter, gradient):
         return None
     return local(gradient)
 

@@ -44,6 +44,8 @@ class Pasted:
     #: Those that it must not contain.
     never: tuple[str, ...]
     exits: tuple[int, ...]
+    #: Why the answer is not right yet, or "".
+    known: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def texts() -> tuple[Pasted, ...]:
             says=_several(raw.get("says")),
             never=_several(raw.get("never")),
             exits=_several(raw.get("exit", 1)),
+            known=raw.get("known", ""),
         )
         for file in sorted(TEXTS.glob("*.yaml"))
         for raw in yaml.safe_load(file.read_text())

@@ -40,8 +40,10 @@ _FEW = 4  # lines, errors or disagreeing marks of one log that are told
 _TOLD = 300  # characters of a line or an exception
 # What a line may talk of that nothing understands.
 _TALKS = re.compile(
-    r"\btime[ds]?[ -]?out\b|\bhang\b|\bhung\b|\babort(?:ed|ing)?\b|\bdeadlock|\bstall(?:ed|s)?\b|"
-    r"\bunhealthy\b|\bheartbeats?\b|\bterminating\b|\brank[ :=_]{1,2}\d", re.IGNORECASE,
+    r"\btimed[ -]?out\b|\btime[ -]?out\b(?!\s*[=:\w(\"'])|\btimeout (?:for|task|after)\b|\bhung\b|"
+    r"\bhang (?:in|on|detected)\b|\babort(?:ed|ing)\b|\bdeadlock|\bis stuck\b|\bstall(?:ed|s)\b|"
+    r"\bunresponsive\b|\bnot respond|\bunhealthy\b|\bheartbeats?\b|\bterminating\b|"
+    r"\brank[ :=_]{1,2}\d", re.IGNORECASE,
 )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from moediag.records import dataclass
 
 # Calls that no member completes before all have issued them, whatever their sizes.
 _NEED_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
-_MANY = 8  # calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,7 @@ class Reach:
 
     issued: int
     completed: int
-    #: Of these, how many all members must have issued: up to one that needs all members. Which
-    #: do is unknown where completed calls were left out, but of many in a row some do.
+    #: ``completed``, if the newest of them needs all members; else 0.
     proven: int
 
 
@@ -43,8 +41,7 @@ def _reach(dump: Dump, track: Track) -> Reach:
     last = next((at for at in range(len(rows) - 1, -1, -1) if state[rows[at]] == COMPLETED), -1)
     completed = dump.position[rows[last + 1]] if last + 1 < len(rows) else track.end
     needs_all = last >= 0 and dump.kinds[dump.kind[rows[last]]].op in _NEED_ALL
-    proven = completed if needs_all else completed - _MANY if dump.open_only else 0
-    return Reach(track.end, completed, max(0, proven))
+    return Reach(track.end, completed, completed if needs_all else 0)
 
 
 def settled(

@@ -213,6 +213,9 @@ def _stands(found: Found) -> bool:
     opened = [at + dump.timeout for dump in dumps if (at := _first_open(dump)) and dump.timeout]
     if found.stacks or found.stood or any(dump.timed_out for dump in dumps):
         return True
+    # A log beside the dumps, also where its lines do not tell the rank in the job.
+    if any(meaning(o).fault == "positions" or o.kind == "stuck" for o in found.reports):
+        return True
     newest, written = max(issued, default=0.0), _written(found)
     if written is not None and written - newest >= IN_FLIGHT:
         return True

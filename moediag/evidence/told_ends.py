@@ -53,10 +53,10 @@ def is_cause(text: str) -> bool:
 
 
 def _end(text: str) -> ExitStatus:
-    word = next((signal for word, signal in _WORDS.items() if word in text), None)
-    if word is None and (number := _SIGNAL.search(text)):
+    if number := _SIGNAL.search(text):
         told = int(number[1])
-        word = _NUMBERS.get(told, f"signal {told}")
+        return ExitStatus(signal=_NUMBERS.get(told, f"signal {told}"))
+    word = next((signal for word, signal in _WORDS.items() if word in text), None)
     code = _CODE.search(text) if word is None else None
     return ExitStatus(int(code[1]) if code else None, word)
 

@@ -151,3 +151,13 @@ def test_what_tmux_hides_is_taken_from_the_message_of_another_rank() -> None:
     assert all("OpType=_ALLGATHER_BASE, NumelIn=71552, NumelOut=572416" in text for text in both)
     progress = "step [451/1919] loss 2.5\n" * 3
     assert [line.text for line in read(progress)] == ["step [451/1919] loss 2.5"] * 3
+
+
+@pytest.mark.parametrize("mark", ["[rank0]: ", "[1,0]<stderr>: ", ""])
+def test_a_message_of_the_group_of_all_ranks_outranks_the_mark(mark: str) -> None:
+    (line,) = read(f"{mark}[PG ID 0 PG GUID 0(default_pg) Rank 4] Process group watchdog\n")
+    assert line.rank == 4 and line.against == (0 if mark else None)
+    (same,) = read("[rank4]: [PG ID 0 PG GUID 0(default_pg) Rank 4] Process group watchdog\n")
+    assert (same.rank, same.against) == (4, None)
+    (other,) = read(f"{mark}[PG ID 2 PG GUID 9(tp) Rank 1] Process group watchdog\n")
+    assert other.rank == (0 if mark else None)  # its rank in that group

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from moediag.evidence import log_lines
 from moediag.evidence.log_lines import read as lines_of
-from moediag.evidence.log_reports import group_size, job_size, read
+from moediag.evidence.log_reports import group_size, job_size, read, told_size
 from moediag.evidence.model import Report
 
 
@@ -256,3 +257,23 @@ def test_ranks_that_ray_train_waits_for(said: str) -> None:
     (one,) = reports(f"(TrainController pid=9) WARNING: {said}\n")
     assert (one.kind, one.about) == ("not-reported", (1, 3))
     assert not reports("The following ranks have not called it: []")
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("MASTER_PORT=29500 WORLD_SIZE=4", 4),
+        ("using world size: 16, data-parallel size: 2", 16),
+        ("dist_world_size=8", 8),
+        ("  global_world_sizes=[32, 32]", 32),
+        ("n1:7:9 [0] NCCL INFO comm 0x5 rank 0 nranks 4 cudaDev 0", 4),
+        ("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/3", 3),
+        ("Timed out after 61 seconds waiting for clients. 3/4 clients joined.", 4),
+        ("[Gloo] Rank 1 is connected to 7 peer ranks. Expected number of connected peer ranks is "
+         ": 7", 8),
+        ("batch size: 64, hidden size=4096, lora rank: 16", 0),
+        ("rank 3 of the layer", 0),
+    ],
+)  # fmt: skip
+def test_the_size_of_a_job_is_read_where_it_stands(line: str, size: int) -> None:
+    assert told_size(log_lines.read(f"starting\n{line}\nstep 1\n")) == size

@@ -106,6 +106,11 @@ def error_in_excerpt(text: str) -> RankError | None:
     return None
 
 
+def went_on(text: str) -> bool:
+    """Whether a program printed progress more than once behind the first lines of ``text``."""
+    return len(_PROGRESS.findall(text)) > 1
+
+
 def goes_on(text: str) -> bool:
     """Whether a program printed progress behind its last traceback."""
     return bool(_PROGRESS.search(text.rpartition(BEGINS)[2]))

@@ -69,6 +69,7 @@ def _peer(kind: str, says: str, fault: Fault = "unnamed") -> Meaning:
 SITE = Meaning("site", waits=True)  # the line of the program that made the call which timed out
 STACK = Meaning("stack")  # a process of an unknown rank
 ERROR = Meaning("error", "unknown", noted=True)  # an exception of an unknown rank
+HANDLED = Meaning("handled", noted=True)  # the same; training went on after it
 LOST_PEER = Meaning("lost", "unknown")  # the same, raised by a communication library
 # Of tools that looked at the whole job, on several lines: `log_reports.TOOLS` reads them.
 OF_TOOLS = (
@@ -453,7 +454,7 @@ FORMATS = (
         r"NCCL WARN (?!Mismatched collective|NET/IB[^\n]{0,120}collective mismatch)[^\n]{0,200}",
     ),
 )  # fmt: skip
-_OTHER = (SITE, STACK, ERROR, LOST_PEER, *OF_TOOLS)
+_OTHER = (SITE, STACK, ERROR, HANDLED, LOST_PEER, *OF_TOOLS)
 _MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), *_OTHER)}
 
 

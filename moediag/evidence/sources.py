@@ -36,6 +36,7 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+_HANDLED = "handled"
 _FEW = 4  # lines, errors or disagreeing marks of one log that are told
 _TOLD = 300  # characters of a line or an exception
 # What a line may talk of that nothing understands.
@@ -303,8 +304,11 @@ class _Collector:
         for error in errors:
             where = f" at {error.where}" if error.where else ""
             said = f"{error.type}{where}: {' '.join(error.message.split())}".rstrip(": ")
+            said = said[:_TOLD].rstrip(".")
             kind = "lost" if outputs.of_a_library(error) else "error"
-            self.found.reports.append(Report(kind, text=said[:_TOLD].rstrip("."), detail=path.name))
+            if error.after == _HANDLED:
+                kind, said = "handled", f"{said}; the log goes on with training after it"
+            self.found.reports.append(Report(kind, text=said, detail=path.name))
 
     def disagreeing(self, path: Path, lines: list[log_lines.Line]) -> None:
         """Notes marks that contradict the messages behind them."""
@@ -366,7 +370,7 @@ class _Collector:
 
 def _errors(text: str) -> list[RankError]:
     """The different exceptions in the output of several processes, without those that another one
-    was raised from."""
+    was raised from. Training went on behind those that have _HANDLED in ``after``."""
     parts = text.split(exits.BEGINS)
     found: dict[tuple[str, str], RankError] = {}
     for at, part in enumerate(parts[1:] or parts):
@@ -374,6 +378,7 @@ def _errors(text: str) -> list[RankError]:
             continue
         error = exits.error_in_excerpt(exits.BEGINS + part if parts[1:] else part)
         if error is not None:
+            error = replace(error, after=_HANDLED) if exits.went_on(part) else error
             found.setdefault((error.type, error.message), error)
     return list(found.values())[:_FEW]
 
@@ -381,12 +386,14 @@ def _errors(text: str) -> list[RankError]:
 def _quoted(path: Path, text: str) -> list[Report]:
     """Lines that talk of a timeout, an abort or a rank, after the last progress of the program."""
     found: list[Report] = []
+    whole = path.stat().st_size <= outputs.HEAD_BYTES + outputs.TAIL_BYTES
     for number, line in enumerate(text.splitlines(), start=1):
         if exits.goes_on(line):
             found.clear()
         elif _TALKS.search(line[:2000]):
             said = " ".join(line.split())[:_TOLD]
-            found.append(Report("quoted", text=f'line {number} of {path.name} says: "{said}"'))
+            where = f"line {number} of {path.name}" if whole else path.name
+            found.append(Report("quoted", text=f'{where} says: "{said}"'))
     return found[:1] + found[1:][-_FEW:]
 
 

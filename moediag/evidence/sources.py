@@ -23,6 +23,7 @@ from moediag.evidence import (
     nccl_ras,
     one_job,
     stack_texts,
+    tracebacks,
 )
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
@@ -371,12 +372,12 @@ class _Collector:
 def _errors(text: str) -> list[RankError]:
     """The different exceptions in the output of several processes, without those that another one
     was raised from. Training went on behind those that have _HANDLED in ``after``."""
-    parts = text.split(exits.BEGINS)
+    parts = text.split(tracebacks.BEGINS)
     found: dict[tuple[str, str], RankError] = {}
     for at, part in enumerate(parts[1:] or parts):
         if at + 2 < len(parts) and part.rstrip().endswith(_CHAINED):
             continue
-        error = exits.error_in_excerpt(exits.BEGINS + part if parts[1:] else part)
+        error = exits.error_in_excerpt(tracebacks.BEGINS + part if parts[1:] else part)
         if error is not None:
             error = replace(error, after=_HANDLED) if exits.went_on(part) else error
             found.setdefault((error.type, error.message), error)

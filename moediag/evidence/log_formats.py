@@ -431,6 +431,9 @@ FORMATS = (
         r"Child process with PID \d+ terminated with code -?\d+",
     ),
     _format(
+        CHILD, "Fatal Python error", "Python's faulthandler", r"Fatal Python error: [^\n]{1,80}",
+    ),
+    _format(
         ENDED, "exits with return code", "DeepSpeed",
         r"exits with return code = -?\d+",
     ),

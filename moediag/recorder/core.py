@@ -111,7 +111,7 @@ class Recorder:
         self.rank = rank
         self.active = True
         self.patches = Patches()
-        self.hooks = StepHooks()
+        self.hooks = StepHooks(self.patches)
         self.groups = Groups(log)
         self.thread = ThreadState()
         self.current_step = 0
@@ -212,8 +212,7 @@ class Recorder:
         self.flush()
         self._tell(self.on_end)
         self.active = False
-        removed = (self.hooks.remove, *reversed(self.on_uninstall), self.patches.restore)
-        for undo in (*removed, *self.after_uninstall):
+        for undo in (*reversed(self.on_uninstall), self.hooks.remove, *self.after_uninstall):
             try:
                 undo()
             except Exception as error:

@@ -75,7 +75,7 @@ class Measuring:
         self._steps_of: Dict[int, int] = {}  # id of an optimizer -> its steps
         self._keep: List[Any] = []  # those optimizers: ids stay theirs
         self._now = MeasuredStep()
-        self._clips = Clips(self._before_clip)
+        self._clips = Clips(self._hooks, self._before_clip)
         self._dtypes: Set[torch.dtype] = set()  # of what modules have returned
         self._gradients: Tensors = {}  # of this step, before clipping
         self._strange = 0  # steps of optimizers that hold no parameter of the model
@@ -86,7 +86,7 @@ class Measuring:
         replaced, module, tensor = self._replaced, torch.nn.Module, torch.Tensor
         replaced.replace(module, "__call__", self._forward(module.__call__))
         replaced.replace(tensor, "backward", self._backward(tensor.backward))
-        self._clips.install(replaced)
+        self._clips.install()
         self._hooks.before_step(self._before_step)
         self._hooks.after_step(self._after_step)
         if self._scope is not None:
@@ -233,7 +233,7 @@ class Measuring:
         self._roots.append(weakref.ref(module))
         known = {id(p.owner) for p in self._pieces.values() if p.owner is not None}
         found = [p for p in pieces(module, prefix) if p.owner is None or id(p.owner) not in known]
-        self._clips.of_fsdp1(module, self._replaced)
+        self._clips.of_fsdp1(module)
         enough_room(found, self._request, alone=self._answer.known.world_size == 1)
         self._first.give(found)
         self._start.update({p.name: _stored(p, p.read()) for p in found})

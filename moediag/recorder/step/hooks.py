@@ -24,6 +24,58 @@ class StepHooks:
         self._patches = patches or Patches()
         self._handles: List[Any] = []
 
+    def around_forward(
+        self,
+        wanted: Callable[[Any], bool],
+        before: Callable[[Any, Any, Any], Any],
+        after: Callable[[Any, Any], None],
+        inside: Callable[[Any], None],
+    ) -> None:
+        """Of each outermost call of a module that ``wanted(module)`` accepts, calls ``value =
+        before(module, args, kwargs)`` and ``after(value, result)``, and in between
+        ``inside(result)`` with what every module in it returns.
+
+        It costs something in every call of every module; a recorded job uses
+        :attr:`moediag.recorder.core.Recorder.on_forward`."""
+        running = False
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+                nonlocal running
+                if torch.compiler.is_compiling():
+                    return original(module, *args, **kwargs)
+                if running or not wanted(module):
+                    result = original(module, *args, **kwargs)
+                    if running:
+                        inside(result)
+                    return result
+                running = True
+                try:
+                    value = before(module, args, kwargs)
+                    result = original(module, *args, **kwargs)
+                    after(value, result)
+                    return result
+                finally:
+                    running = False
+
+            return __call__
+
+        self._patches.replace(torch.nn.Module, "__call__", make)
+
+    def before_backward(self, act: Callable[[Any], None]) -> None:
+        """Calls ``act(loss)`` before ``loss.backward()``."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                act(tensor)
+                return original(tensor, *args, **kwargs)
+
+            return backward
+
+        self._patches.replace(torch.Tensor, "backward", make)
+
     def before_clipping(self, act: Callable[[List[Any], Any, Any, Any], None]) -> bool:
         """Calls ``act(parameters, max_norm, norm, frame)`` before torch scales gradients to a norm;
         ``frame``: of the caller. Returns whether this torch has a function for it."""

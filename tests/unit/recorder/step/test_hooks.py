@@ -69,16 +69,59 @@ def test_a_step_is_seen_before_and_after_with_its_closure(hooks: StepHooks, clos
     assert seen == [(optimizer, closure), "second", optimizer]
 
 
+def test_an_outermost_forward_is_seen_with_what_its_modules_return(hooks: StepHooks) -> None:
+    model, other = nn.Sequential(nn.Linear(3, 2), nn.Tanh()), nn.Linear(3, 2)
+    seen: list[Any] = []
+    inside: list[torch.Tensor] = []
+
+    def before(module: Any, args: Any, kwargs: Any) -> str:
+        seen.append((module, len(args), kwargs))
+        return "value"
+
+    hooks.around_forward(
+        lambda module: module is not other, before, lambda *given: seen.append(given), inside.append
+    )
+    other(torch.ones(1, 3))
+    result = model(input=torch.ones(1, 3))
+    assert [one[0] for one in seen] == [model, "value"]
+    assert seen[0][1:] == (0, {"input": seen[0][2]["input"]})
+    assert seen[1][1] is result
+    assert len(inside) == 2
+    with pytest.raises(RuntimeError):
+        model(torch.ones(1, 5))
+    model(torch.ones(1, 3))
+    assert len(seen) == 5  # a forward that raised is over
+
+
+def test_a_backward_is_seen_before_gradients_are_there(hooks: StepHooks) -> None:
+    model = nn.Linear(3, 2)
+    seen: list[tuple[float, object]] = []
+    hooks.before_backward(lambda loss: seen.append((float(loss.detach()), model.weight.grad)))
+    loss = model(torch.ones(1, 3)).sum()
+    loss.backward()
+    assert seen == [(float(loss.detach()), None)]
+    assert model.weight.grad is not None
+
+
 def test_removed_hooks_leave_nothing_in_torch() -> None:
-    places = [(clip_grad, "_clip_grads_with_norm_"), (nn.utils, "clip_grads_with_norm_")]
+    places: list[tuple[Any, str]] = [
+        (clip_grad, "_clip_grads_with_norm_"),
+        (nn.utils, "clip_grads_with_norm_"),
+        (nn.Module, "__call__"),
+        (torch.Tensor, "backward"),
+    ]
     originals = [vars(owner)[name] for owner, name in places]
     found, seen = StepHooks(), list[object]()
+    found.around_forward(lambda _: True, lambda *_: None, lambda *_: None, seen.append)
+    found.before_backward(seen.append)
     found.before_clipping(lambda *given: seen.append(given))
     found.before_step(lambda *given: seen.append(given))
     found.after_step(seen.append)
-    assert [vars(owner)[name] for owner, name in places] != originals
+    changed = [vars(owner)[name] for owner, name in places]
+    assert not any(one is other for one, other in zip(changed, originals, strict=True))
     found.remove()
-    assert [vars(owner)[name] for owner, name in places] == originals
+    restored = [vars(owner)[name] for owner, name in places]
+    assert all(one is other for one, other in zip(restored, originals, strict=True))
     model = with_gradient()
     clip("clip_grads_with_norm_", model)
     torch.optim.SGD(model.parameters(), lr=0.1).step()

@@ -121,8 +121,9 @@ class Recorder:
         self.deferred_tokens: Any = None  # set by the watcher of experts
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
         self.module_names = ByObject()  # module -> FQN, of observed roots
-        # Called for each observed root module, as its caller calls it.
-        self.on_root: Optional[Callable[[Any], None]] = None
+        self.models = ByObject()  # model that was seen running, with its wrapper -> True
+        # Called with such a model, args and kwargs when it begins a forward that trains.
+        self.on_forward: List[Callable[[Any, Any, Any], None]] = []
         self.fsdp1_handles: Callable[[], List[Tuple[Any, Any]]] = list  # seen (state, handle)
         self.fsdp2_groups: Callable[[], List[Any]] = list  # seen groups of parameters
         self.captures: Any = None  # of CUDA graphs, set by the watcher of collectives

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -110,9 +111,7 @@ def _of_step(step: int, of_ranks: Mapping[int, Applied]) -> AppliedFacts | None:
 
 
 def _off(actual: float | None, right: float | None) -> bool:
-    if actual is None or right is None:
-        return False
-    return abs(actual - right) > _RATE * max(abs(actual), abs(right))
+    return actual is not None and right is not None and agreement.apart((actual, right), _RATE)
 
 
 def sentence(facts: AppliedFacts) -> str:

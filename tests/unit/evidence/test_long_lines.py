@@ -12,11 +12,16 @@ from moediag.diagnosis.end_states import failures, mixed_optimizer
 from moediag.evidence import (
     console_output,
     exits,
+    frtrace,
+    horovod,
     log_lines,
     log_reports,
+    nccl_calls,
+    nccl_ras,
     rank_names,
     rank_stacks,
     stack_texts,
+    tracebacks,
 )
 from moediag.evidence.model import Evidence, RankError
 
@@ -32,6 +37,12 @@ BEGINNINGS = (
     "Detected mismatch between collectives on ranks. Rank 1 is running collective: ", "> ",
     "last enqueued work: 1, ", "Ranks 1, 2, failed to pass monitoredBarrier in ", "[1, 2, ",
     "#1 joined but didn't finish collective #", "ChildFailedError", "] Work", "CCL(", "parallel_",
+    "a:1:1 [0] NCCL INFO A: opCount 1 ", "a:1:1 [0] NCCL INFO comm 1 rank 1 nranks 1 ",
+    "a [ready ranks: 1", "1: [a, b", "tensors were submitted to be ", "Rank 1 has ",
+    "Culprit rank 1; ",
+    "  + Exception Group Traceback (most recent call last):", "  +---------------- 1 ------------",
+    "ray::a (", "-- Process 1 terminated with the following error:", "RemoteTraceback: ", "a.b-",
+    "  traceback : Traceback (most recent call last):", "#0-0 (a) MISMATCH", "timed out ",
     " at x:1 from ", "#0 0x0 in f (", "terminate called after throwing an instance of '", "'",
 )  # fmt: skip
 
@@ -57,6 +68,16 @@ READERS: Iterable[Callable[[str], object]] = (
     _words,
     rank_names._named,
     exits.error_in_output,
+    tracebacks.group_in,
+    nccl_ras.read,
+    horovod.read,
+    frtrace.read,
+    nccl_calls.read,
+    lambda text: list(nccl_calls._CALL.finditer(text)),
+    lambda text: list(nccl_calls._INIT.finditer(text)),
+    lambda text: list(horovod._TENSOR.finditer(text)),
+    console_output.summary_errors,
+    log_reports.quoted,
     lambda text: console_output.gave_up_waiting(RankError("E", text)),
     console_output.torchrun_summary,
     console_output.is_log,

@@ -268,7 +268,10 @@ def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
         text = ", called by ".join(dict.fromkeys((*waits[:1], *waits[-1:])))
         return f"{text} (.item())" if "_local_scalar_dense" in text else text
     else:
-        operation = stack.frames[0].function if stack.frames and own != 0 else ""
+        # C++ that Python called: the innermost frame may have no name.
+        calls = (f.function for f in stack.frames if f.native and _CALLS.match(f.function))
+        first = stack.frames[0].function if stack.frames else ""
+        operation = next(calls, first) if own != 0 else ""
     at = _at(python[own]) if own is not None else ""
     return ", called by ".join(text for text in (operation, at) if text)
 

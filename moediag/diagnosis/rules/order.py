@@ -23,11 +23,13 @@ from moediag.diagnosis.rules.hung import (
     stuck_operation,
     unexplained_wait,
 )
-from moediag.diagnosis.rules.hung_stacks import (
-    interpreter_lock,
-    stacks_alone,
+from moediag.diagnosis.rules.hung_outside import (
+    late_ranks,
+    unended_ranks,
+    unequal_meeting,
     unmet_ranks,
 )
+from moediag.diagnosis.rules.hung_stacks import interpreter_lock, stacks_alone
 from moediag.diagnosis.rules.incomplete import (
     cut_short,
     interrupted,
@@ -102,12 +104,15 @@ RULES: tuple[Detector, ...] = (
     held_up,
     kept_apart,
     undecided_looks,
+    unended_ranks,
+    unequal_meeting,
+    late_ranks,
     idle_ranks,
     diverged_schedules,
     stuck_operation,
     silent_node,
-    busy_ranks,
     unmet_ranks,
+    busy_ranks,
     ranks_elsewhere,
     stacks_alone,
     unchanged_counts,

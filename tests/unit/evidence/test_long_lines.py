@@ -77,7 +77,6 @@ READERS: Iterable[Callable[[str], object]] = (
     lambda text: list(nccl_calls._INIT.finditer(text)),
     lambda text: list(horovod._TENSOR.finditer(text)),
     console_output.summary_errors,
-    log_reports.quoted,
     lambda text: console_output.gave_up_waiting(RankError("E", text)),
     console_output.torchrun_summary,
     console_output.is_log,

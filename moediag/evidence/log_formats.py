@@ -74,6 +74,13 @@ OF_TOOLS = (
         "{seconds:g} s: {why}",
     ),
     Meaning("stall-over", whole=True),
+    Meaning(
+        "not-called", "named", whole=True, says="{why}; these have waited for up to {seconds:.0f} s"
+    ),
+    Meaning(
+        "called-by-few", "unnamed", whole=True,
+        says="{why}; these have waited for up to {seconds:.0f} s",
+    ),
     Meaning("fr-missing", "named", whole=True, says="{text}"),
     Meaning("fr-apart", "unnamed", whole=True, says="{text}"),
     Meaning(

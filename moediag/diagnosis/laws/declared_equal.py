@@ -22,8 +22,8 @@ _Row = tuple[DeclaredTensor, ...]
 
 @law(Verdict.WRONG_GRADIENTS)
 def declared_inputs_apart(facts: Facts) -> Findings:
-    """Ranks of one tensor-parallel group of a watched job called their model with other samples,
-    which the program declares to be the same."""
+    """Ranks of one tensor-parallel group of a watched job called their model with different
+    samples, which the program declares to be the same."""
     given = _given(facts.evidence)
     for who, steps in _declared(facts.evidence):
         compared: list[int] = []

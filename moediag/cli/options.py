@@ -79,6 +79,12 @@ Trace = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="Write a trace of all ranks for Perfetto."),
 ]
+Details = Annotated[
+    bool,
+    typer.Option(
+        "--details", help="Show schedules and stacks also where the source shows the cause."
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
 ]

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from moediag.evidence import foreign, loader_workers, looks, sources
+from moediag.evidence.line_conditions import Sources
 from moediag.evidence.looks import Looks
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, RankEvidence, Stall
-from moediag.evidence.source_conditions import Sources
 
 # Files of the capture that are evidence of their own; the others belong to these.
-_PATTERNS = ("rank-*.pyspy.json", "rank-*.native.txt", "rank-*.flight*", "rank-*.log")
+_PATTERNS = ("rank-*.pyspy.json", "rank-*.flight")
 
 
 def read(
@@ -42,6 +42,7 @@ def read(
         stall = found.stall
     return replace(
         found,
+        sources=kept.files,
         world_size=max(found.world_size, seen.world_size),
         ranks=ranks,
         stall=stall,
@@ -67,7 +68,7 @@ def _rank(
 ) -> RankEvidence:
     made = found or RankEvidence(rank)
     look = seen.ranks.get(rank)
-    conditions, _ = kept.conditions(frame for stack in made.stacks for frame in stack.frames)
+    conditions, _ = kept.conditions((f for stack in made.stacks for f in stack.frames), rank)
     return replace(
         made,
         conditions=conditions,

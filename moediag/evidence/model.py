@@ -280,6 +280,8 @@ class Report:
     numel_out: int | None = None
     #: Ranks that the message names, by their numbers in the group.
     about: tuple[int, ...] = ()
+    #: The number of ranks in the job at least, if the message tells it.
+    size: int = 0
     #: The two ranks of a mismatch, each with its call.
     sides: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0

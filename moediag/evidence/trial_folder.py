@@ -27,8 +27,8 @@ from moediag.evidence import (
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.launch_record import LaunchRecord, read_launch
 from moediag.evidence.law_records import read_laws
+from moediag.evidence.line_conditions import Sources
 from moediag.evidence.model import Collective, Evidence, Meeting, RankEvidence, Stack
-from moediag.evidence.source_conditions import Sources
 from moediag.protocol import Outcome, parse_json, read_stored
 
 CAPTURE = "capture"

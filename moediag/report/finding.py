@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from moediag.records import dataclass
 from moediag.report import again
+from moediag.report.excerpt import ExcerptFile, excerpt_of
 from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
 from moediag.result import (
@@ -16,7 +17,6 @@ from moediag.result import (
     ExpertTokens,
     FirstDivergence,
     LayerError,
-    PathLine,
     Place,
     RankState,
     Role,
@@ -47,9 +47,6 @@ class StackGroup:
 
     ranks: str
     frames: tuple[str, ...]
-
-
-_WIDEST = 80  # characters of a line of source
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +84,8 @@ class Finding:
     tokens: ExpertTokens | None = None
     layer_errors: tuple[LayerError, ...] = ()
     timeline: tuple[TimedRank, ...] = ()
-    paths: tuple[str, ...] = ()
-    """How two groups of ranks came to different places, one text for each line."""
+    excerpt: tuple[ExcerptFile, ...] = ()
+    """The lines of the program that say why ranks are where they are."""
     again: str = ""
     """The command that shows it again, of a trial of a scenario."""
 
@@ -127,7 +124,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         world_size=t.world_size,
         places=_places(t.diagnosis.places),
         next_step=t.diagnosis.next_step,
-        paths=tuple(map(_path_line, t.diagnosis.paths)),
+        excerpt=excerpt_of(t.diagnosis.paths),
         timing=_timing(t),
         divergence=_where(t.diagnosis.first_divergence),
         sides=_sides(t.diagnosis.first_divergence),
@@ -216,14 +213,6 @@ def _places(places: Sequence[Place]) -> tuple[str, ...]:
         + ", ".join(filter(None, (p.line, _outermost(p), p.what, *p.conditions[:1])))
         for p in places
     )
-
-
-def _path_line(one: PathLine) -> str:
-    """``train.py:55 `if stopper.update(loss):`: true on rank 1, false on rank 0``."""
-    text = one.text if len(one.text) <= _WIDEST else f"{one.text[: _WIDEST - 1]}…"
-    acts = "; ".join(f"{wording.ranks(who)}: {did}" for who, did in one.acts)
-    doubt = "" if one.certain else "perhaps here"
-    return f"{one.file}:{one.line} `{text}`  {acts or doubt}".rstrip()
 
 
 def _outermost(place: Place) -> str:

@@ -108,7 +108,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PathLine:
-    """A line of the user's program on the paths of two groups of ranks that parted."""
+    """A line of the user's program that says why ranks are where they are."""
 
     file: str
     line: int
@@ -118,6 +118,8 @@ class PathLine:
     """Ranks and what they did there: ``waits in barrier``, ``true``, ``ended``."""
     certain: bool = True
     """False: one of several lines at which they may have parted."""
+    indent: int = 0
+    """Columns before the text in the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ def _main(seen: RankEvidence) -> Stack | None:
         return main
     others = [s for s in usable if s.source == main.source and s is not main]
     running = [stack for stack in others if _has_user(stack, seen)]
-    return running[0] if len(running) == 1 else main
+    # py-spy's JSON and its native text both have each thread.
+    return running[0] if len({stack.thread for stack in running}) == 1 else main
 
 
 def _has_user(stack: Stack, seen: RankEvidence) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from moediag.diagnosis.blame.standings import dividing
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector
@@ -112,7 +113,8 @@ def stacks_alone(facts: Facts) -> Judgement | None:
     found = _sides(evidence)
     inside = any(rank in facts.waiting for who in found.values() for rank in who)
     # The ranks of stacks may be unknown, though not where these stand.
-    if not inside and not any(one.kind == "stack" and one.op for one in evidence.reports):
+    inside |= any(one.kind == "stack" and one.op for one in evidence.reports)
+    if not inside and not _all_on_the_device(evidence):
         return None
     sides = [f"{ranks(who)} {'is' if len(who) == 1 else 'are'} {at}" for at, who in found.items()]
     sides += log_sentences.unnamed_stacks(evidence)
@@ -121,9 +123,26 @@ def stacks_alone(facts: Facts) -> Judgement | None:
         f" {_open_question(found)} Only stacks were seen: they show where ranks are, not which "
         "calls they made before."
     )
-    return Judgement(
-        Confidence.LOW, text, pattern="stacks", next_step=foreign_jobs.next_step(evidence)
+    step = _either_way(facts) or foreign_jobs.next_step(evidence)
+    return Judgement(Confidence.LOW, text, pattern="stacks", next_step=step)
+
+
+def _either_way(facts: Facts) -> str:
+    """The condition that sends ranks to different calls, or ""."""
+    split = dividing([one for one in facts.standings if {*one.ranks} <= {*facts.waiting}])
+    if split is None:
+        return ""
+    condition, one, other = split
+    return (
+        f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
+        f"{one.at} and {ranks(other.ranks)} to {other.at}: both must make the same calls."
     )
+
+
+def _all_on_the_device(evidence: Evidence) -> bool:
+    """Whether all ranks, more than one, wait for their devices: a collective may run there."""
+    stacks = [that_counts(seen.stacks) for seen in evidence.ranks.values()]
+    return len(stacks) > 1 and all(one is not None and on_the_device(one) for one in stacks)
 
 
 def _sides(evidence: Evidence) -> dict[str, list[int]]:

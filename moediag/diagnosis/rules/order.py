@@ -69,6 +69,8 @@ from moediag.diagnosis.rules.reported import (
     reported_end,
     reported_mismatch,
     stuck_watchdog,
+    tools_undecided,
+    unchanged_counts,
 )
 from moediag.diagnosis.rules.running import (
     held_up,
@@ -113,10 +115,12 @@ RULES: tuple[Detector, ...] = (
     busy_ranks,
     ranks_elsewhere,
     stacks_alone,
+    unchanged_counts,
     stuck_watchdog,
     unexplained_wait,
     # Some rank failed, and the log does not tell which.
     reported_end,
+    tools_undecided,
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # A watched job broke a law.

@@ -22,7 +22,7 @@ from moediag.result.wording import ranks
 # Calls that all ranks of a group must make; a send or a receive has one other side.
 _OF_ALL = re.compile(
     r"(?:_?(?:all|reduce)_(?:reduce|gather|to_all|scatter)|broadcast|barrier|reduce|gather|scatter"
-    r"|monitored_barrier)\w*"
+    r"|monitored_barrier)\w*|c10d::Reducer::\w+"
 )
 _AGAIN = (
     "A rank that computes may also be in an endless loop: attach again if it stays at that line "
@@ -160,7 +160,7 @@ def ranks_elsewhere(facts: Facts) -> Judgement | None:
 
 @detector(Verdict.INCONCLUSIVE)
 def undecided_looks(facts: Facts) -> Judgement | None:
-    """Looks at a running job do not show whether it stands still."""
+    """Looks at a running job do not show whether it hangs."""
     seen = facts.evidence.looks
     if seen is None or (facts.evidence.stall is not None and facts.waiting):
         return None
@@ -196,7 +196,7 @@ def _doing(evidence: Evidence, seen: Looks) -> list[str]:
         elif look.does == looks.WORKS:
             what = f"{look.words}{at}"
         elif look.does == looks.IDLE:
-            what = f"{look.held or 'sleeps outside communication'}{at}"
+            what = f"{look.held or 'sleeps'}{at}"
         elif look.does == looks.STOPPED:
             what = f"{look.held or 'is stopped'}{at}"
         elif look.does == looks.UNREAD:

@@ -1,12 +1,18 @@
-"""The paths of two groups of ranks from their last common call to where they are, line by line."""
+"""The lines of the user's program that say why ranks are where they are: the paths of two groups of
+ranks from their last common call, or where ranks are and what lets only them come there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from moediag.diagnosis.blame.forks import Decision, Fork, Side
+from moediag.diagnosis.blame.fork_search import Decision
+from moediag.diagnosis.blame.fork_sides import Side
+from moediag.diagnosis.blame.forks import Fork
+from moediag.diagnosis.blame.standings import Standing
 from moediag.evidence.control_flow import CAUGHT, FALSE, OVER, TRUE, TURN
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Condition, Evidence
+from moediag.evidence.program_source import Program
 from moediag.result import PathLine
 from moediag.result.wording import ranks
 
@@ -15,10 +21,49 @@ _WAYS = {
 }  # fmt: skip
 
 
-def path_lines(found: Fork | None, evidence: Evidence) -> tuple[PathLine, ...]:
+_SIDES = {
+    "under": "true", "inline": "true", "else": "false", "after": "false", "after-else": "true",
+    "loop": "inside", "with": "inside", "decorator": "inside", "handler": "caught an exception",
+}  # fmt: skip
+_MOST_PLACES = 4
+_MOST_CONDITIONS = 2
+
+
+def path_lines(
+    found: Fork | None, standings: Sequence[Standing], evidence: Evidence
+) -> tuple[PathLine, ...]:
     """The last common call, the decision or those of which it is one, the first line that only one
-    side executed, and where both sides are. Empty if no decision is known."""
-    return tuple(dict.fromkeys(_lines(found, evidence))) if found and found.decisions else ()
+    side executed, and where both sides are. If no decision is known: where ranks are, and the
+    conditions that the others do not have. Only lines whose source is known."""
+    program = Program(evidence.sources)
+    lines = _lines(found, evidence) if found and found.decisions else _standing(standings)
+    shown = (_as_written(one, program) for one in dict.fromkeys(lines))
+    return tuple(one for one in shown if one.text)
+
+
+def _as_written(line: PathLine, program: Program) -> PathLine:
+    file = program.file(line.file)
+    if file is None or not 0 < line.line <= len(file.lines):
+        return line
+    text = file.lines[line.line - 1]
+    return replace(line, text=text.strip(), indent=len(text) - len(text.lstrip()))
+
+
+def _standing(standings: Sequence[Standing]) -> Iterator[PathLine]:
+    for one in standings[:_MOST_PLACES]:
+        for condition in one.apart[:_MOST_CONDITIONS]:
+            yield PathLine(condition.file, condition.line, "", ((one.ranks, _way(condition)),))
+        file, _, line = one.at.rpartition(":")
+        if file and line.isdigit():
+            yield PathLine(file, int(line), "", ((one.ranks, one.what),))
+
+
+def _way(condition: Condition) -> str:
+    if condition.text.startswith("except"):
+        caught = condition.side in ("under", "handler")
+        return "caught an exception" if caught else "had no exception"
+    way = _SIDES[condition.side]
+    return f"{way}, unlike for those that {condition.leaves}" if condition.leaves else way
 
 
 def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
@@ -27,16 +72,17 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
             last = side.before[-1]
             both = len({one.before[-1:] for one in found.sides}) == 1
             who = tuple(sorted(r for s in found.sides for r in s.ranks)) if both else side.ranks
-            did = f"last call that both made: {side.common.op}"
+            did = f"last made the same call, {side.common.op}"
             yield PathLine(last.file, last.line, found.text(last), ((who, did),))
     certain = len(found.decisions) == 1
     for one in found.decisions:
         pairs = list(zip(found.sides, one.ways, one.only, strict=True))
-        acts = tuple((s.ranks, _WAYS[way]) for s, way, _ in pairs if certain and way in _WAYS)
+        known = [(s.ranks, way) for s, way, _ in pairs if certain and way in _WAYS]
+        acts = tuple((who, _did(way, one.text)) for who, way in known)
         yield PathLine(one.file, one.line, one.text, acts, certain)
         for side, _, (line, text) in pairs:
-            if certain and line and not _stands(side, one.file, line):
-                yield PathLine(one.file, line, text, ((side.ranks, "only here since that call"),))
+            if certain and line not in (0, one.line) and not _stands(side, one.file, line):
+                yield PathLine(one.file, line, text, ((side.ranks, "alone came here"),))
     for side in found.sides:
         if side.chain:
             stall = evidence.stall
@@ -44,6 +90,10 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
             did = f"{'waits in' if waits else 'called'} {side.call.op}" if side.call else "is here"
             last = side.chain[-1]
             yield PathLine(last.file, last.line, found.text(last), ((side.ranks, did),))
+
+
+def _did(way: str, text: str) -> str:
+    return "had no exception" if way == FALSE and text.startswith("except") else _WAYS[way]
 
 
 def _stands(side: Side, file: str, line: int) -> bool:
@@ -64,6 +114,8 @@ def advice(found: Fork | None) -> str:
     at = f"{one.file}:{one.line}"
     if CAUGHT in one.ways:
         side = found.sides[one.ways.index(CAUGHT)]
+        if "StopIteration" in one.text:
+            return f"Give all ranks equally many items: {ranks(side.ranks)} had no more at {at}."
         return (
             f"Only {ranks(side.ranks)} caught an exception at {at} (`{one.text}`) and left the "
             "path of the others: do not catch it there, or let all ranks leave together."

@@ -28,12 +28,14 @@ EVERY = 2.0  # seconds between two looks
 LEAST = 3  # looks
 _SLOWER = 5.0  # seconds between two looks, once the first ones did not decide
 _TOOL = 10.0  # seconds for py-spy
+_NATIVE = 20.0  # seconds for native frames of a process that has CUDA's libraries
 _ASLEEP_CPU = 0.05  # of one CPU: a rank that waits uses less
 _WORKS_CPU = 0.2
 _OTHER_THREADS = 0.05  # of one CPU, by threads other than the main one: a rank that only spins
 _SAMPLE = 0.1  # seconds between two looks at the state alone
 _DRIVERS = (b"/libcuda.so", b"/libamdhip64.so")
 _MOST_AT_ONCE = 16  # ranks
+_NATIVE_AT_ONCE = 4  # ranks: each read of native frames keeps a CPU busy for a second
 
 OnProgress = Callable[[str], None]
 
@@ -70,6 +72,7 @@ class Looker:
         self.proc = proc
         self.local_values = local_values
         self.taken: list[One] = []
+        self.native = spy.Dump()
         self.states: list[str] = []  # letters, of the looks and between them
 
     @property
@@ -87,7 +90,7 @@ class Looker:
             self.taken.append(One(now, None))
             return
         self.states.append(seen.state)
-        asleep = _asleep(self.proc, self.pid)
+        slept = asleep(self.proc, self.pid)
         active = look(self.target.process, now)
         dump = spy.dump(
             self.pid, _TOOL, pause=seen.state not in "ST", local_values=self.local_values
@@ -96,9 +99,9 @@ class Looker:
             dump = spy.dump(self.pid, _TOOL, local_values=self.local_values)
         device = False
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
-            device = on_device(spy.native_json(self.pid, _TOOL).json)
+            device = on_device(spy.native(self.pid, _TOOL).json)
         main = _main_cpu(self.proc, self.pid)
-        self.taken.append(One(now, seen, asleep, main, dump, active, device))
+        self.taken.append(One(now, seen, slept, main, dump, active, device))
 
     def result(self, ranks: Mapping[int, int], every: Mapping[int, Seen]) -> RankLook:
         """What all looks together say. ``ranks``: pid -> rank."""
@@ -108,6 +111,20 @@ class Looker:
             why = held.held(self.proc, self.pid, found.state, frames, ranks, every)
             found = replace(found, held=why)
         return replace(found, pid=self.pid)
+
+    def waits_in_native_code(self) -> bool:
+        """Whether a rank at rest waits in communication or for its device, in C++ that Python
+        called, as in a backward pass. Native frames tell; they are read once, as this stops the
+        process for a second, and kept as its stack."""
+        if not self.native.json and not self.native.lost:
+            self.native = spy.native(self.pid, _NATIVE)
+        found = self.native.json
+        return in_collective(found, spins=True) or on_device(found)
+
+    @property
+    def dump(self) -> spy.Dump:
+        """The rank's last stacks, with native frames if these were read."""
+        return self.native if self.native.json else self.taken[-1].dump
 
 
 def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
@@ -154,7 +171,7 @@ def _work(first: One, last: One) -> str:
     return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
 
 
-def _asleep(proc: Proc, pid: int) -> float | None:
+def asleep(proc: Proc, pid: int) -> float | None:
     """Seconds since the main thread of ``pid`` last ran, by the scheduler's clock; None where the
     kernel does not tell."""
     with suppress(OSError, ValueError, KeyError):
@@ -222,8 +239,22 @@ class LookingJob:
         owner = self.proc.owner(self.lookers[0].pid) if self.lookers else None
         every = self.proc.owned(owner) if owner is not None else {}
         found = {looker.target.rank: looker.result(ranks, every) for looker in self.lookers}
-        return replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
+        made = replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
+        return made if made.progresses else self._by_native_frames(made)
+
+    def _by_native_frames(self, found: Looks) -> Looks:
+        """``found``, in which ranks wait that only seemed to be outside communication."""
+        idle = [one for one in self.lookers if found.ranks[one.target.rank].does == looks.IDLE]
+        idle = [one for one in idle if not found.ranks[one.target.rank].held]
+        with ThreadPoolExecutor(max_workers=_NATIVE_AT_ONCE) as pool:
+            inside = list(pool.map(Looker.waits_in_native_code, idle))
+        ranks = dict(found.ranks)
+        for one, waits in zip(idle, inside, strict=True):
+            if waits:
+                rank = one.target.rank
+                ranks[rank] = replace(ranks[rank], does=looks.WAITS)
+        return replace(found, ranks=ranks)
 
     def dumps(self) -> dict[int, spy.Dump]:
         """The last stacks of each rank."""
-        return {one.target.rank: one.taken[-1].dump for one in self.lookers if one.taken}
+        return {one.target.rank: one.dump for one in self.lookers if one.taken}

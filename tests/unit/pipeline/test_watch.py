@@ -30,7 +30,8 @@ from moediag.launch.rank_sample import RankSample
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
-from moediag.report import watch_display
+from moediag.report import terminal, watch_display
+from moediag.report.text_layout import plain
 from moediag.result import RunResult, TrialResult, Verdict
 from tests.unit.trial_results import changed, trial_result
 
@@ -430,16 +431,18 @@ def test_out_of_memory_kills_are_counted() -> None:
     assert count is None or count >= 0
 
 
-def test_the_last_line_repeats_the_failure() -> None:
+def test_the_output_of_a_job_ends_with_the_answer() -> None:
     hung = changed(trial("hang"), culprits=(1,))
     of = watch.of_job
-    assert (
-        watch_display.closing(of("train.py", [trial("clean")]), "run") == "moediag: evidence in run"
-    )
-    assert watch_display.closing(of("train.py", [trial("crash"), hung]), "run") == (
-        "moediag: hang, culprit rank 1; the page again: moediag report run"
-    )
-    assert "culprit" not in watch_display.closing(of("train.py", [trial("hang")]), "run")
+
+    def end(*trials: TrialResult) -> list[str]:
+        return [plain(line) for line in terminal.closing(of("train.py", trials), 80, Path("run"))]
+
+    assert end(trial("clean")) == ["moediag: evidence in run"]
+    last = end(trial("crash"), hung)
+    assert "hang" in last[0] and "CULPRIT  rank 1" in last[0] and len(last) <= 8
+    assert last[-1] == " AGAIN    moediag report run --details"
+    assert "CULPRIT" not in end(trial("hang"))[0]
 
 
 # ------------------------------------------------------------------------ a full disk

@@ -172,6 +172,8 @@ def undecided_looks(facts: Facts) -> Judgement | None:
     text = f"In {seen.seconds:.0f} s of looks, {'; '.join(_doing(facts.evidence, seen))}."
     if seen.doing(looks.UNREAD):
         return undecided(f"{text} Where these ranks are is not known.")
+    if facts.evidence.stall is not None:
+        return undecided(f"{text} They stand still outside communication; it is not known why.")
     return undecided(f"{text} It is not known whether the job would continue.", _longer(seen))
 
 

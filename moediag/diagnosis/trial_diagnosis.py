@@ -86,6 +86,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
             *log_sentences.notes(evidence),
+            *log_sentences.threads(evidence),
         ),
         tables=_tables(facts),
         schedules=schedules,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from moediag.evidence import foreign, loader_workers, looks, sources
+from moediag.evidence.line_conditions import Sources
 from moediag.evidence.looks import Looks
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, RankEvidence, Stall
-from moediag.evidence.source_conditions import Sources
 
 # Files of the capture that are evidence of their own; the others belong to these.
 _PATTERNS = ("rank-*.pyspy.json", "rank-*.flight")
@@ -67,7 +67,7 @@ def _rank(
 ) -> RankEvidence:
     made = found or RankEvidence(rank)
     look = seen.ranks.get(rank)
-    conditions, _ = kept.conditions(frame for stack in made.stacks for frame in stack.frames)
+    conditions, _ = kept.conditions((f for stack in made.stacks for f in stack.frames), rank)
     return replace(
         made,
         conditions=conditions,

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from moediag.evidence.definitions import Function
+from moediag.evidence.definitions import Function, last_name
 from moediag.evidence.source_tree import Scope, leaves_by
 from moediag.records import dataclass
 
@@ -105,6 +105,10 @@ class Flow:
         elif isinstance(node, ast.Try):
             self._try(node, after, to)
         elif isinstance(node, ast.With | ast.AsyncWith):
+            if any(last_name(item.context_expr) == "suppress" for item in node.items):
+                silent = ast.ExceptHandler(None, None, [], lineno=node.lineno)
+                self._add(silent, after)
+                to = replace(to, handlers=(silent, *to.handlers))
             self._add(node, self._block(node.body, after, to))
         elif isinstance(node, ast.Match):
             for case in node.cases:

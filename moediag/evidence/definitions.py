@@ -202,11 +202,19 @@ def _own(function: Function) -> Iterator[ast.AST]:
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """(target, value) of what a node assigns; of several targets each with the whole value."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
     if isinstance(node, ast.Assign):
-        for target in node.targets:
-            yield target, node.value
+        pairs = [(target, node.value) for target in node.targets]
     elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
-        yield node.target, node.value
+        pairs = [(node.target, node.value)]
+    elif isinstance(node, ast.For | ast.AsyncFor):
+        pairs = [(node.target, node.iter)]
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        pairs = [(node.optional_vars, node.context_expr)]
+    for target, value in pairs:
+        several = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        yield from ((one, value) for one in several)
 
 
 def _without_functions(node: ast.AST) -> Iterator[ast.AST]:

@@ -93,6 +93,7 @@ PREFIXES = (
 # `srun -l` and `mpirun --prefix`: the number of the task. A line may begin so by chance, so it
 # counts only in a file where most lines do.
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ?")
+_LISTS = "waiting for remainder of ranks"  # Horovod: lines of ranks follow
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ENTRY = re.compile(
     r"\s*(?:[EWIF]\d{3,4} |\[[EWIF]|Traceback |terminate called|what\(\)|File \"|frame #|#\d|```|$)"
@@ -195,6 +196,8 @@ def _has_tasks(raw: list[str]) -> bool:
     """Whether the numbers before most lines are those of tasks, one rank each. With one task per
     node, torch's own mark contradicts the number."""
     lines = [line for line in raw if line.strip()]
+    if any(_LISTS in line and not _TASK.match(line) for line in lines):
+        return False
     numbered = [found for line in lines if (found := _TASK.match(line))]
     if len(numbered) < 2 or len(numbered) < 0.8 * len(lines):
         return False

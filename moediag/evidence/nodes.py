@@ -95,6 +95,7 @@ def merged(parts: Sequence[Part]) -> Evidence:
         not_seen=lost + _not_seen(nodes, ranks),
         oom_kills=sum(kills) if kills else None,
         nodes=nodes,
+        sources={path: text for e in reversed(every) for path, text in e.sources.items()},
     )
 
 

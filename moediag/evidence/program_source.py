@@ -1,9 +1,9 @@
-"""The source files of a program, and what of a file's statements is the same on all ranks."""
+"""The parsed source files of a program."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from moediag.evidence.control_flow import Node
 from moediag.evidence.definitions import Definitions, Where
@@ -14,22 +14,29 @@ from moediag.records import dataclass
 
 
 class Program:
-    """Finds files by their base names; a name that several files have is not found."""
+    """The files of a program by path, and by base name where only one file has it. ``one_node``:
+    see :class:`.RankNames`."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self._paths: dict[str, list[str]] = {}
+    def __init__(self, texts: Mapping[str, str], one_node: bool = False) -> None:
         self._texts = texts
-        for path in texts:
-            self._paths.setdefault(path.rpartition("/")[2], []).append(path)
+        self._one_node = one_node
         self._files: dict[str, ProgramFile | None] = {}
 
+    def at(self, path: str) -> ProgramFile | None:
+        """None if the file is not known, or not Python that this interpreter can read."""
+        if path not in self._files and path in self._texts:
+            name, text = path.rpartition("/")[2], self._texts[path]
+            self._files[path] = ProgramFile.parse(name, text, self._one_node, self._having)
+        return self._files.get(path)
+
     def file(self, name: str) -> ProgramFile | None:
-        paths = self._paths.get(name, [])
-        if len(paths) != 1:
-            return None
-        if name not in self._files:
-            self._files[name] = ProgramFile.parse(name, self._texts[paths[0]])
-        return self._files[name]
+        paths = [path for path in self._texts if path.rpartition("/")[2] == name]
+        return self.at(paths[0]) if len(paths) == 1 else None
+
+    def _having(self, name: str) -> list[Definitions]:
+        """The definitions of the files whose text has ``name``."""
+        files = [self.at(path) for path, text in self._texts.items() if name in text]
+        return [file.names.definitions for file in files if file is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +44,26 @@ class ProgramFile:
     """A parsed file."""
 
     name: str
+    """Its base name, for reports."""
     tree: ast.Module
     lines: tuple[str, ...]
     names: RankNames
 
     @classmethod
-    def parse(cls, name: str, text: str) -> ProgramFile | None:
-        """None if the text is not Python that this interpreter can read."""
+    def parse(
+        cls,
+        name: str,
+        text: str,
+        one_node: bool = False,
+        others: Callable[[str], Sequence[Definitions]] = lambda _: (),
+    ) -> ProgramFile | None:
+        """None if the text is not Python that this interpreter can read. ``others``: see
+        :class:`.Definitions`."""
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-        return cls(name, tree, tuple(text.splitlines()), RankNames(tree))
-
-    @property
-    def definitions(self) -> Definitions:
-        return self.names.definitions
+        return cls(name, tree, tuple(text.split("\n")), RankNames(tree, one_node, others))
 
     def scope(self, line: int, function: str) -> Scope | None:
         """The function of that name around a line; None if there is none."""
@@ -91,4 +102,4 @@ class ProgramFile:
         else:
             return False
         by_rank = self.names.names_rank(decides, scope, anywhere=True)
-        return not by_rank and same(decides, Where(self.definitions, scope))
+        return not by_rank and same(decides, Where(self.names.definitions, scope))

@@ -57,7 +57,20 @@ def _is_setting(node: ast.expr) -> bool:
 
 def _defined_same(node: ast.expr, at: Where, depth: int) -> bool:
     made = at.stands_for(node) if depth < _DEPTH else []
-    return len(made) == 1 and same(made[0].value, made[0].at, depth + 1)
+    if len(made) != 1 or not same(made[0].value, made[0].at, depth + 1):
+        return False
+    whole = isinstance(made[0].value, ast.List | ast.Set | ast.Call | ast.BinOp)
+    return not (whole and _is_changed(last_name(node), made[0].at))
+
+
+def _is_changed(name: str, at: Where) -> bool:
+    """Whether a method of the object, such as ``append``, is called in its file."""
+    return any(
+        isinstance(n, ast.Attribute)
+        and isinstance(n.value, ast.expr)
+        and last_name(n.value) == name
+        for n in ast.walk(at.file.tree)
+    )
 
 
 def _counts(name: ast.Name, at: Where) -> bool:

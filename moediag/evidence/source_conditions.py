@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from moediag.evidence.definitions import Definitions, Function, last_name
-from moediag.evidence.model import Condition, Frame
+from moediag.evidence.definitions import Function, last_name
+from moediag.evidence.model import Condition
+from moediag.evidence.program_source import ProgramFile
 from moediag.evidence.rank_names import RankNames
 from moediag.evidence.source_tree import (
     Scope,
@@ -32,67 +33,8 @@ _ALONE = re.compile(
     r"|(?:master|main|rank0|rank_0)_only|only_on_(?:rank_?0|main|master)\w*"
 )
 _FIRST = re.compile(r"(?:local_)?main_process_first|\w*(?:rank_?)?(?:zero|0|main|master)_first")
-_LINE = re.compile(r"(?P<name>[^:]+):(?P<line>\d+) (?P<function>.+)")
 _WIDEST = 100  # characters of a condition's text
 MOST = 8  # conditions of one line, and as many loops that are the same on all ranks
-
-Found = dict[str, tuple[Condition, ...]]  # by the frame's place
-
-
-class Sources:
-    """The source files of a job's user code. ``one_node``: see :class:`.RankNames`."""
-
-    def __init__(self, files: Mapping[str, str], world_size: int, one_node: bool = False) -> None:
-        self._world_size = world_size
-        self._one_node = one_node
-        self.files = {path: text for path, text in files.items() if isinstance(text, str)}
-        self._parsed: dict[str, Source | None] = {}
-
-    def conditions(self, frames: Iterable[Frame], rank: int = -1) -> tuple[Found, tuple[str, ...]]:
-        """(the conditions of each frame of a rank whose source is known, names of files that could
-        not be used). A frame whose place also names a line of another file has none."""
-        found: dict[str, set[tuple[Condition, ...]]] = {}
-        unusable: dict[str, None] = {}
-        for frame in frames:
-            if frame.native or frame.file not in self.files:
-                continue
-            source = self._source(frame.file)
-            here = (
-                source.conditions(frame.line, frame.function, self._world_size, rank)
-                if source is not None
-                else None
-            )
-            if here is None:
-                unusable[frame.name] = None
-            else:
-                found.setdefault(frame.place, set()).add(here)
-        return {at: here.pop() for at, here in found.items() if len(here) == 1}, tuple(unusable)
-
-    def of_lines(self, lines: Iterable[str], paths: Iterable[str], rank: int = -1) -> Found:
-        """The conditions of ``train.py:12 step``, whose file is the one of ``paths`` with that base
-        name; without lines of other files, and of base names that several of ``paths`` have."""
-        by_name: dict[str, str] = {}
-        for path in dict.fromkeys(paths):
-            name = path.rpartition("/")[2]
-            by_name[name] = "" if name in by_name else path
-        frames = []
-        for line in lines:
-            found = _LINE.fullmatch(line)
-            if found is not None and by_name.get(found["name"]):
-                place = by_name[found["name"]], int(found["line"]), found["function"]
-                frames.append(Frame(*place))
-        return self.conditions(frames, rank)[0]
-
-    def _source(self, path: str) -> Source | None:
-        if path not in self._parsed:
-            name, text = path.rpartition("/")[2], self.files[path]
-            self._parsed[path] = Source.parse(name, text, self._one_node, self._with)
-        return self._parsed[path]
-
-    def _with(self, name: str) -> list[Definitions]:
-        """The definitions of the files whose text has ``name``."""
-        having = [self._source(path) for path, text in self.files.items() if name in text]
-        return [source.names.definitions for source in having if source is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +48,14 @@ class Source:
     names: RankNames
 
     @classmethod
-    def parse(
-        cls,
-        name: str,
-        text: str,
-        one_node: bool = False,
-        others: Callable[[str], Sequence[Definitions]] = lambda _: (),
-    ) -> Source | None:
-        """None if the text is not Python that this interpreter can read. ``others``: see
-        :class:`.Definitions`."""
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-        return cls(name, tree, text, RankNames(tree, one_node, others))
+    def parse(cls, name: str, text: str, one_node: bool = False) -> Source | None:
+        """None if the text is not Python that this interpreter can read."""
+        file = ProgramFile.parse(name, text, one_node)
+        return cls.of(file) if file is not None else None
+
+    @classmethod
+    def of(cls, file: ProgramFile) -> Source:
+        return cls(file.name, file.tree, "\n".join(file.lines), file.names)
 
     def conditions(
         self, line: int, function: str, world_size: int = 0, rank: int = -1
@@ -273,7 +209,8 @@ class Source:
     def _choice(self, node: ast.expr, scope: ast.AST) -> ast.expr | None:
         """What decides in an expression which function is called."""
         if isinstance(node, ast.IfExp):
-            return node.test
+            chosen = (n for side in (node.body, node.orelse) for n in ast.walk(side))
+            return node.test if any(isinstance(n, ast.Call) for n in chosen) else None
         if isinstance(node, ast.BoolOp) and any(
             isinstance(part, ast.Call) and not self.names.names_rank(part, scope)
             for part in node.values[1:]

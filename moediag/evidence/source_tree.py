@@ -69,6 +69,15 @@ def communicates(block: Iterable[ast.stmt]) -> bool:
     return any(isinstance(n, ast.Call) and _CALLS.fullmatch(last_name(n)) for n in nodes)
 
 
+def calls_once(statement: ast.stmt) -> bool:
+    """Whether a statement itself seems to make exactly one collective or point-to-point call."""
+    repeated = (*_ANONYMOUS, ast.While, ast.For, ast.AsyncFor)
+    if any(isinstance(node, repeated) for node in ast.walk(statement)):
+        return False
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return sum(_CALLS.fullmatch(last_name(call)) is not None for call in calls) == 1
+
+
 def leaves_by(block: Sequence[ast.stmt]) -> str:
     """How a branch always leaves what encloses it: return, continue, break, raise, exit; "" if it
     does not."""

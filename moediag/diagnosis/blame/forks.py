@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from moediag.diagnosis.end_states.whereabouts import program_lines
 from moediag.diagnosis.schedules.align import Aligned, Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.control_flow import BEGIN, CAUGHT, END, Edge, Flow, Node
 from moediag.evidence.model import Collective, Condition, Evidence
 from moediag.evidence.program_source import Program, ProgramFile
-from moediag.evidence.source_tree import Scope
+from moediag.evidence.source_tree import Scope, calls_once
 from moediag.records import dataclass
 
 _LINE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+) (?P<function>.+)")
 _MOST = 3  # decisions of which one parted the ranks; more tell nothing
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SOMETIMES = "?"  # a library's function that does not always make a call
 _DEEP = 4  # calls that are followed
 
 
@@ -87,8 +87,8 @@ class Fork:
 def fork(found: Divergence, aligned: Aligned, evidence: Evidence) -> Fork | None:
     """Where the two sides of a divergence parted; None if they are not two, or the source does not
     show it."""
-    sides = _sides(found, aligned, evidence)
-    if len(sides) != 2 or not evidence.sources:
+    sides = _sides(found, aligned, evidence) if evidence.sources else []
+    if len(sides) != 2:
         return None
     one, two = sides
     if not one.chain or (two.chain and len(two.ranks) > len(one.ranks)):
@@ -96,7 +96,7 @@ def fork(found: Divergence, aligned: Aligned, evidence: Evidence) -> Fork | None
     if not one.chain:
         return None
     search = _Search(evidence, (one, two))
-    decisions = search.decisions()
+    decisions = sorted(set(search.decisions()), key=lambda one: (one.file, one.line))
     if not 0 < len(decisions) <= _MOST:
         decisions = ()
     return Fork((one, two), tuple(decisions), search.program)
@@ -109,40 +109,36 @@ def _sides(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Side
     schedule = next((s for s in aligned.schedules.values() if s.group == found.group), None)
     if schedule is None or found.surplus or found.kind in ("order", "splits", "parameters"):
         return []
+    own = frozenset(path.rpartition("/")[2] for path in evidence.sources)
     together: dict[tuple[Line, ...], list[int]] = {}
     for rank in (*found.calls, *found.absent):
         if rank not in evidence.ranks or rank not in schedule.starts:
             return []
-        lines = _standing(rank, found, evidence)
-        if lines is None:
+        call = found.calls.get(rank)
+        lines = _made_at(call, own) if call is not None else ()
+        if not lines and (call is not None or rank not in found.ended):
             return []
         ranks = together.setdefault(lines, [])
         ranks += [rank] * (rank not in ranks)
-    return [_side(lines, ranks, found, schedule) for lines, ranks in together.items()]
-
-
-def _standing(rank: int, found: Divergence, evidence: Evidence) -> tuple[Line, ...] | None:
-    """Where a rank is, outermost first; () if it ended, None if that is not known."""
-    call = found.calls.get(rank)
-    if call is not None:
-        return _made_at(call) or None
-    if rank in found.ended:
-        return ()
-    lines = tuple(map(_line, reversed(program_lines(evidence.ranks[rank]))))
-    return tuple(filter(None, lines)) or None
+    return [_side(lines, ranks, found, schedule, own) for lines, ranks in together.items()]
 
 
 def _side(
-    lines: tuple[Line, ...], ranks: Sequence[int], found: Divergence, schedule: Schedule
+    lines: tuple[Line, ...],
+    ranks: Sequence[int],
+    found: Divergence,
+    schedule: Schedule,
+    own: Collection[str],
 ) -> Side:
     common = schedule.at(ranks[0], found.position - 1) if found.position else None
-    before = _made_at(common) if common is not None else ()
+    before = _made_at(common, own) if common is not None else ()
     return Side(tuple(ranks), lines, found.calls.get(ranks[0]), common, before)
 
 
-def _made_at(call: Collective) -> tuple[Line, ...]:
+def _made_at(call: Collective, own: Collection[str]) -> tuple[Line, ...]:
+    """The lines of the program's ``own`` files that led to a call, outermost first."""
     found = [_line(text) for text in reversed((call.site, *call.callers))]
-    return tuple(one for one in found if one is not None)
+    return tuple(one for one in found if one is not None and one.file in own)
 
 
 def _line(text: str) -> Line | None:
@@ -165,16 +161,28 @@ class _Search:
     def _made(self) -> dict[tuple[str, str], set[tuple[int, str]]]:
         """By function, the lines that made calls, with the function called there, or ""."""
         found: dict[tuple[str, str], set[tuple[int, str]]] = {}
-        chains = {
-            _made_at(call)
-            for side in self._sides
-            for call in self._evidence.ranks[side.ranks[0]].collectives
-        }
-        for chain in chains:
+        own = frozenset(path.rpartition("/")[2] for path in self._evidence.sources)
+        for chain, always in self._chains(own):
             inner = [one.function for one in chain[1:]]
-            for one, called in zip(chain, (*inner, ""), strict=True):
+            for one, called in zip(chain, (*inner, "" if always else _SOMETIMES), strict=True):
                 found.setdefault((one.file, one.function), set()).add((one.line, called))
         return found
+
+    def _chains(self, own: Collection[str]) -> Iterator[tuple[tuple[Line, ...], bool]]:
+        """The lines that led to each place of calls, and whether the innermost certainly makes one:
+        it is the call itself, or a library made one for it in every step."""
+        for side in self._sides:
+            calls = self._evidence.ranks[side.ranks[0]].collectives
+            steps: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+            examples: dict[tuple[str, tuple[str, ...]], Collective] = {}
+            for call in calls:
+                steps.setdefault((call.site, call.callers), set()).add(call.step)
+                examples[call.site, call.callers] = call
+            every = {call.step for call in calls[:-1]} - {calls[-1].step} if calls else set()
+            for place, call in examples.items():
+                direct = call.site.partition(":")[0] in own
+                if chain := _made_at(call, own):
+                    yield chain, direct or every <= steps[place]
 
     def decisions(self) -> list[Decision]:
         """Those in the functions that made the last common call, the innermost first, up to one in
@@ -190,10 +198,21 @@ class _Search:
             if file is None or scope is None:
                 return []
             start = file.node(level.line) if one.common is not None else BEGIN
+            if any(self._same_visit(side, level, start) for side in self._sides):
+                return []
             found += self._between(file, scope, start, chains, 0)
             if all(chains):
                 break
         return found
+
+    def _same_visit(self, side: Side, level: Line, start: Node | None) -> bool:
+        """Whether a side may still be in the statement that made the last common call: one such as
+        ``loss.backward()`` makes several."""
+        if side.common is None or side.call is None or side.chain[-1] != side.before[-1]:
+            return False
+        if level != side.before[-1] or side.call.step > side.common.step:
+            return False
+        return not (isinstance(start, ast.stmt) and calls_once(start))
 
     def _levels(self) -> list[Line]:
         """The lines of the last common call, innermost first, as far as both sides made it there;
@@ -217,6 +236,10 @@ class _Search:
         if depth > _DEEP:
             return []
         function = getattr(scope, "name", "<module>")
+        # The last common call was made in `start` itself and completed.
+        direct = any(
+            not called and file.node(line) is start for line, called in self._lines(file, function)
+        )
         targets = [file.node(chain[0].line) if chain else END for chain in chains]
         if start is None or None in targets:
             return []
@@ -228,10 +251,19 @@ class _Search:
             frozenset(
                 edge
                 for edge in flow.paths(start, target, closed - {target})
-                if edge.start is not start or edge.how != CAUGHT
+                if edge.start is not start or edge.how != CAUGHT or not direct
             )
             for target in targets
         ]
+        for own, other in ((0, 1), (1, 0)):
+            if targets[own] is start and not direct and not ways[own]:
+                # This side did not leave the function that is called there; an exception may have
+                # taken the other side out of it.
+                return [
+                    _decision(file, edge.to, (set(), {edge}) if own == 0 else ({edge}, set()))
+                    for edge in ways[other]
+                    if edge.start is start and edge.how == CAUGHT and isinstance(edge.to, ast.AST)
+                ]
         if not all(ways):
             return []
         found = list(self._split(file, scope, ways))
@@ -251,10 +283,13 @@ class _Search:
         chains = (inner, ()) if own == 0 else ((), inner)
         return self._between(file, scope, BEGIN, chains, depth + 1)
 
+    def _lines(self, file: ProgramFile, function: str) -> set[tuple[int, str]]:
+        return self._calls.get((file.name, function), set())
+
     def _closed(self, file: ProgramFile, function: str, depth: int = 0) -> frozenset[Node]:
         """Statements that certainly make a call when they run."""
         found = set()
-        for line, called in self._calls.get((file.name, function), ()):
+        for line, called in self._lines(file, function):
             node = file.node(line)
             if node is not None and (not called or self._always(called, depth)):
                 found.add(node)

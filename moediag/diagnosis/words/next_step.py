@@ -41,8 +41,10 @@ def next_step(
     if failure is not None:
         return _after_failure(failure, culprits)
     if divergence is not None:
+        sure = forked is not None and len(forked.decisions) == 1 and not culprits
         return (
-            _either(divergence, found, culprits)
+            (_caught(evidence, found) or _by_batches(evidence) or advice(forked) if sure else "")
+            or _either(divergence, found, culprits)
             or _caught(evidence, found)
             or _split(divergence, found)
             or _parted(divergence, found)

@@ -9,9 +9,9 @@ import pytest
 from moediag.diagnosis import diagnose
 from moediag.evidence import looks
 from moediag.evidence.attached_job import stall_of
+from moediag.evidence.line_conditions import Sources
 from moediag.evidence.looks import Looks, RankLook
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
-from moediag.evidence.source_conditions import Sources
 from moediag.result import Diagnosis
 
 TRAIN = "/home/me/train.py"

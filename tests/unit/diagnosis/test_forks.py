@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import replace
 
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.facts import Facts
 from moediag.evidence.model import BatchCount, Evidence
@@ -16,9 +17,8 @@ TIMES = 3  # common calls
 
 def job(source: str, **known: object) -> Evidence:
     """Ranks 0 and 1 made calls at the lines marked ``C``, then rank 0 makes one at ``A``, rank 1
-    one at ``B``, or it ended. ``outer``: marks of the lines that led to a mark, nearest first."""
+    one at ``B``, or it ended. ``Cc``, ``Aa`` and ``Bb`` mark the lines that led there."""
     text = textwrap.dedent(source).lstrip()
-    functions: dict[str, str] = {}
     marks: dict[str, str] = {}
     name = "<module>"
     for number, line in enumerate(text.splitlines(), 1):
@@ -29,7 +29,6 @@ def job(source: str, **known: object) -> Evidence:
         if "  # " in line:
             for mark in line.rpartition("  # ")[2].split():
                 marks[mark] = f"train.py:{number} {name}"
-    functions |= {v.rpartition(" ")[2]: v for v in marks.values()}
     outer = {"A": "Aa", "B": "Bb", "C": "Cc"}
     common = [Op("a", step=n + 1) for n in range(TIMES)]
     last = {0: Op("a", "all_gather"), 1: Op("a", "barrier", numel=0)}
@@ -201,7 +200,110 @@ class TestDataLoaders:
         assert decisions(source) == [("for step, x in enumerate(loader)", ("turn", "over"))]
 
 
+class TestCallsOfLibraries:
+    SOURCE = """
+        def main():
+            while True:
+                loss.backward()  # C A
+                if done():
+                    break
+            barrier()  # B
+    """
+
+    def found(self, *, step: int) -> list[str]:
+        """Rank 0 waits in a call of that step in ``backward``; the common ones were of 1 to 3."""
+        evidence = job(self.SOURCE)
+        ranks = {}
+        for rank, seen in evidence.ranks.items():
+            calls = [
+                replace(c, site="engine.py:9 run", callers=(c.site,))
+                if rank == 0 or c.completed
+                else c
+                for c in seen.collectives
+            ]
+            last = replace(calls[-1], step=step)
+            ranks[rank] = replace(seen, collectives=(*calls[:-1], last))
+        fork = Facts(replace(evidence, ranks=ranks)).fork
+        assert fork is not None
+        return [one.text for one in fork.decisions]
+
+    def test_the_next_step_is_another_visit_of_the_line(self) -> None:
+        assert self.found(step=TIMES + 1) == ["if done()"]
+
+    def test_in_the_same_step_it_may_be_the_same_visit(self) -> None:
+        assert self.found(step=TIMES) == []
+
+
+class TestOneOfSeveral:
+    def test_exceptions_that_a_context_manager_swallows(self) -> None:
+        source = """
+            def main():
+                for i in range(8):
+                    with suppress(ValueError):
+                        x = parse(i)
+                        all_reduce(x)  # C A
+                    if stop():
+                        break
+                barrier()  # B
+        """
+        assert [text for text, _ in decisions(source)] == [
+            "with suppress(ValueError)",
+            "if stop()",
+        ]
+
+    def test_a_handler_around_the_function_that_made_the_last_common_call(self) -> None:
+        """The exception may have left it before its own `if`."""
+        source = """
+            def step(x):
+                all_reduce(x)  # C
+                if flag(x):
+                    return
+                all_gather(x)  # A
+            def main():
+                for x in range(3):
+                    try:
+                        step(x)  # Cc Aa
+                    except RuntimeError:
+                        pass
+                    barrier()  # B
+        """
+        assert [text for text, _ in decisions(source)] == ["if flag(x)", "except RuntimeError"]
+
+    def test_more_than_three_tell_nothing(self) -> None:
+        exits = "".join(f"        if test{n}():\n            break\n" for n in range(4))
+        source = f"def main():\n    while True:\n        all_reduce()  # C A\n{exits}"
+        source += "    barrier()  # B\n"
+        found = fork_of(source)
+        assert found is not None and found.decisions == ()
+        assert "Find out why ranks take different paths" in diagnose(job(source)).next_step
+
+
 class TestNothingIsNamed:
+    def test_a_statement_that_makes_several_calls(self) -> None:
+        source = """
+            def main():
+                for batch in stream:
+                    outs = [all_reduce(x) for x in batch]  # C A
+                    if done():
+                        break
+                barrier()  # B
+        """
+        found = fork_of(source)
+        assert found is not None and found.decisions == ()
+
+    def test_a_list_that_is_changed_is_not_the_same_on_all_ranks(self) -> None:
+        source = """
+            def main():
+                callbacks = [Log()]
+                if here:
+                    callbacks.append(Ema())
+                for step in range(4):
+                    all_reduce(1)  # C B
+                    for callback in callbacks:
+                        broadcast(callback)  # A
+        """
+        assert decisions(source) == [("for callback in callbacks", ("turn", "over"))]
+
     def test_both_in_one_line(self) -> None:
         source = """
             def main():
@@ -229,3 +331,23 @@ class TestNothingIsNamed:
         """
         found = fork_of(source)
         assert found is not None and found.decisions == ()
+
+
+class TestPage:
+    def test_the_next_step_names_the_decision(self) -> None:
+        found = diagnose(job(BREAK))
+        assert found.culprits == ()
+        assert found.next_step == (
+            "Make all ranks decide alike at train.py:6: `if stopper.update(loss)` was false on "
+            "rank 0, true on rank 1."
+        )
+
+    def test_the_paths_from_the_last_common_call_on(self) -> None:
+        found = [(p.line, p.acts) for p in diagnose(job(BREAK)).paths]
+        assert found == [
+            (3, (((0, 1), "last made the same call, all_reduce"),)),
+            (6, (((0,), "false"), ((1,), "true"))),
+            (7, (((1,), "alone came here"),)),
+            (3, (((0,), "waits in all_gather"),)),
+            (9, (((1,), "waits in barrier"),)),
+        ]

@@ -6,8 +6,9 @@ import textwrap
 
 import pytest
 
+from moediag.evidence.line_conditions import Sources
 from moediag.evidence.model import Condition, Frame
-from moediag.evidence.source_conditions import Source, Sources
+from moediag.evidence.source_conditions import Source
 
 
 def around(

@@ -50,6 +50,7 @@ def read(
         ),
         attached=attached,
         looks=seen,
+        sources=kept.files,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import subprocess
 import sys
 import tarfile
@@ -81,6 +82,15 @@ def test_a_machine_that_works_ends_the_wait_of_another(tmp_path: Path) -> None:
     other = evidence(tmp_path / "1", {1: BOTH[1]}, does=looks.MOVES)
     (trial,) = examine([one, other]).result.trials
     assert (trial.verdict, trial.culprits) == ("clean", ())
+
+
+def test_a_rank_that_ended_between_two_looks(tmp_path: Path) -> None:
+    attempt = evidence(tmp_path / "run", {0: BOTH[0]})
+    raw = json.loads((attempt / "looks.json").read_text())
+    raw["ranks"]["1"] = dataclasses.asdict(RankLook(2, looks.GONE))
+    write_json(attempt / "looks.json", raw)
+    (trial,) = examine([attempt]).result.trials
+    assert (trial.verdict, trial.culprits) == ("crash", (1,)), trial.cause
 
 
 def test_damaged_looks_are_told(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def read(
         ),
         attached=attached,
         looks=seen,
+        sources=kept.files,
     )
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.numbers.agreement import LARGE, difference
 from moediag.evidence.law_model import DeclaredTensor
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import ranks
 
 _ENOUGH = 2  # steps
-_LARGE = 0.2  # of the norm; no rounding makes such a difference
 
 # The tensors of all ranks at one place of the program.
 _Row = tuple[DeclaredTensor, ...]
@@ -59,7 +58,7 @@ def declared_tensors_apart(facts: Facts) -> Findings:
         for step, rows in steps.items():
             for row in rows:
                 sketches = [one.sketch for one in row if one.sketch is not None]
-                if len(sketches) == len(row) and (size := _difference(sketches)) > _LARGE:
+                if len(sketches) == len(row) and (size := difference(sketches)) > LARGE:
                     apart.setdefault(step, (row[0], size))
         if len(apart) >= _ENOUGH and set(apart) == set(steps):
             first, size = next(iter(apart.values()))
@@ -100,14 +99,6 @@ def _declared(evidence: Evidence) -> Iterator[tuple[tuple[int, ...], Mapping[int
 def _alike(rows: Sequence[Sequence[DeclaredTensor]]) -> bool:
     """Whether the ranks declared the same tensors in the same order."""
     return len({tuple((one.part, one.shape, one.axes) for one in row) for row in rows}) == 1
-
-
-def _difference(sketches: Sequence[tuple[float, float]]) -> float:
-    """About the norm of the largest difference, as a part of the norm."""
-    totals, norms = [total for total, _ in sketches], [norm for _, norm in sketches]
-    most = max(norms)
-    found = max(max(totals) - min(totals), most - min(norms)) / most if most else 0.0
-    return found if isfinite(found) else 0.0
 
 
 def _sentence(

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
-from moediag.diagnosis.numbers.agreement import LARGE, difference
+from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import DeclaredTensor
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import LARGE
 from moediag.result import Verdict
 from moediag.result.wording import ranks
 
@@ -21,8 +22,8 @@ _Row = tuple[DeclaredTensor, ...]
 
 @law(Verdict.WRONG_GRADIENTS)
 def declared_inputs_apart(facts: Facts) -> Findings:
-    """Ranks of one tensor-parallel group of a watched job called their model with other samples,
-    which the program declares to be the same."""
+    """Ranks of one tensor-parallel group of a watched job called their model with different
+    samples, which the program declares to be the same."""
     given = _given(facts.evidence)
     for who, steps in _declared(facts.evidence):
         compared: list[int] = []
@@ -58,7 +59,7 @@ def declared_tensors_apart(facts: Facts) -> Findings:
         for step, rows in steps.items():
             for row in rows:
                 sketches = [one.sketch for one in row if one.sketch is not None]
-                if len(sketches) == len(row) and (size := difference(sketches)) > LARGE:
+                if len(sketches) == len(row) and (size := agreement.far(sketches)) > LARGE:
                     apart.setdefault(step, (row[0], size))
         if len(apart) >= _ENOUGH and set(apart) == set(steps):
             first, size = next(iter(apart.values()))

@@ -1,32 +1,41 @@
-"""Which ranks agree on a value, and how far apart values are that each rank computes itself."""
+"""Whether values of several ranks agree: the sides, the minority, and how far they lie apart."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from typing import TypeVar
 
-# A difference of tensors, as a part of their norm, that no rounding makes (bfloat16: 0.004).
-LARGE = 0.2
+T = TypeVar("T")
 
 
-def sides(values: Mapping[int, Hashable]) -> tuple[tuple[int, ...], ...]:
-    """Ranks by value, the largest side first."""
-    found: dict[Hashable, list[int]] = {}
+def sides(values: Mapping[int, T]) -> dict[T, tuple[int, ...]]:
+    """Each value with its ranks, in order of the lowest rank."""
+    found: dict[T, list[int]] = {}
     for rank, value in sorted(values.items()):
         found.setdefault(value, []).append(rank)
-    return tuple(sorted(map(tuple, found.values()), key=lambda side: (-len(side), side)))
+    return {value: tuple(who) for value, who in found.items()}
 
 
 def minority(sides: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """All ranks outside a strict majority; () without one."""
-    most, *others = sorted(sides, key=len, reverse=True)
-    outside = [rank for side in others for rank in side]
-    return tuple(sorted(outside)) if len(most) > len(outside) else ()
+    largest_first = sorted(sides, key=len, reverse=True)
+    others = [rank for side in largest_first[1:] for rank in side]
+    return tuple(sorted(others)) if len(largest_first[0]) > len(others) else ()
 
 
-def difference(sketches: Sequence[tuple[float, float]]) -> float:
-    """About the norm of the largest difference between tensors, as a part of the largest norm, from
-    each one's sketch: the sum with random signs, and the norm."""
+def apart(values: Iterable[float], tolerance: float) -> bool:
+    """Whether values, of ranks or of a rank and a reference, differ by more than ``tolerance``,
+    relative to the largest. nan differs from nothing."""
+    known = [value for value in values if value == value]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    within = isfinite(high - low) and high - low <= tolerance * max(abs(low), abs(high))
+    return high != low and not within
+
+
+def far(sketches: Sequence[tuple[float, float]]) -> float:
+    """About the norm of the largest difference of tensors, as a part of their norm; 0 where it is
+    not known. A sketch is a random sum of the elements, and the norm."""
     totals, norms = [total for total, _ in sketches], [norm for _, norm in sketches]
     most = max(norms)
     found = max(max(totals) - min(totals), most - min(norms)) / most if most else 0.0

@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import LawCheck, LawPiece
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
 
 PARAMETERS, HYPER, GRADIENTS, STATE = "parameters", "hyperparameters", "gradients", "state"
@@ -188,10 +189,11 @@ def _differing(
 
 
 def _sides(values: Mapping[int, str | None]) -> tuple[tuple[int, ...], ...]:
-    """The sides; () if all are equal or one is unknown."""
-    return (
-        () if None in values.values() or len(set(values.values())) == 1 else agreement.sides(values)
-    )
+    """Ranks by value, the largest side first; () if all are equal or one is unknown."""
+    found = agreement.sides(values)
+    if None in found or len(found) == 1:
+        return ()
+    return tuple(sorted(found.values(), key=lambda side: (-len(side), side)))
 
 
 def _split(what: str, step: int, differing: Mapping[str, tuple[tuple[int, ...], ...]]) -> Split:
@@ -215,8 +217,8 @@ def _sizes(members: Mapping[int, _Member], names: tuple[str, ...]) -> dict[str, 
         ]
         if len(own) < len(members) or min(norm for _, norm in own) <= least:
             continue
-        if (apart := agreement.difference(own)) > agreement.LARGE:
-            found[name] = apart
+        if (size := agreement.far(own)) > LARGE:
+            found[name] = size
     return found
 
 

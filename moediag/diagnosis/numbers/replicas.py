@@ -259,11 +259,9 @@ def _numbers(
 ) -> Iterator[Disagreement]:
     """The disagreement where values differ by more than ``allowed``, relative."""
     finite = {rank: number(v) for rank, v in sorted(values.items())}
-    if len(finite) < 2 or not all(map(math.isfinite, finite.values())):
-        return
-    low, high = min(finite.values()), max(finite.values())
-    if high - low <= allowed * max(abs(low), abs(high)):
-        return
-    # Only ranks with equal numbers form one side: several close numbers are no majority.
-    equal = agreement.sides({rank: f"{value:.6e}" for rank, value in finite.items()})
-    yield Disagreement(what, step, tuple(finite), agreement.minority(equal), values=finite)
+    known = all(map(math.isfinite, finite.values()))
+    if known and agreement.apart(finite.values(), allowed):
+        # Only ranks with equal numbers form one side: several close numbers are no majority.
+        sides = agreement.sides({rank: f"{value:.6e}" for rank, value in finite.items()})
+        culprits = agreement.minority(sides.values())
+        yield Disagreement(what, step, tuple(finite), culprits, values=finite)

@@ -329,7 +329,7 @@ def test_arguments_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ray", ["num_cpus=1", "num_cpus=2"], "gives num_cpus twice: 1 and 2"),
         ("ray", ["limit=soon"], "limit=soon: give a number from 1 on"),
         ("ray", ["jobs=0"], "jobs=0: give a number from 1 on"),
-        ("local", ["jobs=2"], "--executor-arg jobs=2: nothing takes it"),
+        ("local", ["jobs=2"], "--executor-arg jobs=2: the local executor has no arguments"),
     ],
 )
 def test_unknown_arguments_are_refused(

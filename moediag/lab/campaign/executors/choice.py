@@ -45,7 +45,8 @@ class Choice:
             key, _, value = text.partition("=")
             if kind == LOCAL:
                 raise UsageError(
-                    f"--executor-arg {text}: nothing takes it", "Add --executor slurm or ray."
+                    f"--executor-arg {text}: the local executor has no arguments",
+                    "Add --executor slurm or ray.",
                 )
             if key not in known or not value:
                 raise UsageError(

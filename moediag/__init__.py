@@ -10,6 +10,10 @@ __all__ = ["__version__", "check", "diagnose", "laws", "run", "verify"]
 __version__ = "0.1.0.dev0"
 
 
+def __dir__() -> list:  # type: ignore[type-arg]
+    return sorted([*globals(), *__all__])
+
+
 def __getattr__(name: str) -> object:
     import importlib
 

@@ -20,6 +20,14 @@ def diagnose(*paths: str | Path, taken_at: float | None = None) -> RunResult:
     """Diagnoses runs, dumps, stacks and logs, as ``moediag diagnose``; also what `moediag.laws`
     recorded. ``taken_at``: when dumps of another job were written, in seconds since 1970; 0: when
     NCCL's watchdog gave up."""
+    from moediag import arguments
+    from moediag.errors import UsageError
     from moediag.pipeline.examine import examine
 
+    if not paths:
+        raise UsageError("diagnose() has no path", "Give the files or folders to read.")
+    for path in paths:
+        arguments.path("paths", path)
+    if taken_at != 0:
+        arguments.seconds("taken_at", taken_at)
     return examine([Path(path) for path in paths], taken_at).result

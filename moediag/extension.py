@@ -19,6 +19,8 @@ _REGISTERED = "moediag.lab.registered"
 class Command(NamedTuple):
     """A command of the command line."""
 
+    section: str
+    """Its heading in the help."""
     name: str
     target: str
     """``module:function``; of a group of commands ``module:app``."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -22,29 +23,38 @@ from typing import Any
 
 from moediag import protocol
 
-__all__ = ["finish", "place", "record", "recording"]
+__all__ = ["finish", "place", "record", "recording", "records"]
 
+_log = logging.getLogger("moediag")
 _recorder: Any = None
+_claimed: Any = None  # keeps other processes out of the folder
 
 
 def record(folder: str, every: int = 0) -> bool:
     """Records this rank into ``folder`` from now on, which all ranks must reach or which is copied
     together afterwards. Steps 1, 2, 3 are checked, then 6, 12, 24 and so on, or every ``every``
-    steps. Does nothing in a job under ``moediag watch``, and while it records already; returns
-    whether it began.
+    steps. Files of an earlier run in ``folder`` are moved into a folder in it. Does nothing in a
+    job under ``moediag watch``, and while it records already; returns whether it began.
 
-    Raises OSError if ``folder`` cannot be written.
+    Raises UsageError for a wrong argument, OSError if ``folder`` cannot be written, RuntimeError if
+    another process records the same rank into it.
     """
-    global _recorder
+    global _claimed, _recorder
     if _recorder is not None or protocol.ENV_WATCH in os.environ:
         return False
-    from moediag.recorder import install
+    from moediag import arguments
+    from moediag.recorder import fresh_folder, install
 
+    arguments.path("folder", folder)
+    arguments.whole("every", every, 0)
     rank, world_size = place()
     Path(folder).mkdir(parents=True, exist_ok=True)
+    _claimed = fresh_folder.claim(folder, rank)
+    if earlier := fresh_folder.set_aside(folder, rank, world_size):
+        _log.info("records of an earlier run of rank %d are in %s now", rank, earlier)
     protocol.Trial(
-        name="laws", scenario=Path(sys.argv[0]).name or "python", variant="laws", launcher="",
-        world_size=world_size, backend="", task=protocol.WatchTask(),
+        name="laws", scenario=Path(sys.argv[0]).name or "python", variant=protocol.LAWS_VARIANT,
+        launcher="", world_size=world_size, backend="", task=protocol.WatchTask(),
     ).write(folder)  # fmt: skip
     before = os.environ.get(protocol.ENV_LAWS)
     os.environ[protocol.ENV_LAWS] = str(every)
@@ -59,6 +69,11 @@ def record(folder: str, every: int = 0) -> bool:
     return True
 
 
+def records() -> bool:
+    """Whether this process records now."""
+    return _recorder is not None
+
+
 def finish(error: BaseException | None = None) -> None:
     """Ends the record of this rank as that of a rank that finished normally, or that ``error``
     ended."""
@@ -66,11 +81,14 @@ def finish(error: BaseException | None = None) -> None:
     recorder, _recorder = _recorder, None
     if recorder is None:
         return
+    from moediag.recorder import fresh_folder
+
     if error is None:
         recorder.finish()
     else:
         recorder.error(error)
     recorder.uninstall()
+    fresh_folder.release(_claimed)
 
 
 @contextlib.contextmanager

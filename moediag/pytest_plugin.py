@@ -1,8 +1,10 @@
 """A pytest plugin: ``@pytest.mark.ranks(4)`` runs a test on four ranks under `moediag watch`.
 
-Each rank is a process with a pytest of its own that runs only this test, fixtures included. A hang,
-a crash or, with ``laws=True``, a broken law fails the test with moediag's page; the run directory
-of a failed test is kept. pytest finds the plugin where moediag is installed.
+Each rank is a process with a pytest of its own that runs only this test, fixtures included. In the
+session that the user started, such a test takes part in pytest's own protocol as any other, except
+that its body starts the ranks and that its fixtures are set up in the ranks only. A hang, a crash
+or, with ``laws=True``, a broken law fails the test with moediag's page; the run directory of a
+failed test is kept. pytest finds the plugin where moediag is installed.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from typing import Any
 import pytest
 
 NAME = "moediag.pytest_plugin"
+WATCH = (sys.executable, "-m", "moediag", "watch")
 _REPORTS = "MOEDIAG_RANK_REPORTS"  # set in the ranks: the folder for what their tests said
 _LAST_WORDS = 30.0  # seconds that `moediag watch` has for its page after SIGTERM
 _ABOUT = (
@@ -32,36 +36,21 @@ _ABOUT = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.getgroup("moediag").addoption(
         "--ranks-out",
         metavar="DIR",
         default="moediag-runs",
         help="keep the run directories of failed tests on several ranks in DIR",
     )
+    if _REPORTS in os.environ:
+        pluginmanager.register(_Rank(), "moediag-rank")
+    else:
+        pluginmanager.register(_Session(parser), "moediag-session")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _ABOUT)
-    if _REPORTS in os.environ:
-        config.pluginmanager.register(_Rank(), "moediag-rank")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    marker = item.get_closest_marker("ranks")
-    if marker is None or _REPORTS in os.environ:
-        return None
-    hook = item.ihook
-    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    call = pytest.CallInfo.from_call(
-        lambda: _judge(item, _Asked.of(marker)),
-        when="call",
-        reraise=(KeyboardInterrupt, pytest.exit.Exception),
-    )
-    hook.pytest_runtest_logreport(report=hook.pytest_runtest_makereport(item=item, call=call))
-    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
 
 
 # ------------------------------------------------------------------------ in a rank
@@ -73,6 +62,22 @@ class _Rank:
     def __init__(self) -> None:
         self.said: dict[str, str] = {}
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        plugins = session.config.pluginmanager
+        for name in _NOT_IN_RANKS:
+            if plugins.has_plugin(name):
+                plugins.unregister(name=name)
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self) -> Generator[None, Any, None]:
+        # Hides the recorder's frames in the traceback of a test.
+        for name in [name for name in sys.modules if name.startswith("moediag.")]:
+            sys.modules[name].__dict__["__tracebackhide__"] = True
+        report = (yield).get_result()
+        # The session, which has the same mark, judges a strict xfail that passes.
+        if str(report.longrepr).startswith("[XPASS(strict)]"):
+            report.outcome, report.longrepr = "passed", None
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         order = ("passed", "skipped", "failed")
         if report.passed and report.when != "call":
@@ -80,23 +85,56 @@ class _Rank:
         if order.index(report.outcome) < order.index(self.said.get("outcome", "passed")):
             return
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        expected = report.skipped and hasattr(report, "wasxfail")
         self.said = {
             "outcome": report.outcome,
             "text": report.longreprtext,
-            "reason": getattr(report, "wasxfail", reason),
-            "expected": "yes" if hasattr(report, "wasxfail") else "",
+            "line": _last_line(report),
+            "reason": report.wasxfail if expected else reason,
+            "expected": "yes" if expected else "",
         }
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.said = {"outcome": "failed", "text": report.longreprtext}
+            self.said = {"outcome": "failed", "text": report.longreprtext, "line": ""}
 
     def pytest_sessionfinish(self) -> None:
         path = Path(os.environ[_REPORTS]) / f"rank-{os.environ.get('RANK', '0')}.json"
         path.write_text(json.dumps(self.said), encoding="utf-8")
 
 
-# ------------------------------------------------------------------------ beside the ranks
+def _last_line(report: pytest.TestReport) -> str:
+    """Where and how a test failed, as "test_it.py:7: AssertionError: assert 2 == 3": the innermost
+    line that is not in an installed package."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return ""
+    message = (crash.message or "").partition("\n")[0]
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
+    places = [at for entry in entries if (at := getattr(entry, "reprfileloc", None)) is not None]
+    own = [at for at in places if "site-packages" not in at.path] or [crash]
+    return f"{Path(own[-1].path).name}:{own[-1].lineno}: {message}"
+
+
+# ------------------------------------------------------------------------ the session
+
+
+class _Session:
+    """Starts the ranks where pytest would run the body of a test that has the mark."""
+
+    def __init__(self, parser: pytest.Parser) -> None:
+        self.parser = parser
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Replaces what the item does, not the protocol: skips, reruns, timeouts, reports and the
+        fixtures of other tests stay those of pytest and its plugins."""
+        marker = item.get_closest_marker("ranks")
+        if marker is not None:
+            item.setup = item.teardown = lambda: None  # type: ignore[method-assign]
+            item.runtest = (  # type: ignore[method-assign]
+                lambda: _judge(item, _Asked.of(marker), self.parser)
+            )
 
 
 @dataclass(frozen=True)
@@ -115,26 +153,67 @@ class _Asked:
             pytest.fail(f"a mark has wrong arguments; it is {_ABOUT}", pytrace=False)
         if not isinstance(asked.count, int) or asked.count < 1:
             pytest.fail(f"ranks({asked.count!r}): the number of ranks is 1 or more", pytrace=False)
+        if not isinstance(asked.timeout, (int, float)) or asked.timeout <= 0:
+            pytest.fail(
+                f"ranks(timeout={asked.timeout!r}): give a number of seconds above 0", pytrace=False
+            )
         return asked
 
 
-def _judge(item: pytest.Item, asked: _Asked) -> None:
+def _judge(item: pytest.Item, asked: _Asked, parser: pytest.Parser) -> None:
     """Runs the test; raises what pytest calls failed, skipped or xfailed."""
     out = _folder(item)
     with tempfile.TemporaryDirectory() as reports:
-        page, ended = _watched(item, asked, out, reports)
+        page, ended = _watched(item, asked, parser, out, reports)
         said = dict(_read(Path(reports)))
-    verdict = _verdict(out)
-    failed = {rank: one["text"] for rank, one in said.items() if one["outcome"] == "failed"}
-    skipped = _all_skipped(said.values()) if len(said) == asked.count else None
+    trial = _trial(out)
+    verdict = trial.get("verdict", "")
+    failed = {rank: one for rank, one in said.items() if one["outcome"] == "failed"}
+    expected = [one for one in said.values() if one.get("expected")]
+    silent = [rank for rank in range(asked.count) if rank not in said]
+    skipped = not silent and all(one["outcome"] == "skipped" for one in said.values())
     # A test without collectives or without torch is inconclusive for moediag.
     good = verdict == "clean" or (verdict == "inconclusive" and (skipped or not asked.laws))
-    if good and not ended and not failed and len(said) == asked.count:
+    if expected and not failed and not ended:
+        shutil.rmtree(out, ignore_errors=True)
+        pytest.xfail(expected[0]["reason"])
+    if good and not ended and not failed and not silent:
         shutil.rmtree(out, ignore_errors=True)
         if skipped:
-            _skip(skipped)
+            pytest.skip(said[0]["reason"].removeprefix("Skipped: "))
         return
-    pytest.fail("\n".join(_explain(asked, verdict, failed, page, ended, out)), pytrace=False)
+    text = [_first_line(trial, failed, silent, ended), ""]
+    # A rank's own assertion says more than the page of the end of its job.
+    if verdict not in ("crash", "clean") or set(trial["culprits"]) - set(failed) or not failed:
+        text.append(page or trial.get("cause", "") or "The output of the ranks says why.")
+    for rank, one in sorted(failed.items()):
+        text.append(f"rank {rank} of {asked.count}:\n{one['text']}\n")
+    text.append(f"The run directory is {out}.")
+    pytest.fail("\n".join(text), pytrace=False)
+
+
+def _first_line(
+    trial: Mapping[str, Any], failed: Mapping[int, Mapping[str, str]], silent: list[int], ended: str
+) -> str:
+    """Who is at fault, where and how: dashboards and pytest's summary show one line."""
+    culprits, verdict = trial.get("culprits", []), trial.get("verdict", "")
+    first = next((rank for rank in culprits or sorted(failed) if rank in failed), None)
+    if first is not None:
+        return f"rank {first}: {failed[first]['line'] or 'failed'}"
+    if verdict not in ("", "clean", "inconclusive"):
+        lines = {place["line"] for place in trial.get("places", ()) if place["ranks"] == culprits}
+        at = f" at {lines.pop()}" if len(lines) == 1 and "" not in lines else ""
+        who = _ranks(culprits) + at + ": " if culprits else ""
+        return f"{who}{verdict}. {trial.get('cause', '')}"
+    if ended:
+        return ended
+    if silent:
+        return f"{_ranks(silent)}: ended before its test did, without an error"
+    return trial.get("cause", "") or "moediag reached no verdict"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _folder(item: pytest.Item) -> Path:
@@ -144,22 +223,20 @@ def _folder(item: pytest.Item) -> Path:
     return next(p for n in range(1_000_000) if not (p := Path(f"{first}{n or ''}")).exists())
 
 
-def _watched(item: pytest.Item, asked: _Asked, out: Path, reports: str) -> tuple[str, str]:
+def _watched(
+    item: pytest.Item, asked: _Asked, parser: pytest.Parser, out: Path, reports: str
+) -> tuple[str, str]:
     """Returns the page, and why the ranks were ended, "" if they ended by themselves."""
     config = item.config
-    line = [sys.executable, "-m", "moediag", "watch", "--no-color", "--on-hang", "abort"]
+    line = [*WATCH, "--no-color", "--on-hang", "abort"]
     line += ["--out", str(out), *(["--laws"] if asked.laws else []), "--"]
     line += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    line += ["--nproc-per-node", str(asked.count), "-m", "pytest", "-q", "-p", NAME]
-    line += ["-p", "no:cacheprovider", "-o", "addopts=", f"--rootdir={config.rootpath}"]
-    line += [f"--import-mode={config.getoption('importmode')}"]
-    line += ["-c", str(config.inipath)] if config.inipath is not None else []
-    for plugin in config.getoption("plugins"):
-        line += ["-p", plugin]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    environment |= {_REPORTS: reports}
+    line += ["--nproc-per-node", str(asked.count), "-m", "pytest", "-q", "--color=no", "-p", NAME]
+    line += _options(config, parser)
+    file, _, rest = item.nodeid.partition("::")
     process = subprocess.Popen(
-        [*line, item.nodeid], cwd=config.rootpath, env=environment, stdin=subprocess.DEVNULL,
+        [*line, f"{config.rootpath / file}::{rest}"], cwd=config.invocation_params.dir,
+        env=_environment(reports), stdin=subprocess.DEVNULL, preexec_fn=_end_with_us(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     ended = ""
@@ -175,6 +252,19 @@ def _watched(item: pytest.Item, asked: _Asked, out: Path, reports: str) -> tuple
     item.add_report_section("call", "stdout of the ranks", printed)
     item.add_report_section("call", "stderr of the ranks", progress)
     return page, ended
+
+
+def _end_with_us() -> Callable[[], None] | None:
+    """`moediag watch` ends the ranks when this process dies in whatever way."""
+    from moediag.launch.watched import end_with_us
+
+    return end_with_us()
+
+
+def _environment(reports: str) -> dict[str, str]:
+    of_session = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "PYTEST_XDIST_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(of_session)}
+    return {**kept, _REPORTS: reports}
 
 
 def _parted(text: str) -> tuple[str, str]:
@@ -202,35 +292,74 @@ def _read(reports: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
             yield int(path.stem.partition("-")[2]), said
 
 
-def _verdict(out: Path) -> str:
-    """Of the last trial; "" if there is no result."""
+def _trial(out: Path) -> Mapping[str, Any]:
+    """The last trial of the run; empty if there is no result."""
     try:
         result: Any = json.loads((out / "result.json").read_text(encoding="utf-8"))
-        return str(result["trials"][-1]["verdict"])
+        return dict(result["trials"][-1])
     except (OSError, ValueError, LookupError, TypeError):
-        return ""
+        return {}
 
 
-def _all_skipped(said: Iterable[Mapping[str, str]]) -> Mapping[str, str] | None:
-    """What the first rank said, if the test was skipped or failed as expected on all ranks."""
-    ranks = list(said)
-    return ranks[0] if all(one["outcome"] == "skipped" for one in ranks) else None
+# ------------------------------------------------------------------------ the ranks' options
+
+# Plugins that repeat or end a test, or write files for a session: on one of several ranks they
+# would break the test or overwrite the files of the session. Their options and marks stay known.
+_NOT_IN_RANKS = (
+    *("rerunfailures", "timeout", "xdist", "pytest_cov", "split"),
+    *("lfplugin", "nfplugin", "stepwiseplugin"),
+)
+# Options that choose tests, end or repeat the session, or write its reports, by their destination.
+_OF_SESSION = re.compile(
+    r"file_or_dir|keyword|markexpr|maxfail|deselect|usepdb|usepdb_cls|trace|lf|failedfirst|newfirst"
+    r"|last_failed_no_failures|stepwise\w*|cacheshow|cacheclear|xmlpath|junitprefix|durations\w*"
+    r"|verbose|collectonly|pastebin|basetemp|log_file|color|reportchars|ranks_out|inifilename"
+    r"|rootdir|numprocesses|maxprocesses|maxworkerrestart|dist|distload|tx|px|loadgroup|looponfail"
+    r"|rsync\w+|testrunuid|reruns\w*|only_rerun|rerun_except|force_reruns|fail_on_flaky"
+    r"|(no_)?cov|(no_)?cov_\w+|timeout|timeout_\w+|session_timeout|htmlpath|css|self_contained_html"
+    r"|json_report\w*|report_log|allure_\w+|splits|store_durations|testmon\w*|forked|randomly_\w+"
+    r"|benchmark_(json|save\w*|autosave|compare\w*|storage)"
+)
 
 
-def _skip(said: Mapping[str, str]) -> None:
-    if said["expected"]:
-        pytest.xfail(said["reason"])
-    pytest.skip(said["reason"].removeprefix("Skipped: "))
+def _options(config: pytest.Config, parser: pytest.Parser) -> list[str]:
+    """The user's options, as typed, that concern the test and not the session."""
+    typed = shlex.split(os.environ.get("PYTEST_ADDOPTS", "")) + list(config.getini("addopts"))
+    kept = of_test([*typed, *map(str, config.invocation_params.args)], parser)
+    kept += ["-o", "addopts=", f"--rootdir={config.rootpath}"]
+    kept += ["-c", str(config.inipath)] if config.inipath is not None else []
+    seed = config.getoption("randomly_seed", None)  # of pytest-randomly: equal on all ranks
+    if isinstance(seed, int):
+        kept.append(f"--randomly-seed={seed}")
+    return kept
 
 
-def _explain(
-    asked: _Asked, verdict: str, failed: Mapping[int, str], page: str, ended: str, out: Path
-) -> Iterator[str]:
-    """The failure's text. A rank's own assertion says more than the page of the job's end."""
-    if ended:
-        yield ended
-    for rank, text in sorted(failed.items()):
-        yield f"rank {rank} of {asked.count}:\n{text}\n"
-    if not failed or verdict not in ("crash", "clean"):
-        yield page or "moediag wrote no page; the ranks' output says why."
-    yield f"The run directory is {out}."
+def of_test(typed: Iterable[str], parser: pytest.Parser) -> list[str]:
+    """Those of ``typed`` that are options of a test. The parser tells where the values of an option
+    end, because conftest files and plugins define options, too."""
+    words, kept = list(typed), []
+    none = vars(parser.parse_known_args([]))
+    while words and words[0] != "--":
+        word = words.pop(0)
+        if not word.startswith("-"):
+            continue
+        if re.fullmatch(r"-[a-zA-Z]{2,}", word) and _set_by(["-" + word[1]], parser, none):
+            words.insert(0, "-" + word[2:])  # -xvs
+            word = word[:2]
+        option = [word]
+        while (changed := _set_by(option, parser, none)) is None and words:
+            option.append(words.pop(0))
+        if changed and not any(_OF_SESSION.fullmatch(name) for name in changed):
+            kept += option
+    return kept
+
+
+def _set_by(
+    option: list[str], parser: pytest.Parser, none: Mapping[str, object]
+) -> set[str] | None:
+    """What ``option`` sets, None if a value is missing."""
+    try:
+        found = vars(parser.parse_known_args(option))
+    except pytest.UsageError:
+        return None
+    return {name for name, value in found.items() if value != none.get(name)}

@@ -55,8 +55,12 @@ def jobs(
     """Compares the first ``steps`` steps of a distributed ``command`` with those of ``reference``
     in one process, as ``moediag verify``. The last trial has the verdict. The jobs' output goes
     where this program's goes."""
+    from moediag import arguments
     from moediag.pipeline.verify import VerifyOptions, verify
 
+    arguments.command("command", command)
+    arguments.command("reference", reference)
+    arguments.whole("steps", steps, 1)
     folder = Path(out) if out is not None else None
     return verify(command, reference, VerifyOptions(steps=steps, out=folder)).result
 

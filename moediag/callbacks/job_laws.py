@@ -1,4 +1,4 @@
-"""What every callback does: records the laws of a job, and reports what they found at its end."""
+"""What every callback does: records the laws of a training and reports at its end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 
 from moediag import laws
 from moediag.callbacks.sinks import Sink, send
+from moediag.result import wording
 
 PATIENCE = 10.0  # seconds that rank 0 waits for the ends of other ranks' records
 _log = logging.getLogger("moediag")
+_current: JobLaws | None = None  # whose record is being written; a process writes one at a time
 
 
 class JobLaws:
-    """:mod:`moediag.laws` from the first to the last step of one training. Sends nothing between
+    """:mod:`moediag.laws` from the first to the last step of each training. Sends nothing between
     ranks: rank 0 reads the records of the ranks that write into the same folder.
 
     ``folder``, ``every``: as of :func:`moediag.laws.record`. ``sinks``: where findings go besides
@@ -24,25 +26,46 @@ class JobLaws:
 
     def __init__(self, folder: str = "laws-run", every: int = 0, sinks: Sequence[Sink] = ()):
         self.folder, self.every, self.sinks = folder, every, sinks
-        self._begun = self._ended = False
+        self._trains = False
 
-    def begin(self) -> None:
-        """Begins to record, once; nothing in a job under ``moediag watch``."""
-        if not self._begun:
-            self._begun = laws.record(self.folder, self.every)
+    def begin(self, trains: bool = True) -> None:
+        """Begins to record; nothing in a job under ``moediag watch``. ``trains``: the training
+        begins; otherwise it is prepared, and another one that begins before it takes its place.
+
+        Never raises: if it cannot record, a warning says why the laws are not checked."""
+        global _current
+        if _current is not self:
+            if _current is not None and _current._trains:
+                self._not_checked(f"a training that still runs is recorded in {_current.folder}")
+                return
+            if _current is not None:
+                laws.finish()
+            try:
+                begun = laws.record(self.folder, self.every)
+            except (OSError, RuntimeError) as error:
+                self._not_checked(str(error))
+                return
+            if not begun and laws.records():
+                self._not_checked("the program itself records laws at the same time")
+            _current = self if begun else None
+        self._trains = trains
 
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the record; rank 0 reports. ``error``: what ended this rank."""
-        if not self._begun or self._ended:
+        """Ends the record; rank 0 reports. ``error``: what ended this training."""
+        global _current
+        if _current is not self:
             return
-        self._ended = True
+        _current, self._trains = None, False
         rank, _ = laws.place()
         laws.finish(error)
         if rank == 0:
             try:
                 self._report()
             except Exception:  # a training that went well must not fail because of its report
-                _log.exception("the records in %s could not be diagnosed", self.folder)
+                _log.exception("the records in %s could not be diagnosed or sent", self.folder)
+
+    def _not_checked(self, why: str) -> None:
+        _log.warning("the laws of this training are not checked: %s", why)
 
     def _report(self) -> None:
         from moediag.evidence.trial_folder import read_trial
@@ -56,10 +79,13 @@ class JobLaws:
             if all(seen.finished or seen.error is not None for seen in here):
                 break
             time.sleep(PATIENCE / 20)
-        trial = send(folder, self.sinks)
+        trial = send(folder, ())
         found = trial.diagnosis
-        level = logging.INFO if trial.verdict == "clean" else logging.WARNING
+        healthy = trial.verdict == "clean" and wording.UNCHECKED not in found.cause
+        level = logging.INFO if healthy else logging.WARNING
         _log.log(level, "%s: %s", found.verdict, found.cause)
         for note in found.notes:
             _log.warning("note: %s", note)
         _log.log(level, "the page: moediag diagnose %s", folder)
+        if self.sinks:
+            send(folder, self.sinks)

@@ -32,17 +32,25 @@ class Sink(Protocol):
 
 def send(path: str | Path, sinks: Sequence[Sink]) -> TrialResult:
     """Diagnoses the job at ``path``, as ``moediag diagnose`` does, and sends it to ``sinks``.
-    Returns the diagnosed job, the last one if there are several. Raises EvidenceError."""
+    Returns the diagnosed job, the last one if there are several.
+
+    Raises EvidenceError, and the first error of a sink, after all sinks were served."""
     from moediag.diagnosis import tokens_of
     from moediag.pipeline.examine import examine
 
     found = examine([Path(path)])
+    errors = []
     for trial, evidence in zip(found.result.trials, found.evidence, strict=True):
         counts = tokens_of(evidence).counts
         for sink in sinks:
-            for step, block in sorted(counts):
-                sink.tokens(step, block, counts[step, block])
-            sink.finding(trial)
+            try:
+                for step, block in sorted(counts):
+                    sink.tokens(step, block, counts[step, block])
+                sink.finding(trial)
+            except Exception as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
     return found.result.trials[-1]
 
 

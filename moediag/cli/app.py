@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import moediag
 from moediag import extension
@@ -29,10 +30,8 @@ from moediag.extension import Command
 from moediag.launch import signals
 from moediag.report import stderr, stdout
 
-HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
-
-A failure is a scenario. Running it shows which rank diverged, where and why, and
-which fix is correct.
+HELP = """Find out why a distributed training job hangs or computes wrong numbers, and name the rank
+and the line; reproduce such failures, and find the release that has them.
 
 Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch, verify: a failure
 found), 2 wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130
@@ -51,34 +50,57 @@ _MAY_NOT_WRITE = (
 # The errors of the library that typer carries along under changing names.
 _WRONG_USAGE = typer.BadParameter.__mro__[1]
 
+MY_JOB, EVIDENCE, SETUP = "My job", "Evidence", "Setup"
+_ORDER = (MY_JOB, EVIDENCE, "Releases", "Scenarios", SETUP)
+
 COMMANDS = (
+    Command(MY_JOB, "attach", "moediag.cli.attach:attach", "attach 41237"),
     Command(
+        MY_JOB,
         "watch",
         "moediag.cli.watch:watch",
         "watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
         runs_a_command=True,
     ),
     Command(
+        EVIDENCE,
         "diagnose",
         "moediag.cli.diagnose:diagnose",
         "diagnose moediag-runs/20250131-120000-expert-starvation",
     ),
     Command(
+        MY_JOB,
         "verify",
         "moediag.cli.verify:verify",
         "verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py",
         runs_a_command=True,
     ),
     Command(
+        EVIDENCE,
         "report",
         "moediag.cli.report:report",
         "report moediag-runs/* --html page.html --junit junit.xml",
     ),
-    Command("explain", "moediag.cli.explain_word:explain", "explain collective-mismatch"),
-    Command("doctor", "moediag.cli.doctor:doctor", "doctor"),
-    Command("env", "moediag.cli.env:env", "env --stack transformers=4.53.2"),
-    Command("completion", "moediag.cli.tab_completion:completion", "completion bash"),
+    Command(EVIDENCE, "explain", "moediag.cli.explain_word:explain", "explain collective-mismatch"),
+    Command(SETUP, "doctor", "moediag.cli.doctor:doctor", "doctor"),
+    Command(SETUP, "env", "moediag.cli.env:env", "env --stack transformers=4.53.2"),
+    Command(SETUP, "completion", "moediag.cli.tab_completion:completion", "completion bash"),
 )
+
+
+class _Sections(TyperGroup):
+    """Lists the commands by section, and no summary is cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for known in (*COMMANDS, *extension.commands()):
+            command = self.get_command(ctx, known.name)
+            if command is not None:
+                row = known.name, command.get_short_help_str(limit=200)
+                sections.setdefault(known.section, []).append(row)
+        for title in sorted(sections, key=_ORDER.index):
+            with formatter.section(title):
+                formatter.write_dl(sections[title])
 
 
 def root(
@@ -101,7 +123,8 @@ def whole() -> typer.Typer:
 def _app(commands: Iterable[Command]) -> typer.Typer:
     made = typer.Typer(
         help=HELP,
-        epilog="Example: moediag run expert-starvation --cpu 2",
+        epilog="Example: moediag watch -- torchrun --nproc-per-node 8 train.py",
+        cls=_Sections,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # plain help: no import of rich, the same text everywhere

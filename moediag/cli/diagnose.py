@@ -19,6 +19,7 @@ def diagnose(
     html: o.Html = None,
     trace: o.Trace = None,
     as_json: o.Json = False,
+    details: o.Details = False,
     no_color: o.NoColor = False,
 ) -> None:
     """Diagnose a run, a trial, or files that other tools left behind.
@@ -41,5 +42,5 @@ def diagnose(
     elif Path("-") not in chosen.values():
         from moediag.report import consoles, terminal
 
-        terminal.render(found.result, consoles.output(no_color))
+        terminal.render(found.result, consoles.output(no_color), details=details)
     raise typer.Exit(page.exit_code(found.result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,9 @@ import typer
 
 from moediag import extension
 from moediag.errors import UsageError
+
+_FIRST_DUMPS = 1_546_300_800  # 2019; torch wrote none before
+_CLOCK_SKEW = 86_400.0  # seconds that another machine's clock may be ahead
 
 
 def _packages(incomplete: str) -> list[str]:
@@ -75,6 +79,12 @@ Trace = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="Write a trace of all ranks for Perfetto."),
 ]
+Details = Annotated[
+    bool,
+    typer.Option(
+        "--details", help="Show schedules and stacks also where the source shows the cause."
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
 ]
@@ -113,14 +123,19 @@ def moment(text: str) -> float | None:
     """The value of --taken-at in seconds since 1970: 0 for ``timeout``, None without one."""
     if text in ("", "timeout"):
         return 0.0 if text else None
+    help_text = "Type 2025-01-31T12:00:00, seconds since 1970, or timeout."
+    try:
+        found = _seconds(text)
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"--taken-at {text}: not a time", help_text) from None
+    if not _FIRST_DUMPS < found < time.time() + _CLOCK_SKEW:
+        day = "in the future" if found > _FIRST_DUMPS else "before torch wrote any dump"
+        raise UsageError(f"--taken-at {text}: the time is {day}", help_text)
+    return found
+
+
+def _seconds(text: str) -> float:
     with suppress(ValueError):
         return float(text)
-    try:
-        return datetime.fromisoformat(
-            text.removesuffix("Z") + "+00:00" * text.endswith("Z")
-        ).timestamp()
-    except ValueError:
-        raise UsageError(
-            f"--taken-at {text}: not a time",
-            "Type 2025-01-31T12:00:00, seconds since 1970, or timeout.",
-        ) from None
+    zoned = text.removesuffix("Z") + "+00:00" * text.endswith("Z")
+    return datetime.fromisoformat(zoned).timestamp()

@@ -34,6 +34,7 @@ def report(
     ] = "",
     junit: o.Junit = None,
     trace: o.Trace = None,
+    details: o.Details = False,
     no_color: o.NoColor = False,
 ) -> None:
     """Show finished runs again, or write them to files.
@@ -64,4 +65,4 @@ def report(
         stderr.line(told)
     if not chosen:
         for result, folder in loaded:
-            terminal.render(result, consoles.output(no_color), views.short(folder))
+            terminal.render(result, consoles.output(no_color), views.short(folder), details)

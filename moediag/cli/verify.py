@@ -28,6 +28,7 @@ def verify(
     ] = 2,
     out: o.Out = None,
     as_json: o.Json = False,
+    details: o.Details = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
@@ -62,6 +63,6 @@ def verify(
     if as_json:
         stdout.write(json_view.render(done.result))
     else:
-        terminal.render(done.result, consoles.output(no_color), views.short(done.folder))
-        stderr.line(watch_display.closing(done.result, views.short(done.folder)))
+        terminal.render(done.result, consoles.output(no_color), views.short(done.folder), details)
+        stderr.line(f"moediag: evidence in {views.short(done.folder)}")
     raise typer.Exit(done.exit_code)

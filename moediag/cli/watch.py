@@ -12,7 +12,7 @@ from moediag.cli import options as o
 from moediag.report import stderr, stdout
 
 if TYPE_CHECKING:
-    from moediag.result import TrialResult
+    from moediag.result import RunResult, TrialResult
 
 
 def watch(
@@ -86,6 +86,7 @@ def watch(
     ] = 8,
     out: o.Out = None,
     as_json: o.Json = False,
+    details: o.Details = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
@@ -94,11 +95,14 @@ def watch(
     The script is not changed: PYTHONPATH loads a recorder in every rank. The exit code is that of
     the job, or 1 if a failure was found.
     """
+    from moediag.errors import Interrupted
     from moediag.launch.watched import JobOptions
     from moediag.pipeline import watch as watcher
     from moediag.report import consoles, json_view, terminal, views, watch_display
+    from moediag.report.text_layout import plain
     from moediag.result import FAILURES
 
+    watcher.check_on_hang(on_hang)
     job = JobOptions(
         guard=guard,
         laws_every=laws_every or (0 if laws else None),
@@ -109,6 +113,11 @@ def watch(
         options.launch, quiescence=quiescence, patience=patience, silence=silence, end=grace
     )
     name = watcher.title(command)
+    shown: list[tuple[TrialResult, Path]] = []
+
+    def close(result: RunResult, folder: Path) -> None:
+        for line in terminal.closing(result, stderr.width(), views.short(folder)):
+            stderr.line(plain(line))
 
     with watch_display.view(no_color, every, to_stderr=as_json) as view:
         options = dataclasses.replace(
@@ -126,15 +135,24 @@ def watch(
                         watcher.of_job(name, [found]),
                         consoles.output(no_color),
                         views.short(folder),
+                        details,
+                        answer=False,
                     )
             else:
                 for text in (found.cause, *(f"note: {note}" for note in found.notes)):
                     view.line(text)
 
+            shown.append((found, folder))
+
         def law(text: str) -> None:
             view.line(f"a law is broken; the page follows when the job has ended. {text}")
 
-        done = watcher.watch(command, options, tell, view.progress, law)
+        try:
+            done = watcher.watch(command, options, tell, view.progress, law)
+        except Interrupted:
+            for found, folder in shown[-1:]:
+                close(watcher.of_job(name, [found]), folder)
+            raise
     for how in done.commands:
         stderr.line(f"moediag: {how}")
     if done.lost:
@@ -145,5 +163,5 @@ def watch(
     if as_json:
         stdout.write(json_view.render(done.result))
     else:
-        stderr.line(watch_display.closing(done.result, views.short(done.folder)))
+        close(done.result, done.folder)
     raise typer.Exit(done.exit_code)

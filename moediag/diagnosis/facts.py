@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
 from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.blame.forks import Fork, fork
 from moediag.diagnosis.blame.independent import independent
 from moediag.diagnosis.blame.nodes import ranks_of, silent
 from moediag.diagnosis.blame.standings import Standing, by_condition, standings
@@ -121,12 +122,19 @@ class Facts:
 
     def _blame(self, d: Divergence) -> Blame:
         found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
-        return by_condition(found, d, self.standings, self.evidence)
+        forked = self.fork if d is self.divergence else None
+        return by_condition(found, d, self.standings, self.evidence, forked)
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:
         """Where the ranks of a user's job are in the user's code."""
         return standings(self.evidence, self.divergence)
+
+    @cached_property
+    def fork(self) -> Fork | None:
+        """Where two groups of ranks took different paths through the user's source."""
+        found = self.divergence
+        return None if found is None else fork(found, self.aligned, self.evidence)
 
     @property
     def diverged(self) -> tuple[int, ...]:

@@ -20,11 +20,13 @@ from moediag.diagnosis.words import (
     device_sentences,
     divergence_view,
     log_sentences,
+    looks_table,
     node_sentences,
     program_tables,
     schedule_view,
 )
 from moediag.diagnosis.words.next_step import next_step
+from moediag.diagnosis.words.paths import path_lines
 from moediag.diagnosis.words.places import places
 from moediag.diagnosis.words.user_facts import handled, unequal_batches
 from moediag.evidence.model import Evidence
@@ -48,6 +50,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         else None
     )
     failed = verdict in FAILURES
+    forked = facts.fork if by_schedule is not None and failed else None
     if judged.failure is not None:
         standing = standings(evidence, None, facts.own)
     return Diagnosis(
@@ -83,13 +86,17 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
             *log_sentences.notes(evidence),
+            *log_sentences.threads(evidence),
         ),
         tables=_tables(facts),
         schedules=schedules,
         states=schedule_view.states(evidence, facts.failed),
         places=places(standing, judged.culprits),
+        paths=path_lines(forked, standing, evidence),
         next_step=judged.next_step
-        or next_step(evidence, verdict, by_schedule, judged.failure, judged.culprits, standing),
+        or next_step(
+            evidence, verdict, by_schedule, judged.failure, judged.culprits, standing, forked
+        ),
         attached=evidence.attached,
         tokens=(
             charts.tokens(evidence, facts.blame, _step(facts), judged.culprits) if failed else None
@@ -159,6 +166,7 @@ def _tables(facts: Facts) -> tuple[Table, ...]:
         facts.metrics.table,
         device_sentences.table(facts.fronts) if evidence.stall is not None else None,
         decisions.table(facts.decisions),
+        looks_table.table(evidence),
         *program_tables.tables(evidence),
     )
     return tuple(table for table in tables if table is not None)

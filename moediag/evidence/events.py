@@ -55,6 +55,12 @@ class RankLog:
     handling: RankError | None = None
     last_phase: str = ""
     restart: int | None = None
+    #: What its launcher told all ranks of one run alike; "" without a launcher.
+    run: str = ""
+    #: When the recorder started, and the time of the last event; seconds since the epoch, 0 if
+    #: unknown.
+    started: float = 0.0
+    last: float = 0.0
     error: RankError | None = None
     finished: bool = False
     not_seen: list[str] = field(default_factory=list)
@@ -133,6 +139,7 @@ class _Reader:
         }  # fmt: skip
 
     def read(self, lines: Iterable[bytes | str]) -> None:
+        event: dict[str, Any] = {}
         for line in lines:
             if not line.strip():
                 continue
@@ -146,6 +153,8 @@ class _Reader:
                 ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
             ):  # fmt: skip
                 self.log.garbage += 1
+        at = event.get("t") if isinstance(event, dict) else None
+        self.log.last = float(at) if isinstance(at, (int, float)) else self.log.last
 
     def start(self, event: Mapping[str, Any]) -> None:
         self.log.world_size = int(event["world_size"])
@@ -154,6 +163,8 @@ class _Reader:
         self.log.libraries = self.intern.setdefault(folders, folders)
         restart = event.get("restart")
         self.log.restart = restart if isinstance(restart, int) else None
+        self.log.run = str(event.get("run") or "")
+        self.log.started = float(event.get("t") or 0.0)
         self.versions(event)
 
     def versions(self, event: Mapping[str, Any]) -> None:

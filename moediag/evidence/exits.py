@@ -1,4 +1,4 @@
-"""How the ranks ended: ``launch.json``, torch elastic's error files, tracebacks in their output.
+"""How the ranks ended: torch elastic's error files, tracebacks in their output.
 
 A rank that dies by a signal leaves no exception, one that raises leaves it in up to three places
 (recorder, error file, output); the readers here give the same `RankError` for each.
@@ -8,94 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moediag.evidence.model import ExitStatus, Frame, RankError, Stall
-from moediag.protocol import innermost_user, open_stored, read_json
-from moediag.records import dataclass
+from moediag.evidence import tracebacks
+from moediag.evidence.model import RankError
+from moediag.evidence.tracebacks import BEGINS, short_type
+from moediag.protocol import open_stored, read_json
 
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
 
-_BEGINS = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)\s*$')
-_LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
-_WRAPPED = re.compile(
-    rf"^Caught \S+ (?P<where>in [^\n]+)\.\nOriginal {re.escape(_BEGINS)}\n(?P<traceback>.*)", re.S
-)
 _WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchFacts:
-    """``launch.json``, as far as the diagnosis needs it."""
-
-    exits: Mapping[int, ExitStatus] = field(default_factory=dict)
-    stall: Stall | None = None
-    timed_out: bool = False
-    interrupted: bool = False
-    launch_error: str = ""
-    deaths: tuple[int, ...] = ()
-    not_seen: tuple[str, ...] = ()
-    oom_kills: int | None = None
-
-
-def read_launch(path: Path) -> LaunchFacts:
-    """The facts, with a line in ``not_seen`` if the file is missing or broken."""
-    try:
-        raw = read_json(path, "replace")
-    except FileNotFoundError:
-        return LaunchFacts(not_seen=("exit codes and signals (no launch.json)",))
-    except (OSError, ValueError):
-        return LaunchFacts(not_seen=("exit codes and signals (launch.json is unreadable)",))
-    if not isinstance(raw, dict):
-        return LaunchFacts(not_seen=("exit codes and signals (launch.json is unreadable)",))
-    lost: list[str] = []
-    exits: dict[int, ExitStatus] = {}
-    for rank, status in _mapping(raw.get("exits")).items():
-        try:
-            code, signal = status.get("code"), status.get("signal")
-            exits[int(rank)] = ExitStatus(
-                None if code is None else int(code),
-                None if signal is None else str(signal),
-                bool(status.get("by_us")),
-            )
-        except (AttributeError, TypeError, ValueError, OverflowError):
-            lost.append(f"rank {rank}: how it ended (launch.json)")
-    return LaunchFacts(
-        exits=exits,
-        stall=_stall(raw.get("stall"), lost),
-        timed_out=bool(raw.get("timed_out")),
-        interrupted=bool(raw.get("interrupted")),
-        launch_error=str(raw.get("launch_error") or ""),
-        deaths=_deaths(raw.get("deaths")),
-        not_seen=(*map(str, seen if isinstance(seen := raw.get("not_seen"), list) else ()), *lost),
-        oom_kills=kills if isinstance(kills := raw.get("oom_kills"), int) else None,
-    )
-
-
-def _deaths(raw: Any) -> tuple[int, ...]:
-    """Ranks in order of time, from ``[{"rank", "time"}]``; invalid entries are left out."""
-    entries = [d for d in raw if isinstance(d, dict)] if isinstance(raw, list) else []
-    known = [d for d in entries if isinstance(d.get("rank"), int)]
-    return tuple(d["rank"] for d in sorted(known, key=lambda d: _time(d.get("time"))))
-
-
-def _stall(raw: Any, lost: list[str]) -> Stall | None:
-    if raw is None:
-        return None
-    try:
-        return Stall(
-            at=float(raw["at"]),
-            window=float(raw["window"]),
-            waiting=tuple(int(r) for r in raw.get("waiting") or ()),
-            elsewhere=tuple(int(r) for r in raw.get("elsewhere") or ()),
-        )
-    except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
-        lost.append("what the watchdog saw (launch.json)")
-        return None
 
 
 def read_error_file(path: Path, libraries: Sequence[str] = ()) -> RankError | None:
@@ -126,48 +51,37 @@ def elastic_error(raw: Any, libraries: Sequence[str] = ()) -> RankError | None:
         kind, text = "Exception", message
     callstack = extra.get("py_callstack")
     callstack = callstack if isinstance(callstack, str) else ""
-    # An exception's own traceback is the last one; those before are what it was raised from.
-    *before, own = callstack.split(_BEGINS)
-    where = user_frame(own, libraries)
-    first = _traceback(before[1].splitlines(), libraries) if len(before) > 1 else None
+    # An exception's own traceback is the last one outside its message; those before are what it
+    # was raised from.
+    outside, _, _ = callstack.partition(text) if BEGINS in text else (callstack, "", "")
+    *before, own = outside.split(BEGINS)
+    group = tracebacks.group_in(callstack, libraries)
+    first = tracebacks.traceback(before[1].splitlines(), libraries) if len(before) > 1 else None
     error = RankError(
-        short_type(kind), text, where, _time(extra.get("timestamp")), _frames(own),
+        short_type(kind), text, tracebacks.user_frame(own, libraries),
+        _time(extra.get("timestamp")), tracebacks.frames_in(own),
         f"{first.type}: {first.message} at {first.where}" if first is not None else "",
     )  # fmt: skip
-    return unwrapped(error, libraries)
-
-
-def unwrapped(error: RankError, libraries: Sequence[str] = ()) -> RankError:
-    """The exception of a data loader's worker, if ``error`` is what torch raised in its place
-    (``torch._utils.ExceptionWrapper``); else ``error``."""
-    wrapped = _WRAPPED.match(error.message)
-    if wrapped is None:
-        return error
-    last = wrapped["traceback"].rpartition(_BEGINS)[2]  # of a chain
-    first = _traceback(last.splitlines(), libraries)
-    if first is None:
-        return error
-    message = f"{first.message} ({wrapped['where']})".lstrip()
-    return replace(error, type=first.type, message=message, where=first.where, after="")
-
-
-def _frames(traceback: str) -> tuple[Frame, ...]:
-    """The frames of one traceback, innermost first."""
-    found = [frame for line in traceback.splitlines() if (frame := _FRAME.match(line))]
-    return tuple(Frame(f["file"], int(f["line"]), f["function"]) for f in reversed(found))
+    if group is not None:
+        member = first is not None and f"{first.type} at {first.where}" in group.message
+        after = "" if member else error.after
+        return replace(error, message=group.message, where=group.where, after=after)
+    found = tracebacks.unwrapped(error, libraries)
+    if found is not error:
+        return found
+    noted = "; ".join(tracebacks.notes(own.splitlines(), text))
+    error = replace(error, message=f"{text} ({noted})") if noted else error
+    return tracebacks.remote(error, BEGINS.join(before), libraries)
 
 
 def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | None:
     """The last Python traceback or the last uncaught C++ exception, or None."""
-    lines = text.splitlines()
+    lines = [tracebacks.unprefixed(line) for line in text.splitlines()]
     for at in range(len(lines) - 1, -1, -1):
-        line = _unprefixed(lines[at])
-        if line.startswith(_BEGINS):
-            found = _traceback(lines[at + 1 :], libraries)
-            if found is not None:
-                return found
-        elif what := _WHAT.match(line):
-            following = _unprefixed(lines[at + 1]).strip() if at + 1 < len(lines) else ""
+        if found := tracebacks.error_at(lines, at, libraries):
+            return replace(found, frames=())
+        if what := _WHAT.match(lines[at]):
+            following = lines[at + 1].strip() if at + 1 < len(lines) else ""
             return RankError(what["type"], following.removeprefix("what():").strip())
     return _cut_traceback(lines, libraries)
 
@@ -175,54 +89,14 @@ def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | Non
 def _cut_traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
     """The error of a traceback whose first line is missing: people paste the end of a log. The
     exception follows its frames at once; other lines that look like one are messages."""
-    plain = [_unprefixed(line) for line in lines]
-    frames = [at for at, line in enumerate(plain) if _FRAME.match(line)]
+    frames = [at for at, line in enumerate(lines) if tracebacks.is_frame(line)]
     if not frames:
         return None
-    after = next((line for line in plain[frames[-1] + 1 :] if line[:1].strip()), "")
-    last = _LAST.match(after)
-    if last is None or not last["type"].endswith(("Error", "Exception")):
+    after = next((line for line in lines[frames[-1] + 1 :] if line[:1].strip()), "")
+    if not tracebacks.is_error(after):
         return None
-    return _traceback(plain[frames[0] :], libraries)
-
-
-def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
-    for at, prefixed in enumerate(lines):
-        line = _unprefixed(prefixed)
-        if line.startswith(_BEGINS):  # another one: this one was cut
-            return None
-        if not line.startswith(" ") and (last := _LAST.match(line)):
-            frames = "\n".join(_unprefixed(earlier) for earlier in lines[:at])
-            message = last["message"] or ""
-            if message.startswith("Caught ") and _WRAPPED.match(
-                whole := "\n".join([message, *map(_unprefixed, lines[at + 1 :])])
-            ):
-                message = whole
-            found = RankError(short_type(last["type"]), message, user_frame(frames, libraries))
-            return unwrapped(found, libraries)
-    return None
-
-
-def _unprefixed(line: str) -> str:
-    """The line without torchrun's prefix, ``[rank1]: `` or ``[default1]:``."""
-    return re.sub(r"^\[(?:rank|default)\d+\]: ?", "", line)
-
-
-def user_frame(traceback: str, libraries: Sequence[str] = ()) -> str:
-    """The innermost frame of user code as ``file.py:12 function``.
-
-    Without user code it is the innermost frame of all; without frames, "".
-    """
-    frames = [frame for line in traceback.splitlines() if (frame := _FRAME.match(line))][::-1]
-    if not frames:
-        return ""
-    frame = frames[innermost_user([f["file"] for f in frames], libraries) or 0]
-    return f"{frame['file'].rpartition('/')[2]}:{frame['line']} {frame['function']}"
-
-
-def short_type(name: str) -> str:
-    """``torch.distributed.DistBackendError`` -> ``DistBackendError``; C++ names stay whole."""
-    return name if "::" in name else name.rpartition(".")[2]
+    found = tracebacks.traceback(lines[frames[0] :], libraries)
+    return None if found is None else replace(found, frames=())
 
 
 def tail(path: Path) -> str:

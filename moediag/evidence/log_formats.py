@@ -34,16 +34,20 @@ class Meaning:
     #: The writer waited in a call until its library gave up, so its error is not a failure.
     waits: bool = False
     #: The sentence on the page if the fault is named, lagging or unnamed. It may contain the
-    #: report's ``{about}`` ("rank 3"), ``{seconds:g}``, ``{seq}`` and ``{place}``.
+    #: report's ``{about}`` ("rank 3"), ``{seconds:g}``, ``{seq}``, ``{place}`` and ``{why}``, and
+    #: ``{writer}``, who wrote it, or its whole ``{text}``.
     says: str = ""
     #: What follows if the message names a single rank.
     of_one: str = ""
     #: A note repeats the message, whatever the verdict.
     noted: bool = False
+    #: It is of the whole job: no rank wrote it.
+    whole: bool = False
 
 
 TIMEOUT = Meaning("timeout", "positions", waits=True)
 STUCK = Meaning("stuck", noted=True)
+CHECKED = Meaning("checked", "sides")  # a mismatch that names no sides
 MACHINE = Meaning("machine", "unknown", noted=True)
 KILLED = Meaning("killed", "unknown", noted=True)
 ENDED = Meaning("ended", "unknown", noted=True)
@@ -51,6 +55,37 @@ ENDED = Meaning("ended", "unknown", noted=True)
 SITE = Meaning("site", waits=True)  # the line of the program that made the call which timed out
 STACK = Meaning("stack")  # a process of an unknown rank
 ERROR = Meaning("error", "unknown")  # an exception in a log that names no rank
+# Of tools that looked at the whole job, on several lines: `log_reports.TOOLS` reads them.
+OF_TOOLS = (
+    Meaning("quoted", whole=True),
+    Meaning("ras-error", "unknown", whole=True),
+    Meaning("ras-dead", "unknown", whole=True),
+    Meaning("ras-silent", whole=True),
+    Meaning("ras-apart", whole=True),
+    Meaning("ras-equal", whole=True),
+    Meaning(
+        "not-submitted", "named", whole=True,
+        says="{about} did not submit {why}, for which others have waited for more than "
+        "{seconds:g} s, as Horovod reports",
+    ),
+    Meaning(
+        "submitted-apart", "unnamed", whole=True,
+        says="Horovod reports tensors that only some ranks have submitted for more than "
+        "{seconds:g} s: {why}",
+    ),
+    Meaning("stall-over", whole=True),
+    Meaning("fr-missing", "named", whole=True, says="{text}"),
+    Meaning("fr-apart", "unnamed", whole=True, says="{text}"),
+    Meaning(
+        "fr-mismatch", "sides", whole=True,
+        of_one="It compares with the first rank that it reads, so it is not known which side is "
+        "wrong.",
+    ),
+    Meaning("nccl-calls", "sides", whole=True),
+    Meaning("nccl-unnamed-calls", "sides", whole=True),
+    Meaning("fr-undecided", whole=True),
+    Meaning("fr-equal", whole=True),
+)  # fmt: skip
 
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
 # `[PG 3 Rank 5]` (2.3). The rank is the one in the group.
@@ -58,8 +93,10 @@ _PG = (
     r"\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s(\]]+) ?(?:\((?P<desc>[^)\n]{0,200})\))? "
     r"Rank (?P<place>\d{1,7})\]"
 )
+# Without SeqNum before 1.12, with TensorShape in 2.0.
 _WORK = (
-    r"Work[A-Z]CCL\(SeqNum=(?P<seq>\d{1,15}),\s*OpType=(?P<op>\w+)"
+    r"Work[A-Z]CCL\((?:SeqNum=(?P<seq>\d{1,15}),\s*)?OpType=(?P<op>\w+)"
+    r"(?:,\s*TensorShape=\[[^\]\n]{0,200}\])?"
     r"(?:,\s*NumelIn=(?P<numel_in>\d{1,18}),\s*NumelOut=(?P<numel_out>\d{1,18}))?"
     r"(?:,\s*Timeout\(ms\)=(?P<ms>\d{1,12}))?"
 )
@@ -145,6 +182,23 @@ FORMATS = (
         r"(?:.{0,900}?but\s*Rank (?P<two>\d{1,15}) is running (?:inconsistent )?collective:\s*",
         rf"(?:{_PRINT.format(n=2)}|(?P<bare>[A-Z_]+)))?",
     ),
+    # -- NCCL's own checks: of the network's sizes, and of arguments before 2.7.6 (src/init.cc)
+    _format(
+        CHECKED,
+        "collective mismatch error", "NCCL 2.10, src/transport/net_ib.cc",
+        r"NCCL WARN NET/IB[^\n]{0,120}collective mismatch error[^\n]{0,120}",
+    ),
+    _format(
+        CHECKED,
+        "Mismatched collective", "NCCL 2.4",
+        r"NCCL WARN Mismatched collective detected, please check your collective calls at and "
+        r"around rank \d{1,7}",
+    ),
+    # -- gloo, in a send or a receive or a collective that consists of them
+    _format(
+        Meaning("gave-up", waits=True), "Timed out waiting", "torch 1.0",
+        r"Timed out waiting (?P<ms>\d{1,12})ms for (?:send|recv) operation to complete",
+    ),
     # -- monitored_barrier, gloo; rank 0 of the group asks the others in order
     _format(
         Meaning(
@@ -166,6 +220,27 @@ FORMATS = (
         "monitoredBarrier", "torch 1.9",
         r"\[Rank (?P<number>\d{1,15})\]:? ?Rank \d+ (?:successfully reached monitoredBarrier, but ",
         r"received errors|timed out in monitoredBarrier)",
+    ),
+    # -- HCCL, on Ascend: another rank did not answer, with its number in the group if that is known
+    _format(
+        Meaning(
+            "unanswered-by-peer", "unnamed", waits=True,
+            says="{writer} waited for another rank until HCCL gave up ({why})",
+        ),
+        "times out", "CANN 7",
+        r"(?P<why>(?:Getting socket times out|The wait execution of the Notify register times out)"
+        r"\. Reason: [^\n.]{1,160})",
+    ),
+    # -- Ray Train: ranks that have not come to ray.train.report, by their ranks in the job
+    _format(
+        Meaning(
+            "not-reported", "named", waits=True,
+            says="{about} did not come to a collective operation of Ray Train, such as "
+            "ray.train.report",
+        ),
+        "The following ranks", "Ray 2.44, train/v2/_internal/exceptions.py",
+        r"The following ranks (?:are not reaching the collective operation|have not called it|"
+        rf"have not joined the collective operation): \[{_RANKS}\]",
     ),
     # -- TORCH_NCCL_DESYNC_DEBUG=1; the ranks are those in the group
     _format(
@@ -218,6 +293,10 @@ FORMATS = (
         r"NVRM:(?! Xid)[^\n]{0,60}fallen off the bus",
     ),
     _format(
+        MACHINE, "HW Exception by GPU", "ROCm, in the output of the process",
+        r"HW Exception by GPU node-\d+[^\n]{0,120}",
+    ),
+    _format(
         KILLED, "Killed process", "Linux",
         r"Out of memory:? Killed process \d+[^\n]{0,60}",
     ),
@@ -248,9 +327,14 @@ FORMATS = (
         ENDED, "A worker died", "Ray",
         r"A worker died or was killed while executing a task[^\n]{0,60}",
     ),
-    _format(Meaning("warning", noted=True), "NCCL WARN", "NCCL 2.0", r"NCCL WARN [^\n]{0,200}"),
+    _format(
+        Meaning("warning", noted=True), "NCCL WARN", "NCCL 2.0",
+        r"NCCL WARN (?!Mismatched collective|NET/IB[^\n]{0,120}collective mismatch)[^\n]{0,200}",
+    ),
 )  # fmt: skip
-_MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), SITE, STACK, ERROR)}
+_MEANINGS = {
+    one.kind: one for one in (*(row.meaning for row in FORMATS), SITE, STACK, ERROR, *OF_TOOLS)
+}
 
 
 def meaning(report: Report) -> Meaning:

@@ -50,6 +50,11 @@ PREFIXES = (
     _prefix("torch", r"\[rank(?P<rank>\d{1,7})[\[\]]{1,2}:? ?"),
     # torchrun --tee, --redirects: role and local rank
     _prefix("torchrun", r"\[default(?P<local>\d{1,6})\]: ?"),
+    # TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE with both numbers, in either order: `[trainer22|6]:`
+    _prefix(
+        "torchrun, with a template",
+        r"\[[A-Za-z_][\w.-]{0,60}?/?(?P<rank>\d{1,7})\|(?P<local>\d{1,7})\]: ?",
+    ),
     # mpirun --tag-output: job and rank
     _prefix("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
     # Lightning's and others' loggers
@@ -62,13 +67,20 @@ PREFIXES = (
         r"\((?P<process>[\w.:<>+-]+(?: rank=\d+)? pid=\d+(?:, ip=[^)\s]+)?)\)"
         r"(?: \[repeated \d+x[^\]]*\])? ?",
     ),
+    # torch_npu, and the line of CANN that follows: `EI0002: [PID: 29] 2025-10-11-15:09:34.713.335`
+    _prefix(
+        "torch_npu",
+        r"\[ERROR\] [\d:-]{10,30} \(PID:(?P<process>\d{1,9}), Device:-?\d+, "
+        r"RankID:(?:(?P<rank>\d{1,7})|-\d+)\) ",
+    ),
+    _prefix("CANN", r"E[A-Z\d]\d{4}: \[PID: (?P<process>\d{1,9})\] [\d.:-]{10,40} "),
     _prefix("kubectl --prefix", r"\[(?P<process>pod/[^\]\s]+)\] ?"),
     # docker compose, overmind
-    _prefix("docker compose", r"[\w.-]{1,60} +\| "),
+    _prefix("docker compose", r"[\w.-]{1,60} +\|(?: |$)"),
     # Slurm wrappers, benchmark harnesses: "node [stderr] "
     _prefix("stream", r"(?:[\w./:-]{1,80} )?\[std(?:out|err)\] ?"),
     _prefix("timestamp", r"\[?\d{4}-\d\d-\d\d[T "
-                         r"]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]*"),
+                         r"]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"),
     _prefix(
         "vLLM's logger",
         r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\] ?",
@@ -81,10 +93,13 @@ PREFIXES = (
 # `srun -l` and `mpirun --prefix`: the number of the task. A line may begin so by chance, so it
 # counts only in a file where most lines do.
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ?")
+_LISTS = "waiting for remainder of ranks"  # Horovod: lines of ranks follow
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ENTRY = re.compile(
     r"\s*(?:[EWIF]\d{3,4} |\[[EWIF]|Traceback |terminate called|what\(\)|File \"|frame #|#\d|```|$)"
 )
+# What tmux shows in the upper right corner while its user scrolls: it hides the text there.
+_COVERED = re.compile(r"\[\d{1,6}/\d{1,6}\]$")
 _MARK = re.compile(r"\[rank(\d{1,7})[\[\]]{1,2}:")
 # What a message contains that may be continued on the next line.
 _STATEMENTS = ("ProcessGroup", "CCL(", "collective:", "operation timeout:", "thread terminated")
@@ -153,6 +168,8 @@ def _stripped(line: str, tasks: bool) -> tuple[dict[str, str], str]:
             if found is None or not found.end():
                 continue
             values = {key: value for key, value in found.groupdict().items() if value is not None}
+            if "rank" in values and "local" in values:  # no rank is less than its number on a node
+                values = {"rank": max(values["rank"], values["local"], key=int)}
             if prefix.tool == "torch":
                 marks.update(values)
             else:
@@ -179,6 +196,8 @@ def _has_tasks(raw: list[str]) -> bool:
     """Whether the numbers before most lines are those of tasks, one rank each. With one task per
     node, torch's own mark contradicts the number."""
     lines = [line for line in raw if line.strip()]
+    if any(_LISTS in line and not _TASK.match(line) for line in lines):
+        return False
     numbered = [found for line in lines if (found := _TASK.match(line))]
     if len(numbered) < 2 or len(numbered) < 0.8 * len(lines):
         return False
@@ -193,17 +212,31 @@ def _joined(raw: list[str], tasks: bool) -> list[str]:
     """The lines, with those together that a terminal wrapped."""
     width = _width(raw)
     lines: list[str] = []
+    covered: list[tuple[int, re.Match[str]]] = []
     last = ""
     for line in raw:
         if lines and len(lines[-1]) < _MAX_JOINED and _is_statement(lines[-1]):
             full = width and len(last) >= width - 1
             if (full or _is_cut(lines[-1])) and not _starts(line, tasks):
+                if width == len(last) and (found := _COVERED.search(lines[-1])):
+                    covered.append((len(lines) - 1, found))
                 lines[-1] += line
                 last = line
                 continue
         lines.append(line)
         last = line
+    for at, found in covered:
+        lines[at] = _uncovered(lines[at], found, lines)
     return lines
+
+
+def _uncovered(line: str, found: re.Match[str], lines: list[str]) -> str:
+    """The line with the characters that tmux hid, if the same message of another rank has them."""
+    start, end = found.span()
+    before, after = line[max(0, start - 20) : start], line[end : end + 6]
+    same = re.compile(f"{re.escape(before)}([^[]{{{end - start}}}){re.escape(after)}")
+    hidden = next((other[1] for text in lines if (other := same.search(text))), found[0])
+    return line[:start] + hidden + line[end:]
 
 
 def _starts(line: str, tasks: bool) -> bool:

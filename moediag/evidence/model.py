@@ -10,6 +10,7 @@ from moediag.records import dataclass
 
 if TYPE_CHECKING:
     from moediag.evidence.law_model import RankLaws
+    from moediag.evidence.looks import Looks
     from moediag.protocol import ExpertRows, Outcome
 
 
@@ -138,6 +139,9 @@ class Condition:
     #: The global rank that it compares for equality: 0 of ``rank != 0`` and ``is_main_process``.
     #: None also if both of its branches communicate: they may meet each other.
     singles: int | None = None
+    #: The comparison is one alternative of an ``or`` whose others are the same on all ranks, as in
+    #: ``rank == 0 or step < 16``: it decides only where these are false.
+    unless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,16 @@ class BatchCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a rank passed to ``init_process_group``; "" or 0 where that is unknown."""
+
+    backend: str = ""
+    #: ``host:port``, or the text of ``init_method``.
+    address: str = ""
+    world_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A process of a rank's data loader."""
 
@@ -266,6 +280,8 @@ class Report:
     numel_out: int | None = None
     #: Ranks that the message names, by their numbers in the group.
     about: tuple[int, ...] = ()
+    #: The number of ranks in the job at least, if the message tells it.
+    size: int = 0
     #: The two ranks of a mismatch, each with its call.
     sides: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0
@@ -309,6 +325,7 @@ class RankEvidence:
     #: Optimizers that it constructed although it had peers and never created a process group; None
     #: if that is unknown, or it did create one.
     alone: tuple[str, ...] | None = None
+    meeting: Meeting = Meeting()
     finished: bool = False
     not_seen: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
@@ -352,6 +369,9 @@ class Stall:
     certain: bool = True
     #: What is known was written just after the newest call.
     at_once: bool = False
+    #: Ranks wait for what is no rank, before the first call of the job or after its last, and may
+    #: still continue.
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +420,12 @@ class Evidence:
     nodes: tuple[Node, ...] = ()
     #: Mesh axis -> size as requested, outermost first; empty without a trial.
     layout: Mapping[str, int] = field(default_factory=dict)
+    #: Of a job that was started without moediag: what looks at its processes saw.
+    looks: Looks | None = None
     #: Output of other programs about the machine during the stall, by title.
     attached: Mapping[str, str] = field(default_factory=dict)
+    #: The program's source files that were kept, by path.
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices_known(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag import protocol
+from moediag.evidence import attached_job, looks
 from moediag.evidence.model import Evidence, Node, RankEvidence, Stall
 from moediag.records import dataclass
 
@@ -76,12 +77,17 @@ def merged(parts: Sequence[Part]) -> Evidence:
     kills = [e.oom_kills for e in every if e.oom_kills is not None]
     lost = tuple(dict.fromkeys(text for e in every for text in e.not_seen))
     deaths = dict.fromkeys(rank for e in every for rank in e.deaths)
+    looked = looks.merged(e.looks for e in every)
+    stall = _stall([e.stall for e in every if e.stall is not None], ranks)
+    if looked is not None and not any(seen.collectives for seen in ranks.values()):
+        stall = attached_job.stall_of(looked)
     return replace(
         first,
         world_size=max(e.world_size for e in every),
         ranks=ranks,
         backend=next((e.backend for e in every if e.backend), ""),
-        stall=_stall([e.stall for e in every if e.stall is not None], ranks),
+        stall=stall,
+        looks=looked,
         timed_out=any(e.timed_out for e in every),
         interrupted=all(e.interrupted for e in every),
         launch_error=first.launch_error if not any(e.deaths for e in every) else "",
@@ -89,6 +95,7 @@ def merged(parts: Sequence[Part]) -> Evidence:
         not_seen=lost + _not_seen(nodes, ranks),
         oom_kills=sum(kills) if kills else None,
         nodes=nodes,
+        sources={path: text for e in reversed(every) for path, text in e.sources.items()},
     )
 
 

@@ -1,7 +1,7 @@
 """Whether an expression in a program depends on the rank that evaluates it.
 
 ``rank == 0``, ``is_main_process()`` and ``trainer.is_global_zero`` do, and so does a variable,
-attribute or function that the same file defines as such an expression. ``local_rank != -1`` does
+attribute or function that the program defines as such an expression. ``local_rank != -1`` does
 not: it is the same on all ranks of a distributed job. Reads the syntax tree; nothing is executed.
 """
 
@@ -10,7 +10,10 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+
+from moediag.evidence.definitions import Defined, Definitions, Where, is_distributed, last_name
+from moediag.evidence.same_values import same
 
 _AXIS = "dp|ddp|fsdp|tp|pp|cp|ep|sp|mp|etp|pipe|pipeline|stage|dp_shard|dp_replicate"
 # Names that hold a rank's number. `lora_rank`, `matrix_rank`, `rank_loss` are something else.
@@ -55,129 +58,94 @@ _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
     ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
-_DEPTH = 3  # definitions followed from a name
+_DEPTH = 4  # definitions followed from a name
 _LENGTHS = frozenset(("range", "islice", "min", "max", "len", "list", "zip", "enumerate"))
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-Values = dict[str, list[ast.expr]]  # by name
 
 
 class RankNames:
     """Finds what depends on the rank in one file. ``one_node``: all ranks of the job are on one
-    node, so that local and global ranks are the same numbers."""
+    node, so that local and global ranks are the same numbers. ``others``: see
+    :class:`.Definitions`."""
 
-    def __init__(self, tree: ast.Module, one_node: bool = False) -> None:
-        self.tree = tree
+    def __init__(
+        self,
+        tree: ast.Module,
+        one_node: bool = False,
+        others: Callable[[str], Sequence[Definitions]] = lambda _: (),
+    ) -> None:
+        self.definitions = Definitions(tree, others)
         self._numbers = _GLOBAL | _LOCAL if one_node else _GLOBAL
         self._first = _FIRST | _FIRST_OF_NODE if one_node else _FIRST
-        self._functions: dict[str, list[Function]] = {}
-        self._attributes: Values = {}
-        self._variables: dict[ast.AST, Values] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, Function):
-                self._functions.setdefault(node.name, []).append(node)
-            for target, value in _assignments(node):
-                if isinstance(target, ast.Attribute):
-                    self._attributes.setdefault(target.attr, []).append(value)
 
-    def names_rank(
-        self, test: ast.expr, scope: ast.AST, anywhere: bool = False, depth: int = 0
-    ) -> bool:
+    def names_rank(self, test: ast.expr, scope: ast.AST, anywhere: bool = False) -> bool:
         """Whether the value of ``test`` depends on the rank. ``anywhere``: also if only part of an
         arithmetic expression does, as in the length of a loop."""
+        return self._depends(test, Where(self.definitions, scope), 0, anywhere)
+
+    def holds(self, test: ast.expr, scope: ast.AST, rank: int, size: int) -> bool | None:
+        """Whether ``test`` is true on global rank ``rank`` of ``size``, if its names mean what they
+        say; None where that is not known."""
+        return self._holds(test, Where(self.definitions, scope), rank, size, 0)
+
+    def singled_out(self, test: ast.expr, scope: ast.AST, size: int = 0) -> int | None:
+        """The one global rank that ``test`` compares with: 0 of ``rank == 0``, ``rank != 0``,
+        ``is_main_process`` and of these with ``and``, the last one of ``rank == world_size - 1``;
+        None of others."""
+        return self._singled(test, Where(self.definitions, scope), size, 0)
+
+    def alternative(self, test: ast.expr, scope: ast.AST, size: int = 0) -> int | None:
+        """The one rank that an alternative of ``test`` singles out, if all else in it is the same
+        on all ranks: 0 of ``rank == 0 or step < 16``."""
+        if not isinstance(test, ast.BoolOp):
+            return None
+        at, naming = Where(self.definitions, scope), []
+        for part in test.values:
+            if self._depends(part, at, 0):
+                naming.append(part)
+            elif not same(part, at):
+                return None
+        if len(naming) != 1:
+            return None
+        inner = self.alternative(naming[0], scope, size)
+        if inner is None and isinstance(test.op, ast.Or):
+            return self._singled(naming[0], at, size, 0)
+        return inner
+
+    def definition(self, node: ast.expr, scope: ast.AST) -> ast.expr | None:
+        """The one expression that a name stands for, if there is one."""
+        one = self._only(node, Where(self.definitions, scope), 0)
+        return one.value if one is not None else None
+
+    # ------------------------------------------------------------------------ whether it depends
+
+    def _depends(self, test: ast.expr, at: Where, depth: int, anywhere: bool = False) -> bool:
         if isinstance(test, ast.BoolOp):
-            return any(self.names_rank(v, scope, anywhere, depth) for v in test.values)
+            return any(self._depends(v, at, depth, anywhere) for v in test.values)
         if isinstance(test, ast.UnaryOp):
-            return self.names_rank(test.operand, scope, anywhere, depth)
+            return self._depends(test.operand, at, depth, anywhere)
         if isinstance(test, ast.NamedExpr):
-            return self.names_rank(test.value, scope, anywhere, depth)
+            return self._depends(test.value, at, depth, anywhere)
         if isinstance(test, ast.Compare):
             if _is_same_everywhere(test):
                 return False
             sides = [test.left, *test.comparators]
             if last_name(test.left).lower() in _DEVICE and _is_number(test.comparators[0]):
                 return True
-            return any(self._is_rank(side, scope, depth) for side in sides)
+            return any(self._is_rank(side, at, depth) for side in sides)
         if anywhere and isinstance(test, ast.IfExp):
-            return self.names_rank(test.test, scope, anywhere, depth)
+            return self._depends(test.test, at, depth, anywhere)
         if anywhere and isinstance(test, ast.Call) and last_name(test.func) in _LENGTHS:
-            return any(self._is_rank(a, scope, depth, anywhere=True) for a in test.args)
-        return self._is_rank(test, scope, depth, anywhere)
+            return any(self._is_rank(a, at, depth, anywhere=True) for a in test.args)
+        return self._is_rank(test, at, depth, anywhere)
 
-    def holds(
-        self, test: ast.expr, scope: ast.AST, rank: int, size: int, depth: int = 0
-    ) -> bool | None:
-        """Whether ``test`` is true on global rank ``rank`` of ``size``, if its names mean what they
-        say; None where that is not known."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            inner = self.holds(test.operand, scope, rank, size, depth)
-            return None if inner is None else not inner
-        if isinstance(test, ast.BoolOp):
-            parts = {self.holds(value, scope, rank, size, depth) for value in test.values}
-            decisive = isinstance(test.op, ast.Or)
-            return decisive if decisive in parts else None if None in parts else not decisive
-        value = self._value(test, scope, rank, size, depth)
-        return None if value is None else bool(value)
-
-    def singled_out(self, test: ast.expr, scope: ast.AST, depth: int = 0) -> int | None:
-        """The one global rank that ``test`` compares with: 0 of ``rank == 0``, ``rank != 0``,
-        ``is_main_process`` and of these with ``and``; None of others."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return self.singled_out(test.operand, scope, depth)
-        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            found = {self.singled_out(value, scope, depth) for value in test.values} - {None}
-            return found.pop() if len(found) == 1 else None
-        if isinstance(test, ast.Compare):
-            equal = len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.NotEq)
-            number = test.comparators[0]
-            if equal and self._value(test.left, scope, -7, 0, depth) == -7 and _is_number(number):
-                return int(number.value)  # type: ignore[attr-defined]
-            return None
-        if isinstance(test, ast.Call) and (test.args or test.keywords):
-            return None
-        if last_name(test).lstrip("_").lower() in self._first:
-            return 0
-        if isinstance(test, ast.Name) and depth < _DEPTH:
-            made = self._in(scope).get(test.id) or self._in(self.tree).get(test.id, [])
-            return self.singled_out(made[0], scope, depth + 1) if len(made) == 1 else None
-        return None
-
-    def _value(
-        self, node: ast.expr, scope: ast.AST, rank: int, size: int, depth: int
-    ) -> int | bool | None:
-        if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, int) else None
-        act: Callable[[int, int], int] | None = None
-        if isinstance(node, ast.BinOp):
-            left, act, right = node.left, _ARITHMETIC.get(type(node.op)), node.right
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, act, right = node.left, _COMPARE.get(type(node.ops[0])), node.comparators[0]
-        if act is not None:
-            first, second = (self._value(n, scope, rank, size, depth) for n in (left, right))
-            try:
-                return None if first is None or second is None else act(first, second)
-            except ArithmeticError:
-                return None
-        if isinstance(node, ast.Call) and (node.args or node.keywords):
-            return None  # get_rank(group) is the rank in that group
-        name = last_name(node).lstrip("_").lower().removeprefix("get_")
-        if name in self._numbers:
-            return rank
-        if name in ("world_size", "num_processes"):
-            return size
-        if name in self._first:
-            return rank == 0
-        if isinstance(node, ast.Name) and depth < _DEPTH:
-            made = self._in(scope).get(node.id) or self._in(self.tree).get(node.id, [])
-            return self.holds(made[0], scope, rank, size, depth + 1) if len(made) == 1 else None
-        return None
-
-    def _is_rank(self, value: ast.expr, scope: ast.AST, depth: int, anywhere: bool = False) -> bool:
+    def _is_rank(self, value: ast.expr, at: Where, depth: int, anywhere: bool = False) -> bool:
         """Whether ``value`` is a rank's number, or true on some ranks only."""
         if isinstance(value, ast.BinOp):  # rank % 8
-            return any(self._is_rank(v, scope, depth, anywhere) for v in (value.left, value.right))
+            return any(self._is_rank(v, at, depth, anywhere) for v in (value.left, value.right))
         if isinstance(value, ast.IfExp) and anywhere:
-            return self.names_rank(value.test, scope, anywhere, depth)
+            return self._depends(value.test, at, depth, anywhere)
+        if isinstance(value, ast.IfExp) and is_distributed(value.test):
+            return self._depends(value.body, at, depth)
         if isinstance(value, ast.Subscript):  # os.environ["RANK"], data[rank::world_size]
             ends = (
                 (value.slice.lower, value.slice.upper)
@@ -185,63 +153,115 @@ class RankNames:
                 else ()
             )
             return _is_variable(value.slice) or any(
-                end is not None and self._is_rank(end, scope, depth, anywhere) for end in ends
+                end is not None and self._is_rank(end, at, depth, anywhere) for end in ends
             )
         if isinstance(value, ast.Call):
-            return self._is_called_so(value, scope, depth, anywhere)
-        if isinstance(value, ast.Name):
-            return _named(value.id) or self._is_defined_so(value.id, scope, depth)
-        if isinstance(value, ast.Attribute):
-            return _named(value.attr) or self._is_defined_so(value.attr, None, depth)
+            return self._is_called_so(value, at, depth, anywhere)
+        if isinstance(value, ast.Name | ast.Attribute):
+            return _named(last_name(value)) or self._is_defined_so(value, at, depth)
         return False
 
-    def _is_called_so(self, call: ast.Call, scope: ast.AST, depth: int, anywhere: bool) -> bool:
+    def _is_called_so(self, call: ast.Call, at: Where, depth: int, anywhere: bool) -> bool:
         """Whether the call returns a rank or a comparison with one, by its name or, for a function
-        of this file, by its definition."""
+        of the program, by its definition."""
         name = last_name(call.func)
         if name.endswith("get_rank") or _named(name.removeprefix("get_")):
             return True
         if name in ("int", "str", "bool", "getenv", "get") and call.args:
             first = call.args[0]
-            return _is_variable(first) or self._is_rank(first, scope, depth, anywhere)
+            return _is_variable(first) or self._is_rank(first, at, depth, anywhere)
         return depth < _DEPTH and any(
-            self.names_rank(returned, definition, depth=depth + 1)
-            for definition in self._functions.get(name, ())
-            for returned in _returned(definition)
+            self._depends(one.value, one.at, depth + 1) for one in at.stands_for(call)
         )
 
-    def _is_defined_so(self, name: str, scope: ast.AST | None, depth: int) -> bool:
-        """Whether every definition of the variable ``name`` in ``scope``, else in the module, or of
-        the attribute ``name`` (without a scope), is a rank or a comparison with one."""
+    def _is_defined_so(self, name: ast.expr, at: Where, depth: int) -> bool:
+        """Whether every definition of the variable or attribute is a rank or a comparison with
+        one."""
         if depth >= _DEPTH:
             return False
-        if scope is None:
-            made = self._attributes.get(name, [])
-        else:
-            made = self._in(scope).get(name) or self._in(self.tree).get(name, [])
-        values = [value for value in made if not isinstance(value, ast.Constant)]
-        around = scope or self.tree
-        return bool(values) and all(self.names_rank(v, around, depth=depth + 1) for v in values)
+        made = [one for one in at.stands_for(name) if not isinstance(one.value, ast.Constant)]
+        return bool(made) and all(self._depends(one.value, one.at, depth + 1) for one in made)
 
-    def _in(self, scope: ast.AST) -> Values:
-        """Values assigned to each variable in a function, or outside any in the module."""
-        if scope not in self._variables:
-            found = self._variables[scope] = {}
-            for statement in getattr(scope, "body", ()):
-                for node in _without_functions(statement):
-                    for target, value in _assignments(node):
-                        if isinstance(target, ast.Name):
-                            found.setdefault(target.id, []).append(value)
-        return self._variables[scope]
+    # ------------------------------------------------------------------------ on which ranks
+
+    def _holds(self, test: ast.expr, at: Where, rank: int, size: int, depth: int) -> bool | None:
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self._holds(test.operand, at, rank, size, depth)
+            return None if inner is None else not inner
+        if isinstance(test, ast.BoolOp):
+            parts = {self._holds(value, at, rank, size, depth) for value in test.values}
+            decisive = isinstance(test.op, ast.Or)
+            return decisive if decisive in parts else None if None in parts else not decisive
+        if isinstance(test, ast.Call) and last_name(test.func) == "bool" and len(test.args) == 1:
+            return self._holds(test.args[0], at, rank, size, depth)
+        value = self._value(test, at, rank, size, depth)
+        return None if value is None else bool(value)
+
+    def _value(
+        self, node: ast.expr, at: Where, rank: int, size: int, depth: int
+    ) -> int | bool | None:
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, int) else None
+        if isinstance(node, ast.IfExp) and is_distributed(node.test):
+            return self._value(node.body, at, rank, size, depth)
+        act: Callable[[int, int], int] | None = None
+        if isinstance(node, ast.BinOp):
+            left, act, right = node.left, _ARITHMETIC.get(type(node.op)), node.right
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, act, right = node.left, _COMPARE.get(type(node.ops[0])), node.comparators[0]
+        if act is not None:
+            first, second = (self._value(n, at, rank, size, depth) for n in (left, right))
+            try:
+                return None if first is None or second is None else act(first, second)
+            except ArithmeticError:
+                return None
+        # get_rank(group) is the rank in that group.
+        if not _has_arguments(node) and not _is_bound(node, at):
+            name = last_name(node).lstrip("_").lower().removeprefix("get_")
+            if name in self._numbers:
+                return rank
+            if name in ("world_size", "num_processes"):
+                return size
+            if name in self._first:
+                return rank == 0
+        one = self._only(node, at, depth)
+        return None if one is None else self._holds_value(one, rank, size, depth + 1)
+
+    def _holds_value(self, one: Defined, rank: int, size: int, depth: int) -> int | bool | None:
+        if isinstance(one.value, ast.BoolOp | ast.UnaryOp):
+            return self._holds(one.value, one.at, rank, size, depth)
+        return self._value(one.value, one.at, rank, size, depth)
+
+    def _singled(self, test: ast.expr, at: Where, size: int, depth: int) -> int | None:
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self._singled(test.operand, at, size, depth)
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            found = {self._singled(value, at, size, depth) for value in test.values} - {None}
+            return found.pop() if len(found) == 1 else None
+        if isinstance(test, ast.Compare):
+            equal = len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.NotEq)
+            if not equal or self._value(test.left, at, -7, size, depth) != -7:
+                return None
+            number = {self._value(test.comparators[0], at, r, size, depth) for r in (-7, -9)}
+            return number.pop() if len(number) == 1 else None
+        by_name = not _has_arguments(test) and not _is_bound(test, at)
+        if by_name and last_name(test).lstrip("_").lower() in self._first:
+            return 0
+        one = self._only(test, at, depth)
+        return None if one is None else self._singled(one.value, one.at, size, depth + 1)
+
+    def _only(self, node: ast.expr, at: Where, depth: int) -> Defined | None:
+        """The one definition that ``node`` may have."""
+        made = at.stands_for(node) if depth < _DEPTH else []
+        return made[0] if len(made) == 1 else None
 
 
-def last_name(node: ast.expr) -> str:
-    """``is_main_process`` of ``accelerator.is_main_process`` and of a call of it; "" for others."""
-    if isinstance(node, ast.Call):
-        return last_name(node.func)
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+def _has_arguments(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and bool(node.args or node.keywords)
+
+
+def _is_bound(node: ast.expr, at: Where) -> bool:
+    return isinstance(node, ast.Name) and node.id in at.arguments
 
 
 def _named(name: str) -> bool:
@@ -270,26 +290,3 @@ def _is_same_everywhere(test: ast.Compare) -> bool:
 
 def _is_number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int)
-
-
-def _returned(function: Function) -> list[ast.expr]:
-    return [
-        node.value
-        for node in ast.walk(function)
-        if isinstance(node, ast.Return) and node.value is not None
-    ]
-
-
-def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            yield target, node.value
-    elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-        yield node.target, node.value
-
-
-def _without_functions(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
-        for child in ast.iter_child_nodes(node):
-            yield from _without_functions(child)

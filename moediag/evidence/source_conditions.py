@@ -9,11 +9,22 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from moediag.evidence.model import Condition, Frame
-from moediag.evidence.rank_names import Function, RankNames, last_name
+from moediag.evidence.definitions import Function, last_name
+from moediag.evidence.model import Condition
+from moediag.evidence.program_source import ProgramFile
+from moediag.evidence.rank_names import RankNames
+from moediag.evidence.source_tree import (
+    Scope,
+    blocks,
+    communicates,
+    is_called,
+    leaves_by,
+    own_expressions,
+    path_to,
+)
 from moediag.records import dataclass
 
 # Decorators and context managers that let one rank go first, or alone.
@@ -22,70 +33,8 @@ _ALONE = re.compile(
     r"|(?:master|main|rank0|rank_0)_only|only_on_(?:rank_?0|main|master)\w*"
 )
 _FIRST = re.compile(r"(?:local_)?main_process_first|\w*(?:rank_?)?(?:zero|0|main|master)_first")
-_LINE = re.compile(r"(?P<name>[^:]+):(?P<line>\d+) (?P<function>.+)")
-_CALLS = re.compile(
-    r"(?:i?send|i?recv|barrier|broadcast|scatter|gather|wait_for_everyone|synchronize)\w*"
-    r"|\w*(?:all|reduce)_(?:reduce|gather|to_all|scatter)\w*|reduce\w*"
-)
-_EXITS = frozenset(("exit", "_exit", "quit", "abort"))
 _WIDEST = 100  # characters of a condition's text
 MOST = 8  # conditions of one line, and as many loops that are the same on all ranks
-
-Found = dict[str, tuple[Condition, ...]]  # by the frame's place
-
-_Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
-_ANONYMOUS = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
-
-
-class Sources:
-    """The source files of a job's user code. ``one_node``: see :class:`.RankNames`."""
-
-    def __init__(self, files: Mapping[str, str], world_size: int, one_node: bool = False) -> None:
-        self._world_size = world_size
-        self._one_node = one_node
-        self._files = {path: text for path, text in files.items() if isinstance(text, str)}
-        self._parsed: dict[str, Source | None] = {}
-
-    def conditions(self, frames: Iterable[Frame]) -> tuple[Found, tuple[str, ...]]:
-        """(the conditions of each frame whose source is known, names of files that could not be
-        used). A frame whose place also names a line of another file has none."""
-        found: dict[str, set[tuple[Condition, ...]]] = {}
-        unusable: dict[str, None] = {}
-        for frame in frames:
-            if frame.native or frame.file not in self._files:
-                continue
-            source = self._source(frame.file)
-            here = (
-                source.conditions(frame.line, frame.function, self._world_size)
-                if source is not None
-                else None
-            )
-            if here is None:
-                unusable[frame.name] = None
-            else:
-                found.setdefault(frame.place, set()).add(here)
-        return {at: here.pop() for at, here in found.items() if len(here) == 1}, tuple(unusable)
-
-    def of_lines(self, lines: Iterable[str], paths: Iterable[str]) -> Found:
-        """The conditions of ``train.py:12 step``, whose file is the one of ``paths`` with that base
-        name; without lines of other files, and of base names that several of ``paths`` have."""
-        by_name: dict[str, str] = {}
-        for path in dict.fromkeys(paths):
-            name = path.rpartition("/")[2]
-            by_name[name] = "" if name in by_name else path
-        frames = []
-        for line in lines:
-            found = _LINE.fullmatch(line)
-            if found is not None and by_name.get(found["name"]):
-                place = by_name[found["name"]], int(found["line"]), found["function"]
-                frames.append(Frame(*place))
-        return self.conditions(frames)[0]
-
-    def _source(self, path: str) -> Source | None:
-        if path not in self._parsed:
-            name = path.rpartition("/")[2]
-            self._parsed[path] = Source.parse(name, self._files[path], self._one_node)
-        return self._parsed[path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +50,27 @@ class Source:
     @classmethod
     def parse(cls, name: str, text: str, one_node: bool = False) -> Source | None:
         """None if the text is not Python that this interpreter can read."""
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-        return cls(name, tree, text, RankNames(tree, one_node))
+        file = ProgramFile.parse(name, text, one_node)
+        return cls.of(file) if file is not None else None
+
+    @classmethod
+    def of(cls, file: ProgramFile) -> Source:
+        return cls(file.name, file.tree, "\n".join(file.lines), file.names)
 
     def conditions(
-        self, line: int, function: str, world_size: int = 0
+        self, line: int, function: str, world_size: int = 0, rank: int = -1
     ) -> tuple[Condition, ...] | None:
-        """What decides whether ``line`` of ``function`` runs once that function is called,
-        outermost first. None if the line is not in a function of that name: then this is not the
-        source that ran."""
-        path = _path(self.tree, line)
-        scope = max((i for i, node in enumerate(path) if isinstance(node, _Scope)), default=0)
-        if not _is_called(path[scope], path[-1], function):
+        """What decides whether ``line`` of ``function`` runs on ``rank`` once that function is
+        called, outermost first. None if the line is not in a function of that name: then this is
+        not the source that ran."""
+        path = path_to(self.tree, line)
+        scope = max((i for i, node in enumerate(path) if isinstance(node, Scope)), default=0)
+        if not is_called(path[scope], path[-1], function):
             return None
         if function == "<lambda>":
             return ()  # it may have been called from anywhere
         try:
-            found = [*self._decorated(path[scope]), *self._around(path[scope:], world_size)]
+            found = [*self._decorated(path[scope]), *self._around(path[scope:], world_size, rank)]
         except RecursionError:
             return None
         loops = [one for one in found if one.side == "loop" and not one.names_rank]
@@ -129,30 +79,30 @@ class Source:
 
     # ------------------------------------------------------------------------ along the path
 
-    def _around(self, path: Sequence[ast.AST], size: int) -> Iterator[Condition]:
+    def _around(self, path: Sequence[ast.AST], size: int, rank: int) -> Iterator[Condition]:
         scope = path[0]
         for parent, child in itertools.pairwise(path):
             yield from self._earlier_exits(parent, child, scope, size)
             if isinstance(parent, ast.If | ast.While):
                 yield from self._branch(parent, child, scope, size)
             elif isinstance(parent, ast.For | ast.AsyncFor) and child in parent.body:
-                rank = self.names.names_rank(parent.iter, scope, anywhere=True)
+                uneven = self.names.names_rank(parent.iter, scope, anywhere=True)
                 text = f"for {self._text(parent.target)} in {self._text(parent.iter)}"
-                yield Condition(self.name, parent.lineno, _short(text), "loop", rank)
+                yield Condition(self.name, parent.lineno, _short(text), "loop", uneven)
             elif isinstance(parent, ast.With | ast.AsyncWith) and child in parent.body:
                 for item in parent.items:
                     if _FIRST.fullmatch(last_name(item.context_expr)):
-                        yield self._condition(parent, item.context_expr, "with", True)
+                        yield self._condition(parent, item.context_expr, "with", True, scope)
             elif isinstance(parent, ast.ExceptHandler):
                 yield Condition(self.name, parent.lineno, self._head(parent), "handler")
             elif isinstance(parent, ast.match_case):
                 match = path[path.index(parent) - 1]
                 if isinstance(match, ast.Match):
-                    rank = self.names.names_rank(match.subject, scope)
+                    by_rank = self.names.names_rank(match.subject, scope)
                     text = f"match {self._text(match.subject)}"
-                    yield Condition(self.name, match.lineno, _short(text), "under", rank)
+                    yield Condition(self.name, match.lineno, _short(text), "under", by_rank)
         if isinstance(path[-1], ast.stmt) and not isinstance(path[-1], Function | ast.ClassDef):
-            yield from self._inline(path[-1], scope)
+            yield from self._inline(path[-1], scope, size, rank)
 
     def _branch(
         self, parent: ast.If | ast.While, child: ast.AST, scope: ast.AST, size: int
@@ -163,13 +113,17 @@ class Source:
         if isinstance(parent, ast.If):
             side = "under" if child in parent.body else "else"
             out = self._kept_out(parent.test, scope, size, when=side == "else")
-            one = self._condition(parent, parent.test, side, rank)
-            met = _communicates(parent.body) and _communicates(parent.orelse)
+            one = self._condition(parent, parent.test, side, rank, scope)
+            met = communicates(parent.body) and communicates(parent.orelse)
             met = met or self._met(parent, out, scope, size)
-            single = None if met else self.names.singled_out(parent.test, scope)
+            single = None if met else self.names.singled_out(parent.test, scope, size)
+            if single is None and not met:
+                other = self.names.alternative(parent.test, scope, size)
+                one = replace(one, unless=other is not None)
+                single = other
             yield replace(one, keeps_out=out, singles=single)
         elif child in parent.body:
-            yield self._condition(parent, parent.test, "loop", rank)
+            yield self._condition(parent, parent.test, "loop", rank, scope)
 
     def _met(self, node: ast.If, out: frozenset[int], scope: ast.AST, size: int) -> bool:
         """Whether another condition lets a rank of ``out`` communicate: that call may be meant to
@@ -180,7 +134,7 @@ class Source:
             if self.names.names_rank(other.test, scope):
                 for branch, runs in ((other.body, True), (other.orelse, False)):
                     without = self._kept_out(other.test, scope, size, when=not runs)
-                    if _communicates(branch) and not out <= without:
+                    if communicates(branch) and not out <= without:
                         return True
         return False
 
@@ -196,34 +150,80 @@ class Source:
         """Conditions under which a rank left before it came to ``child``."""
         before = (
             earlier
-            for block in _blocks(parent)
+            for block in blocks(parent)
             if child in block
             for earlier in block[: block.index(child)]
         )
         for earlier in before:
             if isinstance(earlier, ast.If) and self.names.names_rank(earlier.test, scope):
                 for branch, side in ((earlier.body, "after"), (earlier.orelse, "after-else")):
-                    if way := _leaves(branch):
-                        made = self._condition(earlier, earlier.test, side, True)
+                    if way := leaves_by(branch):
+                        made = self._condition(earlier, earlier.test, side, True, scope)
                         out = self._kept_out(earlier.test, scope, size, when=side == "after")
-                        met = _communicates(branch) or self._met(earlier, out, scope, size)
-                        single = None if met else self.names.singled_out(earlier.test, scope)
+                        met = communicates(branch) or self._met(earlier, out, scope, size)
+                        single = None if met else self.names.singled_out(earlier.test, scope, size)
                         yield replace(made, leaves=way, keeps_out=out, singles=single)
 
-    def _inline(self, statement: ast.stmt, scope: ast.AST) -> Iterator[Condition]:
-        """``f() if rank == 0 else g()`` and ``rank == 0 and f()`` in a statement itself."""
-        for node in _own_expressions(statement):
-            test = None
-            if isinstance(node, ast.IfExp):
-                test = node.test
-            elif isinstance(node, ast.BoolOp) and any(
-                isinstance(part, ast.Call) and not self.names.names_rank(part, scope)
-                for part in node.values[1:]
-            ):
-                test = node.values[0]
-            if test is not None and self.names.names_rank(test, scope):
-                text = _short(self._text(node))
-                yield Condition(self.name, node.lineno, text, "inline", True)
+    def _inline(
+        self, statement: ast.stmt, scope: ast.AST, size: int, rank: int
+    ) -> Iterator[Condition]:
+        """``f() if rank == 0 else g()``, ``rank == 0 and f()``, ``ACTIONS[rank == 0]()`` in a
+        statement itself."""
+        for node in own_expressions(statement):
+            test, single = self._choice(node, scope), None
+            if test is None or not self.names.names_rank(test, scope):
+                continue
+            out: frozenset[int] = frozenset()
+            own = self.names.holds(test, scope, rank, size) if rank >= 0 else None
+            if isinstance(node, ast.Call) and own is not None:
+                out = self._kept_out(test, scope, size, when=not own)
+                single = (
+                    None
+                    if self._all_meet(node, scope)
+                    else self.names.singled_out(test, scope, size)
+                )
+            text = _short(self._text(node))
+            yield Condition(self.name, node.lineno, text, "inline", True, "", out, single)
+
+    def _all_meet(self, call: ast.Call, scope: ast.AST) -> bool:
+        """Whether more than one of the functions that a call chooses from communicates, as far as
+        these are known."""
+        table = self._called(call, scope)
+        if isinstance(table, ast.Call) and isinstance(table.func, ast.Attribute):  # TABLE.get(…)
+            table = table.func.value
+        elif isinstance(table, ast.Subscript):
+            table = table.value
+        if isinstance(table, ast.Name | ast.Attribute):
+            table = self.names.definition(table, scope) or table
+        if not isinstance(table, ast.Dict | ast.IfExp):
+            return True
+        names = {last_name(n) for n in ast.walk(table) if isinstance(n, ast.Name | ast.Attribute)}
+        made = [f for name in names for f, _ in self.names.definitions.functions(name)]
+        return sum(communicates(function.body) for function in made) > 1
+
+    def _called(self, call: ast.Call, scope: ast.AST) -> ast.expr:
+        """The expression of the called function; of a variable the one that it stands for."""
+        named = call.func if isinstance(call.func, ast.Name) else None
+        return (named and self.names.definition(named, scope)) or call.func
+
+    def _choice(self, node: ast.expr, scope: ast.AST) -> ast.expr | None:
+        """What decides in an expression which function is called."""
+        if isinstance(node, ast.IfExp):
+            chosen = (n for side in (node.body, node.orelse) for n in ast.walk(side))
+            return node.test if any(isinstance(n, ast.Call) for n in chosen) else None
+        if isinstance(node, ast.BoolOp) and any(
+            isinstance(part, ast.Call) and not self.names.names_rank(part, scope)
+            for part in node.values[1:]
+        ):
+            return node.values[0]
+        if isinstance(node, ast.Call):
+            called = self._called(node, scope)
+            if isinstance(called, ast.Call) and last_name(called.func) == "get" and called.args:
+                return called.args[0]
+            if isinstance(called, ast.Subscript):
+                return called.slice
+            return called.test if isinstance(called, ast.IfExp) else None
+        return None
 
     def _decorated(self, scope: ast.AST) -> Iterator[Condition]:
         if isinstance(scope, Function):
@@ -240,11 +240,29 @@ class Source:
         test: ast.expr,
         side: str,
         rank: bool,
+        scope: ast.AST,
     ) -> Condition:
         word = (
             "if" if isinstance(node, ast.If) else "while" if isinstance(node, ast.While) else "with"
         )
-        return Condition(self.name, node.lineno, _short(f"{word} {self._text(test)}"), side, rank)
+        text = f"{word} {self._text(test)}"
+        if len(text) > _WIDEST and isinstance(test, ast.BoolOp):
+            text = f"{word} {self._telling(test, scope)}"
+        return Condition(self.name, node.lineno, _short(text), side, rank)
+
+    def _telling(self, test: ast.BoolOp, scope: ast.AST) -> str:
+        """The condition with its clauses that name a rank, the others as ``…`` from the longest."""
+        word = " and " if isinstance(test.op, ast.And) else " or "
+        clauses = [
+            f"({self._text(v)})" if isinstance(v, ast.BoolOp) else self._text(v)
+            for v in test.values
+        ]
+        free = [i for i, v in enumerate(test.values) if not self.names.names_rank(v, scope)]
+        for i in sorted(free, key=lambda i: -len(clauses[i])):
+            if len(word.join(clauses)) <= _WIDEST - 6:
+                break
+            clauses[i] = "…"
+        return word.join(clause for clause, _ in itertools.groupby(clauses))
 
     def _text(self, node: ast.expr) -> str:
         """The expression as the user wrote it, on one line."""
@@ -257,86 +275,6 @@ class Source:
 
 def _is_name_main(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and last_name(test.left) == "__name__"
-
-
-def _path(tree: ast.Module, line: int) -> list[ast.AST]:
-    """The nodes around ``line``, from the module to the innermost statement, exception handler,
-    case or lambda."""
-    path: list[ast.AST] = [tree]
-    while True:
-        inside = [
-            child
-            for child in _parts(path[-1])
-            if getattr(child, "lineno", 0) <= line <= (getattr(child, "end_lineno", 0) or 0)
-        ]
-        if not inside:
-            return path
-        path.append(inside[-1])
-
-
-def _parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Statements directly in ``node``, and handlers and cases, which hold statements."""
-    for block in _blocks(node):
-        yield from block
-    if isinstance(node, ast.Try):
-        yield from node.handlers
-    if isinstance(node, ast.Match):
-        for case in node.cases:
-            first, last = case.pattern.lineno, case.body[-1].end_lineno
-            case.lineno, case.end_lineno = first, last  # type: ignore[attr-defined]
-            yield case
-
-
-def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(node, field, None)
-        if isinstance(block, list):
-            yield block
-
-
-def _is_called(scope: ast.AST, statement: ast.AST, function: str) -> bool:
-    """Whether a frame of that name may run this scope. Lambdas and comprehensions have frames of
-    their own, with names in angle brackets."""
-    if function == "<module>":
-        return isinstance(scope, ast.Module)
-    if function.startswith("<"):
-        return any(isinstance(node, _ANONYMOUS) for node in ast.walk(statement))
-    return isinstance(scope, Function) and scope.name == function.rpartition(".")[2]
-
-
-def _communicates(block: Iterable[ast.stmt]) -> bool:
-    """Whether a branch seems to contain a collective or point-to-point call. Two branches that both
-    do may meet each other."""
-    nodes = (node for statement in block for node in ast.walk(statement))
-    return any(isinstance(n, ast.Call) and _CALLS.fullmatch(last_name(n)) for n in nodes)
-
-
-def _leaves(block: Sequence[ast.stmt]) -> str:
-    """How a branch always leaves what encloses it: return, continue, break, raise, exit; "" if it
-    does not."""
-    last = block[-1] if block else None
-    for kind, word in (
-        (ast.Return, "return"), (ast.Continue, "continue"), (ast.Break, "break"),
-        (ast.Raise, "raise"),
-    ):  # fmt: skip
-        if isinstance(last, kind):
-            return word
-    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
-        return "exit" if last_name(last.value.func) in _EXITS else ""
-    return ""
-
-
-def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Expressions of a statement, without those of statements and functions inside it."""
-    waiting: list[ast.AST] = [
-        child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr)
-    ]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.expr):
-            yield node
-        if not isinstance(node, ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
 
 
 def _short(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from moediag.evidence import rank_stacks
+from moediag.evidence import log_lines, rank_stacks
 from moediag.evidence.model import Frame, Stack
 from moediag.records import dataclass
 
@@ -17,6 +17,9 @@ _TITLE = re.compile(
 _PROCESS = re.compile(r"^(?:Process |[=#*-]{2,}.{0,60}?\b[Pp][Ii][Dd][ :=]{1,3})(?P<pid>\d+)\b")
 _MAIN = re.compile(r'^Thread \S+ \([^)]*\): "MainThread"')  # one of each process
 _SPY = re.compile(r"^Thread \S+ \((?:idle|active|waiting)[^)\n]*\)(?:: |$)", re.MULTILINE)
+_INSIDE = re.compile(
+    r"Thread \S+ \((?:idle|active|waiting)|Traceback for thread \d|#\d+ +0x[0-9a-f]+ in "
+)
 # `#4  0x00007f11 in c10d::f (this=0x1) at /src/x.cpp:7`, `#5 … from /lib/libc.so.6`
 _GDB = re.compile(r"^#\d+ +(?:0x[0-9a-f]+ in )?(?P<function>\S[^(\n]*?) ?\(", re.MULTILINE)
 _GDB_PLACE = re.compile(r"\) (?:at (?P<file>\S+?):(?P<line>\d{1,9})|from (?P<library>\S+))\s*$")
@@ -38,12 +41,29 @@ class Section:
     rank: int | None
     #: "process 7114", or "".
     process: str
+    #: Empty if the text ends before the process's first frame.
     stacks: tuple[Stack, ...]
 
 
 def read(text: str) -> tuple[Section, ...]:
     """The stacks in a text by process; () if no tool for stacks wrote it. faulthandler's are not
     looked for: they stand between the lines of a log."""
+    found = _sections(text)
+    if found or not _INSIDE.search(text):
+        return found
+    # Something was put before each line: a container's name, a rank.
+    parts: dict[tuple[int | None, str], list[str]] = {}
+    for line in log_lines.read(text):
+        rank = None if line.local else line.rank
+        parts.setdefault((rank, line.process), []).append(line.text)
+    return tuple(
+        Section(rank if one.rank is None else one.rank, one.process or process, one.stacks)
+        for (rank, process), lines in parts.items()
+        for one in _sections("\n".join(lines))
+    )
+
+
+def _sections(text: str) -> tuple[Section, ...]:
     parse = _parser(text)
     if parse is None:
         return ()
@@ -57,7 +77,7 @@ def read(text: str) -> tuple[Section, ...]:
         nonlocal mains
         mains = 0
         stacks = tuple(stack for stack in parse("\n".join(lines)) if stack.frames)
-        if stacks:
+        if stacks or process:
             found.append(Section(rank, process, stacks))
         lines.clear()
 

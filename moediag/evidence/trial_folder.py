@@ -7,18 +7,28 @@ lost is listed in ``not_seen``; only a missing folder is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moediag import protocol
 from moediag.errors import EvidenceError
-from moediag.evidence import device_progress, exits, loader_workers, nodes, rank_stacks
+from moediag.evidence import (
+    attached_job,
+    device_progress,
+    exits,
+    loader_workers,
+    looks,
+    nodes,
+    rank_stacks,
+    tracebacks,
+)
 from moediag.evidence.events import Names, RankLog, read_log
+from moediag.evidence.launch_record import LaunchRecord, read_launch
 from moediag.evidence.law_records import read_laws
-from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
-from moediag.evidence.source_conditions import Sources
+from moediag.evidence.line_conditions import Sources
+from moediag.evidence.model import Collective, Evidence, Meeting, RankEvidence, Stack
 from moediag.protocol import Outcome, parse_json, read_stored
 
 CAPTURE = "capture"
@@ -28,6 +38,7 @@ ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
 MOST_ATTACHED = 20_000  # characters of each
 _RANK_FILE = re.compile(r"^rank-(\d{1,7})\.")
 _MOST_RANKS = 1 << 17
+_BETWEEN_RUNS = 600.0  # seconds; ranks of one run start closer together
 
 
 def read_trial(folder: Path, *beside: Path) -> Evidence:
@@ -51,7 +62,9 @@ def _read(folder: Path) -> Evidence:
         )
     trial = _json(folder / protocol.TRIAL_FILE)
     task = protocol.task_fields(trial)
-    launch = exits.read_launch(folder / protocol.LAUNCH_FILE)
+    if task["kind"] == "attach":
+        return _attached_job(folder, trial)
+    launch = read_launch(folder / protocol.LAUNCH_FILE)
     present = _ranks_present(folder) | set(launch.exits)
     declared = trial.get("world_size") or None  # 0: of a watched job, before its ranks started
     world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1
@@ -61,6 +74,8 @@ def _read(folder: Path) -> Evidence:
     logs = {
         rank: read_log(folder, rank, intern) for rank in sorted(present | set(range(world_size)))
     }
+    earlier = _of_earlier_runs(logs) if trial.get("variant") == protocol.LAWS_VARIANT else {}
+    logs = {rank: log for rank, log in logs.items() if rank not in earlier}
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
     dumps = device_progress.read(folder, [r for r, log in logs.items() if _has_device(log)])
@@ -72,6 +87,7 @@ def _read(folder: Path) -> Evidence:
         rank: _rank(folder, log, launch, libraries, _device(log, dumps.get(rank)), sources)
         for rank, log in logs.items()
     }
+    ranks |= {rank: RankEvidence(rank, not_seen=(text,)) for rank, text in earlier.items()}
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
     return Evidence(
         world_size=world_size,
@@ -81,14 +97,40 @@ def _read(folder: Path) -> Evidence:
         timed_out=launch.timed_out,
         launch_error=launch.launch_error,
         interrupted=launch.interrupted,
-        deaths=launch.deaths,
+        deaths=tuple(death.rank for death in launch.deaths),
         program=str(task.get("name", "")) if task["kind"] == "program" else "",
         not_seen=(*launch.not_seen, *lost),
         oom_kills=launch.oom_kills,
         watched=task["kind"] == "watch",
         layout=_layout(trial.get("layout")),
         attached=_attached(folder / CAPTURE),
+        sources=sources.files,
     )
+
+
+def _of_earlier_runs(logs: Mapping[int, RankLog]) -> dict[int, str]:
+    """Ranks whose log was left by an earlier run in the same folder, with a note for the page: the
+    run has another name, or the log ended long before the newest one began."""
+    newest = max(logs.values(), key=lambda log: log.started, default=None)
+    return {
+        rank: f"rank {rank}: its record (the files here are of an earlier run)"
+        for rank, log in logs.items()
+        if newest is not None
+        and log.started
+        and (
+            (log.run and newest.run and log.run != newest.run)
+            or log.last < newest.started - _BETWEEN_RUNS
+        )
+    }
+
+
+def _attached_job(folder: Path, trial: dict[str, Any]) -> Evidence:
+    capture, size = folder / CAPTURE, trial.get("world_size")
+    seen = looks.read(folder)
+    here = seen is not None and not seen.elsewhere
+    kept, lost = _sources(capture / SOURCE_FILE, size if isinstance(size, int) else 0, here)
+    lost = (*_text(folder / protocol.NOT_SEEN_FILE).splitlines(), *lost)
+    return attached_job.read(folder, capture, kept, _attached(capture), lost)
 
 
 def _attached(folder: Path) -> dict[str, str]:
@@ -119,7 +161,7 @@ def _layout(value: Any) -> dict[str, int]:
 def _rank(
     folder: Path,
     log: RankLog,
-    launch: exits.LaunchFacts,
+    launch: LaunchRecord,
     libraries: tuple[str, ...],
     told: device_progress.Told,
     sources: Sources,
@@ -131,16 +173,17 @@ def _rank(
     omitted = outcome.not_seen if outcome is not None else ()
     laws, lost_laws = read_laws(folder, rank)
     filed = exits.read_error_file(folder / protocol.error_file(rank), libraries)
-    own = exits.unwrapped(log.error, libraries) if log.error is not None else None
+    own = tracebacks.unwrapped(log.error, libraries) if log.error is not None else None
     error = own or filed
     if own is not None and filed is not None and filed.type == own.type:
-        error = replace(own, frames=filed.frames, after=filed.after)
+        where = filed.where or own.where
+        error = replace(filed, where=where, time=own.time)
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
     stacks = _stacks(folder, rank)
-    conditions, unusable = sources.conditions(frame for s in stacks for frame in s.frames)
+    conditions, unusable = sources.conditions((f for s in stacks for f in s.frames), rank)
     made = dict.fromkeys(line for c in log.collectives for line in (c.site, *c.callers))
-    conditions = {**sources.of_lines(made, log.files), **conditions}
+    conditions = {**sources.of_lines(made, log.files, rank), **conditions}
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
@@ -167,6 +210,7 @@ def _rank(
         last_phase=log.last_phase,
         restart=log.restart,
         alone=_alone(folder / protocol.alone_file(rank)),
+        meeting=_meeting(folder / protocol.meeting_file(rank)),
         finished=log.finished,
         not_seen=(
             *log.not_seen,
@@ -187,6 +231,14 @@ def _rank(
 def _alone(path: Path) -> tuple[str, ...] | None:
     names = _json(path).get("optimizers")
     return tuple(str(name) for name in names) if isinstance(names, list) else None
+
+
+def _meeting(path: Path) -> Meeting:
+    raw = _json(path)
+    size = raw.get("world_size")
+    texts = (raw.get("backend"), raw.get("address"))
+    backend, address = (text if isinstance(text, str) else "" for text in texts)
+    return Meeting(backend, address, size if isinstance(size, int) else 0)
 
 
 def _has_device(log: RankLog) -> bool:

@@ -36,6 +36,7 @@ def run(
     -> version. ``overrides``: field -> value, as ``{"model.family": "mixtral"}``. ``cost``: time
     the fixes. ``out``: the run directory; default: a new one in moediag-runs.
     """
+    from moediag import arguments
     from moediag.errors import UsageError
     from moediag.lab import machine_checks
     from moediag.lab.campaign import run as runner
@@ -47,6 +48,12 @@ def run(
 
     if cpu is not None and gpus is not None:
         raise UsageError("cpu and gpus exclude each other", "Each of them sets the world size.")
+    arguments.path("scenario", scenario)
+    for name, number in (("cpu", cpu), ("gpus", gpus), ("repeat", repeat)):
+        arguments.whole(name, number, 1)
+    arguments.seconds("timeout", timeout)
+    arguments.mapping("stack", stack, '{"transformers": "5.17.0"}')
+    arguments.mapping("overrides", overrides, '{"model.family": "mixtral"}')
     settings = [f"{field}={value}" for field, value in (overrides or {}).items()]
     loaded = load(catalogue.find(str(scenario)), settings)
     ranks = gpus or cpu or loaded.world.default
@@ -80,9 +87,21 @@ def check(
     ``wrapper``: ``fsdp2`` or ``transformers``, who shards; default: by the layout. ``simulate``:
     also a step on simulated ranks.
     """
+    from moediag import arguments
+    from moediag.errors import UsageError
     from moediag.lab.pipeline.check import CheckOptions
     from moediag.lab.pipeline.check import check as checked
 
+    arguments.path("config", config)
+    arguments.mapping("layout", layout, '{"dp_shard": 8, "ep": 4}')
+    if not layout:
+        raise UsageError("layout={} cannot be used", 'Give at least one axis: {"dp_shard": 8}.')
+    for axis, size in layout.items():
+        arguments.whole(f"layout[{axis!r}]", size, 1)
+    arguments.whole("world", world, 1)
+    arguments.mapping("stack", stack, '{"transformers": "5.17.0"}')
+    arguments.one_of("wrapper", wrapper, ("", "fsdp2", "transformers"))
+    arguments.seconds("timeout", timeout)
     options = CheckOptions(
         str(config), layout, world, dict(stack or {}), wrapper, simulate, timeout=timeout,
         out=Path(out) if out is not None else None,

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from moediag import protocol
 from moediag.errors import Interrupted, LaunchError, UsageError
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.launch.processes import ENV_LAUNCH, Family
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.protocol import TRIAL_FILE, Trial, parse_json
 

@@ -38,6 +38,8 @@ class ProcStat:
     """User and system time of all threads in seconds."""
     started: int
     """Clock ticks since boot; together with the pid this identifies a process."""
+    reaped: float = 0.0
+    """CPU time of its ended children and of theirs in seconds."""
 
     @property
     def alive(self) -> bool:
@@ -82,8 +84,8 @@ def read_stat(pid: int) -> ProcStat | None:
     f = protocol.stat_fields(pid)
     if not f:
         return None
-    cpu = (int(f[11]) + int(f[12])) / _TICK
-    return ProcStat(pid, f[0], int(f[1]), int(f[2]), int(f[3]), cpu, int(f[19]))
+    cpu, reaped = ((int(f[i]) + int(f[i + 1])) / _TICK for i in (11, 13))
+    return ProcStat(pid, f[0], int(f[1]), int(f[2]), int(f[3]), cpu, int(f[19]), reaped)
 
 
 def all_stats() -> dict[int, ProcStat]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag import protocol
-from moediag.launch.record import LaunchRecord
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.result import FAILURES, TrialResult, Verdict
 from moediag.result.wording import plural
 

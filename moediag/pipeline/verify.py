@@ -20,6 +20,7 @@ from moediag.evidence.trial_folder import read_trial
 from moediag.launch import comparing
 from moediag.launch.settings import OnProgress
 from moediag.launch.watched import JobOptions
+from moediag.masking import masked_command
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.run_folder import run_folder
@@ -225,7 +226,8 @@ def _written(
     reference: Sequence[str],
     found: TrialResult,
 ) -> RunResult:
-    asked = f"verify --reference {shlex.quote(shlex.join(reference))} -- {shlex.join(command)}"
+    of_reference, of_job = (shlex.join(masked_command(one)) for one in (reference, command))
+    asked = f"verify --reference {shlex.quote(of_reference)} -- {of_job}"
     result = dataclasses.replace(watcher.of_job(name, [found]), overrides=(asked,))
     result.write(folder)
     return result

@@ -7,8 +7,10 @@ user's: moediag leaves it unchanged unless asked, and it ends as it would withou
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import shlex
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +22,16 @@ from types import FrameType
 
 import moediag
 from moediag import hardware, protocol
-from moediag.errors import EvidenceError, ExitCode, Interrupted
+from moediag.errors import EvidenceError, ExitCode, Interrupted, UsageError
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import Process
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
+from moediag.masking import masked_command
 from moediag.pipeline.attempts import Attempts
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
@@ -87,6 +90,23 @@ class Watched:
         return ExitCode.INCONCLUSIVE
 
 
+def check_on_hang(choice: str) -> None:
+    """Raises UsageError if ``choice`` is neither a known word nor a command: it would be found out
+    only when the job hangs."""
+    word = choice.split()[0] if choice.split() else ""
+    known = (REPORT, ABORT, CONTINUE)
+    if choice in known:
+        return
+    if not word:
+        raise UsageError("--on-hang is empty", f"Give {', '.join(known)} or a shell command.")
+    near = difflib.get_close_matches(choice, known, n=1)
+    if near and shutil.which(word) is None:
+        raise UsageError(
+            f"--on-hang {choice}: there is no such command",
+            f"Did you mean --on-hang {near[0]}? Known words: {', '.join(known)}.",
+        )
+
+
 OnResult = Callable[[TrialResult, Path], None]  # and the run directory
 
 
@@ -105,7 +125,9 @@ def watch(
     """
     name = title(command)
     folder = run_folder(options.out, f"watch-{name}")
-    protocol.write_json(folder / JOB_FILE, {"command": list(command), "folder": str(Path.cwd())})
+    protocol.write_json(
+        folder / JOB_FILE, {"command": masked_command(command), "folder": str(Path.cwd())}
+    )
     job = _Watch(command, name, folder, options, on_result, on_progress)
     if on_law is not None and options.job.laws_every is not None:
         job.laws = LiveLaws(on_law)
@@ -236,12 +258,15 @@ class _Watch:
         if not sure and not stands():
             return Then.WATCH
         self.told = found
-        self.held_back = choice == ABORT and not record.interrupted
+        early = record.stall is not None and record.stall.early and not sure
+        self.held_back = choice == ABORT and not record.interrupted and not early
         if not self.held_back:
             self.on_result(found, self.folder)
         self._write(record)
         if choice == CONTINUE and not record.interrupted:
             return Then.WATCH
+        if early and choice != REPORT:
+            return Then.AGAIN
         if not sure and not stands():
             self.held_back = False
             return Then.WATCH
@@ -351,7 +376,7 @@ class _Watch:
         result = of_job(self.name, (*self.attempts.results, *told), self.started)
         result = dataclasses.replace(
             result,
-            overrides=(f"watch -- {shlex.join(self.command)}",),
+            overrides=(f"watch -- {shlex.join(masked_command(self.command))}",),
             incomplete="interrupted" if record.interrupted else "",
             removed=self.attempts.removed,
         )

@@ -29,6 +29,8 @@ ENV_PARENT = "MOEDIAG_PARENT"
 ENV_MAIN_THREAD = "MOEDIAG_FROM_MAIN_THREAD"
 
 TRIAL_FILE = "trial.json"
+LOOKS_FILE = "looks.json"  # of a job that was started without moediag, see evidence.looks
+NOT_SEEN_FILE = "not-seen.txt"  # of that job: one line for each thing that could not be read
 LAUNCH_FILE = "launch.json"  # how the launch went, as the control side saw it
 # In a trial's folder: the launcher's own output; what the elastic agent reports (JSON lines); and
 # the file that lets the agent end the other ranks after one died (see ranks.agent).
@@ -124,6 +126,12 @@ def alone_file(rank: int) -> str:
     """Written at the end of a watched rank that had peers (WORLD_SIZE) but never created a process
     group: ``optimizers``, the classes of torch.optim that it constructed."""
     return f"rank-{rank}.alone.json"
+
+
+def meeting_file(rank: int) -> str:
+    """What a watched rank passed to ``init_process_group``: ``backend``; ``address``, where it
+    meets the others (empty: at a store of its own); ``world_size``."""
+    return f"rank-{rank}.meeting.json"
 
 
 def simulated_file(rank: int) -> str:

@@ -54,7 +54,7 @@ class GradientError:
     # max |gradient - reference|; inf and nan are given as the strings that JSON allows.
     max_abs: float
     scale: float  # max |reference| over the shard
-    wrong: bool  # see moediag.ranks.verify.tolerance
+    wrong: bool  # see moediag.recorder.step.tensor_error
     missing: bool = False  # no gradient on this rank where the reference has a non-zero one
     placement: str = ""  # how the parameter lies on the mesh; "": a plain tensor
     # The gradient as a multiple of the reference; null: that is zero, or something is not finite.

@@ -165,6 +165,13 @@ class WatchTask:
 
 
 @dataclass(frozen=True)
+class AttachTask:
+    """A job that was started without moediag, and looked at from outside while it ran."""
+
+    kind: str = field(default="attach", init=False)
+
+
+@dataclass(frozen=True)
 class VerifyTask:
     """The first steps of a user's job, compared with the same steps in one process."""
 
@@ -174,7 +181,7 @@ class VerifyTask:
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, GenerateTask,
     SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
-    VerifyTask, CheckpointTask,
+    AttachTask, VerifyTask, CheckpointTask,
 ]  # fmt: skip
 
 

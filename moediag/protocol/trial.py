@@ -22,6 +22,8 @@ from moediag.protocol.tasks import (
     task_fields,
 )
 
+LAWS_VARIANT = "laws"  # of a program that records itself, by `moediag.laws`
+
 
 @dataclass(frozen=True)
 class Trial:

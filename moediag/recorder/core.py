@@ -19,6 +19,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from moediag.masking import masked
+from moediag.protocol import error_text
 from moediag.recorder.call_site import CallSites
 from moediag.recorder.calls import Call
 from moediag.recorder.groups import GroupInfo, Groups
@@ -175,7 +177,8 @@ class Recorder:
         """Records, once per text, what the recorder cannot observe in this rank."""
         if self.active and text not in self._told:
             self._told[text] = True
-            self.event("not_seen", text=text)
+            # Without a beat: a capture that looks whether the rank moves can write this itself.
+            self.log.event("not_seen", text=text)
 
     def error(self, exception: BaseException) -> None:
         """Records the exception that ends the rank."""
@@ -186,7 +189,7 @@ class Recorder:
         if own:
             where = f"{Path(own[-1].filename).name}:{own[-1].lineno} {own[-1].name}"
         name = type(exception).__name__
-        self.event("error", type=name, message=str(exception)[:8000], where=where)
+        self.event("error", type=name, message=error_text(exception), where=where)
 
     def finish(self) -> None:
         """Records that the rank finished normally."""
@@ -334,7 +337,7 @@ class Recorder:
         """Records that operation ``number`` raised ``error``. Never raises: the caller is about to
         let ``error`` through to the program."""
         with contextlib.suppress(Exception):
-            text = " ".join(str(error).split())[:_MAX_FAILED]
+            text = masked(" ".join(str(error).split())[:_MAX_FAILED])
             self.event("failed", n=number, type=type(error).__name__, message=text)
 
     def current_phase(self) -> str:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from moediag.masking import masked
 from moediag.recorder.core import Recorder
 from moediag.recorder.user_lines import UserLines
 
@@ -41,5 +42,5 @@ def _tell(recorder: Recorder, error: Exception, user: UserLines) -> None:
             where = f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
         trace = trace.tb_next
     recorder.log.event(
-        "handling", type=type(error).__name__, message=str(error)[:2000], where=where
+        "handling", type=type(error).__name__, message=masked(str(error)[:2000]), where=where
     )

@@ -198,6 +198,7 @@ def _leave(recorder: Recorder, module: Any, *_: Any) -> None:
 
 def _new_forward(recorder: Recorder) -> None:
     """Starts an outermost forward: if the optimizer has stepped, a new step begins."""
+    recorder.heartbeat.turn()
     recorder.optimizer_running = False
     if recorder.counts_steps and recorder.stepped:
         recorder.stepped = False

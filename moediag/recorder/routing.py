@@ -12,6 +12,7 @@ from typing import Any, Callable, List, Tuple
 import torch
 
 from moediag.recorder.core import Block, Recorder
+from moediag.recorder.step.pieces import held
 
 WATCHER = "tokens per expert"
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
@@ -113,7 +114,7 @@ def tokens_of(recorder: Recorder, block: Block) -> None:
     if block.routed is None:
         return
     (indices, experts), block.routed = block.routed, None
-    indices = getattr(indices, "_local_tensor", indices)
+    indices = held(indices)
     if indices.device.type == "meta" or type(indices).__name__ == "FakeTensor":
         return
     with torch._C._DisableTorchDispatch(), torch.no_grad():  # no dispatch mode may see this

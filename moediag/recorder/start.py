@@ -16,6 +16,7 @@ import torch
 
 from moediag.protocol import ENV_GUARD, ENV_LAWS, events_file, heartbeat_file, older_events_file
 from moediag.recorder.core import Recorder
+from moediag.recorder.fresh_folder import run_name
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.library_folders import library_folders
@@ -55,6 +56,7 @@ def install(
         host=socket.gethostname(), python=platform.python_version(), torch=torch.__version__,
         **{package: _version(package, imported=of_job) for package in _PACKAGES},
         backend=None, nccl=_nccl(), libraries=library_folders(), restart=_restart(),
+        run=run_name(),
     )  # fmt: skip
     for package in _PACKAGES if of_job else ():
         if package not in sys.modules:

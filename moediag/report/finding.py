@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from moediag.records import dataclass
 from moediag.report import again
+from moediag.report.excerpt import ExcerptFile, excerpt_of
 from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
 from moediag.result import (
@@ -83,6 +84,8 @@ class Finding:
     tokens: ExpertTokens | None = None
     layer_errors: tuple[LayerError, ...] = ()
     timeline: tuple[TimedRank, ...] = ()
+    excerpt: tuple[ExcerptFile, ...] = ()
+    """The lines of the program that say why ranks are where they are."""
     again: str = ""
     """The command that shows it again, of a trial of a scenario."""
 
@@ -121,6 +124,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         world_size=t.world_size,
         places=_places(t.diagnosis.places),
         next_step=t.diagnosis.next_step,
+        excerpt=excerpt_of(t.diagnosis.paths),
         timing=_timing(t),
         divergence=_where(t.diagnosis.first_divergence),
         sides=_sides(t.diagnosis.first_divergence),

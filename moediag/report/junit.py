@@ -1,7 +1,8 @@
 """JUnit XML: one suite per run, one case per trial, for the test views of CI systems.
 
-An unmet expectation is a failure; a trial that could not be judged is an error (red, but not a
-claim about the tested code); not-applicable is skipped.
+An unmet expectation is a failure, and so is each failure found in a job that has no expectation
+(watched or diagnosed). A trial that could not be judged is an error (red, but not a claim about the
+tested code); not-applicable is skipped.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
         time=f"{t.seconds.total or 0:.3f}",
     )
     page = "\n".join(plain(line) for line in finding_lines(finding_of([t], result), WIDTH, None))
-    message = f"{t.verdict}, expected {t.expected}" + (f": {t.cause}" if t.cause else "")
+    wanted = f", expected {t.expected}" if t.expected else ""
+    message = t.verdict + wanted + (f": {t.cause}" if t.cause else "")
     if t.verdict == Verdict.NOT_APPLICABLE:
         ElementTree.SubElement(case, "skipped", message=printable(t.cause or "not applicable"))
-    elif not t.met:
+    elif not t.met or (not t.expected and t.verdict != Verdict.CLEAN):
         tag = "error" if t.verdict == Verdict.INCONCLUSIVE else "failure"
         child = ElementTree.SubElement(
             case, tag, message=printable(message), type=printable(t.verdict)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from moediag.report import tables
+from moediag.report.excerpt import excerpt_lines
 from moediag.report.finding import Finding, Side, StackGroup
 from moediag.report.page import ClaimRow, ControlRow, FixRow, Page, page_of
 from moediag.report.printable import printable
@@ -39,13 +40,22 @@ STYLES = {
 WIDEST = 120  # longer lines are harder to read than to wrap
 MOST_NAMES = 6
 MOST_PLACES = 3
+MOST_ANSWERED = 2  # places in the answer at the end
 LONG = 20  # lines of a finding, after which its answer is repeated: a terminal shows 24
 _SENTENCE = re.compile(r"(?<=[a-z0-9)`]\.) (?=[A-Z])")
 
 
-def render(result: RunResult, console: Console, run_folder: Path | None = None) -> None:
-    """Prints the page of ``result``. ``run_folder``: location of the evidence, for the page."""
-    for line in lines(page_of(result), min(console.width, WIDEST), run_folder):
+def render(
+    result: RunResult,
+    console: Console,
+    run_folder: Path | None = None,
+    details: bool = False,
+    answer: bool = True,
+) -> None:
+    """Prints the page of ``result``. ``run_folder``: location of the evidence, for the page.
+    ``details``: schedules and stacks also where an excerpt of the source shows the cause.
+    ``answer``: a long page ends with its answer; False if :func:`closing` follows later."""
+    for line in lines(page_of(result), min(console.width, WIDEST), run_folder, details, answer):
         show(line, console)
 
 
@@ -61,11 +71,17 @@ def as_text(page: Page, width: int = 100, run_folder: Path | None = None) -> str
     return "\n".join(plain(line) for line in lines(page, width, run_folder)) + "\n"
 
 
-def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Line]:
+def lines(
+    page: Page,
+    width: int,
+    run_folder: Path | None = None,
+    details: bool = False,
+    answer: bool = True,
+) -> Iterator[Line]:
     """Yields the whole page, no line longer than ``width`` (from 40 on)."""
     long = False
     for finding in page.findings:
-        shown = list(finding_lines(finding, width, run_folder))
+        shown = list(finding_lines(finding, width, run_folder, details))
         long = long or len(shown) > LONG
         yield from shown
         yield ()
@@ -87,37 +103,36 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
     yield from labelled("RESULT", " · ".join(page.conclusion), width, page.state.style)
     if page.overrides:
         yield from labelled("WITH", " ".join(page.overrides), width)
-    if long and len(page.findings) == 1:
-        yield from _answer(page.findings[0], width)
+    if long and answer and len(page.findings) == 1:
+        yield from answer_lines(page.findings[0], width)
     if run_folder is not None:
         if not page.findings:
             yield from labelled("EVIDENCE", str(run_folder), width, "faint")
+        if any(finding.excerpt for finding in page.findings) and not details:
+            yield from labelled("DETAILS", f"moediag report {run_folder} --details", width, "faint")
         yield from labelled("HTML", f"moediag report {run_folder} --html page.html", width, "faint")
     if page.explain:
         yield from labelled("MEANING", f"moediag explain {page.explain}", width, "faint")
 
 
-def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iterator[Line]:
-    """Yields one finding in full."""
+def finding_lines(
+    finding: Finding, width: int, run_folder: Path | None, details: bool = True
+) -> Iterator[Line]:
+    """Yields one finding in full; without ``details`` no schedules and stacks where an excerpt of
+    the source shows the cause."""
     yield from _title(finding, width)
     if finding.remark:
         yield from indented(finding.remark, width, 1, "doubt")
     yield from flow(((text, _blame_style(text)) for text in finding.blame), width)
-    for number, text in enumerate(_some(finding.places, MOST_PLACES, "place")):
-        yield from labelled("WHERE" if number == 0 else "", text, width)
+    yield from excerpt_lines(finding.excerpt, width)
+    if not finding.excerpt or details:
+        yield from _where(finding, width)
     if finding.next_step:
         yield from labelled("NEXT", finding.next_step, width, "label")
     if finding.cause:
         yield from labelled("CAUSE", finding.cause, width)
-    if finding.divergence:
-        yield from labelled("FIRST DIVERGENCE", finding.divergence, width)
-        yield from _sides(finding.sides, width)
-    if finding.gradients:
-        yield from labelled("GRADIENTS", finding.gradients, width)
-        for name in _some(finding.wrong_parameters, MOST_NAMES, "name"):
-            yield from indented(name, width, 12)
-    for number, group in enumerate(finding.stacks):
-        yield from _stack(group, "STACKS" if number == 0 else "", width)
+    if not finding.excerpt or details:
+        yield from _evidence_lines(finding, width)
     yield from _tables(finding.tables, width)
     for text in finding.notes:
         yield from labelled("NOTE", text, width)
@@ -133,14 +148,52 @@ def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iter
         yield from labelled("EVIDENCE", where, width, "faint")
 
 
-def _answer(finding: Finding, width: int) -> Iterator[Line]:
-    """The verdict, who, two sentences of the cause and the next step, as the end of a long page."""
+def _where(finding: Finding, width: int) -> Iterator[Line]:
+    for number, text in enumerate(_some(finding.places, MOST_PLACES, "place")):
+        yield from labelled("WHERE" if number == 0 else "", text, width)
+
+
+def _evidence_lines(finding: Finding, width: int) -> Iterator[Line]:
+    """What the ranks' schedules, gradients and stacks show."""
+    if finding.divergence:
+        yield from labelled("FIRST DIVERGENCE", finding.divergence, width)
+        yield from _sides(finding.sides, width)
+    if finding.gradients:
+        yield from labelled("GRADIENTS", finding.gradients, width)
+        for name in _some(finding.wrong_parameters, MOST_NAMES, "name"):
+            yield from indented(name, width, 12)
+    for number, group in enumerate(finding.stacks):
+        yield from _stack(group, "STACKS" if number == 0 else "", width)
+
+
+def answer_lines(finding: Finding, width: int) -> Iterator[Line]:
+    """The verdict, who, where, two sentences of the cause and the next step, for the end of a long
+    page: at most eight lines in a terminal of 80 columns, as far as the texts allow."""
     blame = ((text, _blame_style(text)) for text in finding.blame)
     yield from flow(((finding.verdict, verdict_style(finding.verdict)), *blame), width)
-    if finding.cause:
+    for number, text in enumerate(_some(finding.places, MOST_ANSWERED, "place")):
+        yield from labelled("WHERE" if number == 0 else "", _shortened(text, width), width)
+    if finding.cause and not finding.excerpt:
         yield from labelled("CAUSE", " ".join(_SENTENCE.split(finding.cause)[:2]), width)
     if finding.next_step:
         yield from labelled("NEXT", finding.next_step, width, "label")
+
+
+def closing(result: RunResult, width: int, run_folder: Path) -> Iterator[Line]:
+    """The answer again, for the end of a job's output: the launcher's own last words, such as a
+    traceback of torchrun, stand between the page and the prompt."""
+    findings = page_of(result).findings
+    if findings:
+        yield from answer_lines(findings[-1], width)
+        yield from labelled("AGAIN", f"moediag report {run_folder} --details", width, "faint")
+    else:
+        yield ((f"moediag: evidence in {run_folder}", "plain"),)
+
+
+def _shortened(text: str, width: int) -> str:
+    """``text`` on one line."""
+    room = width - 10
+    return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
 def _title(finding: Finding, width: int) -> Iterator[Line]:

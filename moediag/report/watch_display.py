@@ -22,28 +22,16 @@ from typing import TYPE_CHECKING, Any
 from moediag.records import dataclass
 from moediag.report import stderr
 from moediag.report.printable import printable
-from moediag.result import FAILURES, wording
+from moediag.result import wording
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from moediag.launch.settings import Progress
-    from moediag.result import RunResult
 
 _SPAN = 30.0  # seconds over which speed is measured
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def closing(result: RunResult, folder: str | Path) -> str:
-    """Returns the last line: what was found and how to show it again, because output of the ended
-    launcher hides the page."""
-    failed = [trial for trial in result.trials if trial.verdict in FAILURES]
-    if not failed:
-        return f"moediag: evidence in {folder}"
-    last = failed[-1]
-    who = f", culprit {wording.ranks(last.culprits)}" if last.culprits else ""
-    return f"moediag: {last.verdict}{who}; the page again: moediag report {folder}"
 
 
 @dataclass(frozen=True, slots=True)

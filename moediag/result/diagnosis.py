@@ -107,6 +107,22 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class PathLine:
+    """A line of the user's program that says why ranks are where they are."""
+
+    file: str
+    line: int
+    text: str
+    """As written, without its indentation."""
+    acts: tuple[tuple[tuple[int, ...], str], ...]
+    """Ranks and what they did there: ``waits in barrier``, ``true``, ``ended``."""
+    certain: bool = True
+    """False: one of several lines at which they may have parted."""
+    indent: int = 0
+    """Columns before the text in the file."""
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What the evidence of one trial shows."""
 
@@ -139,6 +155,8 @@ class Diagnosis:
     """The state of each rank of the world at the end."""
     places: tuple[Place, ...] = ()
     """Where the ranks of a user's own job are in the user's code, culprits first."""
+    paths: tuple[PathLine, ...] = ()
+    """How two groups of ranks came from their last common call to different places, in order."""
     next_step: str = ""
     """What to change, or where to look next."""
     attached: Mapping[str, str] = field(default_factory=dict)

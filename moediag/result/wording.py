@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from moediag.protocol import natural
 
+UNCHECKED = "numbers were not checked"
+
 
 def compact(names: Iterable[str]) -> list[str]:
     """Merges fully qualified names that differ in one component, in order of appearance.

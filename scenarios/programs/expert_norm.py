@@ -15,8 +15,8 @@ from moediag.axes import TP
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.shard import clipping, sums
 from moediag.lab.step.shard.declared_slices import PlainShards
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
 
 from . import matrices
 
@@ -55,7 +55,7 @@ class Model(nn.Module):
 
         def each(h: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
             first = 0
-            if placement.distributed(experts) and experts.placements[0].dim == 0:
+            if pieces.distributed(experts) and experts.placements[0].dim == 0:
                 first = dist.get_rank() * part.shape[0]
             hot = nn.functional.one_hot(chosen, _EXPERTS)[:, first : first + part.shape[0]]
             return torch.einsum("te,eow,tw->to", hot.to(h), part, h)
@@ -66,7 +66,7 @@ class Model(nn.Module):
 def _cut(hidden: torch.Tensor, weight: Any, product: Any) -> torch.Tensor:
     """Returns ``product(hidden, weight)``; of a cut weight the sum of all ranks' parts, each at its
     place among the output's features."""
-    if not placement.distributed(weight):
+    if not pieces.distributed(weight):
         whole: torch.Tensor = product(hidden, weight)
         return whole
     part = product(sums.copied(hidden), weight.to_local())
@@ -100,7 +100,7 @@ def run(collector: Collector) -> None:
         gradients = {n: p.grad for n, p in of.named_parameters() if p.grad is not None}
         total = _norm(gradients, options)
         for gradient in gradients.values():
-            placement.local(gradient).mul_(min(limit / (total + 1e-6), 1.0))
+            pieces.local(gradient).mul_(min(limit / (total + 1e-6), 1.0))
         return total
 
     matrices.train(

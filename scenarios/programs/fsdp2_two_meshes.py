@@ -23,8 +23,8 @@ from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import ProgramTask
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
 
 from . import _meshes
 
@@ -165,7 +165,7 @@ class TwoMeshes(Wrapped):
         if self.options["divide"] == "gradients":
             for _, parameter in _meshes.expert_parameters(self):
                 if parameter.grad is not None:
-                    placement.local(parameter.grad).div_(self.ep)
+                    pieces.local(parameter.grad).div_(self.ep)
 
     # -- what each rank holds ----------------------------------------------------------
 
@@ -173,10 +173,9 @@ class TwoMeshes(Wrapped):
         held: Dict[str, List[int]] = {}
         for name, parameter in model.named_parameters():
             fqn = clean_fqn(name)
-            where = placement.index(parameter)
-            if fqn in self.plain_shards.rows and where is not None:
-                own = where.reshape(where.shape[0], -1)[:, 0] // parameter[0].numel()
-                held[fqn] = [self.plain_shards.rows[fqn][0] + int(row) for row in own]
+            lines = pieces.lines(parameter)
+            if fqn in self.plain_shards.rows and lines:
+                held[fqn] = [self.plain_shards.rows[fqn][0] + row for row in lines[0]]
         return held
 
     def clip(self, limit: float) -> Optional[float]:

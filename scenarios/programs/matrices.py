@@ -16,9 +16,9 @@ from moediag.lab.step.shard import fsdp2_internals
 from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.protocol import Applied, GradientError, Trial
 from moediag.protocol.names import clean_fqn
-from moediag.ranks.verify.tolerance import Tolerance
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
+from moediag.recorder.step.tensor_error import Tolerance
 
 FEATURES, WIDTH, SAMPLES = 12, 16, 6
 LR = 1e-2
@@ -175,7 +175,7 @@ def compare_gradients(
         fqn = clean_fqn(name)
         if fqn not in expected:
             continue
-        local = None if parameter.grad is None else placement.local(parameter.grad)
+        local = None if parameter.grad is None else pieces.local(parameter.grad)
         part = _part(parameter, expected[fqn])
         found[fqn] = tolerance.judge(local, part, float(expected[fqn].abs().max()))
     return found
@@ -198,13 +198,12 @@ def compare_weights(
             continue
         tolerance = Tolerance(0.0, allowed)
         part = _part(parameter, expected[fqn])
-        found[fqn] = tolerance.judge(placement.local(parameter), part, moved[fqn])
+        found[fqn] = tolerance.judge(pieces.local(parameter), part, moved[fqn])
     return found
 
 
 def _part(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
-    where = placement.index(parameter)
-    return whole if where is None else whole.reshape(-1)[where]
+    return pieces.where(parameter).cut(whole, tuple(pieces.local(parameter).shape))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from moediag.lab.step.models.moe_configs import Found
 from moediag.lab.step.models.release_families import ReleaseFamily
 from moediag.lab.step.versions import versions
 from moediag.protocol import SIZES, GradientError, OutcomeTable
-from moediag.ranks.verify.tolerance import Tolerance
+from moediag.recorder.step.tensor_error import Tolerance
 
 OPTIONS: Dict[str, Any] = {
     # The field of a configuration by which a trainer recognises a mixture of experts.

@@ -22,9 +22,9 @@ from moediag.lab.step.models.tiny import Anatomy
 from moediag.lab.step.shard import optimizers
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import GradientError, Trial
-from moediag.ranks.verify.tolerance import Tolerance
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
+from moediag.recorder.step.tensor_error import Tolerance
 
 from .router_block import look_alike, titan, titan_cpu
 from .router_block.plans import FIXES, Cell
@@ -172,7 +172,7 @@ def _reduce(model: nn.Module, how: str) -> None:
         return
     for name, parameter in model.named_parameters():
         if "router.gate" in name:
-            gradient = placement.local(parameter.grad)  # shares its memory
+            gradient = pieces.local(parameter.grad)  # shares its memory
             dist.all_reduce(gradient)
             if how == "mean":
                 gradient /= dist.get_world_size()
@@ -183,11 +183,11 @@ def _drop_broken(model: nn.Module) -> List[str]:
     broken = []
     for name, parameter in model.named_parameters():
         gradient: Any = parameter.grad
-        if gradient is None or not placement.distributed(gradient):
+        if gradient is None or not pieces.distributed(gradient):
             continue
-        has = placement.local(gradient).shape
+        has = pieces.local(gradient).shape
         if any(p.is_shard() for p in gradient.placements):
-            should = placement.local(parameter).shape
+            should = pieces.local(parameter).shape
         else:
             should = parameter.shape  # a copy, or a part of a sum: as large as the whole
         if has != should:

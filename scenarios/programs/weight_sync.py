@@ -17,7 +17,7 @@ from moediag.lab.step.preparation import wrap
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import OutcomeTable
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
+from moediag.recorder.step import pieces
 
 from . import fake_engine
 
@@ -103,5 +103,5 @@ def _gathered(wrapped: Wrapped) -> Iterator[Tuple[str, torch.Tensor]]:
     """Yields whole parameters, one all-gather for each."""
     for name, parameter in wrapped.model.named_parameters():
         sharded: Any = parameter.detach()
-        whole = sharded.full_tensor() if placement.distributed(sharded) else sharded
+        whole = sharded.full_tensor() if pieces.distributed(sharded) else sharded
         yield clean_fqn(name), whole

@@ -23,6 +23,7 @@ from moediag.lab.campaign.bisect.drive import drive
 from moediag.lab.campaign.bisect.probe import Releases
 from moediag.lab.campaign.bisect.probe_verdict import Kind
 from moediag.lab.campaign.engine.display import Lines
+from moediag.lab.campaign.executors import Maker
 from moediag.lab.scenario import catalogue, load
 from moediag.lab.stacks import releases
 from moediag.launch.settings import LaunchOptions
@@ -126,7 +127,7 @@ def test_a_release_that_cannot_be_tried_moves_no_bound(tmp_path: Path) -> None:
     display = Lines(print)
     with states.create(tmp_path / "out", asked.header(["moediag"])) as state:
         prober = Releases(asked, tmp_path / "out", display, LaunchOptions())
-        answer = drive(asked, state, prober, display).answer
+        answer = drive(asked, state, Maker(lambda: prober), display).answer
     assert answer is not None and answer.began is not None
     assert (answer.began.bad, answer.began.good) == (2, 1)
     assert answer.given_good is not None and answer.given_good[1].kind == Kind.SKIP

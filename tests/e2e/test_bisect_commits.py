@@ -24,6 +24,7 @@ from moediag.lab.campaign.bisect.question import Asked, Question
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.engine.display import Lines
+from moediag.lab.campaign.executors import Maker
 from moediag.lab.scenario import catalogue, load
 from moediag.lab.stacks import environment
 from moediag.lab.stacks.overlay import site_packages
@@ -82,7 +83,7 @@ def test_the_bad_commit_is_found_and_unimportable_commits_are_skipped(
     between = Between("accelerate", "1.7.0", "1.8.1", "bad", (STACK,))
     with states.create(folder, question.header(["moediag"])) as state:
         try:
-            follow = Follow(state, prober, display, target)
+            follow = Follow(state, Maker(lambda: prober), display, target)
             answer = name_the_commit(between, Clone(clone.path), follow, folder)
         finally:
             prober.close()

@@ -6,20 +6,17 @@ pieces by the same factor.
 
 from __future__ import annotations
 
-import os
-import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
 
 from moediag.lab.step.shard import clipping  # noqa: E402
 from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
-from moediag.recorder.placement import local  # noqa: E402
+from moediag.recorder.step.pieces import local  # noqa: E402
+from tests.forked_ranks import on_ranks  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 LIMIT = 0.5
@@ -61,38 +58,11 @@ def sharded(world: int, rank: int) -> tuple[dict[str, Any], PlainShards]:
     return parameters, PlainShards(rows, grid.get_group("ep"))
 
 
-def of_rank(rank: int, world: int, how: str, folder: str) -> None:
-    try:
-        torch.set_num_threads(1)
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
-        )
-        parameters, plain = sharded(world, rank)
-        before = {name: local(p.grad).clone() for name, p in parameters.items()}
-        norm = clipping.clip(parameters, LIMIT, how, plain)
-        after = {name: local(p.grad).clone() for name, p in parameters.items()}
-        torch.save((norm, before, after), f"{folder}/{rank}.pt")
-        dist.destroy_process_group()
-    except BaseException:
-        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
-        os._exit(1)
-
-
-def run(world: int, how: str, folder: Path) -> list[Any]:
-    context = mp.get_context("fork")
-    ranks = [
-        context.Process(target=of_rank, args=(rank, world, how, str(folder)))
-        for rank in range(world)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(90)
-        if process.is_alive():
-            process.kill()
-    errors = [file.read_text() for file in sorted(folder.glob("*.error"))]
-    assert not errors, errors[0]
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+def of_rank(rank: int, world: int, how: str) -> tuple[Any, ...]:
+    parameters, plain = sharded(world, rank)
+    before = {name: local(p.grad).clone() for name, p in parameters.items()}
+    norm = clipping.clip(parameters, LIMIT, how, plain)
+    return norm, before, {name: local(p.grad).clone() for name, p in parameters.items()}
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -103,7 +73,7 @@ def test_per_mesh_clipping_gives_the_single_process_norm_on_every_rank(
     for parameter, gradient in zip(gradients, whole().values(), strict=True):
         parameter.grad = gradient
     true = float(torch.nn.utils.clip_grad_norm_(gradients, LIMIT))
-    for norm, before, after in run(world, "per-mesh", tmp_path):
+    for norm, before, after in on_ranks(world, tmp_path, of_rank, world, "per-mesh"):
         assert norm == pytest.approx(true, rel=1e-6)
         for name in before:
             assert torch.allclose(after[name], before[name] * (LIMIT / (true + 1e-6))), name
@@ -111,5 +81,5 @@ def test_per_mesh_clipping_gives_the_single_process_norm_on_every_rank(
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_norm_of_local_tensors_differs_between_ranks(world: int, tmp_path: Path) -> None:
-    norms = [norm for norm, _, _ in run(world, "local", tmp_path)]
+    norms = [norm for norm, _, _ in on_ranks(world, tmp_path, of_rank, world, "local")]
     assert len({round(norm, 3) for norm in norms}) == world

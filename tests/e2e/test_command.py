@@ -7,37 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.marked import MARK, eventually, gone, marked
 from tests.e2e.pipeline import need
 from tests.e2e.result_shape import problems
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
-MARK = "MOEDIAG_TEST_MARK"
-
-
-def marked(mark: str) -> list[int]:
-    """Returns the living processes with ``mark`` in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
@@ -79,14 +59,14 @@ def test_ctrl_c_stops_the_ranks_and_keeps_the_evidence(tmp_path: Path) -> None:
         tmp_path, "expert-starvation-hang", "--quiescence", "300", "--out", "out", "--json"
     )
     try:
-        until(in_its_hang(tmp_path), "the ranks did not start")
+        eventually(in_its_hang(tmp_path), "the ranks did not start")
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=90)
     finally:
         process.kill()
     assert (process.returncode, out) == (130, "")
     assert "interrupted after 0 of 5 trials" in errors
-    until(lambda: marked(mark) == [], "ranks were left behind")
+    gone(mark)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert problems(result) == []
     assert (result["trials"], result["conclusion"]["reproduced"]) == ([], None)
@@ -106,10 +86,10 @@ def test_a_killed_moediag_leaves_no_ranks(tmp_path: Path) -> None:
         tmp_path, "expert-starvation-hang", "--quiescence", "300", "--out", "out", "--json"
     )
     try:
-        until(in_its_hang(tmp_path), "the ranks did not start")
+        eventually(in_its_hang(tmp_path), "the ranks did not start")
         assert len(marked(mark)) > 3
     finally:
         process.kill()
         process.communicate()
-    until(lambda: marked(mark) == [], f"left over: {marked(mark)}")
+    gone(mark)
     assert not (tmp_path / "out" / "result.json").exists()

@@ -201,15 +201,8 @@ def test_slurm_refuses_a_partition(slurm: None, tmp_path: Path) -> None:
 
 def test_ray_cannot_be_reached(ray: None, tmp_path: Path) -> None:
     need(STACK)
-    words = (
-        "--executor",
-        "ray",
-        "--executor-arg",
-        "address=127.0.0.1:1",
-        "--out",
-        str(tmp_path / "h"),
-    )
-    with _command(*HUNT, *words) as refused:
+    words = ("--executor", "ray", "--executor-arg", "address=127.0.0.1:1", "--out")
+    with _command(*HUNT, *words, str(tmp_path / "h")) as refused:
         _, said = refused.communicate(timeout=LONGEST)
     assert refused.returncode == 4
     assert "error: no Ray cluster can be reached on 127.0.0.1:1" in said

@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,18 +16,18 @@ from types import SimpleNamespace
 import pytest
 
 from moediag import protocol
+from moediag.evidence.launch_record import read_launch
 from moediag.evidence.model import ExitStatus
 from moediag.lab.launch.launcher import launcher
 from moediag.launch.base import Launcher
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.protocol import ReferenceTask, Trial
+from tests.e2e.marked import MARK, eventually, gone, marked
 
 pytestmark = pytest.mark.e2e
 
 VICTIMS = Path(__file__).parents[1] / "victims"
 STACK = SimpleNamespace(python=Path(sys.executable), pythonpath=[VICTIMS], key="here")
-MARK = "MOEDIAG_TEST_MARK"
 OK = ExitStatus(code=0)
 
 
@@ -37,25 +36,6 @@ def options(mark: str, **changes: object) -> LaunchOptions:
         "MOEDIAG_RANK_MAIN": "launched:main", "MOEDIAG_WARM": "launched:warm", MARK: mark,
     }  # fmt: skip
     return LaunchOptions(**{"quiescence": 1.0, "environment": environment, **changes})  # type: ignore[arg-type]
-
-
-def marked(mark: str) -> list[int]:
-    """Returns the living processes with ``mark`` in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +77,7 @@ def test_a_successful_launch_is_reported(both: Launcher, tmp_path: Path) -> None
     assert record.deaths == ()
     assert record.first_progress is not None
     assert set(record.pids) == {0, 1}
-    assert LaunchRecord.read(tmp_path / "t") == record
+    assert read_launch(tmp_path / "t" / protocol.LAUNCH_FILE) == record
     for rank in (0, 1):
         log = (tmp_path / "t" / protocol.output_file(rank)).read_text()
         assert f"rank {rank} prints" in log
@@ -225,14 +205,8 @@ def test_a_host_that_cannot_start_is_a_launch_error(tmp_path: Path) -> None:
 
 def start_parent(kind: str, variant: str, tmp_path: Path) -> tuple[subprocess.Popen[bytes], str]:
     mark = uuid.uuid4().hex
-    command = [
-        sys.executable,
-        str(VICTIMS / "launch_parent.py"),
-        kind,
-        variant,
-        str(tmp_path),
-        mark,
-    ]
+    program = str(VICTIMS / "launch_parent.py")
+    command = [sys.executable, program, kind, variant, str(tmp_path), mark]
     parent = subprocess.Popen(command, start_new_session=True)
     ready = [tmp_path / variant / f"ready-{rank}" for rank in (0, 1)]
     eventually(lambda: all(path.exists() for path in ready), "the ranks did not get ready")
@@ -260,10 +234,10 @@ def test_sigkill_of_any_process_leaves_no_process(kind: str, target: str, tmp_pa
     folder = tmp_path / "stubborn-childless"
     os.kill(pid_of(target, kind, folder, parent.pid), signal.SIGKILL)
     parent.wait(60)
-    eventually(lambda: marked(mark) == [], f"left over: {marked(mark)}")
+    gone(mark)
     if target == "moediag":
         return
-    record = LaunchRecord.read(folder)
+    record = read_launch(folder / protocol.LAUNCH_FILE)
     assert not record.succeeded
     if target == "rank":
         assert record.exits[1] == ExitStatus(signal="SIGKILL")
@@ -278,6 +252,6 @@ def test_ctrl_c_stops_the_ranks_and_keeps_the_record(kind: str, tmp_path: Path) 
     parent.send_signal(signal.SIGINT)
     assert parent.wait(60) == 130
     assert marked(mark) == []
-    record = LaunchRecord.read(tmp_path / "stubborn")
+    record = read_launch(tmp_path / "stubborn" / protocol.LAUNCH_FILE)
     assert record.interrupted
     assert {s.by_us for s in record.exits.values()} == {True}

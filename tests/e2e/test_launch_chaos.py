@@ -12,37 +12,17 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from moediag.launch.record import LaunchRecord
+from moediag.evidence.launch_record import read_launch
 from moediag.protocol import LAUNCH_FILE
+from tests.e2e.marked import gone, marked
 
 pytestmark = pytest.mark.e2e
 
 PARENT = Path(__file__).parents[1] / "victims" / "launch_parent.py"
-
-
-def marked(mark: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"MOEDIAG_TEST_MARK={mark}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 MOMENTS = [pytest.param(n, marks=() if n < 6 else pytest.mark.wide) for n in range(20)]
@@ -64,9 +44,9 @@ def test_sigkill_at_a_random_moment_leaves_no_process(case: int, tmp_path: Path)
     finally:
         parent.kill()
         parent.wait()
-    assert wait_for(lambda: marked(mark) == [], 30), f"left over: {marked(mark)}"
+    gone(mark)
     record = tmp_path / "stubborn-childless" / LAUNCH_FILE
     if target != parent.pid:
-        assert not LaunchRecord.read(record).succeeded
+        assert not read_launch(record).succeeded
     else:
-        assert not record.exists() or LaunchRecord.read(record)
+        assert not record.exists() or read_launch(record).started

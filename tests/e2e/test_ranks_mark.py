@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from moediag import pytest_plugin
+from tests.e2e.marked import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.wide]
 
@@ -41,3 +43,29 @@ def test_ranks_fail_with_the_page(tmp_path: Path) -> None:
     for name in ("wrong", "hangs", "breaks_a_law", "never_ends"):
         assert list(tmp_path.glob(f"moediag-runs/*test-test_{name}/result.json")), name
     assert not list(tmp_path.glob("moediag-runs/*test_good*"))
+
+
+def test_nothing_outlives_a_killed_pytest(tmp_path: Path) -> None:
+    """Each rank writes its pid, then sleeps; pytest is killed once both have."""
+    (tmp_path / "test_sleeps.py").write_text(
+        "import os, pathlib, time, pytest\n"
+        "@pytest.mark.ranks(2)\n"
+        "def test_sleeps():\n"
+        "    rank = os.environ['RANK']\n"
+        "    pathlib.Path(f'part-{rank}').write_text(str(os.getpid()))\n"
+        "    os.rename(f'part-{rank}', f'pid-{rank}')\n"
+        "    time.sleep(3600)\n"
+    )
+    root = str(Path(pytest_plugin.__file__).parents[1])
+    session = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, "test_sleeps.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        eventually(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "both ranks run", 120)
+    finally:
+        session.kill()
+        session.wait()
+    ranks = [psutil.Process(int(file.read_text())) for file in tmp_path.glob("pid-*")]
+    eventually(lambda: not any(rank.is_running() for rank in ranks), "no rank lives on")

@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from moediag.launch.record import LaunchRecord
+from moediag.evidence.launch_record import read_launch
+from moediag.protocol import LAUNCH_FILE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.wide]
 
@@ -96,7 +97,7 @@ def test_a_hang_is_reported_on_both_nodes(nodes: Nodes) -> None:
     for node in range(2):
         trial = nodes.trials(node)["unfixed"]
         assert (trial["verdict"], trial["met"]) == ("hang", True), trial["cause"]
-        launch = LaunchRecord.read(nodes.run(node) / "unfixed")
+        launch = read_launch(nodes.run(node) / "unfixed" / LAUNCH_FILE)
         assert launch.stall is not None
         assert sorted(launch.stall.waiting) == [0, 1]
         assert "Rank 1 runs on node 1" in trial["cause"]

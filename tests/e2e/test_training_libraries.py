@@ -3,6 +3,7 @@ transformers with accelerate, lightning, tensorboard, wandb."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,21 +66,53 @@ class Net(torch.nn.Module):
         return {"loss": loss * float("nan") if self.bad and self.calls == 2 else loss}
 
 
-@pytest.mark.parametrize(("bad", "verdict"), [(False, "clean"), (True, "nonfinite")])
-def test_a_transformers_trainer_reports_its_laws(tmp_path: Path, bad: bool, verdict: str) -> None:
+def trainer(folder: Path, name: str, bad: bool = False, callbacks: Sequence[Any] = ()) -> Any:
+    """A Trainer whose findings are in ``found-NAME.jsonl``."""
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 
     from moediag.callbacks.trainer_callback import TrainerLaws
 
-    laws = TrainerLaws(str(tmp_path / "run"), 1, [JsonLines(tmp_path / "found.jsonl")])
+    laws = TrainerLaws(str(folder / name), 1, [JsonLines(folder / f"found-{name}.jsonl")])
     arguments = TrainingArguments(
-        str(tmp_path / "out"), max_steps=4, per_device_train_batch_size=2, report_to=[],
+        str(folder / "out"), max_steps=4, per_device_train_batch_size=2, report_to=[],
         max_grad_norm=0.0, save_strategy="no", use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    Trainer(Net(bad), arguments, train_dataset=Numbers(), callbacks=[laws]).train()
-    (line,) = lines(tmp_path / "found.jsonl")
+    return Trainer(
+        Net(bad), arguments, train_dataset=Numbers(), eval_dataset=Numbers(),
+        callbacks=[laws, *callbacks],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("bad", "verdict"), [(False, "clean"), (True, "nonfinite")])
+def test_a_transformers_trainer_reports_its_laws(tmp_path: Path, bad: bool, verdict: str) -> None:
+    trainer(tmp_path, "run", bad).train()
+    (line,) = lines(tmp_path / "found-run.jsonl")
     assert line["verdict"] == verdict, line
+
+
+def test_a_training_whose_exception_is_caught_is_reported_and_ends(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import TrainerCallback
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data"):
+        trainer(tmp_path, "first", callbacks=[Fails()]).train()
+    (line,) = lines(tmp_path / "found-first.jsonl")
+    assert line["verdict"] == "crash" and "no data" in line["cause"]
+    trainer(tmp_path, "second", bad=True).train()
+    (line,) = lines(tmp_path / "found-second.jsonl")
+    assert line["verdict"] == "nonfinite"
+
+
+def test_a_trainer_that_only_evaluates_does_not_keep_the_next_from_checking(tmp_path: Path) -> None:
+    trainer(tmp_path, "evaluates").evaluate()
+    trainer(tmp_path, "run", bad=True).train()
+    (line,) = lines(tmp_path / "found-run.jsonl")
+    assert line["verdict"] == "nonfinite"
 
 
 @pytest.mark.parametrize(("bad", "verdict"), [(False, "clean"), (True, "nonfinite")])

@@ -16,13 +16,14 @@ import pytest
 
 from moediag.launch.processes import Process
 from moediag.protocol import Heartbeat
-from tests.victims.table import JOBS, VICTIMS, WAITS, Trainer, Victim
+from tests.victims.table import JOBS, VICTIMS, WAITS, Trainer, Victim, marked
 
 pytestmark = pytest.mark.e2e
 
 # One that hangs, one that dies, one whose end hides a failure, one that is only slow. `make wide`
 # runs the others.
 DEFAULT = ("skips", "raises", "swallows", "slow", "unmet", "late")
+SECRET = "Zq8vR2mK5xT7pL9wN4bD6hJ1"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -44,9 +45,12 @@ def under_torchrun(tmp_path: Path, victim: Victim, *options: str) -> tuple[int, 
     launcher = [*TORCHRUN, str(victim.ranks)] if victim.name != "ray" else [sys.executable]
     done = watch(
         tmp_path, ("--json", *victim.options, *options),
-        *launcher, *victim.command,
+        *launcher, *victim.command, "--api-key", SECRET,
     )  # fmt: skip
     assert done.stdout, done.stderr
+    kept = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert SECRET not in done.stdout
+    assert [file for file in kept if SECRET.encode() in file.read_bytes()] == []
     return done.returncode, json.loads(done.stdout)["trials"][-1]
 
 
@@ -138,17 +142,25 @@ def test_a_killed_rank_is_the_culprit(tmp_path: Path) -> None:
     assert "killed from outside: the kernel's OOM killer did not run" in str(trial["cause"])
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("on_hang", ["continue", "report"])
+@pytest.mark.parametrize(
+    ("name", "on_hang"),
+    [
+        pytest.param("pauses", "continue", marks=pytest.mark.wide),
+        pytest.param("pauses", "report", marks=pytest.mark.wide),
+        # Such a stall is early: the job is not ended.
+        ("comes_late", "abort"),
+        pytest.param("ends_late", "abort", marks=pytest.mark.wide),
+    ],
+)
 def test_a_job_that_recovers_from_a_stall_has_two_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_hang: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, on_hang: str
 ) -> None:
     """The page of the stall is followed by one of a clean job."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     monkeypatch.setenv("VICTIM_FIFO", str(fifo))
     options = ("--json", "--on-hang", on_hang, "--patience", "1")
-    line = command_line(tmp_path, options, *TORCHRUN, "2", str(JOBS), "pauses")
+    line = command_line(tmp_path, options, *TORCHRUN, "2", str(JOBS), name)
     job = subprocess.Popen(**line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         told = wait_for(tmp_path / "run" / "result.json")
@@ -162,6 +174,7 @@ def test_a_job_that_recovers_from_a_stall_has_two_results(
     (trial,) = json.loads(output)["trials"]
     assert (job.returncode, trial["verdict"], trial["culprits"]) == (0, "clean", [])
     assert any("went on" in note for note in trial["notes"]), trial["notes"]
+    assert all(f"{line} " in then["cause"] for line in marked(name)), then["cause"]
 
 
 def test_on_sigterm_the_page_comes_first_and_no_rank_is_left(tmp_path: Path) -> None:

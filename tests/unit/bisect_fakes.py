@@ -12,7 +12,7 @@ from pathlib import Path
 from moediag.lab.campaign.bisect import state as states
 from moediag.lab.campaign.bisect.drive import drive
 from moediag.lab.campaign.bisect.probe_verdict import GOOD, ProbeVerdict
-from moediag.lab.campaign.bisect.prober import Learned, Setting
+from moediag.lab.campaign.bisect.prober import Probed, Setting
 from moediag.lab.campaign.bisect.question import Asked, Question
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.search.search import Search
@@ -21,6 +21,7 @@ from moediag.lab.campaign.bisect.state import State
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.engine.display import Lines
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.campaign.executors import Maker
 from moediag.lab.scenario import catalogue, load
 from moediag.lab.stacks.releases import Release
 from tests.unit.bisect_worlds import KINDS
@@ -49,12 +50,15 @@ class Fake:
         self.asked: list[Setting] = []
         self.closed = self.stopped = False
 
-    def learn(self, version: str) -> Learned:
-        record = self.probe(version, 1, TARGET)
-        bad = self.letters[int(version.split(".")[1])] == "B"
-        return Learned(record, TARGET if bad else None, "" if bad else "it does not show")
+    def probe(self, setting: Setting, attempt: int, target: Target | None) -> Probed:
+        if setting.release is None:
+            return Probed(self.probe_on(setting, attempt), target)
+        record = self.of_release(setting.name, attempt)
+        bad = self.letters[int(setting.name.split(".")[1])] == "B"
+        found = target or (TARGET if bad else None)
+        return Probed(record, found, "" if found else "it does not show")
 
-    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+    def of_release(self, version: str, attempt: int) -> ProbeRecord:
         verdict = self.look(int(version.split(".")[1]), attempt)
         time.sleep(self.seconds)
         return ProbeRecord(version, verdict, attempt, seconds=self.seconds)
@@ -64,7 +68,7 @@ class Fake:
         letter = self.letters[index]
         return GOOD if letter.islower() and attempt > 1 else KINDS[letter.upper()]
 
-    def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
+    def probe_on(self, setting: Setting, attempt: int) -> ProbeRecord:
         """By the first letter of the source's file, see :mod:`tests.unit.tiny_clone`."""
         self.asked.append(setting)
         assert setting.source is not None
@@ -72,11 +76,9 @@ class Fake:
         letter = file.read_text(encoding="utf-8").strip("# \n")[0]
         return ProbeRecord(setting.name, KINDS[letter], attempt, seconds=0.0)
 
-    def prepare_on(self, settings: Sequence[Setting]) -> None:
+    def prepare(self, settings: Sequence[Setting], hosts: bool = True) -> None:
+        assert hosts
         self.prepared += [setting.name for setting in settings]
-
-    def prepare(self, versions: Sequence[str]) -> None:
-        self.prepared += versions
 
     def stop(self) -> None:
         self.stopped = True
@@ -103,7 +105,7 @@ def bisect(
     asked = question(letters, bad)
     display = Lines((said if said is not None else []).append)
     with opened(folder, asked) as state:
-        return drive(asked, state, prober or Fake(letters), display, jobs)
+        return drive(asked, state, Maker(lambda: prober or Fake(letters)), display, jobs)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,9 +14,9 @@ from moediag.evidence.model import Evidence, RankEvidence
 from moediag.protocol import Measured, MeasuredStep
 from moediag.protocol.measured import start_tensors, step_tensors
 from moediag.ranks.verify import comparison, tensor_files
-from moediag.ranks.verify.pieces import BOX, WHOLE, Where
 from moediag.ranks.verify.runs import Run
 from moediag.ranks.verify.tensor_files import Stored, Tensors
+from moediag.recorder.step.pieces import BOX, WHOLE, Where
 from moediag.result import Diagnosis
 
 SHAPES = {

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,42 @@ def test_the_example_of_diagnose_runs(
     shutil.copytree(HUNG, "dumps")
     exec(EXAMPLES["Diagnose"], {})
     assert capsys.readouterr().out.startswith("hang ")
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: moediag.run("expert-starvation", cpu=0), "cpu=0"),
+        (lambda: moediag.run("expert-starvation", gpus=True), "gpus=True"),
+        (lambda: moediag.run("expert-starvation", repeat=0), "repeat=0"),
+        (lambda: moediag.run("expert-starvation", timeout=-1), "timeout=-1"),
+        (lambda: moediag.run("expert-starvation", stack=["torch"]), "stack=['torch']"),
+        (lambda: moediag.run(""), "scenario=''"),
+        (lambda: moediag.check("config.json", {}), "layout={}"),
+        (lambda: moediag.check("config.json", "ep=2"), "layout='ep=2'"),
+        (lambda: moediag.check("config.json", {"ep": "2"}), "layout['ep']='2'"),
+        (lambda: moediag.check("config.json", {"ep": 2}, wrapper="nosuch"), "wrapper='nosuch'"),
+        (lambda: moediag.check("config.json", {"ep": 2}, world=0), "world=0"),
+        (lambda: moediag.diagnose(), "diagnose() has no path"),
+        (lambda: moediag.diagnose(""), "paths=''"),
+        (lambda: moediag.diagnose(".", taken_at=-5), "taken_at="),
+        (lambda: moediag.verify.jobs([], ["python"]), "command=[]"),
+        (lambda: moediag.verify.jobs("torchrun t.py", ["python"]), "command='torchrun t.py'"),
+        (lambda: moediag.verify.jobs(["torchrun"], []), "reference=[]"),
+        (lambda: moediag.verify.jobs(["torchrun"], ["python"], steps=0), "steps=0"),
+        (lambda: moediag.laws.record("", 0), "folder=''"),
+        (lambda: moediag.laws.record("laws-run", -1), "every=-1"),
+    ],
+)
+def test_a_wrong_argument_is_named(call: Callable[[], object], argument: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        call()
+    assert caught.value.message.startswith(argument)
+    assert caught.value.help_text
+
+
+def test_the_root_lists_its_names() -> None:
+    assert {*moediag.__all__} <= {*dir(moediag)}
 
 
 def test_mistakes_are_errors_with_advice(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,85 @@ def test_a_report_that_fails_does_not_fail_the_training(
     job.begin()
     job.end()
     assert "could not be diagnosed" in caplog.text
+
+
+def test_a_second_training_is_reported_too(tmp_path: Path) -> None:
+    job = JobLaws(str(tmp_path / "run"), 1, [JsonLines(tmp_path / "found.jsonl")])
+    for bad_step in (2, 0):
+        job.begin()
+        train(bad_step)
+        job.end()
+    assert [line["verdict"] for line in lines(tmp_path / "found.jsonl")] == ["nonfinite", "clean"]
+    assert list((tmp_path / "run").glob("earlier-*/rank-0.laws.jsonl"))
+
+
+def test_a_prepared_training_gives_way_to_one_that_begins(tmp_path: Path) -> None:
+    only_evaluates = JobLaws(str(tmp_path / "first"))
+    only_evaluates.begin(trains=False)
+    job = JobLaws(str(tmp_path / "run"), 1, [JsonLines(tmp_path / "found.jsonl")])
+    job.begin(trains=False)
+    job.begin()
+    train(2)
+    job.end()
+    assert [line["verdict"] for line in lines(tmp_path / "found.jsonl")] == ["nonfinite"]
+
+
+def test_a_training_inside_another_says_that_it_is_not_checked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outer, inner = JobLaws(str(tmp_path / "outer")), JobLaws(str(tmp_path / "inner"))
+    outer.begin()
+    inner.begin()
+    inner.end()
+    assert f"is recorded in {tmp_path / 'outer'}" in caplog.text
+    outer.end()
+    assert not (tmp_path / "inner").exists()
+
+
+def test_a_folder_that_another_process_records_into_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "import sys; from moediag.recorder import fresh_folder as f\n"
+    code += "held = f.claim(sys.argv[1], 0); print('held', flush=True); sys.stdin.read()"
+    line = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        JobLaws(str(tmp_path)).begin()
+        assert f"process {other.pid} records rank 0 into this folder" in caplog.text
+        other.communicate(b"")
+    caplog.clear()
+    job = JobLaws(str(tmp_path))
+    job.begin()
+    job.end()
+    assert "not checked: " not in caplog.text
+
+
+def test_numbers_that_were_not_checked_are_no_information(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "moediag")
+    job = JobLaws(str(tmp_path))
+    job.begin()
+    job.end()
+    (said,) = [r for r in caplog.records if r.message.startswith("clean: ")]
+    assert said.levelname == "WARNING" and "numbers were not checked" in said.message
+
+
+def test_every_sink_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Fails:
+        def tokens(self, *_: object) -> None: ...
+
+        def finding(self, trial: object) -> None:
+            raise OSError("no such dashboard")
+
+    caplog.set_level(logging.INFO, "moediag")
+    job = JobLaws(str(tmp_path / "run"), 1, [Fails(), JsonLines(tmp_path / "found.jsonl")])
+    job.begin()
+    train()
+    job.end()
+    assert [line["verdict"] for line in lines(tmp_path / "found.jsonl")] == ["clean"]
+    told = [record.levelname for record in caplog.records]
+    assert told.index("INFO") < told.index("ERROR") and "no such dashboard" in caplog.text
 
 
 def test_sinks_refuse_a_folder_without_records(tmp_path: Path) -> None:

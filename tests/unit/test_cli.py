@@ -377,6 +377,12 @@ def test_a_time_that_is_none_is_wrong_usage() -> None:
         options.moment("yesterday")
 
 
+@pytest.mark.parametrize("text", ["1999-01-01", "5", "2999-01-01T00:00:00Z", "nan", "inf", "-1"])
+def test_a_time_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--taken-at {text}: "):
+        options.moment(text)
+
+
 @pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", ExitCode.CANNOT_RUN_HERE)])
 def test_doctor_exit_code_depends_on_the_checks(module: Module, status: str, code: int) -> None:
     from moediag.doctor import Check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,37 @@ def test_under_watch_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with moediag.laws.recording(str(tmp_path)):
         train()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_an_earlier_run_are_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of this rank, and of ranks that this run does not have."""
+    caplog.set_level("INFO", "moediag")
+    for bad_step in (2, 0):
+        with moediag.laws.recording(str(tmp_path)):
+            train(bad_step)
+        (tmp_path / "rank-3.events.jsonl").write_text("of a run with more ranks")
+    assert page(tmp_path).verdict == "clean"
+    (earlier,) = tmp_path.glob("earlier-*")
+    assert f"an earlier run of rank 0 are in {earlier} now" in caplog.text
+    assert {"rank-0.laws.jsonl", "rank-3.events.jsonl"} <= {p.name for p in earlier.iterdir()}
+    (tmp_path / "rank-3.events.jsonl").unlink()
+    assert page(tmp_path).verdict == "clean"
+
+
+@pytest.mark.parametrize(("apart", "read"), [(3600.0, False), (5.0, True)])
+def test_a_rank_that_ended_long_before_is_not_of_this_run(
+    tmp_path: Path, apart: float, read: bool
+) -> None:
+    with moediag.laws.recording(str(tmp_path)):
+        train()
+    log = tmp_path / "rank-0.events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    for event in events:
+        event["t"] -= apart
+    (tmp_path / "rank-1.events.jsonl").write_text("\n".join(map(json.dumps, events)) + "\n")
+    trial = json.loads((tmp_path / "trial.json").read_text())
+    (tmp_path / "trial.json").write_text(json.dumps({**trial, "world_size": 2}))
+    told = "rank 1: its record (the files here are of an earlier run)"
+    assert (told in page(tmp_path).diagnosis.not_seen) == (not read)

@@ -45,7 +45,6 @@ SAME: dict[str, str] = {
     "base": "what the other modules of the package build on",
     # The same part of several campaigns.
     "drive": "decides what a campaign does next",
-    "elsewhere": "the items of a campaign as jobs of an executor",
     "question": "what a campaign was asked, from the command line's options",
     "session": "a campaign from its question to its files",
     "summary": "a campaign's results on one page",

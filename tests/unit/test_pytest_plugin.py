@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 
 from moediag import pytest_plugin
 
-PASSED = {"outcome": "passed", "text": "", "reason": "", "expected": ""}
+PASSED = {"outcome": "passed", "text": "", "line": "", "reason": "", "expected": ""}
 SKIPPED = {**PASSED, "outcome": "skipped", "reason": "Skipped: no GPU"}
 XFAILED = {**PASSED, "outcome": "skipped", "reason": "known", "expected": "yes"}
-FAILED = {**PASSED, "outcome": "failed", "text": "assert 2 == 3"}
+FAILED = {**PASSED, "outcome": "failed", "text": "assert 2 == 3", "line": "test_it.py:7: assert"}
 CASES = {  # test: moediag's verdict, the ranks' reports; under laws where the name says so
     "good": ("clean", (PASSED, PASSED)),
     "no_collective": ("inconclusive", (PASSED, PASSED)),
@@ -35,12 +34,14 @@ CASES = {  # test: moediag's verdict, the ranks' reports; under laws where the n
 WATCH = """
 import json, os, pathlib, sys
 verdict, reports = json.loads(os.environ["CASES"])[sys.argv[-1].partition("::test_")[2]]
+culprits = [1] if verdict == "crash" else []
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True)
-(out / "result.json").write_text(json.dumps({"trials": [{"verdict": verdict}]}))
+trial = {"verdict": verdict, "culprits": culprits}
+(out / "result.json").write_text(json.dumps({"trials": [trial]}))
 print("a rank's words")
 print(" train.py · watched · 2 ranks")
-print(" CAUSE of", sys.argv[-1])
+print(" CAUSE of", pathlib.Path(sys.argv[-1]).name)
 for rank, report in enumerate(reports):
     path = pathlib.Path(os.environ["MOEDIAG_RANK_REPORTS"]) / f"rank-{rank}.json"
     path.write_text(json.dumps(report))
@@ -49,15 +50,20 @@ WRONG = ("ranks(0)", "ranks()", "ranks(2, slow=True)")
 TEST = "@pytest.mark.{}\ndef test_{}():\n    {}\n"
 
 
+def stand_in(folder: Path, watch: str) -> None:
+    """Makes sessions in ``folder`` run ``watch`` in place of `moediag watch`."""
+    (folder / "watch.py").write_text(watch)
+    (folder / "conftest.py").write_text(
+        "import sys\nfrom moediag import pytest_plugin\n"
+        f"pytest_plugin.WATCH = (sys.executable, {str(folder / 'watch.py')!r})\n"
+    )
+
+
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a session in which each case is a test, and what pytest printed."""
     folder = tmp_path_factory.mktemp("session")
-    package = folder / "moediag"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(WATCH)
-    shutil.copy(pytest_plugin.__file__, package)
+    stand_in(folder, WATCH)
     mark = "ranks(2, laws={})"
     tests = [TEST.format(mark.format("under_laws" in name), name, "pass") for name in CASES]
     tests += [TEST.format(mark, f"wrong_{at}", "pass") for at, mark in enumerate(WRONG)]

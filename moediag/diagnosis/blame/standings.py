@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from moediag.diagnosis.blame.culprits import Blame
+from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.nodes import open_call
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
@@ -53,7 +54,7 @@ def standings(
     failed: Iterable[Failure] = (),
 ) -> tuple[Standing, ...]:
     """Where the ranks are, most ranks first; those in ``failed`` where they failed."""
-    if not evidence.watched:
+    if not evidence.watched and evidence.looks is None:
         return ()
     own = {failure.rank: failure for failure in failed}
     together: dict[tuple[object, ...], list[int]] = {}
@@ -176,7 +177,11 @@ def dividing(found: Sequence[Standing]) -> tuple[Condition, Standing, Standing] 
 
 
 def by_condition(
-    found: Blame, divergence: Divergence, standing: Sequence[Standing], evidence: Evidence
+    found: Blame,
+    divergence: Divergence,
+    standing: Sequence[Standing],
+    evidence: Evidence,
+    forked: Fork | None = None,
 ) -> Blame:
     """``found``, or the rank for which the program has a branch of its own there, or that caught an
     exception there. That decides where at most the job's past does; where both name different
@@ -184,7 +189,7 @@ def by_condition(
     even = divergence.kind == "missing" and set(divergence.absent) == set(divergence.ended)
     if found.basis not in _WEAKER and not (found.basis == "gone" and even):
         return found
-    told = dict(_singled_out(divergence, standing, evidence))
+    told = dict(_singled_out(divergence, standing, evidence, forked))
     who = next(iter(told)) if len(told) == 1 else ()
     if not who or not {*who} <= {*divergence.calls}:
         return found
@@ -194,7 +199,10 @@ def by_condition(
 
 
 def _singled_out(
-    divergence: Divergence, standing: Sequence[Standing], evidence: Evidence
+    divergence: Divergence,
+    standing: Sequence[Standing],
+    evidence: Evidence,
+    forked: Fork | None,
 ) -> Iterator[tuple[tuple[int, ...], Condition]]:
     """Ranks, and the condition around a diverging call that singles them out. A call that was
     completed before at the same place is not apart: the other ranks have one that meets it."""
@@ -202,6 +210,9 @@ def _singled_out(
         call = one.call
         if not one.exact or call is None or call != divergence.calls.get(one.ranks[0]):
             continue
+        for condition in one.apart:
+            if condition.unless and forked is not None and forked.decided(condition):
+                yield _single(condition, one, divergence), condition
         own = evidence.ranks[one.ranks[0]].collectives
         if _met_before(call, own, evidence):
             continue

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.gradients import number
+from moediag.protocol.tolerance import TRUE_NORM
 from moediag.records import dataclass
 
 if TYPE_CHECKING:
     from moediag.protocol import Outcome, Replica, Sketch, StepReplicas
 
-# Relative tolerance of a norm that is the same on all ranks, against the reference's.
-TRUE_NORM = {"float32": 1e-2, "bfloat16": 2e-1}
 _RANGE = re.compile(r"\d+:\d+")
 _SCOPE = 1e-4  # relative: "this is the norm of the rank's own pieces"
 
@@ -68,7 +67,7 @@ def wrong(outcomes: Mapping[int, Outcome], steps: int) -> WrongNorm | None:
         norms = [n for o in outcomes.values() if (n := of_step(o, step)) is not None]
         if not norms or true is None or not math.isfinite(number(norms[0])):
             continue
-        if abs(number(norms[0]) - true) > TRUE_NORM[dtype(outcomes)] * true:
+        if abs(number(norms[0]) - true) > TRUE_NORM.of(dtype(outcomes)) * true:
             return WrongNorm(step, number(norms[0]), true)
     return None
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import SAME_RATE
 from moediag.records import dataclass
 from moediag.result.verdicts import RATE, UPDATES, WEIGHTS
 from moediag.result.wording import error_size, listed, plural, ranks
 
 if TYPE_CHECKING:
     from moediag.protocol import Applied
-
-_RATE = 1e-6  # relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def _of_step(step: int, of_ranks: Mapping[int, Applied]) -> AppliedFacts | None:
 
 
 def _off(actual: float | None, right: float | None) -> bool:
-    return actual is not None and right is not None and agreement.apart((actual, right), _RATE)
+    return actual is not None and right is not None and agreement.apart((actual, right), SAME_RATE)
 
 
 def sentence(facts: AppliedFacts) -> str:

@@ -16,6 +16,13 @@ from moediag.diagnosis.numbers import agreement, norms
 from moediag.diagnosis.numbers.gradients import number
 from moediag.diagnosis.numbers.norms import NormScope, WrongNorm
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import (
+    GRADIENT,
+    REPLICA_GRADIENT,
+    REPLICA_STATE,
+    REPLICA_WEIGHT,
+    SAME_RATE,
+)
 from moediag.records import dataclass
 
 if TYPE_CHECKING:
@@ -23,17 +30,9 @@ if TYPE_CHECKING:
 
     Held = Mapping[tuple[str, str], Mapping[int, Replica]]
 
-# Tolerances between replicas. Deterministic kernels give bit-identical replicas. Kernels that add
-# in any order differ by a few ulp, hence one tolerance per dtype.
-# Gradients: relative to the gradient's norm.
-GRADIENT = {"float32": 1e-4, "bfloat16": 2e-2}
-# Weights: relative to how far training has moved them, and to the weight's own norm (sketches are
-# rounded to nine digits, additions to the dtype).
-MOVED = {"float32": 1e-3, "bfloat16": 1e-1}
-WEIGHT = {"float32": 2e-7, "bfloat16": 1e-3}
-# The optimizer's moments: relative to their norm. Where the gradient is negligible beside the
-# largest one, they contain only rounding errors.
-STATE, NOTHING = {"float32": 1e-3, "bfloat16": 5e-2}, 1e-4
+# Where the gradient is negligible beside the largest one, an optimizer's moments contain only
+# rounding errors.
+NOTHING = 1e-4
 NORM = 1e-5  # relative; a number that a library reduced is the same on all ranks
 
 WEIGHTS, GRADIENTS = "weights", "gradients"
@@ -138,7 +137,7 @@ def _of_step(
         if str(step) in o.replicas
     }
     for group in range(min((len(listed) for listed in rates.values()), default=0)):
-        yield from _numbers(RATE, step, {r: rates[r][group] for r in rates}, 1e-9)
+        yield from _numbers(RATE, step, {r: rates[r][group] for r in rates}, SAME_RATE)
     yield from _tensors(OPTIMIZER_STATE, step, held, {}, dtype)
     before = _held(outcomes, 0) if step else {}
     yield from _tensors(WEIGHTS, step, held, before, dtype)
@@ -207,19 +206,20 @@ class _Measure:
             return None  # unknown, or not finite, which another verdict reports
         far, size = _apart(x, y), max(norms.size(x), norms.size(y))
         if self.what == GRADIENTS:
-            allowed = GRADIENT[self.dtype] * size + 1e-7 * self.largest
+            allowed = REPLICA_GRADIENT.of(self.dtype) * size + 1e-7 * self.largest
             return far / size if far > allowed else None
         if self.what == OPTIMIZER_STATE:
             gradients = max(norms.size(one.gradient), norms.size(other.gradient))
             if gradients <= NOTHING * self.largest:
                 return None
-            return far / size if far > STATE[self.dtype] * size else None
+            return far / size if far > REPLICA_STATE.of(self.dtype) * size else None
         starts = self.before.get(key, {})
         moved = 0.0
         for rank, now in ((a, x), (b, y)):
             start = starts[rank].weight if rank in starts else None
             moved = max(moved, 0.0 if start is None else _apart(start, now))
-        allowed = MOVED[self.dtype] * moved + WEIGHT[self.dtype] * size
+        weight = REPLICA_WEIGHT.of(self.dtype) * size
+        allowed = GRADIENT.of(self.dtype) * moved + weight
         return far / (moved or size) if far > allowed else None
 
 
@@ -255,12 +255,12 @@ def _apart(x: Sketch, y: Sketch) -> float:
 
 
 def _numbers(
-    what: str, step: int, values: Mapping[int, float], tolerance: float
+    what: str, step: int, values: Mapping[int, float], allowed: float
 ) -> Iterator[Disagreement]:
-    """The disagreement where values differ by more than ``tolerance``, relative."""
+    """The disagreement where values differ by more than ``allowed``, relative."""
     finite = {rank: number(v) for rank, v in sorted(values.items())}
     known = all(map(math.isfinite, finite.values()))
-    if known and agreement.apart(finite.values(), tolerance):
+    if known and agreement.apart(finite.values(), allowed):
         # Only ranks with equal numbers form one side: several close numbers are no majority.
         sides = agreement.sides({rank: f"{value:.6e}" for rank, value in finite.items()})
         culprits = agreement.minority(sides.values())

@@ -18,6 +18,7 @@ from moediag.diagnosis.numbers import by_part, norms
 from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import FACTOR
 from moediag.records import dataclass
 from moediag.result import Cell, Table
 from moediag.result.wording import error_size
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from moediag.protocol import GradientError, Outcome
 
 PATTERN = "constant-factor"  # its part of a signature
-# dtype -> allowed distance of tensors from k times the reference, and between two factors k
-NEAR = {"float32": 1e-3, "bfloat16": 5e-2}
 # Relative to how far the weights have moved: an optimizer's epsilon is not scaled.
 HIDDEN = 2e-2
 LEAST = 4  # elements of one tensor: fewer are a multiple of anything
@@ -95,7 +94,7 @@ def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
     1, for the table beside those of other variants."""
     by_kind = _by_kind(evidence, step or 1)
     outcomes = {r: seen.outcome for r, seen in evidence.ranks.items() if seen.outcome is not None}
-    near = NEAR[norms.dtype(outcomes)]
+    near = FACTOR.of(norms.dtype(outcomes))
     layout = evidence.layout or {WORLD: evidence.world_size}
     found: list[Factor] = []
     wrong = 0

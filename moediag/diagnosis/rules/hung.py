@@ -171,7 +171,8 @@ def _awaited(facts: Facts) -> bool:
     evidence, waiting = facts.evidence, facts.waiting
     seen = len(facts.elsewhere) + len(waiting)
     called = any(one.collectives for one in evidence.ranks.values())
-    if called or len(facts.elsewhere) >= len(waiting) or seen < evidence.world_size:
+    most = len(waiting) - (evidence.looks is None)  # looks show that the others do not work
+    if called or len(facts.elsewhere) > most or seen < evidence.world_size:
         return False
     stacks = [that_counts(evidence.ranks[rank].stacks) for rank in waiting]
     return None not in stacks and len({stand(one) for one in stacks if one is not None}) == 1

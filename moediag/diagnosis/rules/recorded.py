@@ -9,7 +9,7 @@ from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.words import cause, foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import describe
 from moediag.evidence.model import Collective, RankEvidence
-from moediag.result import Confidence, Verdict
+from moediag.result import Confidence, Verdict, wording
 from moediag.result.wording import plural, ranks
 
 
@@ -126,7 +126,7 @@ def healthy_job(facts: Facts) -> Judgement | None:
         return None
     unknown = facts.unrecorded
     recorded = sorted(set(evidence.ranks) - set(unknown))
-    laws = replica_sets.checked(facts) or "numbers were not checked"
+    laws = replica_sets.checked(facts) or wording.UNCHECKED
     text = f"No hang, no crash; {laws}. "
     if evidence.world_size == 1:
         return Judgement(Confidence.HIGH, f"{text}The only rank finished normally.")

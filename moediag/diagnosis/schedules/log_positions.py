@@ -235,6 +235,8 @@ def _merged(before: Position, one: Report) -> Position:
             found = replace(found, stuck=one.seq, op="", numel_in=None, numel_out=None)
         if one.op and one.seq == found.stuck:
             found = replace(found, op=one.op, numel_in=one.numel_in, numel_out=one.numel_out)
+    elif one.op and found.stuck is None:  # torch before 1.12 does not tell the number
+        found = replace(found, op=one.op)
     if one.issued is not None:
         found = replace(found, issued=max(one.issued, found.issued or 0))
     if one.completed is not None:

@@ -18,6 +18,7 @@ from moediag.diagnosis.schedules.usual_order import Departure
 from moediag.diagnosis.words.calls import FEW, describe, first_few, sentence, sides
 from moediag.diagnosis.words.places import words
 from moediag.evidence.model import Collective, Evidence
+from moediag.protocol.tolerance import SAME_LOSS
 from moediag.result.wording import error_size, listed, plural, ranks
 
 
@@ -224,6 +225,16 @@ def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
             f"In an all-to-all on {divergence.group.label} all ranks together send "
             f"{plural(sent, 'element')} and expect {wanted:,}. Which rank is wrong is not recorded."
         )
+    if all(calls[r].splits_in is calls[r].splits_out is None for p in divergence.pairs for r in p):
+        totals: dict[int, list[int]] = {}
+        for rank, made in sorted(calls.items()):
+            totals.setdefault(made.numel_in, []).append(rank)
+        (first, who), *others = totals.items()
+        if others:
+            sends = "sends" if len(who) == 1 else "send"
+            text = f"{ranks(who)} {sends} {plural(first, 'element')} in all"
+            text += "".join(f", {ranks(them)} {count:,}" for count, them in first_few(others))
+            return sentence(f"{text}: equal splits need equal totals on {divergence.group.label}")
     pieces = [
         f"rank {i} sends rank {j} {_part(calls[i].splits_in, order.index(j))}, "
         f"but rank {j} expects {_part(calls[j].splits_out, order.index(i))} from it"
@@ -341,9 +352,6 @@ def _elsewhere(starved: Sequence[Starved]) -> str:
     return f"{where}: " + " to ".join(f"{n:,}" for n in sorted(ends))
 
 
-_SAME_LOSS = 1e-5  # relative
-
-
 def of_gradients(facts: GradientFacts) -> str:
     """``18 of 69 parameters have wrong gradients in step 1, worst …``."""
     verb = (
@@ -359,6 +367,6 @@ def of_gradients(facts: GradientFacts) -> str:
     if facts.worst is not None:
         text += f"; largest error {error_size(facts.error)} in {facts.worst}"
     text = sentence(text)
-    if facts.loss_error is not None and facts.loss_error < _SAME_LOSS:
+    if facts.loss_error is not None and facts.loss_error < SAME_LOSS:
         text += " The loss of that step is correct to five digits, so it does not show this."
     return text

@@ -15,12 +15,11 @@ from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.diagnosis.numbers.replicas import GRADIENTS, ReplicaFacts
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import SAME_LOSS
 from moediag.records import dataclass
 from moediag.result import Cell, Table
 
 LOSS, REPLICAS, ROUTER, INPUT, OTHERS = "loss", "replicas", "router", "input", "others"
-# A loss error that a person would notice, relative to the reference's loss.
-_LOSS = 1e-5
 _NOTE = (
     "Errors of the first step: of the loss; of gradients that replicas should have alike, as "
     "shares of their norm; of the gradients of the router, of the block's input and of all others, "
@@ -50,7 +49,7 @@ def seen(evidence: Evidence, numbers: GradientFacts, replicas: ReplicaFacts) -> 
     apart = [d for d in replicas.found if d.what == GRADIENTS and d.step == 1]
     size = max((math.inf if d.size is None else d.size for d in apart), default=0.0)
     return (
-        Seen(LOSS, loss or 0.0, (loss or 0.0) > _LOSS),
+        Seen(LOSS, loss or 0.0, (loss or 0.0) > SAME_LOSS),
         Seen(REPLICAS, size, bool(apart)),
         _of_parts(ROUTER, [p for p in found if p.kind == by_part.ROUTER]),
         _of_parts(INPUT, [p for p in found if p.kind == by_part.INPUT]),

@@ -99,6 +99,11 @@ def of_records(evidence: Evidence) -> tuple[str, bool]:
 def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
     """Where to look first, with culprits, and what to collect to learn more. "" where nothing would
     help."""
+    if evidence.looks is not None and not any(map(was_recorded, evidence.ranks.values())):
+        return (
+            "Start it again under moediag, which records the calls and then names the rank: "
+            "moediag watch -- COMMAND"
+        )
     seen = evidence.ranks.values()
     wanted = []
     dumped = [s for s in seen if was_recorded(s)]

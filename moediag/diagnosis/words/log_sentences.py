@@ -8,7 +8,7 @@ from moediag.diagnosis.schedules.log_positions import Position, Positions, Stand
 from moediag.diagnosis.words.calls import sentence
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence, Report
-from moediag.evidence.rank_stacks import stand, that_counts
+from moediag.evidence.rank_stacks import in_collective, runs_python, stand, that_counts
 from moediag.result.wording import plural, ranks
 
 _FEW = 4  # messages that notes repeat
@@ -63,7 +63,7 @@ def _nothing_open(group: Standing) -> str:
     timeout, that is on another group."""
     told = [one for one in group.members if one.issued is not None]
     if not told:
-        return ""
+        return _without_number(group)
     counts = {one.issued for one in told}
     if counts == {0}:
         return sentence(f"{_who(told, group)} issued no call on {group.label}")
@@ -75,6 +75,16 @@ def _nothing_open(group: Standing) -> str:
     if reporters:
         text += f"; the timeout that {_who(reporters, group)} reported is on another group"
     return sentence(text)
+
+
+def _without_number(group: Standing) -> str:
+    """Members whose messages tell the operation only."""
+    sides: dict[str, list[Position]] = {}
+    for one in group.members:
+        if one.op:
+            sides.setdefault(one.op, []).append(one)
+    pieces = [f"{_who(who, group)} {_waits(who)} in {op}" for op, who in sides.items()]
+    return sentence("; ".join(pieces)) + " The messages do not number the calls." if pieces else ""
 
 
 def _not_compared(group: Standing) -> str:
@@ -207,6 +217,26 @@ def stacks(evidence: Evidence) -> str:
     more = len(found) - _FEW
     text = "; ".join(found[:_FEW]) + (f"; and {more} more" if more > 0 else "")
     return sentence(text) if text else ""
+
+
+def threads(evidence: Evidence) -> tuple[str, ...]:
+    """A note on each rank with two threads of the program inside collectives: their order in one
+    process group is then not defined."""
+    texts = []
+    for rank, seen in sorted(evidence.ranks.items()):
+        inside = {
+            stack.thread: stand(stack, seen.libraries)
+            for stack in seen.stacks
+            if runs_python(stack) and in_collective(stack)
+        }
+        if len(inside) > 1:
+            told = "; ".join(f"{name} in {at}" for name, at in list(inside.items())[:_FEW])
+            texts.append(
+                f"{plural(len(inside), 'thread')} of rank {rank} are in collectives ({told}). On "
+                "one process group their order is not defined: give each thread a group of its own."
+            )
+    more = len(texts) - _FEW
+    return (*texts[:_FEW], *([f"The same on {plural(more, 'more rank')}."] if more > 0 else ()))
 
 
 def unnamed_stacks(evidence: Evidence) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.standings import Standing, caught, dividing
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import (
@@ -15,6 +16,7 @@ from moediag.diagnosis.end_states.whereabouts import (
 )
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.calls import first_few
+from moediag.diagnosis.words.paths import advice
 from moediag.diagnosis.words.places import words
 from moediag.diagnosis.words.user_facts import unequal_batches
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
@@ -31,6 +33,7 @@ def next_step(
     failure: Failure | None,
     culprits: Sequence[int],
     found: Sequence[Standing],
+    forked: Fork | None = None,
 ) -> str:
     """ "" if nothing more specific than the cause is known. ``found``: culprits first."""
     if verdict not in FAILURES or not (evidence.watched or evidence.foreign):
@@ -38,12 +41,15 @@ def next_step(
     if failure is not None:
         return _after_failure(failure, culprits)
     if divergence is not None:
+        sure = forked is not None and len(forked.decisions) == 1 and not culprits
         return (
-            _either(divergence, found, culprits)
+            (_caught(evidence, found) or _by_batches(evidence) or advice(forked) if sure else "")
+            or _either(divergence, found, culprits)
             or _caught(evidence, found)
             or _split(divergence, found)
             or _parted(divergence, found)
             or _by_batches(evidence)
+            or advice(forked)
             or _diverged(divergence, found, evidence)
         )
     busy = [one for one in found if {*one.ranks} & {*culprits}]

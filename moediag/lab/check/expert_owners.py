@@ -6,10 +6,10 @@ import math
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from moediag.lab.check import placed
-from moediag.lab.check.tensor_places import divided, kind, listed
+from moediag.lab.check.tensor_places import divided, listed
 from moediag.lab.step.models.plan_names import generic
 from moediag.protocol import FAILS, CheckFinding, ExpertRange
-from moediag.recorder import placement
+from moediag.recorder.step import pieces
 
 OWNERSHIP = "ownership"
 Named = Sequence[Tuple[str, Any]]  # parameters with their names
@@ -23,7 +23,7 @@ def owners(
     groups: Dict[Any, List[Tuple[str, Any]]] = {}
     for name, parameter in parameters:
         if routed(name, experts) and parameter.dim() == 3:
-            key = (parameter.shape[0], kind(parameter))
+            key = (parameter.shape[0], pieces.axes_of(parameter))
             groups.setdefault(key, []).append((name, parameter))
     found: List[ExpertRange] = []
     wrong: List[CheckFinding] = []
@@ -54,10 +54,7 @@ def _dispatched(
 
 
 def _owner(names: List[str], parameter: Any, experts: int) -> ExpertRange:
-    if not placement.distributed(parameter):
-        return ExpertRange(names, experts, 1, [[0, experts]])
-    mesh = parameter.device_mesh
-    sizes = [mesh.size(axis) for axis in range(mesh.ndim)]
+    sizes = [axis.size for axis in pieces.axes_of(parameter)]
     rows = [one for one in divided(parameter) if one[1] == 0]
     # Replicas, and ranks that hold another part of the same rows. The pieces of the other axes
     # are those of torch.chunk, so together they hold each expert once.

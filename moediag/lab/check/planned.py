@@ -13,7 +13,7 @@ from moediag.axes import CP, DP_SHARD, EP, PP, TP, Layout
 from moediag.lab.check import checkpoint_names, expert_owners, fsdp_units, sharding
 from moediag.lab.check.configured import Configured
 from moediag.lab.check.plan_rules import PLAN, Rules
-from moediag.lab.check.tensor_places import axes, kind, listed, sizes, slices
+from moediag.lab.check.tensor_places import axes, listed, sizes, slices
 from moediag.lab.step.models.plan_names import generic
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import (
@@ -26,7 +26,7 @@ from moediag.protocol import (
     Trial,
 )
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
+from moediag.recorder.step import pieces
 
 _HEADS = re.compile(r"(^|\.)(q|k|v)_proj\.weight$")
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -100,12 +100,17 @@ class _Plan:
     def rows(self) -> Iterator[PlannedParameter]:
         groups: Dict[Any, List[Any]] = {}
         for name, parameter in self.parameters:
-            key = (generic(name), tuple(parameter.shape), str(parameter.dtype), kind(parameter))
+            key = (
+                generic(name),
+                tuple(parameter.shape),
+                str(parameter.dtype),
+                pieces.axes_of(parameter),
+            )
             groups.setdefault(key, []).append(parameter)
         for (name, shape, dtype, _), members in groups.items():
             first = members[0]
             most, least = sizes(first)
-            if placement.distributed(first) and placement.local(first).numel() > most:
+            if pieces.distributed(first) and pieces.local(first).numel() > most:
                 self.not_seen.append(f"how much of {name} the other ranks hold (placement unknown)")
             rule, where = self.rules.of(name)
             routed = expert_owners.routed(name, self.configured.experts)
@@ -228,7 +233,7 @@ def parted(model: Any, tied: Sequence[Sequence[str]]) -> Iterator[CheckFinding]:
     now = dict(model.named_parameters(remove_duplicate=False))
     for names in tied:
         present = [name for name in names if name in now]
-        if len({kind(now[name]) for name in present}) > 1:
+        if len({pieces.axes_of(now[name]) for name in present}) > 1:
             yield CheckFinding(
                 PLAN, FAILS, f"tied parameters part: {listed(present)} have different placements, "
                 "so that each is a tensor of its own and trains apart",

@@ -119,7 +119,7 @@ def bisect(
     held = o.pairs(hold, "--hold")
 
     from moediag.lab.campaign.bisect import answer_page, question, session
-    from moediag.lab.campaign.bisect.elsewhere import prober
+    from moediag.lab.campaign.bisect.probe import Releases
     from moediag.lab.campaign.bisect.signature_match import Match
     from moediag.lab.campaign.engine import shown
     from moediag.lab.campaign.executors import Choice
@@ -152,13 +152,13 @@ def bisect(
     command = o.command(context)
     launch = LaunchOptions(quiescence=quiescence)
     with shown(no_color) as display:
-        make = functools.partial(prober, display=display, launch=launch, executor=chosen)
+        make = functools.partial(Releases, launch=launch)
         if git_bisect:
             from moediag.lab.campaign.bisect.commits import git_bisect as adapter
             from moediag.lab.campaign.bisect.commits.clone import Clone
 
             here = Clone(repo or Path.cwd())
-            verdict = adapter.judge_checkout(what, here, out, command, make, display)
+            verdict = adapter.judge_checkout(what, here, out, command, make, display, chosen)
             raise typer.Exit(adapter.code(verdict))
         report, folder = session.run(
             what, out, resume, command, make, display, chosen.at_once(jobs), clone, chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -93,7 +92,7 @@ def matrix(
     from moediag.lab.campaign.bisect.question import Asked
     from moediag.lab.campaign.engine import shown
     from moediag.lab.campaign.executors import Choice
-    from moediag.lab.campaign.matrix import elsewhere, question, session, table_page
+    from moediag.lab.campaign.matrix import question, session, table_page
     from moediag.launch.settings import LaunchOptions
     from moediag.report import answer_views
 
@@ -119,10 +118,8 @@ def matrix(
         o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
     command = o.command(context)
     with shown(no_color) as display:
-        make = functools.partial(
-            elsewhere.maker, launch=LaunchOptions(quiescence=quiescence), executor=chosen
-        )
-        found, folder = session.run(asked, out, resume, command, display, make, chosen.at_once(1))
+        launch = LaunchOptions(quiescence=quiescence)
+        found, folder = session.run(asked, out, resume, command, display, launch, chosen)
     if markdown is not None:
         session.write_page(markdown, found, command)
     page = table_page.answer(found)

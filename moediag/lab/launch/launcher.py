@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moediag.errors import MachineError, UsageError
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.lab.launch.fork import ForkLauncher
 from moediag.lab.launch.several_nodes import NodesSupervisor
 from moediag.lab.launch.torchrun import TorchrunLauncher
 from moediag.launch.base import Launcher, Running, StackLike
 from moediag.launch.follow.supervise import Supervisor
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.protocol import Trial
 

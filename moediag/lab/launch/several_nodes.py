@@ -7,12 +7,11 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from moediag import protocol
-from moediag.errors import EvidenceError
+from moediag.evidence.launch_record import LaunchRecord, read_launch
 from moediag.evidence.model import Stall
 from moediag.lab.launch.rendezvous import job_of
 from moediag.launch import signals
@@ -20,7 +19,6 @@ from moediag.launch.base import Running
 from moediag.launch.follow.supervise import Supervisor
 from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.rank_sample import RankSample
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 
 BROKEN_OFF = "another node was interrupted during this trial"  # a launch error
@@ -149,8 +147,7 @@ class NodesSupervisor(Supervisor):
 
     def _judge_whole(self, places: Sequence[Path]) -> None:
         """Sets a launch error if evidence of a node is missing or a node was interrupted."""
-        broken = [r for place in places if (r := _record(place)) is not None and r.interrupted]
-        if broken:
+        if any(read_launch(place / protocol.LAUNCH_FILE).interrupted for place in places):
             for rank, status in self.seen.exits.items():
                 if status.code != 0:
                     self.seen.exits[rank] = replace(status, by_us=True)
@@ -169,9 +166,3 @@ def _measured(place: Path, folder: Path) -> None:
     for path in place.glob("rank-*.outcome.json"):
         if not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
-
-
-def _record(place: Path) -> LaunchRecord | None:
-    with suppress(EvidenceError):
-        return LaunchRecord.read(place)
-    return None

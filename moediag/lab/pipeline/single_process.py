@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.lab.pipeline.trials import last_line
-from moediag.launch.record import LaunchRecord
 from moediag.protocol import output_file
 
 # Nothing is downloaded: families that load code or kernels from the hub fail at once.

@@ -26,6 +26,7 @@ from moediag.errors import (
     UsageError,
     says_disk_full,
 )
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.trial_folder import read_trial
 from moediag.lab.launch.launcher import launcher
 from moediag.lab.launch.rendezvous import Meeting
@@ -36,7 +37,6 @@ from moediag.lab.scenario.plan import Plan, PlannedTrial
 from moediag.lab.stacks import environment
 from moediag.lab.stacks.environment import Stack
 from moediag.launch.base import Launcher
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.protocol import CostTask, Outcome, ReferenceTask, ResumeTask, outcome_file, output_file
 from moediag.records import dataclass

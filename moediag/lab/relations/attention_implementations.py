@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Sequence
 
 import torch
 
-from moediag.lab.relations.relation import Case, Relation, Tensors, gradients
+from moediag.lab.relations.relation import Case, Relation, Tensors, differ, gradients
 from moediag.recorder.not_applicable import NotApplicable
 
 
@@ -30,8 +30,7 @@ class AttentionImplementations(Relation):
     def second(self, case: Case, way: str, wrong: Sequence[str]) -> Optional[bool]:
         masked = {"attention_mask": torch.ones_like(case.tokens())}
         plain, other = (_computed(case, name, masked) for name in ("eager", way))
-        gap = float((plain[wrong[0]] - other[wrong[0]]).abs().max())
-        return gap > 1e-4 * float(plain[wrong[0]].abs().max())
+        return differ(plain[wrong[0]], other[wrong[0]])
 
 
 def _computed(

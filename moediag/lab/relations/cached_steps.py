@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 import torch
 
-from moediag.lab.relations.relation import Case, Relation, Tensors, logits
+from moediag.lab.relations.relation import Case, Relation, Tensors, alike, logits
 from moediag.recorder.not_applicable import NotApplicable
 
 LENGTH, FIRST = 12, 7
@@ -50,6 +50,6 @@ class CachedSteps(Relation):
         whole = logits(model, tokens)
         for end in range(FIRST, LENGTH):
             alone = logits(model, tokens[:, :end])
-            if not torch.allclose(alone, whole[:, :end], rtol=1e-3, atol=1e-4):
+            if not alike(alone, whole[:, :end], 1e-4):
                 return False
         return True

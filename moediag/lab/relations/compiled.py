@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import torch
 
-from moediag.lab.relations.relation import Case, Relation, Tensors, Undecided, gradients
+from moediag.lab.relations.relation import Case, Relation, Tensors, Undecided, alike, gradients
 
 AOT = "aot_eager"  # traces forward and backward, and runs both without generated code
 TRACED = "eager"  # runs the traced forward; autograd computes the backward
@@ -38,10 +38,7 @@ class Compiled(Relation):
     def second(self, case: Case, way: str, wrong: Sequence[str]) -> bool:
         third = _compiled(case, TRACED)
         sides = (self.plain(case, way), _compiled(case, way))
-        return any(
-            all(torch.allclose(side[n], third[n], rtol=1e-3, atol=1e-5) for n in wrong)
-            for side in sides
-        )
+        return any(all(alike(side[n], third[n], 1e-5) for n in wrong) for side in sides)
 
 
 def _compiled(case: Case, backend: str) -> Tensors:

@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from moediag.lab.relations.relation import Case, Relation, Tensors, Undecided
+from moediag.lab.relations.relation import ZERO, Case, Relation, Tensors, Undecided
 from moediag.lab.step.models.tiny_family import NotBuilt
 from moediag.protocol import CONDITIONS, SIZES, WayOutcome
 from moediag.recorder.not_applicable import NotApplicable
@@ -21,7 +21,6 @@ UNSTABLE = 0.05  # an output that one rounding changes by this share decides not
 GRADIENT = "gradient of "
 SHOWN = 3  # differing tensors named in a text
 STAYS = 0.1  # in float64 a real error keeps this share of its size in float32
-ZERO = 1e-4  # of the largest value of all tensors
 TEXT = 300  # characters of an exception
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-import torch
-
-from moediag.lab.relations.relation import EAGER, Case, Relation, Tensors, gradients, many_experts
+from moediag.lab.relations.relation import (
+    EAGER,
+    Case,
+    Relation,
+    Tensors,
+    alike,
+    gradients,
+    many_experts,
+)
 from moediag.recorder.not_applicable import NotApplicable
 
 OTHERS = ("batched_mm", "grouped_mm")
@@ -34,10 +40,7 @@ class ExpertImplementations(Relation):
         one = way.endswith(REPEATED)
         sides = [_computed(case, name, one) for name in (EAGER, way.replace(REPEATED, ""))]
         found = _computed(case, third, one)
-        return any(
-            all(torch.allclose(side[n], found[n], rtol=1e-3, atol=1e-5) for n in wrong)
-            for side in sides
-        )
+        return any(all(alike(side[n], found[n], 1e-5) for n in wrong) for side in sides)
 
 
 def _computed(case: Case, implementation: str, one_token: bool) -> Tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
@@ -46,3 +46,19 @@ def derivative(case: Case, parameter: str, place: int) -> float:
         with torch.no_grad():
             values.append(float(model(input_ids=tokens, labels=tokens, use_cache=False).loss))
     return (values[0] - values[1]) / (2 * STEP)
+
+
+@torch.no_grad()
+def smooth(parameter: torch.Tensor, loss: Callable[[], Any]) -> Optional[bool]:
+    """Whether a change of ``parameter`` changes the loss smoothly: halving the change halves the
+    effect, which a switch (another expert is chosen) does not do. None if it changes nothing."""
+    generator = torch.Generator().manual_seed(0)
+    move = STEP * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    values = [float(loss())]
+    for _ in range(2):
+        parameter.add_(move)
+        values.append(float(loss()))
+    first, both = values[1] - values[0], values[2] - values[0]
+    if first == both == 0.0:
+        return None
+    return abs(first) > 1e-5 and 1.8 < both / first < 2.2

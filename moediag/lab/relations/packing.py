@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence
 
 import torch
 
-from moediag.lab.relations.relation import Case, Relation, Tensors, accepts, logits
+from moediag.lab.relations.relation import Case, Relation, Tensors, accepts, differ, logits
 from moediag.recorder.not_applicable import NotApplicable
 
 LENGTHS = (7, 9, 5)
@@ -44,7 +44,7 @@ class Packing(Relation):
         changed = [case.tokens(1, LENGTHS[0], name=20), *documents[1:]]
         name = "logits of document 1"
         before, after = (_packed(model, d, way)[name] for d in (documents, changed))
-        return float((before - after).abs().max()) > 1e-4 * float(before.abs().max())
+        return differ(before, after)
 
 
 def _all(case: Case) -> List[torch.Tensor]:

@@ -6,10 +6,9 @@ from typing import Any, Dict, Sequence, Tuple
 
 import torch
 
-from moediag.lab.relations.relation import Case, Relation, Tensors, accepts, gradients
+from moediag.lab.relations.relation import Case, Relation, Tensors, accepts, differ, gradients
 
 LENGTHS = (12, 7)  # of the two rows
-IGNORED = -100
 
 
 class Padding(Relation):
@@ -49,8 +48,7 @@ class Padding(Relation):
         for name in (0, 1):
             inputs, places = _batch(case, way, name)
             sides.append(_padded(model, inputs, way)[1, places[1]])
-        scale = float(sides[0].abs().max())
-        return float((sides[0] - sides[1]).abs().max()) > 1e-4 * scale
+        return differ(*sides)
 
 
 def _rows(case: Case) -> Sequence[torch.Tensor]:

@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 import torch
 
+from moediag.lab.relations import numerical
 from moediag.lab.relations.relation import Case, Relation, Tensors
 
 ROWS, LENGTH = 8, 16  # enough tokens for every expert
@@ -35,20 +36,11 @@ class ReachedParameters(Relation):
 
     @torch.no_grad()
     def second(self, case: Case, way: str, wrong: Sequence[str]) -> bool:
-        """Whether a change of the first unreached parameter changes the loss smoothly: halving the
-        change halves the effect, which a switch (another expert is chosen) does not do."""
+        """Whether the loss depends smoothly on an unreached parameter."""
         for name in wrong:
             model: Any = case.model(train=True)
             parameter = dict(model.named_parameters())[name]
-            move = 1e-3 * torch.randn(
-                parameter.shape, generator=torch.Generator().manual_seed(0), dtype=parameter.dtype
-            )
-            values = [float(_loss(case, model))]
-            for _ in range(2):
-                parameter.add_(move)
-                values.append(float(_loss(case, model)))
-            first, both = values[1] - values[0], values[2] - values[0]
-            if abs(first) > 1e-5 and 1.8 < both / first < 2.2:
+            if numerical.smooth(parameter, lambda: _loss(case, model)):  # noqa: B023
                 return True
         return False
 

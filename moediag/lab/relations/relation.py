@@ -12,9 +12,11 @@ from torch import nn
 from moediag.lab.step.models import release_families, tiny_family
 from moediag.lab.step.models.release_families import ReleaseFamily
 from moediag.protocol import SIZES, VOCAB, Size
+from moediag.protocol.tolerance import GRADIENT
 
 Tensors = Dict[str, torch.Tensor]
 EAGER = "eager"
+ZERO = 1e-4  # of the largest value of all tensors
 SAFE = 8  # the last token ids, which may be special
 
 
@@ -97,6 +99,16 @@ def many_experts(family: ReleaseFamily) -> bool:
     """Whether its model has several implementations of the experts."""
     can = getattr(release_families.model_class(family), "_can_set_experts_implementation", None)
     return can is not None and bool(can())
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors differ by more than rounding can explain."""
+    return float((one - other).abs().max()) > ZERO * float(one.abs().max())
+
+
+def alike(one: torch.Tensor, other: torch.Tensor, least: float) -> bool:
+    """Whether two tensors are the same up to rounding. ``least``: a difference that is none."""
+    return torch.allclose(one, other, rtol=GRADIENT.floor, atol=least)
 
 
 def gradients(model: nn.Module) -> Tensors:

@@ -1,4 +1,5 @@
-"""What a rank does while it computes nothing: it reads or writes files, or waits for its children.
+"""What a rank does while it computes nothing: it and its child processes read or write files, or
+use the network, or its children compute.
 
 Read from /proc alone, without stopping the process. One look says little, so two are compared.
 """
@@ -8,8 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import field
 from pathlib import Path
 
+from moediag.launch.capture import network
 from moediag.launch.processes import Process, ProcStat, all_stats
 from moediag.records import dataclass
 
@@ -22,32 +25,44 @@ _ACCESS = 0o3  # of a descriptor's flags; 0: only reading
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One look at a process."""
+    """One look at a process and its descendants."""
 
     at: float
     """When, in seconds of any clock."""
     offsets: Mapping[tuple[str, bool], int]
     """(Path of an open regular file, whether it is open for writing) -> offset in bytes."""
-    storage: int
+    storage: int = 0
     """Bytes read from and written to storage so far."""
-    children: float
+    calls: int = 0
+    """Bytes that system calls read and wrote so far: of any file, pipe or terminal."""
+    children: float = 0.0
     """CPU seconds of the process's descendants so far."""
     busiest: str = ""
     """The name of the descendant with most CPU time."""
+    connections: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By connection: bytes sent and received so far."""
+    turns: int = 0
+    """Batches and forwards of the rank so far, as its heartbeat counts them."""
 
 
 def look(process: Process, now: float) -> Activity | None:
     """Returns what can be read of ``process``; None if it is gone."""
-    if not process.alive:
+    itself = process.stat()
+    if itself is None or not itself.alive:
         return None
     below = list(_descendants(process.pid, all_stats()))
     busiest = max(below, key=lambda stat: stat.cpu, default=None)
+    pids = [process.pid, *(stat.pid for stat in below)]
+    storage, calls = map(sum, zip(*map(_transferred, pids), strict=True))
+    moved = network.bytes_by_socket()
     return Activity(
         now,
-        dict(_offsets(process.pid)),
-        _storage(process.pid),
-        sum(stat.cpu for stat in below),
+        dict(sorted(found for pid in pids for found in _offsets(pid))),
+        storage,
+        calls,
+        itself.reaped + sum(stat.cpu + stat.reaped for stat in below),
         _name(busiest.pid) if busiest is not None else "",
+        {one: moved[one] for pid in pids for one in network.sockets_of(pid) if one in moved},
     )
 
 
@@ -57,19 +72,37 @@ def work(before: Activity, after: Activity) -> str:
     seconds = after.at - before.at
     if seconds <= 0:
         return ""
+    if after.turns > before.turns:
+        rate = (after.turns - before.turns) / seconds
+        return f"takes batches or runs its model, {rate:.1f} times a second"
     moved = {
         file: offset - before.offsets.get(file, offset) for file, offset in after.offsets.items()
     }
     (path, writes), most = max(moved.items(), key=lambda item: item[1], default=(("", False), 0))
-    if most >= LEAST_RATE * seconds:
-        verb = "writes" if writes else "reads"
-        return f"{verb} {Path(path).name} at {most / seconds / 1e6:.1f} MB/s"
-    stored = after.storage - before.storage
-    if stored >= LEAST_RATE * seconds:
-        return f"reads or writes files at {stored / seconds / 1e6:.1f} MB/s"
+    sent, received = _carried(before, after)
+    read = max(after.storage - before.storage, after.calls - before.calls)
+    least = LEAST_RATE * seconds
+    for words, number in (
+        (f"{'writes' if writes else 'reads'} {Path(path).name} at", most),
+        ("sends over the network at" if sent > received else "receives over the network at",
+         max(sent, received)),
+        ("reads or writes at", read),
+    ):  # fmt: skip
+        if number >= least:
+            return f"{words} {number / seconds / 1e6:.1f} MB/s"
     if after.children - before.children >= LEAST_CPU * seconds:
-        return f"{WAITS} {after.busiest}, which works"
+        child = f"{WAITS} {after.busiest}, which works" if after.busiest else ""
+        return child or "waits for child processes, which work"
     return ""
+
+
+def _carried(before: Activity, after: Activity) -> tuple[int, int]:
+    """Bytes sent and received in between; a new connection counts from its beginning."""
+    sent = received = 0
+    for one, (out, into) in after.connections.items():
+        known = before.connections.get(one, (0, 0))
+        sent, received = sent + out - known[0], received + into - known[1]
+    return sent, received
 
 
 def _offsets(pid: int) -> Iterator[tuple[tuple[str, bool], int]]:
@@ -82,17 +115,27 @@ def _offsets(pid: int) -> Iterator[tuple[tuple[str, bool], int]]:
                 if int(name) < _STANDARD or not path.startswith("/") or not Path(path).is_file():
                     continue
                 text = Path(f"/proc/{pid}/fdinfo/{name}").read_text(encoding="ascii")
-                facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+                facts = dict(_pairs(text))
                 writes = bool(int(facts["flags"], 8) & _ACCESS)
                 yield (path, writes), int(facts["pos"])
 
 
-def _storage(pid: int) -> int:
+def _transferred(pid: int) -> tuple[int, int]:
+    """Bytes from and to storage, and bytes of system calls; with those of ended children."""
     with suppress(OSError, ValueError):
         text = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
-        facts = dict(line.split(":", 1) for line in text.splitlines())
-        return int(facts.get("read_bytes", 0)) + int(facts.get("write_bytes", 0))
-    return 0
+        facts = {name: int(number) for name, number in _pairs(text)}
+        return (
+            facts.get("read_bytes", 0) + facts.get("write_bytes", 0),
+            facts.get("rchar", 0) + facts.get("wchar", 0),
+        )
+    return 0, 0
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        yield name, value
 
 
 def _descendants(pid: int, stats: Mapping[int, ProcStat]) -> Iterator[ProcStat]:

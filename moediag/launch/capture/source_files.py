@@ -1,4 +1,5 @@
-"""Copies the source files of the user's frames into ``capture/source.json``, while the job runs.
+"""Copies the source files of the user's frames, and those that they import from the program's own
+folders, into ``capture/source.json``, while the job runs.
 
 Later they may be changed or gone, and on another node the same path may hold another file. A file
 that changed after the rank started is not what it runs, so it is left out.
@@ -6,8 +7,10 @@ that changed after the rank started is not what it runs, so it is left out.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,12 +19,16 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence import rank_stacks
 from moediag.launch.processes import Process
+from moediag.masking import masked_source
 
 CAPTURE_FOLDER = "capture"
 SOURCE_FILE = "source.json"
 _FILE_EVENT = b'{"e":"file"'
 _MOST_FILES = 64
+_MOST_READ = 256
+_OF_RANKS = re.compile(r"rank|process_index|is_main|master|primary|chief", re.IGNORECASE)
 _LARGEST = 1 << 20  # bytes
+_ABOVE = 5  # folders from which an absolute import may start: the file's own and those above it
 _TICK = os.sysconf("SC_CLK_TCK")
 _SLACK = 0.05  # seconds; an interpreter needs about as long until it reads its first file
 
@@ -44,9 +51,11 @@ def keep(folder: Path, ranks: Mapping[int, Process]) -> None:
                 files[path] = _read(path, process)
             except (OSError, ValueError) as error:
                 lost[path] = str(error) if isinstance(error, ValueError) else error.strerror or "?"
+        _add_imported(files, process)
     if len(files) + len(lost) > before:
         target.parent.mkdir(exist_ok=True)
-        protocol.write_json(target, {"files": files, "lost": lost})
+        shown = {path: masked_source(text) for path, text in files.items()}
+        protocol.write_json(target, {"files": shown, "lost": lost})
 
 
 def _user_files(folder: Path, rank: int) -> Iterator[str]:
@@ -54,6 +63,54 @@ def _user_files(folder: Path, rank: int) -> Iterator[str]:
         for path, library in zip(names, protocol.in_libraries(names), strict=True):
             if not library and not path.startswith("<"):
                 yield path
+
+
+def _add_imported(files: dict[str, str], process: Process) -> None:
+    """Adds files that those of ``files`` import and that have to do with ranks: a condition may be
+    defined there."""
+    waiting, seen = list(files.items()), set(files)
+    while waiting and len(seen) < _MOST_READ and len(files) < _MOST_FILES:
+        for other in imported(*waiting.pop(0)):
+            if other not in seen:
+                with suppress(OSError, ValueError):
+                    text = _read(other, process)
+                    seen.add(other)
+                    waiting.append((other, text))
+                    if _OF_RANKS.search(text):
+                        files[other] = text
+
+
+def imported(path: str, text: str) -> list[str]:
+    """Paths that may be the modules that a file imports, in its own folder and those above it."""
+    if not path.startswith("/"):
+        return []
+    found: dict[str, None] = {}
+    for dots, module, names in _imports(text):
+        folders = [path]
+        for _ in range(len(dots) or _ABOVE):
+            folders.append(folders[-1].rpartition("/")[0])
+        for folder in folders[len(dots) or 1 : len(dots) + 1 if dots else None]:
+            if not folder:
+                break
+            base = "/".join(filter(None, (folder, *module.split("."))))
+            for name in (base, *(f"{base}/{one}" for one in names)):
+                found |= dict.fromkeys((f"{name}.py", f"{name}/__init__.py"))
+    known = list(found)
+    libraries = protocol.in_libraries(known)
+    return [one for one, library in zip(known, libraries, strict=True) if not library]
+
+
+def _imports(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """(dots, module, names) of each import statement; empty if the text is not Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            yield "." * node.level, node.module or "", [one.name for one in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (("", one.name, []) for one in node.names)
 
 
 def _stacks(folder: Path, rank: int) -> Iterator[list[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.errors import LaunchError
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import ExitStatus, Stall
 from moediag.launch import shutdown, signals
 from moediag.launch.base import Running, json_lines, last_words
@@ -22,7 +23,6 @@ from moediag.launch.follow.seen import Seen, status_of
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.processes import NEVER, Process, oom_kills
 from moediag.launch.rank_sample import RankSample, states
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 
 PROGRESS_EVERY = 0.1  # seconds

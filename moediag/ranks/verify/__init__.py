@@ -3,4 +3,4 @@
 ``measuring`` runs in the user's processes; ``comparison`` afterwards, in a process of its own.
 """
 
-__all__ = ["comparison", "measuring", "pieces", "samples", "tensor_files"]
+__all__ = ["comparison", "measuring", "model_pieces", "samples", "tensor_files"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, Dict, List, Optional
 
-from moediag.ranks.verify.pieces import NotReduced, Piece
+from moediag.ranks.verify.model_pieces import NotReduced, Piece
 from moediag.ranks.verify.tensor_files import Tensors
-from moediag.recorder import placement
 from moediag.recorder.step.hooks import StepHooks
+from moediag.recorder.step.pieces import axes_of, held
 
 _CLIPPED = 0.999  # gradients that were scaled by less than this were clipped
 
@@ -76,8 +76,6 @@ def _times(unclipped: Tensors, own: Dict[str, Piece]) -> Optional[float]:
 
 def _number(value: Any) -> Optional[float]:
     """Returns a norm as a number; None for a DTensor that is not the whole norm on each rank."""
-    if placement.distributed(value):
-        if any(not p.is_replicate() for p in value.placements):
-            return None
-        value = value.to_local()
-    return float(value)
+    if not all(axis.placed.is_replicate() for axis in axes_of(value)):
+        return None
+    return float(held(value))

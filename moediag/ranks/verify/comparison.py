@@ -15,6 +15,7 @@ import torch
 
 from moediag.protocol import Applied, GradientError, Outcome, StepReplicas
 from moediag.protocol.outcome import FROZEN, LEFT_OUT
+from moediag.protocol.tolerance import SAME_RATE, SMALLEST, TRUE_NORM
 from moediag.ranks.verify import noise, slices, updates
 from moediag.ranks.verify.comparability import (
     Incomparable,
@@ -24,13 +25,11 @@ from moediag.ranks.verify.comparability import (
     tied_apart,
 )
 from moediag.ranks.verify.otherwise import Otherwise, counts
-from moediag.ranks.verify.pieces import Where
 from moediag.ranks.verify.runs import Alone, Run
 from moediag.ranks.verify.tensor_files import Stored, Tensors
-from moediag.ranks.verify.tolerance import Tolerance
+from moediag.recorder.step.pieces import Where
+from moediag.recorder.step.tensor_error import Tolerance, largest
 
-_SAME_NORM = 1e-2  # relative; beyond it the norm explains the weights
-_SMALLEST = 1e-5  # of the largest gradient of the model: errors below it are rounding
 _ROUTED = re.compile(r"experts?\.|(?:^|\.)(?:gate|router)\.")
 _MULTIPLE = 0.2  # residual of a multiple of the reference in less than float32, relative
 _TURNED = 0.05  # of a gradient's L2 norm: not a multiple of the reference
@@ -211,7 +210,7 @@ class _Comparison:
         skipped = []
         for name, right in self._reference.steps[number - 1].rates.items():
             own = {rates[name] for rates in of_ranks.values() if name in rates}
-            if len(own) == 1 and abs(next(iter(own)) - right) > 1e-6 * abs(right):
+            if len(own) == 1 and abs(next(iter(own)) - right) > SAME_RATE * abs(right):
                 skipped.append(name)
                 self._not_seen[
                     f"weights after step {number}: the learning rate is {next(iter(own)):.6g} on "
@@ -224,7 +223,7 @@ class _Comparison:
         own = [one.steps[number - 1].norm for one in self._job.ranks.values()]
         if right is None or any(norm is None for norm in own):
             return False
-        return any(abs((norm or 0.0) - right) > _SAME_NORM * right for norm in own)
+        return any(abs((norm or 0.0) - right) > TRUE_NORM.floor * right for norm in own)
 
     def _clips_alone(self, number: int) -> bool:
         own = [one.steps[number - 1].norm for one in self._job.ranks.values()]
@@ -291,7 +290,7 @@ def _losses(by_step: List[List[float]]) -> Optional[List[float]]:
 def _errors(
     own: Tensors, expected: Mapping[str, Optional[torch.Tensor]], measured: noise.Noise
 ) -> Dict[str, GradientError]:
-    tolerance = Tolerance(0.0, _SMALLEST * _largest(expected))
+    tolerance = Tolerance(0.0, SMALLEST.floor * largest(expected.values()))
     errors: Dict[str, GradientError] = {}
     for name, stored in own.items():
         if not stored.trainable:
@@ -299,7 +298,7 @@ def _errors(
         right = expected.get(name)
         if stored.tensor is not None and not stored.tensor.numel():
             continue
-        scale = float(right.float().abs().max()) if right is not None and right.numel() else 0.0
+        scale = largest([right])
         part = None if right is None else _cut(stored, right)
         found = tolerance.judge(stored.tensor, part, scale, measured.allowed(name, scale))
         errors[name] = dataclasses.replace(found, placement=stored.placement)
@@ -311,8 +310,3 @@ def _cut(stored: Stored, whole: torch.Tensor) -> torch.Tensor:
     if stored.tensor is None and stored.where.kind != "whole":
         return whole.float()  # no gradient where the reference has one: all of it is missing
     return stored.where.cut(whole, local).float()
-
-
-def _largest(gradients: Mapping[str, Optional[torch.Tensor]]) -> float:
-    present = (g for g in gradients.values() if g is not None and g.numel())
-    return max((float(g.float().abs().max()) for g in present), default=0.0)

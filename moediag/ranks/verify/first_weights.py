@@ -10,9 +10,10 @@ import torch
 from moediag.protocol import MeasureRequest
 from moediag.protocol.measured import read_measured, start_tensors
 from moediag.ranks.verify import slices, tensor_files
-from moediag.ranks.verify.pieces import WHOLE, Piece
+from moediag.ranks.verify.model_pieces import Piece
 from moediag.ranks.verify.tensor_files import Stored
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step.pieces import WHOLE
 
 SHOWN = 3  # names in a message
 _SEED = 20_240_613

@@ -26,10 +26,10 @@ from moediag.protocol.measured import coarsest_dtype
 from moediag.ranks.verify import optimizer_copies, whole_batch
 from moediag.ranks.verify.ending import Continuing
 from moediag.ranks.verify.measuring import Measuring, Scope
+from moediag.ranks.verify.model_pieces import Piece, pieces
 from moediag.ranks.verify.optimizer_copies import CannotCopy, Settings
-from moediag.ranks.verify.pieces import WHOLE, Piece, pieces
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step.pieces import WHOLE, distributed
 
 SEVERAL_MACHINES = "the ranks run on several machines, and only those of one can be compared"
 _EVERY = 0.1  # seconds between two looks for rank 0's end
@@ -224,7 +224,7 @@ class Step:
 
 
 def _divided(piece: Piece) -> bool:
-    return piece.where.kind != WHOLE or placement.distributed(piece.owner)
+    return piece.where.kind != WHOLE or distributed(piece.owner)
 
 
 @contextmanager

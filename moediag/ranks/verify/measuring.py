@@ -24,13 +24,13 @@ from moediag.ranks.verify import model_facts, samples
 from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
-from moediag.ranks.verify.pieces import NotReduced, Piece, pieces, tied
+from moediag.ranks.verify.model_pieces import NotReduced, Piece, pieces, tied
 from moediag.ranks.verify.rank_answer import Answer
 from moediag.ranks.verify.room import enough_room
 from moediag.ranks.verify.tensor_files import Stored, Tensors
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step.hooks import StepHooks
+from moediag.recorder.step.pieces import distributed
 
 _STRANGE = (
     "its optimizer holds no parameter of the model that was called (DeepSpeed's ZeRO and other "
@@ -246,7 +246,7 @@ class Measuring:
             self._guarded(self._loss, tensor)
 
     def _loss(self, tensor: Any) -> None:
-        if not placement.distributed(tensor):
+        if not distributed(tensor):
             self._now.losses.append(float(tensor.detach().float()))
 
     # ------------------------------------------------------------------ gradients

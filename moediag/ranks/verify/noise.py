@@ -13,15 +13,15 @@ from typing import Dict, List, Optional
 
 import torch
 
+from moediag.protocol.tolerance import GRADIENT
 from moediag.ranks.verify.runs import Alone, Wholes
+from moediag.recorder.step.tensor_error import largest as largest_element
 
 # Allowed error as a multiple of what rounding does. The largest one of 12 small models in bfloat16
 # over 3 steps was 2.7 (docs/explanation/design/verify.md).
 TIMES = 8.0
-# Relative to the largest element of a gradient. No failure of training is that small.
-LEAST = 1e-3
-# The same after the first step: AdamW turns rounding errors of gradients near zero into full steps,
-# and which ones differs from run to run.
+# The floor after the first step: AdamW turns rounding errors of gradients near zero into full
+# steps, and which ones differs from run to run.
 LEAST_LATER = 3e-2
 _MOST_OF = 0.9  # of the parameters: one run is one sample, and for a small parameter a lucky one
 # Relative; above this the reference proves nothing.
@@ -36,7 +36,7 @@ class Noise:
     largest: Dict[str, float]  # absolute
     usual: float  # relative; nine of ten parameters have less
     one_rounding: float  # relative, of the coarsest dtype
-    least: float = LEAST
+    least: float = GRADIENT.floor
 
     def allowed(self, name: str, scale: float) -> float:
         """Returns the allowed absolute error of a gradient whose largest element is ``scale``."""
@@ -55,12 +55,12 @@ def of_step(alone: Alone, again: Alone, rounded: Alone, number: int, dtypes: Lis
             continue
         differences = [apart(gradient, other.get(name)) for other in others]
         largest[name] = max(differences)
-        scale = _size(gradient)
+        scale = largest_element([gradient])
         if scale:
             relative.append(largest[name] / scale)
     relative.sort()
     usual = relative[int(_MOST_OF * (len(relative) - 1))] if relative else 0.0
-    return Noise(largest, usual, coarsest(dtypes), LEAST if number == 1 else LEAST_LATER)
+    return Noise(largest, usual, coarsest(dtypes), GRADIENT.floor if number == 1 else LEAST_LATER)
 
 
 def coarsest(dtypes: List[str]) -> float:
@@ -87,7 +87,3 @@ def disagreement(one: Wholes, other: Wholes) -> float:
         square += float(gradient.double().square().sum())
         left += float(difference.square().sum())
     return math.sqrt(left / square) if square else 0.0
-
-
-def _size(tensor: torch.Tensor) -> float:
-    return float(tensor.float().abs().max()) if tensor.numel() else 0.0

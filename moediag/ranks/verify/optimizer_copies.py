@@ -12,9 +12,9 @@ import torch
 
 from moediag.protocol.measured import read_measured, start_tensors
 from moediag.ranks.verify import tensor_files
-from moediag.ranks.verify.pieces import WHOLE, Piece, Where
+from moediag.ranks.verify.model_pieces import Piece
 from moediag.ranks.verify.tensor_files import Stored, Tensors
-from moediag.recorder import placement
+from moediag.recorder.step.pieces import WHOLE, Where, local
 
 Settings = Dict[str, Dict[str, Any]]  # parameter -> setting of its group -> value
 
@@ -102,10 +102,10 @@ def states(optimizer: Any, pieces: Sequence[Piece]) -> Tensors:
 def _state(piece: Piece, key: str, value: Any, shape: Tuple[int, ...]) -> Stored:
     if isinstance(value, (bool, int, float)):
         return Stored(Where(WHOLE, ()), torch.tensor(value))
-    local = placement.local(value) if isinstance(value, torch.Tensor) else None
-    if local is None or (local.dim() and tuple(local.shape) != shape):
+    part = local(value) if isinstance(value, torch.Tensor) else None
+    if part is None or (part.dim() and tuple(part.shape) != shape):
         raise CannotCopy(f"its state {key} does not have the shape of {piece.name}")
-    return Stored(piece.where if local.dim() else Where(WHOLE, ()), local.detach().cpu().clone())
+    return Stored(piece.where if part.dim() else Where(WHOLE, ()), part.cpu().clone())
 
 
 def copy(optimizer: Any, chosen: Settings, pieces: Sequence[Piece], job: Path) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Sequence
 
 from moediag.protocol import MeasureRequest
-from moediag.ranks.verify.pieces import Piece
+from moediag.ranks.verify.model_pieces import Piece
 from moediag.recorder.not_applicable import NotApplicable
 
 _RUNS = 4  # the distributed run and three of the reference, each about as large together

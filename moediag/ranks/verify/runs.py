@@ -12,8 +12,8 @@ import torch
 from moediag.protocol import Measured, read_measured
 from moediag.protocol.measured import start_tensors, step_tensors
 from moediag.ranks.verify import tensor_files
-from moediag.ranks.verify.pieces import Where
 from moediag.ranks.verify.tensor_files import Tensors
+from moediag.recorder.step.pieces import Where
 
 Wholes = Dict[str, Optional[torch.Tensor]]
 

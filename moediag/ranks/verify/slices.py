@@ -12,8 +12,8 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 import torch
 
-from moediag.ranks.verify.pieces import BOX, ELEMENTS, FLAT, Where
 from moediag.ranks.verify.tensor_files import Stored
+from moediag.recorder.step.pieces import BOX, ELEMENTS, FLAT, Where
 
 _ANY = 2  # more places than these are not looked for: the part is constant
 

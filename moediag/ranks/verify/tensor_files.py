@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 
-from moediag.ranks.verify.pieces import WHOLE, Where
+from moediag.recorder.step.pieces import WHOLE, Where
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from moediag.protocol import GradientError
 from moediag.ranks.verify.noise import TIMES, Noise
 from moediag.ranks.verify.runs import Alone
 from moediag.ranks.verify.tensor_files import Stored, Tensors
+from moediag.recorder.step import numbers
+from moediag.recorder.step.tensor_error import largest
 
 ABOVE = 4.0  # a gradient this many times its allowed error is not noise
 TOLERANCE = 0.1  # relative, in the L2 norm: no error of an optimizer is smaller
@@ -34,9 +36,8 @@ class Updates:
             if gradient is None:
                 self._clear.pop(name, None)
                 continue
-            size = gradient.float().abs()
-            scale = float(size.max()) if size.numel() else 0.0
-            clear = size >= ABOVE * max(noise.allowed(name, scale), 1e-30)
+            scale = largest([gradient])
+            clear = gradient.float().abs() >= ABOVE * max(noise.allowed(name, scale), 1e-30)
             if number > 1:
                 known = self._clear.get(name)
                 clear = clear & known if known is not None else torch.zeros_like(clear)
@@ -89,9 +90,8 @@ def _one(
     ulp = first.tensor.double().abs()[mask] * torch.finfo(stored.tensor.dtype).eps
     size, error = float(right.norm()), float((moved - right).norm())
     allowed = TOLERANCE * size + TIMES * float(noise.norm()) + 2 * float(ulp.norm())
-    largest = float((moved - right).abs().max())
     return GradientError(
-        largest if largest == largest else "nan",  # type: ignore[arg-type]
+        numbers.for_json(float((moved - right).abs().max())),
         float(right.abs().max()),
         wrong=not error <= allowed,
     )

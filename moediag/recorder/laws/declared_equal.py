@@ -12,8 +12,9 @@ import torch
 
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.replica_sets import DATA_AXES, same_part
+from moediag.recorder.laws.replica_sets import DATA_AXES
 from moediag.recorder.step.numbers import Fingerprints, capturing
+from moediag.recorder.step.pieces import axes_on, same_part
 
 WATCHER = "laws of declared tensors"
 _MODULE = "torch.distributed.tensor._api"
@@ -61,14 +62,11 @@ class DeclaredEqual:
         if step != self._step:
             self._step, self._tensors, self._places = step, [], []
             self._prints = Fingerprints()
-        axes = [
-            str(name)
-            for name, placement in zip(mesh.mesh_dim_names or (), placements)  # noqa: B905
-            if placement.is_replicate()
-        ]
+        placed = axes_on(mesh, placements, tensor.dim())
+        axes = [axis.name for axis in placed if axis.name and axis.placed.is_replicate()]
         if len(self._tensors) >= _MOST or not axes or capturing():
             return
-        found = same_part(mesh, placements)
+        found = same_part(mesh, placed)
         if found is None or len(found[1]) < 2:
             return
         one: Dict[str, Any] = {

@@ -13,8 +13,8 @@ from torch.optim import optimizer as torch_optimizer
 from moediag.recorder.core import ByObject
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.replica_sets import local
 from moediag.recorder.step.numbers import Fingerprints
+from moediag.recorder.step.pieces import distributed, local
 
 WATCHER = "laws of loading"
 _FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
@@ -112,7 +112,7 @@ class Loading:
         return _init_sharded_param
 
     def _before_sharding(self, parameter: Any, whole: List[Tuple[int, bool]]) -> None:
-        if hasattr(parameter, "placements") or parameter.is_meta or self._written:
+        if distributed(parameter) or parameter.is_meta or self._written:
             return
         with torch.no_grad():
             place = self._prints.add(parameter.detach().reshape(-1)[:_SAMPLE])
@@ -147,7 +147,7 @@ class Loading:
 
 
 def _sample(sharded: Any) -> Any:
-    return local(sharded).detach().reshape(-1)[:_SAMPLE]
+    return local(sharded).reshape(-1)[:_SAMPLE]
 
 
 def _has_optimizer(content: Any, depth: int) -> bool:

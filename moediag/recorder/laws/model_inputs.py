@@ -73,7 +73,7 @@ class ModelInputs:
         of = self._latest
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.data_parallel(root)), sampler=of.name if of else "",
+            over=list(self._context.sets.averaged(root)), sampler=of.name if of else "",
             replicas=of.replicas if of else 0, number=of.number if of else -1,
             line=of.line if of else "",
         )  # fmt: skip

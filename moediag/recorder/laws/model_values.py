@@ -11,9 +11,9 @@ import torch
 
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.replica_sets import local
 from moediag.recorder.routing import expert_counts
 from moediag.recorder.step.numbers import Fingerprints
+from moediag.recorder.step.pieces import local
 
 _AVERAGES = "torch.optim.swa_utils"
 _MOST_ELEMENTS = 1 << 22  # of a buffer

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from moediag.axes import AXES
 from moediag.recorder.core import Recorder
 from moediag.recorder.laws import megatron
+from moediag.recorder.step.pieces import axes_of, distributed, flat_parameters, same_part
 
 # How equality is kept. REDUCED: by a reduction of the gradients. PLACED: each rank computes the
 # same. LOCAL: the program steps without a reduction, or a hook replaces it. PART: there are other
@@ -49,13 +50,14 @@ class ReplicaSets:
         known = self._ddp
 
         def make(init: Any) -> Any:
-            def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            def _ddp_init_helper(self: Any, *args: Any, **kwargs: Any) -> None:
                 init(self, *args, **kwargs)
                 known.append(weakref.ref(self))
 
-            return __init__
+            return _ddp_init_helper
 
-        self._recorder.patches.replace(DistributedDataParallel, "__init__", make)
+        # Not ``__init__``: its warnings name the frame of its caller, which must be the program's.
+        self._recorder.patches.replace(DistributedDataParallel, "_ddp_init_helper", make)
 
     def wrapped(self) -> List[Any]:
         """The models in DistributedDataParallel, without it."""
@@ -101,6 +103,25 @@ class ReplicaSets:
                 return tuple(sorted(group.mesh_info.mesh.mesh.flatten().tolist()))
         return ()
 
+    def averaged(self, root: Any) -> Tuple[int, ...]:
+        """The same, also if the model that is called contains the wrapper: a task with its loss,
+        say. What is outside the wrapper may differ between ranks."""
+        known = self.data_parallel(root)
+        return known or self._inside(root)
+
+    def _inside(self, root: Any) -> Tuple[int, ...]:
+        parts = {id(module) for module in root.modules()}
+        alive = [reference() for reference in self._ddp]
+        inside = [ddp for ddp in alive if ddp is not None and id(ddp) in parts]
+        wrapped = {id(parameter) for ddp in inside for parameter in ddp.parameters()}
+        ranks = {_ranks(ddp.process_group) for ddp in inside}
+        if len(ranks) != 1 or any(
+            parameter.requires_grad and id(parameter) not in wrapped
+            for parameter in root.parameters()
+        ):
+            return ()
+        return ranks.pop()
+
     def _of_ddp(self, declared: Dict[int, Piece]) -> None:
         alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]
         for ddp in alive:
@@ -108,7 +129,7 @@ class ReplicaSets:
             how = LOCAL if ddp in self._unreduced or getattr(ddp, "_comm_hooks", None) else REDUCED
             piece = Piece("", how, _ranks(group), group)
             for name, parameter in ddp.module.named_parameters():
-                if name not in ddp.parameters_to_ignore and not hasattr(parameter, "placements"):
+                if name not in ddp.parameters_to_ignore and not distributed(parameter):
                     declared.setdefault(id(parameter), piece)
 
     def _of_megatron(self, declared: Dict[int, Piece]) -> None:
@@ -133,7 +154,7 @@ class ReplicaSets:
             unreduced = handle in self._unreduced or getattr(state, "_comm_hook", None) is not None
             how = LOCAL if how == REDUCED and unreduced else how
             piece = Piece(part, how, _ranks(group), group)
-            for parameter in (handle.flat_param, *(handle.flat_param._params or ())):
+            for parameter in flat_parameters(handle):
                 declared.setdefault(id(parameter), piece)
 
     def _over_which_fsdp2_reduces(self) -> Dict[int, Tuple[Any, str]]:
@@ -150,39 +171,16 @@ class ReplicaSets:
         return found
 
 
-def local(tensor: Any) -> Any:
-    """The part of a DTensor that this rank holds; other tensors as they are."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def same_part(mesh: Any, placements: Any) -> Optional[Tuple[str, Tuple[int, ...]]]:
-    """Which part of a tensor with ``placements`` this rank holds, and all ranks that hold it; None
-    outside the mesh."""
-    here = mesh.get_coordinate()
-    if here is None:
-        return None
-    kinds = [
-        "R" if p.is_replicate() else f"{p}={at}/{mesh.size(dim)}"
-        for dim, (p, at) in enumerate(zip(placements, here))  # noqa: B905 - Python 3.9
-    ]
-    part = " ".join(kind for kind in kinds if kind != "R")
-    place = tuple(
-        slice(None) if kind == "R" else at
-        for kind, at in zip(kinds, here)  # noqa: B905
-    )
-    return part, tuple(sorted(mesh.mesh[place].flatten().tolist()))
-
-
 def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
-    placements: Any = getattr(parameter, "placements", None)
-    found = None if placements is None else same_part(parameter.device_mesh, placements)
+    axes = axes_of(parameter)
+    found = same_part(parameter.device_mesh, axes) if axes else None
     if found is None:
         return Piece("", PLAIN, (), None)
     part, ranks = found
     if over is not None:
         group, how = over
         return Piece(part, how, _ranks(group), group)
-    if any(placement.is_replicate() for placement in placements):
+    if any(axis.placed.is_replicate() for axis in axes):
         return Piece(part, PLACED, ranks, None)
     every = parameter.device_mesh.mesh
     return Piece(part, PART, tuple(sorted(every.flatten().tolist())), None)

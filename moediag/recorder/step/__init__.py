@@ -1,3 +1,3 @@
 """What the instruments that measure a training step have in common."""
 
-__all__ = ["hooks", "numbers"]
+__all__ = ["hooks", "numbers", "pieces", "tensor_error"]

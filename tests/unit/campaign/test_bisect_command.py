@@ -27,6 +27,7 @@ from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.engine import Line
 from moediag.lab.campaign.engine.display import Live
+from moediag.lab.campaign.executors import Maker
 from moediag.lab.scenario.schema import Scenario
 from tests.unit.bisect_fakes import STARVED, Fake, opened, question
 from tests.unit.tiny_clone import PERSON, from_letters
@@ -46,7 +47,7 @@ class World:
         self.asked = asked
         return question(self.letters, 7, asked.window)
 
-    def make(self, asked: Question, folder: Path, *_: Any) -> Fake:
+    def make(self, asked: Question, folder: Path, *_: Any, launch: Any) -> Fake:
         return self.prober(self.letters)
 
 
@@ -129,10 +130,10 @@ def test_default_folder_is_a_new_one_below_the_runs(world: World, run: Any) -> N
 
 def test_ctrl_c_prints_the_command_to_resume(world: World, run: Any) -> None:
     class Interrupts(Fake):
-        def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+        def of_release(self, version: str, attempt: int) -> ProbeRecord:
             if version == "1.5":
                 raise KeyboardInterrupt
-            return super().probe(version, attempt, target)
+            return super().of_release(version, attempt)
 
     world.prober = Interrupts
     code, out, err = run("--window", "--match", "class", "--out", "it is mine")
@@ -286,7 +287,7 @@ def test_the_display_counts_probes_and_shows_the_timeline(tmp_path: Path) -> Non
     live = Live(console)
     asked = question(HISTORY, 7)
     with opened(tmp_path, asked) as state:
-        drive(asked, state, Fake(HISTORY, seconds=0.01), live)
+        drive(asked, state, Maker(lambda: Fake(HISTORY, seconds=0.01)), live)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "expert-starvation: transformers, at most" in said
     assert "looking for (exact): " + STARVED in said

@@ -22,6 +22,7 @@ from moediag.lab.campaign.bisect.follow import Follow
 from moediag.lab.campaign.bisect.probe_verdict import Kind
 from moediag.lab.campaign.engine import Display
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.campaign.executors import Maker
 from tests.unit.bisect_fakes import TARGET, Fake, question
 from tests.unit.tiny_clone import PERSON, TinyClone, from_letters, installs_mini
 
@@ -40,7 +41,7 @@ def following(folder: Path, prober: Fake) -> Iterator[Follow]:
     header = question("GB", 1).header(["moediag", "bisect"])
     there = (folder / JOURNAL_FILE).exists()
     with states.resume(folder, header) if there else states.create(folder, header) as state:
-        yield Follow(state, prober, Display(), TARGET)
+        yield Follow(state, Maker(lambda: prober), Display(), TARGET)
 
 
 def named(
@@ -199,10 +200,10 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
 
 def test_the_source_folder_contains_only_the_package(tmp_path: Path) -> None:
     class Sees(Fake):
-        def probe_on(self, setting, attempt, target):  # type: ignore[no-untyped-def]
+        def probe_on(self, setting, attempt):  # type: ignore[no-untyped-def]
             assert setting.source is not None
             assert [p.name for p in setting.source.iterdir()] == ["mini"]
-            return super().probe_on(setting, attempt, target)
+            return super().probe_on(setting, attempt)
 
     clone = from_letters(tmp_path / "clone", "GB")
     assert named(clone, tmp_path / "out", prober=Sees("GB")).found

@@ -18,10 +18,10 @@ from moediag.lab.campaign.bisect.follow import Follow
 from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, other, skip
 from moediag.lab.campaign.bisect.prober import Setting
 from moediag.lab.campaign.bisect.search.corners import Blame
-from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.engine import Display
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.campaign.executors import Maker
 from moediag.lab.stacks.releases import Release
 from tests.unit.bisect_fakes import TARGET, Fake, question
 
@@ -39,7 +39,7 @@ class Lab(Fake):
         super().__init__("GB")
         self.truth = truth
 
-    def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
+    def probe_on(self, setting: Setting, attempt: int) -> ProbeRecord:
         self.asked.append(setting)
         verdicts = [self.truth({**NEW, **request}) for request in setting.requests]
         first = next((v for v in verdicts if not v.text.startswith("no environment")), verdicts[0])
@@ -77,11 +77,11 @@ class World:
             (requests[0], requests[1]), (old, new), (self.ran, self.ran), fixed or {},
         )  # fmt: skip
         header = question("GB", 1).header(["moediag"])
-        self.lab = Lab(truth)
+        self.lab = lab = Lab(truth)
         there = (self.folder / JOURNAL_FILE).exists()
         opened = states.resume if there else states.create
         with opened(self.folder, header) as state:
-            follow = Follow(state, self.lab, Display(), TARGET)
+            follow = Follow(state, Maker(lambda: lab), Display(), TARGET)
             return who_is_to_blame(sides, follow)
 
 

@@ -25,6 +25,7 @@ from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.engine import Display, journal_file
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.campaign.executors import Maker
 from tests.unit.bisect_fakes import Fake, bisect, opened, question
 from tests.unit.bisect_worlds import one_stretch, tightest
 
@@ -90,9 +91,9 @@ class Interrupts(Fake):
         super().__init__(letters)
         self.left = list(versions)
 
-    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+    def of_release(self, version: str, attempt: int) -> ProbeRecord:
         if version not in self.left:
-            return super().probe(version, attempt, target)
+            return super().of_release(version, attempt)
         self.left.remove(version)
         return ProbeRecord(version, skip("the launcher's host died"), attempt, lasting=False)
 
@@ -136,11 +137,11 @@ class Ends(Fake):
     error: BaseException = KeyboardInterrupt()
     after = 4
 
-    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+    def of_release(self, version: str, attempt: int) -> ProbeRecord:
         self.after -= 1
         if self.after == 0:
             raise self.error
-        return super().probe(version, attempt, target)
+        return super().of_release(version, attempt)
 
 
 def test_ctrl_c_prints_the_command_that_resumes(tmp_path: Path) -> None:
@@ -176,12 +177,12 @@ class Slow(Fake):
         self.slow = slow
         self.event = threading.Event()
 
-    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+    def of_release(self, version: str, attempt: int) -> ProbeRecord:
         if version == self.slow and not self.event.wait(60):
             raise AssertionError("it was never stopped")
         if version == self.slow:
             raise Interrupted("stopped")
-        return super().probe(version, attempt, target)
+        return super().of_release(version, attempt)
 
     def stop(self) -> None:
         self.event.set()
@@ -284,7 +285,7 @@ def searched(letters: str, own: int, folder: Path, **asked: Any) -> tuple[str, l
     wanted = replace(wanted, asked=replace(wanted.asked, **asked))
     prober = Fake(letters)
     with opened(folder, wanted) as state:
-        drive(wanted, state, prober, Display())
+        drive(wanted, state, Maker(lambda: prober), Display())
         found = with_end(wanted, state).bad
         versions = [record.version for record in state.probes]
         return found, versions, state.target is not None

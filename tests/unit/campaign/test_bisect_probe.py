@@ -20,9 +20,11 @@ from moediag.lab.campaign import prebuild as builders
 from moediag.lab.campaign.bisect import probe as module
 from moediag.lab.campaign.bisect.probe import Releases, TooRare
 from moediag.lab.campaign.bisect.probe_verdict import Kind
-from moediag.lab.campaign.bisect.prober import Setting
+from moediag.lab.campaign.bisect.prober import Probed, Setting
 from moediag.lab.campaign.bisect.question import Asked, Question
 from moediag.lab.campaign.bisect.search.rates import Rate
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.engine import Display
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
 from moediag.lab.campaign.prebuild import Ahead
@@ -94,25 +96,33 @@ def prober(folder: Path, scenario: str = "expert-starvation", **pins: str) -> Re
     return Releases(question, folder, Display(), LaunchOptions())
 
 
+def learn(used: Releases, version: str) -> Probed:
+    return used.probe(used.question.setting(version), 1, None)
+
+
+def probe(used: Releases, version: str, attempt: int, target: Target) -> ProbeRecord:
+    return used.probe(used.question.setting(version), attempt, target).record
+
+
 def test_the_failure_is_learned_with_its_rate(world: World, tmp_path: Path) -> None:
     world.signatures = [STARVED, "clean", STARVED]
-    found = prober(tmp_path).learn("4.53.2")
+    found = learn(prober(tmp_path), "4.53.2")
     assert found.target is not None
     assert (found.target.signatures, found.target.rate) == ((STARVED,), Rate(2, 3))
     assert (found.record.verdict.kind, found.record.attempt) == (Kind.BAD, 1)
     assert found.record.signature == f"{STARVED}; clean"
     assert (tmp_path / found.record.evidence).is_dir()
     world.signatures = ["clean"]
-    record = prober(tmp_path).probe("4.53.0", 1, found.target)
+    record = probe(prober(tmp_path), "4.53.0", 1, found.target)
     assert (record.verdict.kind, record.verdict.trials) == (Kind.GOOD, Rate(2, 3).repeats())
 
 
 def test_only_second_probes_record_which_functions_run(world: World, tmp_path: Path) -> None:
     releases = prober(tmp_path)
-    releases.learn("4.53.2")
+    learn(releases, "4.53.2")
     for attempt in (1, 2):
-        releases.probe("4.53.0", attempt, TARGET)
-    releases.probe_on(Setting("other", ({"transformers": "4.53.0"},)), 1, TARGET)
+        probe(releases, "4.53.0", attempt, TARGET)
+    releases.probe(Setting("other", ({"transformers": "4.53.0"},)), 1, TARGET)
     assert world.noting == [False, False, True, False]
 
 
@@ -130,7 +140,7 @@ def test_hosts_of_built_settings_begin_before_their_probes(
     built: list[str] = []
     monkeypatch.setattr(releases.hosts, "begin", lambda stack: begun.append(stack.key))
     monkeypatch.setattr(releases.ahead, "build", lambda name, request: built.append(name))
-    releases.prepare_on(
+    releases.prepare(
         [
             Setting("ready", ({"transformers": "4.53.0"},)),
             Setting("with another source", ({"transformers": "4.53.1"},), tmp_path),
@@ -142,12 +152,12 @@ def test_hosts_of_built_settings_begin_before_their_probes(
 
 def test_another_failure_than_the_declared_one_is_not_learned(world: World, tmp_path: Path) -> None:
     world.signatures = ["crash:KeyError:other.py load:one-rank"]
-    found = prober(tmp_path).learn("4.53.2")
+    found = learn(prober(tmp_path), "4.53.2")
     assert found.target is None
     assert found.record.verdict.kind == Kind.OTHER
     assert "crash:KeyError" in found.problem
     world.signatures = ["clean"]
-    assert prober(tmp_path).learn("4.53.2").record.verdict.kind == Kind.GOOD
+    assert learn(prober(tmp_path), "4.53.2").record.verdict.kind == Kind.GOOD
 
 
 def test_a_failure_without_the_declared_pattern_is_not_learned(
@@ -156,7 +166,7 @@ def test_a_failure_without_the_declared_pattern_is_not_learned(
     found = []
     for pattern in ("one-slice-sharded-again", "another-thing"):
         world.signatures = [f"wrong-weights:{pattern}:no-rank"]
-        found.append(prober(tmp_path, "ep-overwrite").learn("4.53.2"))
+        found.append(learn(prober(tmp_path, "ep-overwrite"), "4.53.2"))
     assert prober(tmp_path, "ep-overwrite").question.pattern == "one-slice-sharded-again"
     assert [learned.target is not None for learned in found] == [True, False]
 
@@ -164,7 +174,7 @@ def test_a_failure_without_the_declared_pattern_is_not_learned(
 def test_changed_companions_are_reported(world: World, tmp_path: Path) -> None:
     world.signatures = ["clean"]
     world.stack = {"transformers": "4.53.2", "accelerate": "1.8.1"}
-    problem = prober(tmp_path, accelerate="1.15.0").learn("4.53.2").problem
+    problem = learn(prober(tmp_path, accelerate="1.15.0"), "4.53.2").problem
     assert "ran with accelerate 1.8.1" in problem
     assert "--hold accelerate=1.15.0" in problem
 
@@ -175,7 +185,7 @@ def test_a_too_rare_failure_is_reported(world: World, tmp_path: Path) -> None:
     asked = dataclasses.replace(rare.question.asked, calibrate=100)
     rare.question = dataclasses.replace(rare.question, asked=asked)
     with pytest.raises(TooRare, match="1 of 100 trials"):
-        rare.learn("4.53.2")
+        learn(rare, "4.53.2")
 
 
 @pytest.mark.parametrize(
@@ -193,8 +203,8 @@ def test_a_release_that_cannot_be_tried_is_skipped_with_its_reason(
     else:
         world.run_fails = error
     for record in (
-        prober(tmp_path).probe("4.53.0", 1, TARGET),
-        prober(tmp_path).learn("4.53.2").record,
+        probe(prober(tmp_path), "4.53.0", 1, TARGET),
+        learn(prober(tmp_path), "4.53.2").record,
     ):
         assert record.verdict.kind == Kind.SKIP
         assert text in record.verdict.text
@@ -214,7 +224,7 @@ def test_a_probe_that_could_not_be_judged_does_not_last(
     world: World, tmp_path: Path, seen: str, kind: Kind, lasting: bool
 ) -> None:
     world.signatures = [seen]
-    record = prober(tmp_path).probe("4.53.0", 1, TARGET)
+    record = probe(prober(tmp_path), "4.53.0", 1, TARGET)
     assert (record.verdict.kind, record.lasting) == (kind, lasting)
 
 
@@ -223,16 +233,16 @@ def test_the_next_environment_is_tried_only_if_the_first_is_undecided(
 ) -> None:
     old, new = {"transformers": "4.53.0"}, {"transformers": "4.53.2"}
     setting = Setting("commit abc", (old, new), tmp_path / "source")
-    record = prober(tmp_path).probe_on(setting, 2, TARGET)
+    record = prober(tmp_path).probe(setting, 2, TARGET).record
     assert (record.version, record.attempt, record.verdict.kind) == ("commit abc", 2, Kind.BAD)
     assert world.requests == [old]
     assert world.folders == ["commit-abc"]
     world.control = "crash:ImportError:x.py f:one-rank"  # newer code needs newer companions
-    record = prober(tmp_path).probe_on(setting, 1, TARGET)
+    record = prober(tmp_path).probe(setting, 1, TARGET).record
     assert record.verdict.kind == Kind.SKIP
     assert world.requests == [old, old, new]
     world.signatures, world.control = ["crash:KeyError:x.py f:one-rank"], "clean"
-    record = prober(tmp_path).probe_on(setting, 1, TARGET)
+    record = prober(tmp_path).probe(setting, 1, TARGET).record
     assert record.verdict.kind == Kind.OTHER, "it ran: the next environment is not asked"
     assert world.requests[3:] == [old]
 
@@ -247,10 +257,10 @@ def test_a_stopped_prober_can_be_used_again(
     used = prober(tmp_path)
     used.stop()
     with pytest.raises(Interrupted):
-        used.probe("4.53.0", 1, TARGET)
+        probe(used, "4.53.0", 1, TARGET)
     used.close()
     setting = Setting("commit abc", ({"transformers": "4.53.0"},))
-    assert used.probe_on(setting, 1, TARGET).verdict.kind == Kind.BAD
+    assert used.probe(setting, 1, TARGET).record.verdict.kind == Kind.BAD
 
 
 def test_source_is_imported_before_the_installed_package(tmp_path: Path) -> None:
@@ -269,15 +279,15 @@ def test_source_is_imported_before_the_installed_package(tmp_path: Path) -> None
 def test_an_obstacle_to_every_release_is_an_error(world: World, tmp_path: Path) -> None:
     world.fails = NoEnvironments("no network")
     with pytest.raises(NoEnvironments):
-        prober(tmp_path).probe("4.53.0", 1, TARGET)
+        probe(prober(tmp_path), "4.53.0", 1, TARGET)
     world.fails = KeyboardInterrupt()
     with pytest.raises(Interrupted):
-        prober(tmp_path).probe("4.53.0", 1, TARGET)
+        probe(prober(tmp_path), "4.53.0", 1, TARGET)
 
 
 def test_a_control_that_fails_skips_the_release(world: World, tmp_path: Path) -> None:
     world.control = "crash:OSError:x.py f:one-rank"
-    record = prober(tmp_path).probe("4.53.0", 1, TARGET)
+    record = probe(prober(tmp_path), "4.53.0", 1, TARGET)
     assert record.verdict.kind == Kind.SKIP
 
 
@@ -285,7 +295,7 @@ def test_files_of_an_interrupted_probe_are_kept(world: World, tmp_path: Path) ->
     (tmp_path / module.PROBES / "4.53.0").mkdir(parents=True)
     (tmp_path / module.PROBES / "4.53.0" / "half").touch()
     for attempt in (1, 2):
-        prober(tmp_path).probe("4.53.0", attempt, TARGET)
+        probe(prober(tmp_path), "4.53.0", attempt, TARGET)
     assert world.folders == ["4.53.0-2", "4.53.0-3"]
     assert (tmp_path / module.PROBES / "4.53.0" / "half").exists()
 
@@ -302,13 +312,13 @@ def test_a_stopped_probe_ends_while_it_builds(
     stopped = prober(tmp_path)
     ended = []
 
-    def probe() -> None:
+    def work() -> None:
         try:
-            stopped.probe("4.53.0", 1, TARGET)
+            probe(stopped, "4.53.0", 1, TARGET)
         except Interrupted as error:
             ended.append(error)
 
-    thread = threading.Thread(target=probe)
+    thread = threading.Thread(target=work)
     thread.start()
     stopped.stop()
     thread.join(30)

@@ -17,9 +17,6 @@ from moediag.lab.campaign.executors import Choice, Lost, Remote, choice
 from moediag.lab.campaign.executors.executor import Call, Executor, Job, Reply
 from moediag.lab.campaign.executors.remote import TooLong
 from moediag.lab.campaign.executors.worker import perform, unfit
-from moediag.lab.campaign.hunt.elsewhere import Elsewhere
-from moediag.lab.campaign.hunt.question import Wanted
-from moediag.lab.stacks.environment import Stack
 
 
 class Fake(Executor):
@@ -113,7 +110,9 @@ def test_a_lost_job_is_submitted_once_more(remote: Callable[..., Remote], said: 
 
 def test_a_job_that_is_lost_twice_is_lost(remote: Callable[..., Remote]) -> None:
     fake = Fake(losing(1, 2, 3))
-    with pytest.raises(Lost, match="lost twice: node 1 failed; then node 2 failed"):
+    with pytest.raises(
+        Lost, match="not run, because its job was lost twice: node 1 failed; then node 2 failed"
+    ):
         remote(fake).call("a", functools.partial(int, "7"))
     assert fake.names == ["a", "a"] and fake.cancelled == ["a", "a"]
 
@@ -233,16 +232,6 @@ def test_a_worker_keeps_its_makers(remote: Callable[..., Remote]) -> None:
     assert (Maker.made, Maker.closed) == (2, 0)
     assert one.on_maker("a", makers[2], "add", 1) == 31
     assert (Maker.made, Maker.closed) == (3, 1)
-
-
-def test_a_lost_cell_is_a_row_with_the_reason(
-    remote: Callable[..., Remote], tmp_path: Path
-) -> None:
-    stack = Stack(Path("python"), {}, "key", 0.0, [])
-    maker = Elsewhere(Wanted(), stack, tmp_path, "5.22.0", None, remote(Fake(losing(1, 2))))
-    cell = maker.make(("qwen3_moe", "plans"))
-    assert cell.undecided == "its job was lost twice: node 1 failed; then node 2 failed"
-    assert (cell.key, cell.release) == (("qwen3_moe", "plans"), "5.22.0")
 
 
 # ------------------------------------------------------------------------ a campaign

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.lab.campaign.hunt import family_trials, launched, layouts
 from moediag.lab.campaign.hunt.layouts import LAYOUTS, TRAINER
-from moediag.launch.record import LaunchRecord
 from moediag.protocol import (
     SIZES,
     TRIAL_FILE,

@@ -23,6 +23,7 @@ from moediag.errors import (
     StackError,
     UsageError,
 )
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import ExitStatus
 from moediag.lab.campaign import run as module
 from moediag.lab.campaign.engine import Display, opened
@@ -31,7 +32,6 @@ from moediag.lab.pipeline import trials
 from moediag.lab.scenario import catalogue, load
 from moediag.lab.scenario.plan import Plan, plan
 from moediag.lab.stacks.environment import Stack
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import Outcome, Trial
 from moediag.result import (

@@ -287,3 +287,191 @@ def test_stacks_of_unknown_ranks_are_told(tmp_path: Path) -> None:
 def test_a_log_without_any_failure_is_undecided(tmp_path: Path) -> None:
     found = page(tmp_path, "[rank0]: step 1 loss 2.0\n[rank1]: step 1 loss 2.0\n")
     assert told(found) == ("inconclusive", (), ())
+
+
+HCCL = (
+    "[rank{r}]: Traceback (most recent call last):\n"
+    '[rank{r}]:   File "train.py", line 35, in step\n'
+    "[rank{r}]: RuntimeError: InnerRunOpApi: OPS function error: HcclAllreduce, error code is 6\n"
+    "[rank{r}]: EI0006: [PID: 1{r}] 2025-04-08-18:07:20.444.436 Getting socket times out. Reason: "
+    "Remote Rank did not send the data in time. Please check the reason for the rank being stuck\n"
+)
+
+
+@pytest.mark.parametrize("who", [(1,), (0, 3)])
+def test_a_rank_that_hccl_let_wait_is_not_at_fault(tmp_path: Path, who: tuple[int, ...]) -> None:
+    found = page(tmp_path, "".join(HCCL.format(r=rank) for rank in who))
+    assert told(found) == ("hang", (), ())
+    assert all(
+        f"Rank {rank} waited for another rank until HCCL gave up" in found.cause for rank in who
+    )
+
+
+def test_an_error_of_an_ascend_rank_itself_is_told(tmp_path: Path) -> None:
+    found = page(tmp_path, HCCL.format(r=1).replace("HcclAllreduce", "aclnnAdd").rsplit("\n", 2)[0])
+    assert told(found)[:2] == ("crash", (1,))
+
+
+def test_gloo_that_gave_up_in_one_line(tmp_path: Path) -> None:
+    said = "RuntimeError: [gloo/x.cc:81] Timed out waiting 1800000ms for recv operation to complete"
+    assert told(page(tmp_path, f"[trainer22|6]:{said}")) == ("hang", (), (22,))
+
+
+def test_calls_without_a_number(tmp_path: Path) -> None:
+    work = "WorkNCCL(OpType=BROADCAST, Timeout(ms)=1800000) ran for 1809029 milliseconds before"
+    caught = "Watchdog caught collective operation timeout"
+    text = "".join(f"[E P.cpp:485] [Rank {r}] {caught}: {work} timing out.\n" for r in (2, 17))
+    found = page(tmp_path, text)
+    assert told(found) == ("hang", (), ())
+    assert "Ranks 2, 17 (as the log numbers them) wait in broadcast." in found.cause
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "init.cu:1197 NCCL WARN Mismatched collective detected, please check your collective calls "
+        "at and around rank 11. You can use NCCL_DEBUG=INFO",
+        "transport/net_ib.cc:1038 NCCL WARN NET/IB : req 0/1 tag 0 peer 10.0.0.6<5> collective "
+        "mismatch error, local size 496640 remote size 65536",
+    ],
+)
+def test_a_mismatch_that_nccl_found(tmp_path: Path, said: str) -> None:
+    found = page(tmp_path, f"node-1:39719:39719 [3] {said}\n")
+    assert told(found) == ("collective-mismatch", (), ())
+    assert "rank 11" in found.cause or "local size 496640" in found.cause
+    assert not found.notes
+    other = "NCCL WARN Cuda failure 'out of memory'"
+    assert page(tmp_path, f"node-1:39719:39719 [3] x.cc:1 {other}\n").verdict == "inconclusive"
+
+
+def test_ray_train_names_the_ranks_that_it_waits_for(tmp_path: Path) -> None:
+    said = "The following ranks have not joined the collective operation: [2]\n"
+    found = page(tmp_path, f"(TrainController pid=9) {said}")
+    assert told(found) == ("hang", (2,), ())
+    assert "Rank 2 did not come to a collective operation of Ray Train" in found.cause
+
+
+def test_a_gpu_that_reported_a_hang(tmp_path: Path) -> None:
+    found = page(tmp_path, "HW Exception by GPU node-9 (Agent handle: 0x64) reason :GPU Hang\n")
+    assert told(found) == ("crash", (), ()) and "GPU Hang" in found.cause
+
+
+def test_a_group_that_only_one_of_two_ranks_names(tmp_path: Path) -> None:
+    """The same call of ranks 0 and 2 of eight; ranks 0 and 9 may be of two groups."""
+    whole = timeout(2, 41, "_ALLGATHER_BASE", group="3").replace("NumelOut=64", "NumelOut=512")
+    line = whole.replace("ank2", "ank{0}").replace("ank 2", "ank {1}").splitlines()[0] + "\n"
+    same, apart = (page(tmp_path, whole + line.format(*rank)) for rank in ((0, 0), (9, 1)))
+    assert "Ranks 0, 2 wait in all_gather (64 to 512 elements) on ep (SeqNum 41)." in same.cause
+    assert "Ranks 2, 9" not in apart.cause and told(apart) == ("hang", (), ())
+
+
+DEVICE = """Thread 1 (Thread 0x7f22 (LWP 400) "python"):
+#0  0x00007f3a in sched_yield () from /lib/libc.so.6
+#1  0x00007f3b in {} () from /opt/libcudart.so.12
+#2  0x00007f3d in _PyEval_EvalFrameDefault () from /usr/lib/libpython3.12.so
+"""
+
+
+def test_all_ranks_that_wait_for_their_devices_may_hang(tmp_path: Path) -> None:
+    waits, works = (DEVICE.format(f) for f in ("cudaStreamSynchronize", "at::native::add"))
+    found = page(tmp_path, rank0=waits, rank1=waits)
+    assert told(found) == ("hang", (), ()) and "cudaStreamSynchronize" in found.cause
+    assert page(tmp_path, rank0=waits, rank1=works).verdict == "inconclusive"
+    assert page(tmp_path, rank0=waits[:40], rank1=works[:40]).verdict == "inconclusive"
+
+
+THREADS = """Thread 4 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:9)
+    step (/job/train.py:10)
+Thread 5 (idle): "Thread-1 (save)"
+    {} (torch/distributed/{}:9)
+    save (/job/save.py:3)
+Thread 6 (idle): "Thread-2"
+    run (/job/prefetch.py:3)
+"""
+
+
+def test_two_threads_in_collectives_are_a_finding(tmp_path: Path) -> None:
+    both = THREADS.format("gather_object", "distributed_c10d.py")
+    (note,) = page(tmp_path, rank0=both, rank1=THREADS.format("x", "elastic/agent.py")).notes
+    assert note.startswith("2 threads of rank 0 are in collectives (MainThread in all_reduce")
+    assert "Thread-1 (save) in gather_object, called by save (save.py:3)" in note
+
+
+def failed(rank: int, said: str, head: str = "") -> str:
+    """One block of torchrun's summary."""
+    return (
+        f"{head}[{rank}]:\n  time      : 2023-11-14_22:13:20\n  host      : localhost\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: {100 + rank})\n"
+        f"  error_file: /tmp/e{rank}.json\n  traceback : {said}\n  \n"
+    )
+
+
+def summary(*blocks: str) -> str:
+    root = f"{'-' * 60}\nRoot Cause (first observed failure):\n"
+    *others, first = blocks
+    text = f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n{'=' * 60}\n"
+    return f"{text}train.py FAILED\nFailures:\n{''.join(others)}{root}{first}{'=' * 60}\n"
+
+
+RAISED = (
+    "Traceback (most recent call last):\n"
+    '    File "/env/site-packages/torch/distributed/elastic/errors.py", line 3, in wrapper\n'
+    '    File "/home/me/train.py", line 1{rank}, in main\n      work(x)\n  {error}'
+)
+NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+def test_the_summary_of_torchrun_tells_errors(tmp_path: Path) -> None:
+    lost, bad = (
+        "RuntimeError: Connection closed by peer [10.0.0.1]:33",
+        "ValueError: row 21: 5 columns",
+    )
+    blocks = [failed(r, RAISED.format(rank=r, error=e)) for r, e in ((1, bad), (0, lost))]
+    found = page(tmp_path, summary(*blocks))
+    assert told(found) == ("crash", (1,), (0,)) and found.confidence == "high"
+    assert "Rank 1 raised ValueError at train.py:11 main: row 21: 5 columns." in found.cause
+    marked = "".join(f"[rank7]: step\n{line}\n" for line in blocks[0].splitlines())
+    assert "raised" not in page(tmp_path, marked).cause  # no summary
+
+
+def test_the_summary_of_torchrun_tells_a_mismatch(tmp_path: Path) -> None:
+    prints = [
+        f"CollectiveFingerPrint(SequenceNumber=5, OpType={op})" for op in ("ALLREDUCE", "GATHER")
+    ]
+    error = (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running "
+        f"collective: {prints[0]}, but Rank 0 is running collective: {prints[1]}."
+    )
+    found = page(tmp_path, summary(failed(1, RAISED.format(rank=1, error=error))))
+    assert told(found) == ("collective-mismatch", (), ())
+    assert "rank 1 is in all_reduce" in found.cause and "rank 0 is in gather" in found.cause
+
+
+@pytest.mark.parametrize(
+    "said", [NO_TRACEBACK, RAISED[:80], "Signal 9 (SIGKILL) received by PID 7"]
+)
+def test_a_summary_without_a_traceback_tells_ends_only(tmp_path: Path, said: str) -> None:
+    found = page(tmp_path, summary(failed(0, NO_TRACEBACK), failed(1, said)))
+    assert found.verdict == "crash" and "raised" not in found.cause
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "worker 7: collective aborted by the fabric manager (code 113)",
+        "[mesh] step barrier timed out, 3 of 4 hosts present",
+        "watchdog: rank 2 unresponsive, giving up",
+    ],
+)
+def test_what_is_not_understood_is_quoted(tmp_path: Path, line: str) -> None:
+    found = page(tmp_path, f"starting\n{line}\nbye\n")
+    assert told(found) == ("inconclusive", (), ()) and f'The log says: "{line}"' in found.cause
+
+
+@pytest.mark.parametrize(
+    "text", ["timeout: 600\nnccl_timeout=30\n", "about hanging plants\n", "x\n"]
+)
+def test_texts_of_something_else_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_text(text)
+    assert not sources.read([tmp_path]).files

@@ -183,6 +183,10 @@ class TestNumbers:
         assert found.signature == f"replica-divergence:{what}:no-rank"
         assert text in found.cause
 
+    def test_a_learning_rate_rounded_to_float32_is_the_same(self) -> None:
+        other = step(AFTER.parameters, learning_rates=[1e-3 * (1 + 2.0**-24)])
+        assert replica_facts(having(job(), 1, {"0": START, "1": other})).found == ()
+
     def test_a_norm_of_local_shards_is_explained(self) -> None:
         evidence = norms(job(), [2.254, 2.301], reference_norms=[3.221])
         for rank, alone in enumerate((2.254, 2.301)):

@@ -12,7 +12,8 @@ import pytest
 from moediag.cli.app import _known
 from moediag.errors import ExitCode
 from moediag.evidence.events import read_log
-from moediag.evidence.exits import read_error_file, read_launch
+from moediag.evidence.exits import read_error_file
+from moediag.evidence.launch_record import read_launch
 from moediag.protocol import Outcome, events_file
 from moediag.protocol.user_code import is_moediag
 from moediag.result.wording import seconds

@@ -18,7 +18,12 @@ def lines(text: str) -> list[tuple[int | None, str]]:
         ("[default2]: boom", 2),
         ("[default0]:[rank5]: boom", 5),
         ("[rank5]:[default0]: boom", 5),
+        ("[trainer21|5]: boom", 21),
+        ("[trainers/13|5]:boom", 13),
+        ("[worker_a5|13]: boom", 13),
         ("[1,5]<stderr>: boom", 5),
+        ("[ERROR] 2025-10-11-15:09:34 (PID:29, Device:0, RankID:5) boom", 5),
+        ("[ERROR] 2025-10-11-15:09:34 (PID:29, Device:0, RankID:-1) boom", None),
         ("[RANK 5] boom", 5),
         ("[rank: 5] boom", 5),
         ("2031-05-06 07:08:09,123 [rank5]: boom", 5),
@@ -106,3 +111,29 @@ def test_a_line_without_end_is_read_in_linear_time() -> None:
 )
 def test_a_log_that_starts_with_a_bracket_is_not_json(head: str, log: bool) -> None:
     assert prefixed(head) is log
+
+
+def test_the_error_of_cann_is_of_the_rank_of_its_process() -> None:
+    text = (
+        "[ERROR] 2025-10-11-15:09:34 (PID:29, Device:0, RankID:5) ERR00100 PTA call failed.\n"
+        "EI0002: [PID: 29] 2025-10-11-15:09:34.713.335 x times out.\n"
+        "EI0002: [PID: 30] 2025-10-11-15:09:34.713.335 y\n"
+    )
+    assert lines(text)[1:] == [(5, "x times out."), (None, "y")]
+
+
+WRAPPED = """\
+[rank2]:[E816 P.cpp:629] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=_ALLGATHER_BA[451/1919]
+n=71552, NumelOut=572416, Timeout(ms)=600000) ran for 600004 milliseconds before timing out.                                    \
+
+"""  # noqa: E501
+
+
+def test_what_tmux_hides_is_taken_from_the_message_of_another_rank() -> None:
+    other = WRAPPED.replace("ank2", "ank0").replace("[451/1919]", "SE, NumelI")
+    (one,) = read(WRAPPED)[:1]
+    assert "_ALLGATHER_BA[451/1919]n=71552" in one.text
+    both = [line.text for line in read(WRAPPED + other) if line.text]
+    assert all("OpType=_ALLGATHER_BASE, NumelIn=71552, NumelOut=572416" in text for text in both)
+    progress = "step [451/1919] loss 2.5\n" * 3
+    assert [line.text for line in read(progress)] == ["step [451/1919] loss 2.5"] * 3

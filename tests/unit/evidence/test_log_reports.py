@@ -208,3 +208,50 @@ def test_the_job_has_at_least_the_ranks_that_messages_show() -> None:
     assert job_size(reports("[Rank 0]: Ranks 3, 5 failed to pass monitoredBarrier in 9 ms")) == 6
     assert job_size(reports("nothing")) == 0
     assert job_size(reports("[Rank 0]: Rank 9999999 failed to pass monitoredBarrier in 9 ms")) == 0
+
+
+@pytest.mark.parametrize(
+    ("work", "seq", "op", "seconds"),
+    [
+        ("WorkNCCL(OpType=BROADCAST, Timeout(ms)=1800000)", None, "broadcast", 1800),
+        ("WorkNCCL(SeqNum=7, OpType=ALLREDUCE, TensorShape=[2, 3], Timeout(ms)=600000)", 7,
+         "all_reduce", 600),
+        ("WorkNCCL(SeqNum=8, OpType=BARRIER)", 8, "barrier", 0),
+    ],
+)  # fmt: skip
+def test_a_timeout_of_older_releases(work: str, seq: int | None, op: str, seconds: float) -> None:
+    said = f"[Rank 2] Watchdog caught collective operation timeout: {work} ran for 9 milliseconds."
+    (one,) = reports(f"[E ProcessGroupNCCL.cpp:485] {said}")
+    assert (one.seq, one.op, one.seconds, one.place) == (seq, op, seconds, 2)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sides"),
+    [
+        ((1, 0), ((1, "barrier number 1"), (2, "barrier number 0"))),
+        ((3, 7), ((1, "barrier number 3"), (2, "barrier number 7"))),
+    ],
+)
+def test_barriers_differ_by_their_number_only(
+    numbers: tuple[int, int], sides: tuple[tuple[int, str], ...]
+) -> None:
+    one, two = (f"CollectiveFingerPrint(SequenceNumber={n}OpType=BARRIER)" for n in numbers)
+    (report,) = reports(
+        f"Detected mismatch between collectives on ranks. Rank 1 is running collective: {one}, "
+        f"but Rank 2 is running collective: {two}.Collectives differ in the following aspects: "
+    )
+    assert report.sides == sides
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The following ranks are not reaching the collective operation: [1, 3]",
+        "The following ranks have not called it: [1, 3]",
+        "The following ranks have not joined the collective operation: [1, 3]",
+    ],
+)
+def test_ranks_that_ray_train_waits_for(said: str) -> None:
+    (one,) = reports(f"(TrainController pid=9) WARNING: {said}\n")
+    assert (one.kind, one.about) == ("not-reported", (1, 3))
+    assert not reports("The following ranks have not called it: []")

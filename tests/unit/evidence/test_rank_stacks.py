@@ -12,17 +12,16 @@ from moediag.evidence.exits import (
     error_in_output,
     last_lines,
     read_error_file,
-    read_launch,
     tail,
-    user_frame,
 )
-from moediag.evidence.model import ExitStatus, Frame, RankError, Stack, Stall
+from moediag.evidence.model import Frame, RankError, Stack
 from moediag.evidence.rank_stacks import (
     parse_faulthandler,
     parse_pyspy,
     parse_pyspy_text,
     parse_pystack,
 )
+from moediag.evidence.tracebacks import user_frame
 
 PYSPY_JSON = json.dumps(
     [
@@ -199,25 +198,6 @@ def test_torch_elastic_error_files_are_read(tmp_path: Path) -> None:
         path.write_text(broken)
         assert read_error_file(path) is None
     assert read_error_file(tmp_path / "nowhere") is None
-
-
-def test_launch_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "launch.json"
-    exits = {
-        "0": {"code": 1, "signal": None, "by_us": False},
-        "1": None,
-        "2": {"signal": "SIGKILL"},
-    }
-    stall = {"at": 1.5, "window": 3, "waiting": [0], "elsewhere": [1]}
-    deaths = [{"rank": 2, "time": 8.0}, {"rank": 0, "time": 7.0}, "x"]
-    path.write_text(
-        json.dumps({"exits": exits, "stall": stall, "deaths": deaths, "not_seen": ["pystack"]})
-    )
-    facts = read_launch(path)
-    assert facts.exits == {0: ExitStatus(1), 2: ExitStatus(signal="SIGKILL")}
-    assert facts.stall == Stall(1.5, 3.0, (0,), (1,))
-    assert facts.deaths == (0, 2)
-    assert facts.not_seen == ("pystack", "rank 1: how it ended (launch.json)")
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:

@@ -6,19 +6,20 @@ import textwrap
 
 import pytest
 
+from moediag.evidence.line_conditions import Sources
 from moediag.evidence.model import Condition, Frame
-from moediag.evidence.source_conditions import Source, Sources
+from moediag.evidence.source_conditions import Source
 
 
 def around(
-    body: str, function: str = "f", size: int = 4, *, one_node: bool = False
+    body: str, function: str = "f", size: int = 4, *, one_node: bool = False, rank: int = -1
 ) -> list[Condition]:
     """The conditions of the line that contains ``HERE``."""
     text = textwrap.dedent(body)
     line = next(n for n, t in enumerate(text.splitlines(), 1) if "HERE" in t)
     source = Source.parse("train.py", text, one_node)
     assert source is not None
-    found = source.conditions(line, function, size)
+    found = source.conditions(line, function, size, rank)
     assert found is not None
     return list(found)
 
@@ -229,6 +230,106 @@ class TestTheRankThatIsTreatedApart:
         body = "def f(rank):\n  if rank == 0:\n    {}()\n    return\n  dist.barrier()  # HERE\n"
         assert around(body.format("dist.barrier"))[0].singles is None
         assert around(body.format("log"))[0].singles == 0
+
+
+class TestDefinitionsThatAreFollowed:
+    """A condition of rank behind a call, an assignment, an argument, an enclosing function."""
+
+    @pytest.mark.parametrize(
+        "before",
+        [
+            "def chosen(args): return args.rank == 0",
+            "def chosen(x):\n  if not is_initialized(): return True\n  return get_rank() == 0",
+            "def chosen(args): return first(dist.get_rank())\ndef first(r): return r == 0",
+        ],
+    )
+    def test_a_function(self, before: str) -> None:
+        body = f"{before}\ndef f(args):\n  if chosen(args) and step % 8 == 0:\n    a()  # HERE\n"
+        (one,) = around(body)
+        assert (one.names_rank, one.keeps_out, one.singles) == (True, {1, 2, 3}, 0)
+
+    def test_the_rank_in_a_group_that_is_passed_to_a_function(self) -> None:
+        body = """
+            def first(rank): return rank == 0
+            def f(x):
+                if first(dist.get_rank(group)):
+                    a()  # HERE
+        """
+        (one,) = around(body)
+        assert (one.names_rank, one.keeps_out, one.singles) == (True, frozenset(), None)
+
+    def test_an_attribute(self) -> None:
+        body = """
+            def main(args):
+                args.save_logs = args.logs != "none" and is_master(args)
+            def is_master(args): return args.rank == 0
+            def f(args):
+                if args.save_logs:
+                    a()  # HERE
+        """
+        assert around(body)[0].singles == 0
+        twice = f"{textwrap.dedent(body)}\ndef g(args): args.save_logs = x\n"
+        assert around(twice)[0].singles is None
+
+    def test_a_variable_of_the_enclosing_function(self) -> None:
+        body = """
+            def make(r):
+                chief = r == 0
+                def f(step):
+                    if chief:
+                        a()  # HERE
+                return f
+            make(dist.get_rank())
+        """
+        assert around(body)[0].keeps_out == {1, 2, 3}
+
+    def test_the_last_rank(self) -> None:
+        body = "def f(x):\n  if get_rank() == get_world_size() - 1:\n    a()  # HERE\n"
+        assert (around(body)[0].singles, around(body)[0].keeps_out) == (3, {0, 1, 2})
+
+    @pytest.mark.parametrize("choice", ["ACTIONS[rank == 0]()", "ACTIONS.get(rank == 0)()"])
+    def test_a_table_of_functions(self, choice: str) -> None:
+        body = f"ACTIONS = {{True: full, False: quick}}\ndef f(rank):\n  {choice}  # HERE\n"
+        body += "def full(): dist.barrier()\ndef quick(): pass\n"
+        (one,) = around(body, rank=0)
+        assert (one.side, one.keeps_out, one.singles) == ("inline", {1, 2, 3}, 0)
+        assert around(body.replace("pass", "dist.barrier()"), rank=0)[0].singles is None
+
+    @pytest.mark.parametrize(
+        ("test", "single"),
+        [
+            ("step % 8 == 0 and (rank == 0 or step < 16)", 0),
+            ("rank == 0 or args.all", 0),
+            ("rank == 0 or loss > 3", None),  # the loss may differ
+        ],
+    )
+    def test_an_alternative(self, test: str, single: int | None) -> None:
+        body = f"def f(rank):\n  for step in range(9):\n    if {test}:\n      a()  # HERE\n"
+        one = around(body)[-1]
+        assert (one.singles, one.keeps_out, one.unless) == (single, set(), single is not None)
+
+    def test_other_files(self) -> None:
+        files = {
+            "/me/train.py": "from helpers import first\ndef f(args):\n  if first(args):\n    a()\n",
+            "/me/helpers.py": "def first(args):\n  return args.rank == 0\n",
+        }
+        frame = Frame("/me/train.py", 4, "f")
+        (one,) = Sources(files, 2).conditions([frame])[0][frame.place]
+        assert (one.names_rank, one.singles) == (True, 0)
+        alone = {"/me/train.py": files["/me/train.py"]}
+        (one,) = Sources(alone, 2).conditions([frame])[0][frame.place]
+        assert not one.names_rank
+
+
+class TestTexts:
+    def test_the_clause_that_names_the_rank_is_never_cut(self) -> None:
+        long = (
+            "args.evaluation_enabled and args.warmup_finished is not None and step % interval == 0"
+        )
+        (one,) = around(f"def f(args):\n  if {long} and args.rank == 0:\n    a()  # HERE\n")
+        assert one.text.endswith("and args.rank == 0") and len(one.text) <= 100
+        (other,) = around(f"def f(args):\n  if {long} and {long}:\n    a()  # HERE\n")
+        assert len(other.text) <= 100
 
 
 class TestSourceThatDoesNotMatch:

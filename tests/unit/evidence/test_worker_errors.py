@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.evidence import exits
+from moediag.evidence import exits, tracebacks
 from moediag.evidence.model import RankError
 
 CHAIN = """  File "/home/me/data.py", line 3, in lookup
@@ -41,7 +41,7 @@ def is_the_worker_s(error: RankError | None) -> bool:
 @pytest.mark.parametrize("worker", [WORKER, CHAIN + WORKER])
 def test_the_recorded_exception_is_the_worker_s(worker: str) -> None:
     outer = RankError("RuntimeError", caught(worker), "train.py:67 main", after="KeyError: 'x'")
-    assert is_the_worker_s(exits.unwrapped(outer))
+    assert is_the_worker_s(tracebacks.unwrapped(outer))
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank1]: "])
@@ -69,4 +69,4 @@ def test_so_is_the_one_in_torchrun_s_error_file() -> None:
 )
 def test_other_messages_stay_as_they_are(message: str) -> None:
     error = RankError("ValueError", message, "train.py:67 main")
-    assert exits.unwrapped(error) is error
+    assert tracebacks.unwrapped(error) is error

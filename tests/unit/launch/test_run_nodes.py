@@ -14,12 +14,12 @@ import pytest
 
 from moediag import protocol
 from moediag.errors import NodeLost, UsageError
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import ExitStatus, Stall
 from moediag.lab.launch.rendezvous import Meeting
 from moediag.lab.launch.several_nodes import NodesSupervisor
 from moediag.launch.base import Running
 from moediag.launch.rank_sample import RankSample
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 
 

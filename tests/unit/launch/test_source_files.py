@@ -93,5 +93,28 @@ def test_files_that_were_kept_stay_as_they_were(tmp_path: Path) -> None:
     assert raw["files"] == {str(train): "x = 1\n"}
 
 
+@pytest.mark.usefixtures("long_ago")
+def test_imported_files_that_have_to_do_with_ranks_are_kept(tmp_path: Path) -> None:
+    train = tmp_path / "project" / "train" / "main.py"
+    texts = {
+        train: "from project.utils import dist\nfrom .settings import KEY\nimport torch, other\n",
+        tmp_path / "project" / "utils" / "__init__.py": "from .dist import *\n",
+        tmp_path / "project" / "utils" / "dist.py": "def first(args): return args.rank == 0\n",
+        train.with_name("settings.py"): "KEY = 'secret'\n",
+        train.with_name("unused.py"): "rank = 0\n",
+    }
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = kept(tmp_path, str(train))
+    assert found["lost"] == {}
+    assert sorted(found["files"]) == [str(train), str(tmp_path / "project" / "utils" / "dist.py")]
+
+
+def test_imports_of_text_that_is_not_python() -> None:
+    assert source_files.imported("/me/train.py", "import (") == []
+    assert source_files.imported("train.py", "import other") == []
+
+
 def test_a_job_without_frames_keeps_nothing(tmp_path: Path) -> None:
     assert kept(tmp_path) == {"files": {}, "lost": {}}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moediag.errors import EvidenceError
-from moediag.launch.record import LaunchRecord
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline import attempts, examine, watch
 from moediag.pipeline.attempts import FAILED, FIRST, NEWEST, REMOVED_FILE, Attempts

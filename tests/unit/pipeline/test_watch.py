@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,18 @@ import pytest
 from moediag import protocol
 from moediag.cli import app
 from moediag.diagnosis.end_states.whereabouts import whereabouts
-from moediag.errors import ExitCode
+from moediag.errors import ExitCode, UsageError
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack, Stall
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import NEVER, Family, Process, oom_kills
 from moediag.launch.rank_sample import RankSample
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
-from moediag.report import watch_display
+from moediag.report import terminal, watch_display
+from moediag.report.text_layout import plain
 from moediag.result import RunResult, TrialResult, Verdict
 from tests.unit.trial_results import changed, trial_result
 
@@ -50,6 +52,19 @@ def trial(verdict: str, size: int = 2) -> TrialResult:
 )
 def test_job_name_comes_from_the_command(command: str, name: str) -> None:
     assert watch.title(command.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("choice", "refused"),
+    [
+        ("abort", False), ("report", False), ("continue", False), ("echo hung | mail me", False),
+        ("./notify.sh abort", False), ("abrt", True), ("Abort", True), ("contine", True),
+        (" ", True),
+    ],
+)  # fmt: skip
+def test_a_mistyped_word_of_on_hang_is_refused_before_the_start(choice: str, refused: bool) -> None:
+    with pytest.raises(UsageError) if refused else nullcontext():
+        watch.check_on_hang(choice)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +103,10 @@ class Told:
         )  # fmt: skip
         self.job._diagnose = lambda record, folder: trial(verdict)  # type: ignore[method-assign]
 
-    def trouble(self, stands: Callable[[], bool] = lambda: True, **fields: bool) -> Then:
-        stall = Stall(0.5, 3.0, (0,), (1,))
+    def trouble(
+        self, stands: Callable[[], bool] = lambda: True, early: bool = False, **fields: bool
+    ) -> Then:
+        stall = Stall(0.5, 3.0, (0,), (1,), early=early)
         record = LaunchRecord(0.0, 1.0, stall=stall, **fields)  # type: ignore[arg-type]
         running = WatchedJob.__new__(WatchedJob)
         then = self.job._trouble(record, self.job.folder, running, stands)
@@ -107,6 +124,21 @@ def test_the_page_of_an_aborted_job_follows_its_last_words(
     told = Told(tmp_path, "hang", on_hang)
     assert told.trouble() is then
     assert (told.during, told.pages) == (during, ["hang"])
+
+
+@pytest.mark.parametrize(
+    ("on_hang", "then"),
+    [
+        ("report", Then.LEAVE), ("continue", Then.WATCH), ("abort", Then.AGAIN),
+        ("false", Then.AGAIN),
+    ],
+)  # fmt: skip
+def test_an_early_stall_is_told_and_nothing_is_done(
+    on_hang: str, then: Then, tmp_path: Path
+) -> None:
+    told = Told(tmp_path, "hang", on_hang)
+    assert told.trouble(early=True) is then
+    assert told.during == ["hang"] and told.job.commands == []
 
 
 @pytest.mark.parametrize("on_hang", ["report", "abort", "continue", "false"])
@@ -250,6 +282,47 @@ def test_a_rank_that_its_launcher_ended_is_well_if_the_launcher_is(
     assert ended.job.seen.exits[0] == status
 
 
+STALL = Stall(4.0, 60.0, (), (0,), early=True)
+
+
+def test_a_stall_of_a_job_that_ended_well_is_a_note(ended: Ended) -> None:
+    ended.job.ranks, ended.job._root_code, ended.job.seen.stall = [0], 0, STALL
+    ended.job._end()
+    assert ended.job.seen.stall is None
+    (note,) = ended.job.seen.notes
+    assert note.startswith("slow: rank 0 took ")
+
+
+def test_a_stall_of_a_rank_that_outlives_its_launcher_stays(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    ended.job.ranks, ended.job._root_code, ended.job.seen.stall = [0], 0, STALL
+    ended.job.seen.processes[0] = Process.of(other.pid)
+    ended.job._end()
+    assert other.wait(10) == -signal.SIGTERM
+    assert ended.job.seen.stall == STALL
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_stall_that_was_told_early_is_told_again_once_it_is_not(
+    ended: Ended, early: bool
+) -> None:
+    stall = dataclasses.replace(STALL, early=early)
+    ended.job._again, ended.job._told_at = True, ()
+    ended.job.patience.observe = lambda *_: stall  # type: ignore[method-assign]
+    assert not ended.job._died(0.0, [])
+    assert ended.job._stalled(0.0, []) == (None if early else stall)
+
+
+def test_a_rank_that_ended_stands_no_longer(ended: Ended, other: subprocess.Popen[bytes]) -> None:
+    ended.job.ranks, ended.job.seen.stall = [0], STALL
+    ended.job.seen.processes[0] = Process.of(other.pid)
+    assert ended.job._stands()
+    other.kill()
+    other.wait()
+    assert not ended.job._stands()
+
+
 def test_a_rank_that_outlives_its_launcher_did_not_end_well(
     ended: Ended, other: subprocess.Popen[bytes]
 ) -> None:
@@ -358,16 +431,18 @@ def test_out_of_memory_kills_are_counted() -> None:
     assert count is None or count >= 0
 
 
-def test_the_last_line_repeats_the_failure() -> None:
+def test_the_output_of_a_job_ends_with_the_answer() -> None:
     hung = changed(trial("hang"), culprits=(1,))
     of = watch.of_job
-    assert (
-        watch_display.closing(of("train.py", [trial("clean")]), "run") == "moediag: evidence in run"
-    )
-    assert watch_display.closing(of("train.py", [trial("crash"), hung]), "run") == (
-        "moediag: hang, culprit rank 1; the page again: moediag report run"
-    )
-    assert "culprit" not in watch_display.closing(of("train.py", [trial("hang")]), "run")
+
+    def end(*trials: TrialResult) -> list[str]:
+        return [plain(line) for line in terminal.closing(of("train.py", trials), 80, Path("run"))]
+
+    assert end(trial("clean")) == ["moediag: evidence in run"]
+    last = end(trial("crash"), hung)
+    assert "hang" in last[0] and "CULPRIT  rank 1" in last[0] and len(last) <= 8
+    assert last[-1] == " AGAIN    moediag report run --details"
+    assert "CULPRIT" not in end(trial("hang"))[0]
 
 
 # ------------------------------------------------------------------------ a full disk

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from moediag.recorder import Recorder, decision, install  # noqa: E402
+from moediag.recorder import Recorder, decision  # noqa: E402
 from moediag.recorder.core import ByObject  # noqa: E402
+from tests.unit.recorder.written import events  # noqa: E402
 
 
 class Thing:
@@ -42,18 +41,6 @@ class TestByObject:
         assert known.setdefault(thing, "new") == "new"
 
 
-@pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[Recorder]:
-    made = install(str(tmp_path), 0, 1)
-    yield made
-    made.uninstall()
-
-
-def events(folder: Path, kind: str) -> list[dict[str, object]]:
-    lines = (folder / "rank-0.events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["e"] == kind]
-
-
 def test_decisions_of_a_job_are_recorded(recorder: Recorder, tmp_path: Path) -> None:
     recorder.step(3)
     decision("micro-batches", 2)
@@ -79,3 +66,14 @@ def test_computation_in_a_pause_is_not_recorded(recorder: Recorder, tmp_path: Pa
     job = nn.Sequential(nn.Linear(2, 2))
     job(torch.ones(1, 2))
     assert [reference() for _, reference in recorder.roots] == [job]
+
+
+def test_what_is_not_seen_is_told_once_and_is_no_progress_of_the_rank(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    recorder.phase("training")
+    before = recorder.heartbeat.progress
+    recorder.note_not_seen("Flight Recorder: this torch keeps none")
+    recorder.note_not_seen("Flight Recorder: this torch keeps none")
+    assert len(events(tmp_path, "not_seen")) == 1
+    assert recorder.heartbeat.progress == before, "watch would withdraw its verdict"

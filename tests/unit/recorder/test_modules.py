@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +16,7 @@ from torch import nn
 
 from moediag.recorder import Recorder, install
 from moediag.recorder.routing import expert_counts
+from tests.unit.recorder.written import events
 
 
 class Moe(nn.Module):
@@ -46,18 +44,6 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer["mlp"](x)
         return x
-
-
-@pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[Recorder]:
-    made = install(str(tmp_path), 0, 1)
-    yield made
-    made.uninstall()
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    text = (folder / "rank-0.events.jsonl").read_text()
-    return [r for r in map(json.loads, text.splitlines()) if r["e"] == kind]
 
 
 def test_expert_counts_distinguish_blocks_from_other_modules() -> None:

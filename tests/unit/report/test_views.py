@@ -10,8 +10,8 @@ import pytest
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
-from moediag.report import html, json_view, junit, markdown, stdout, trace, views
-from moediag.result import FirstDivergence, RankSide, RunResult, read_result
+from moediag.report import html, json_view, junit, markdown, page, stdout, trace, views
+from moediag.result import FirstDivergence, RankSide, RunResult, Verdict, read_result
 from tests.unit.trial_results import changed
 
 RESULTS = Path(__file__).parent.parent.parent / "golden" / "results"
@@ -107,6 +107,23 @@ def test_junit_distinguishes_failed_and_undecided_claims(
     trial = changed(starvation.trials[0], verdict=verdict, met=False)
     root = ElementTree.fromstring(junit.render([replace(starvation, trials=(trial,))]))
     assert root[0][0][0].tag == tag
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_all_views_of_a_watched_job_agree(starvation: RunResult, verdict: Verdict) -> None:
+    trial = changed(starvation.trials[0], verdict=verdict, expected="", met=True)
+    job = replace(starvation, trials=(trial,))
+    said = {
+        Verdict.CLEAN: ("0", "0", 0),
+        Verdict.NOT_APPLICABLE: ("0", "0", 0),
+        Verdict.INCONCLUSIVE: ("0", "1", 3),
+    }.get(verdict, ("1", "0", 1))
+    suite = ElementTree.fromstring(junit.render([job]))[0]
+    assert (suite.get("failures"), suite.get("errors"), page.exit_code(job)) == said
+    if said[2] == 1:
+        message = str(suite[0][0].get("message"))
+        assert message.startswith(f"{verdict}: ")
+    assert verdict == Verdict.CLEAN or verdict in markdown.render([job])
 
 
 def test_json_has_no_nonfinite_numbers(starvation: RunResult) -> None:

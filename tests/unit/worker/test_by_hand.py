@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -24,6 +21,7 @@ from moediag.lab.step.shard.kinds import kind_of  # noqa: E402
 from moediag.lab.step.shard.pipeline_parallel import Pipelined  # noqa: E402
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
 from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from tests.forked_ranks import on_ranks  # noqa: E402
 
 EXPERTS, WIDTH, HIDDEN, TOKENS = 2, 4, 3, 5
 SHAPES = {"gate_up_proj": (EXPERTS, 2 * WIDTH, HIDDEN), "down_proj": (EXPERTS, HIDDEN, WIDTH)}
@@ -63,30 +61,22 @@ def step(experts: nn.Module) -> dict[str, Any]:
     return {"out": out.detach(), "hidden": hidden.grad, "weights": weights.grad}
 
 
-def of_rank(rank: int, folder: str) -> None:
-    try:
-        torch.set_num_threads(1)
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-        )
-        alone = [dist.new_group([one]) for one in (0, 1)][rank]
-        for name, around in {
-            "summed": functools.partial(by_hand.summed, dist.group.WORLD),
-            "kept": dispatch.unchanged,
-        }.items():
-            block = Block()
-            anatomy = Anatomy((), (MoeBlock("mlp", block, 0, ()),), EXPERTS)
-            dispatch.divide(anatomy, alone, "from-dispatched", around, share=0.5)
-            held = {n: p.detach() for n, p in block.experts.named_parameters()}
-            for fqn, (part, _) in by_hand.columns(held, dist.group.WORLD).items():
-                setattr(block.experts, fqn, nn.Parameter(part))
-            found = step(block.experts)
-            found.update({n: p.grad for n, p in block.experts.named_parameters()})
-            torch.save(found, f"{folder}/{name}-{rank}.pt")
-        dist.destroy_process_group()
-    except BaseException:
-        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
-        os._exit(1)
+def of_rank(rank: int) -> dict[str, Any]:
+    alone = [dist.new_group([one]) for one in (0, 1)][rank]
+    results = {}
+    for name, around in {
+        "summed": functools.partial(by_hand.summed, dist.group.WORLD),
+        "kept": dispatch.unchanged,
+    }.items():
+        block = Block()
+        anatomy = Anatomy((), (MoeBlock("mlp", block, 0, ()),), EXPERTS)
+        dispatch.divide(anatomy, alone, "from-dispatched", around, share=0.5)
+        held = {n: p.detach() for n, p in block.experts.named_parameters()}
+        for fqn, (part, _) in by_hand.columns(held, dist.group.WORLD).items():
+            setattr(block.experts, fqn, nn.Parameter(part))
+        results[name] = step(block.experts)
+        results[name].update({n: p.grad for n, p in block.experts.named_parameters()})
+    return results
 
 
 def part(whole: Any, name: str, rank: int) -> Any:
@@ -96,21 +86,11 @@ def part(whole: Any, name: str, rank: int) -> Any:
 
 
 def test_two_ranks_with_half_of_each_expert_give_the_results_of_one(tmp_path: Path) -> None:
-    context = mp.get_context("fork")
-    ranks = [context.Process(target=of_rank, args=(rank, str(tmp_path))) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(90)
-        if process.is_alive():
-            process.kill()
-    errors = [file.read_text() for file in sorted(tmp_path.glob("*.error"))]
-    assert not errors, errors[0]
+    results = on_ranks(2, tmp_path, of_rank)
     whole = Experts()
     expected = step(whole)
-    for rank in (0, 1):
-        found = torch.load(tmp_path / f"summed-{rank}.pt", weights_only=True)
-        kept = torch.load(tmp_path / f"kept-{rank}.pt", weights_only=True)
+    for rank, of_kind in enumerate(results):
+        found, kept = of_kind["summed"], of_kind["kept"]
         for name, value in expected.items():
             assert torch.allclose(found[name], value, atol=1e-5), name
             assert not torch.allclose(kept[name], value, atol=1e-2), name
@@ -132,14 +112,14 @@ class TestPieces:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor
 
-        from moediag.recorder import placement
+        from moediag.recorder.step import pieces
 
         mesh = init_device_mesh("cpu", (2,))
         whole = dict(Experts().named_parameters())
         for name, (piece, along) in by_hand.columns(whole, dist.group.WORLD).items():
             made = DTensor.from_local(piece, mesh, [along], run_check=False)
             assert made.shape == SHAPES[name]
-            where = placement.index(made)
+            where = pieces.index(made)
             assert where is not None
             assert torch.equal(where, part(torch.arange(made.numel()).view(made.shape), name, 1))
             assert torch.equal(piece, part(whole[name], name, 1))

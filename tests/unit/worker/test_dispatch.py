@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
 from torch import nn  # noqa: E402
 
 from moediag.lab.step.models.tiny import Anatomy, MoeBlock  # noqa: E402
 from moediag.lab.step.shard import dispatch  # noqa: E402
 from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from tests.forked_ranks import on_ranks  # noqa: E402
 
 EXPERTS, WIDTH, TOKENS, TOP_K = 4, 3, 5, 2
 
@@ -67,43 +65,21 @@ def loss(experts: nn.Module, rank: int) -> tuple[Any, Any, Any]:
     return result.detach(), hidden.grad, weights.grad
 
 
-def of_rank(rank: int, folder: str) -> None:
-    try:
-        torch.set_num_threads(1)
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-        )
-        block = Block()
-        rows = dispatch.divide(anatomy(block), dist.group.WORLD)
-        assert rows == {"mlp.experts.up": (2 * rank, 2 * rank + 2)}
-        assert block.experts.up.shape == (2, WIDTH, WIDTH)
-        found = (*loss(block.experts, rank), block.experts.up.grad)
-        torch.save(found, f"{folder}/{rank}.pt")
-        dist.destroy_process_group()
-    except BaseException:
-        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
-        os._exit(1)
+def of_rank(rank: int) -> tuple[Any, ...]:
+    block = Block()
+    rows = dispatch.divide(anatomy(block), dist.group.WORLD)
+    assert rows == {"mlp.experts.up": (2 * rank, 2 * rank + 2)}
+    assert block.experts.up.shape == (2, WIDTH, WIDTH)
+    return (*loss(block.experts, rank), block.experts.up.grad)
 
 
 def test_two_ranks_give_the_results_and_gradients_of_one(tmp_path: Path) -> None:
-    context = mp.get_context("fork")
-    ranks = [context.Process(target=of_rank, args=(rank, str(tmp_path))) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(90)
-        if process.is_alive():
-            process.kill()
-    errors = [file.read_text() for file in sorted(tmp_path.glob("*.error"))]
-    assert not errors, errors[0]
+    results = on_ranks(2, tmp_path, of_rank)
     whole = Experts()
-    for rank in (0, 1):
-        expected = loss(whole, rank)
-        *found, _ = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        for one, other in zip(found, expected, strict=True):
+    for rank, (*found, _) in enumerate(results):
+        for one, other in zip(found, loss(whole, rank), strict=True):
             assert torch.allclose(one, other, atol=1e-6), rank
-    for rank in (0, 1):
-        *_, gradient = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+    for rank, (*_, gradient) in enumerate(results):
         assert torch.allclose(gradient, whole.up.grad[2 * rank : 2 * rank + 2], atol=1e-6)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moediag.protocol.tolerance import GRADIENT
 from moediag.ranks.verify import comparison, noise
 from moediag.ranks.verify.runs import Run
 from moediag.result import Verdict
@@ -246,7 +247,7 @@ def test_what_rounding_may_do_is_the_most_of_what_was_measured(usual: float, one
     measured = noise.Noise({"w": 0.0, "v": 0.5}, usual, one)
     assert measured.allowed("w", 2.0) == pytest.approx(noise.TIMES * 0.02)
     assert measured.allowed("v", 2.0) == pytest.approx(noise.TIMES * 0.5)
-    assert noise.Noise({}, 0.0, 0.0).allowed("w", 2.0) == 2 * noise.LEAST
+    assert noise.Noise({}, 0.0, 0.0).allowed("w", 2.0) == 2 * GRADIENT.floor
 
 
 def test_a_missing_gradient_of_a_part_is_wrong_by_the_whole(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from moediag.protocol import Measured, MeasureRequest, read_measured
 from moediag.protocol.measured import MEASURED_ENOUGH, start_tensors, step_tensors
-from moediag.ranks.verify import clips, ending, model_facts, pieces, tensor_files
+from moediag.ranks.verify import clips, ending, model_facts, model_pieces, tensor_files
 from moediag.ranks.verify.ending import Continuing
 from moediag.ranks.verify.measuring import Measuring
 from moediag.ranks.verify.tensor_files import Stored
@@ -91,7 +91,7 @@ def test_how_much_gradients_shrank_is_measured_exactly() -> None:
     """From it follows a norm that no rank has whole; gradients may be tiny."""
     model = small()
     model(torch.ones(4, 3)).square().mean().backward()
-    own = {piece.name: piece for piece in pieces.pieces(model)}
+    own = {piece.name: piece for piece in model_pieces.pieces(model)}
     unclipped = {name: Stored(piece.where, 1e-6 * piece.gradient()) for name, piece in own.items()}
     for parameter in model.parameters():
         parameter.grad *= 0.25e-6

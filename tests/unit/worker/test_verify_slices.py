@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from moediag.ranks.verify import slices
-from moediag.ranks.verify.pieces import BOX, FLAT, WHOLE, Where
 from moediag.ranks.verify.tensor_files import Stored
+from moediag.recorder.step.pieces import BOX, FLAT, WHOLE, Where
 
 WHOLE_TENSOR = torch.arange(8.0 * 3 * 4).view(8, 3, 4).cos()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
+from moediag.errors import MoediagError
 from moediag.lab.campaign.bisect.probe_lines import probe_line, target_lines
 from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict
-from moediag.lab.campaign.bisect.prober import Prober
+from moediag.lab.campaign.bisect.prober import Prober, probe
 from moediag.lab.campaign.bisect.question import Question
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.search.search import Probe, Search, most_probes
@@ -16,10 +18,11 @@ from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name, timeli
 from moediag.lab.campaign.engine import Display, Line, Strategy
 from moediag.lab.campaign.engine import drive as run_strategy
 from moediag.lab.campaign.engine.drive import AHEAD
+from moediag.lab.campaign.executors import Maker
 
 
 def drive(
-    question: Question, state: State, prober: Prober, display: Display, jobs: int = 1
+    question: Question, state: State, prober: Maker[Prober], display: Display, jobs: int = 1
 ) -> Search:
     """Probes until there is an answer; returns the search that has it.
 
@@ -32,7 +35,9 @@ def drive(
         prober.close()
 
 
-def _drive(question: Question, state: State, prober: Prober, display: Display, jobs: int) -> Search:
+def _drive(
+    question: Question, state: State, prober: Maker[Prober], display: Display, jobs: int
+) -> Search:
     releases = state.releases
     most = most_probes(len(releases), question.options(releases, Rate()))
     title = f"{question.scenario.name}: {question.package}, at most {most} probes"
@@ -57,7 +62,9 @@ class _Learning(Strategy[Probe, ProbeRecord]):
     """The first probe, of the bad end. It learns the target failure. If the scenario's own release
     cannot show it, others are tried."""
 
-    def __init__(self, question: Question, state: State, prober: Prober, display: Display) -> None:
+    def __init__(
+        self, question: Question, state: State, prober: Maker[Prober], display: Display
+    ) -> None:
         self.question = question
         self.state = state
         self.prober = prober
@@ -88,7 +95,7 @@ class _Learning(Strategy[Probe, ProbeRecord]):
 
     def make(self, item: Probe) -> ProbeRecord:
         version = self.state.releases[item.index]
-        found = self.prober.learn(version)
+        found = probe(self.prober, self.question.setting(version), item.attempt, None)
         if found.target is None:
             if version == self.question.ends[-1] or not self._elsewhere(found.record.verdict):
                 self.display.say(found.problem)
@@ -108,7 +115,10 @@ class _Learning(Strategy[Probe, ProbeRecord]):
         self.display.summary(timeline(self.state.releases, self.search.verdicts))
 
     def prepare(self, coming: Sequence[Probe]) -> None:
-        self.prober.prepare([self.state.releases[probe.index] for probe in coming[:AHEAD]])
+        with contextlib.suppress(MoediagError):  # the probe fails again and reports it
+            versions = (self.state.releases[one.index] for one in coming[:AHEAD])
+            settings = [self.question.setting(version) for version in versions]
+            self.prober.here.prepare(settings, hosts=self.prober.remote is None)
 
     def stop(self) -> None:
         self.prober.stop()
@@ -136,7 +146,8 @@ class _Searching(_Learning):
     def make(self, item: Probe) -> ProbeRecord:
         assert self.state.target is not None
         version = self.state.releases[item.index]
-        return self.prober.probe(version, item.attempt, self.state.target)
+        setting = self.question.setting(version)
+        return probe(self.prober, setting, item.attempt, self.state.target).record
 
 
 def _search(question: Question, state: State) -> Search:

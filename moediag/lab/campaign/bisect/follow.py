@@ -13,12 +13,13 @@ from typing import TypeVar
 from moediag.errors import NoEnvironments, StackError
 from moediag.lab.campaign.bisect.probe_lines import probe_line
 from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict, skip
-from moediag.lab.campaign.bisect.prober import Prober, Setting
+from moediag.lab.campaign.bisect.prober import Prober, Setting, probe
 from moediag.lab.campaign.bisect.search.search_machine import Machine
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.state import State
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name
 from moediag.lab.campaign.engine import Display
+from moediag.lab.campaign.executors import Maker
 
 Q = TypeVar("Q", bound=Hashable)
 A = TypeVar("A")
@@ -28,7 +29,9 @@ Ready = Callable[[], contextlib.AbstractContextManager[Setting]]
 class Follow:
     """Makes the probes that its machines request."""
 
-    def __init__(self, state: State, prober: Prober, display: Display, target: Target) -> None:
+    def __init__(
+        self, state: State, prober: Maker[Prober], display: Display, target: Target
+    ) -> None:
         self.state = state
         self.prober = prober
         self.display = display
@@ -55,12 +58,13 @@ class Follow:
 
     def prepare(self, settings: Sequence[Setting]) -> None:
         """Starts to build the environments of those not known yet."""
-        self.prober.prepare_on([s for s in settings if self.state.known(s.name) is None])
+        unknown = [s for s in settings if self.state.known(s.name) is None]
+        self.prober.here.prepare(unknown, hosts=self.prober.remote is None)
 
     def _made(self, name: str, setting: Ready, attempt: int) -> ProbeRecord:
         try:
             with setting() as ready:
-                return self.prober.probe_on(ready, attempt, self.target)
+                return probe(self.prober, ready, attempt, self.target).record
         except NoEnvironments:
             raise
         except StackError as error:

@@ -23,7 +23,7 @@ from moediag.errors import (
 from moediag.hardware import cores
 from moediag.lab.campaign import run as runner
 from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict, skip
-from moediag.lab.campaign.bisect.prober import Learned, Setting
+from moediag.lab.campaign.bisect.prober import Probed, Setting
 from moediag.lab.campaign.bisect.question import Question
 from moediag.lab.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name
@@ -72,71 +72,34 @@ class Releases:
         self.hosts = hosts or Hosts(folder, warm)
         # Importing takes a core; on two cores the running probe needs the other.
         self._early = 1 if cores() < 4 else 2
-        self._releases = {r.version: r for r in question.releases}
 
-    def learn(self, version: str) -> Learned:
-        question = self.question
+    def probe(self, setting: Setting, attempt: int, target: Target | None) -> Probed:
+        question, begun = self.question, time.monotonic()
         declared = question.scenario.variants[question.variant].repeats
-        trials = max(question.asked.calibrate, declared)
-        ran = self._release(version, 1, trials)
-        if ran.reason:
-            return Learned(ran.record(skip(ran.reason)), None, ran.reason)
-        try:
-            target = learn(
-                ran.trials,
-                question.variant,
-                question.declared,
-                question.asked.match,
-                question.pattern,
-            )
-        except CannotLearn as error:
-            nothing = Target(question.variant, (), (), Match.EXACT)
-            verdict = judge(ran.trials, nothing, SURE)
-            return Learned(ran.record(verdict), None, _problem(error, question, ran))
-        try:
-            target.rate.repeats(SURE)
-        except ValueError as error:
-            raise TooRare(
-                f"{question.variant} on {question.package} {version}: {error}",
-                "Make it more frequent (--set), or measure it with more trials (--calibrate).",
-            ) from error
-        return Learned(ran.record(judge(ran.trials, target, SURE)), target)
-
-    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
-        ran = self._release(version, attempt, target.rate.repeats(SURE))
-        return ran.record(skip(ran.reason) if ran.reason else judge(ran.trials, target, SURE))
-
-    def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
-        begun = time.monotonic()
-        told: list[ProbeRecord] = []
+        trials = target.rate.repeats(SURE) if target else max(question.asked.calibrate, declared)
+        told: list[Probed] = []
         for request in setting.requests:
-            ran = _Ran(setting.name, "", attempt, self.question.variant, begun)
-            self._run(ran, request, target.rate.repeats(SURE), setting.source)
-            verdict = skip(ran.reason) if ran.reason else judge(ran.trials, target, SURE)
-            told.append(ran.record(verdict))
-            if told[-1].verdict.kind != Kind.SKIP:
+            ran = _Ran(setting, attempt, question.variant, begun)
+            self._run(ran, request, trials)
+            told.append(self._judged(ran, target))
+            if told[-1].record.verdict.kind != Kind.SKIP:
                 return told[-1]
+        if not told:
+            record = _Ran(setting, attempt, question.variant, begun).record(skip(setting.problem))
+            return Probed(record, None, setting.problem)
         # The first environment is the intended one.
-        return dataclasses.replace(told[0], seconds=time.monotonic() - begun)
+        record = dataclasses.replace(told[0].record, seconds=time.monotonic() - begun)
+        return dataclasses.replace(told[0], record=record)
 
-    def prepare(self, versions: Sequence[str]) -> None:
-        for place, version in enumerate(versions):
+    def prepare(self, settings: Sequence[Setting], hosts: bool = True) -> None:
+        for place, setting in enumerate(settings):
             with contextlib.suppress(MoediagError):  # the probe fails again and reports it
-                request = self.question.request(self._releases[version])
-                stack = environment.ready(request)
-                if stack is None:
-                    self.ahead.build(version, request)
-                elif place < self._early and self._fork:
-                    self.hosts.begin(stack)
-
-    def prepare_on(self, settings: Sequence[Setting]) -> None:
-        for setting in settings:
-            with contextlib.suppress(MoediagError):
-                stack = environment.ready(setting.requests[0])
-                if stack is None:
-                    self.ahead.build(setting.name, setting.requests[0])
-                elif setting.source is None and self._fork:
-                    self.hosts.begin(stack)
+                for request in setting.requests[:1]:
+                    stack = environment.ready(request)
+                    if stack is None:
+                        self.ahead.build(setting.name, request)
+                    elif hosts and place < self._early and setting.source is None and self._fork:
+                        self.hosts.begin(stack)
 
     def stop(self) -> None:
         self.stopping.set()
@@ -153,24 +116,35 @@ class Releases:
 
     # -- one release -----------------------------------------------------------------------
 
-    def _release(self, version: str, attempt: int, trials: int) -> _Ran:
-        release = self._releases[version]
-        uploaded = release.uploaded.isoformat(timespec="seconds") if release.uploaded else ""
-        ran = _Ran(version, uploaded, attempt, self.question.variant, time.monotonic())
+    def _judged(self, ran: _Ran, target: Target | None) -> Probed:
+        question = self.question
+        if ran.reason:
+            return Probed(ran.record(skip(ran.reason)), None, ran.reason)
+        if target is not None:
+            return Probed(ran.record(judge(ran.trials, target, SURE)), target)
         try:
-            request = self.question.request(release)
-        except NoEnvironments:
-            raise
-        except StackError as error:
-            ran.reason = _flat(error.message)
-            return ran
-        # The search ends with second probes of the releases that it compares.
-        return self._run(ran, request, trials, noting=attempt > 1)
+            target = learn(
+                ran.trials,
+                question.variant,
+                question.declared,
+                question.asked.match,
+                question.pattern,
+            )
+        except CannotLearn as error:
+            nothing = Target(question.variant, (), (), Match.EXACT)
+            verdict = judge(ran.trials, nothing, SURE)
+            return Probed(ran.record(verdict), None, _problem(error, question, ran))
+        try:
+            target.rate.repeats(SURE)
+        except ValueError as error:
+            raise TooRare(
+                f"{question.variant} on {question.package} {ran.name}: {error}",
+                "Make it more frequent (--set), or measure it with more trials (--calibrate).",
+            ) from error
+        return Probed(ran.record(judge(ran.trials, target, SURE)), target)
 
-    def _run(
-        self, ran: _Ran, request: Mapping[str, str], trials: int, source: Path | None = None,
-        noting: bool = False,
-    ) -> _Ran:  # fmt: skip
+    def _run(self, ran: _Ran, request: Mapping[str, str], trials: int) -> None:
+        source = ran.setting.source
         observer = _Observer(self.display, probe_name(ran.name, ran.attempt), self.stopping)
 
         def ensure(request: Mapping[str, str], progress: Building) -> Stack:
@@ -178,6 +152,8 @@ class Releases:
             return overlay(stack, source, ran.name, self.question.package) if source else stack
 
         try:
+            # The search ends with second probes of the releases that it compares.
+            noting = ran.attempt > 1 and ran.setting.release is not None
             planned = self.question.plan(request, trials, noting)
             # Checked here as well as in the run: a build must not import during a probe.
             environment.ensure(planned.scenario.stack, observer.building)
@@ -197,7 +173,6 @@ class Releases:
             raise Interrupted(f"interrupted during the probe of {ran.name}") from None
         finally:
             self.ahead.end(ran.name)
-        return ran
 
 
 def overlay(stack: Stack, source: Path, name: str, package: str) -> Stack:
@@ -217,9 +192,9 @@ def overlay(stack: Stack, source: Path, name: str, package: str) -> Stack:
 class _Ran:
     """What a run left. ``reason``: why it could not run, else ""."""
 
-    def __init__(self, name: str, uploaded: str, attempt: int, variant: str, began: float) -> None:
-        self.name = name
-        self.uploaded = uploaded
+    def __init__(self, setting: Setting, attempt: int, variant: str, began: float) -> None:
+        self.setting = setting
+        self.name = setting.name
         self.attempt = attempt
         self.variant = variant
         self.began = began
@@ -233,13 +208,17 @@ class _Ran:
         return self.result.trials if self.result else ()
 
     def record(self, verdict: ProbeVerdict) -> ProbeRecord:
+        release = self.setting.release
+        uploaded = (
+            release.uploaded.isoformat(timespec="seconds") if release and release.uploaded else ""
+        )
         shown = [t.signature for t in self.trials if t.variant == self.variant]
         judged = all(t.verdict != Verdict.INCONCLUSIVE for t in self.trials)
         return ProbeRecord(
             version=self.name,
             verdict=dataclasses.replace(verdict, text=_flat(verdict.text)),
             attempt=self.attempt,
-            uploaded=self.uploaded,
+            uploaded=uploaded,
             signature="; ".join(dict.fromkeys(shown)),
             seconds=time.monotonic() - self.began,
             evidence=self.evidence,

@@ -1,59 +1,59 @@
-"""The interface of probers, which build, launch and judge a release for the search."""
+"""Probes a setting: the interface of probers, and the one way in which a campaign calls them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from moediag.lab.campaign.bisect.probe_verdict import skip
 from moediag.lab.campaign.bisect.signature_match import Target
-from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name
+from moediag.lab.campaign.engine import Display
+from moediag.lab.campaign.executors import Choice, Lost, Maker, opened
+from moediag.lab.stacks.releases import Release
 from moediag.records import dataclass
+
+if TYPE_CHECKING:
+    from moediag.lab.campaign.bisect.question import Question
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """The first probe of the bad end."""
+class Probed:
+    """What a probe found."""
 
-    record: ProbeRecord  # the probe
-    target: Target | None  # None if the declared failure did not show
+    record: ProbeRecord
+    target: Target | None = None  # the failure that it was to learn; None if it did not show
     problem: str = ""  # then says what showed instead
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a probe runs on that is not simply a release."""
+    """What a probe runs on."""
 
-    name: str  # in the state file and in messages
+    name: str  # in the state file and in messages; a release's is its version
     # environments for stacks.environment, tried in order until one decides
     requests: tuple[Mapping[str, str], ...]
     source: Path | None = None  # folder to import packages from before the installed ones
+    release: Release | None = None  # None: not one of the searched releases
+    problem: str = ""  # why there is no environment
 
 
 class Prober(Protocol):
     """Builds, launches and judges. Implementations may start processes; the search never does."""
 
-    def learn(self, version: str) -> Learned:
-        """Probes the bad end often enough to estimate its failure rate. Raises as :meth:`probe`."""
+    def probe(self, setting: Setting, attempt: int, target: Target | None) -> Probed:
+        """Runs the scenario on ``setting``. Without a ``target`` it is learned, with enough trials
+        to estimate its failure rate. What cannot be tried is a SKIP, not an error. Raises
+        MoediagError only if nothing could be tried (machine, network, Ctrl-C). Several threads call
+        it at once with ``--jobs``."""
         ...
 
-    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
-        """Runs the scenario on ``version``. A release that cannot be tried is a SKIP, not an error.
-        Raises MoediagError only if no release could be tried (machine, network, Ctrl-C). Several
-        threads call it at once with ``--jobs``."""
-        ...
-
-    def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
-        """Does the same on ``setting``; one at a time, in the main thread."""
-        ...
-
-    def prepare(self, versions: Sequence[str]) -> None:
-        """Starts to prepare the releases that may be needed next, likeliest first, and returns at
-        once. :meth:`probe` reports failures."""
-        ...
-
-    def prepare_on(self, settings: Sequence[Setting]) -> None:
-        """Does the same for :meth:`probe_on`."""
+    def prepare(self, settings: Sequence[Setting], hosts: bool = True) -> None:
+        """Starts to prepare what may be needed next, likeliest first, and returns at once.
+        :meth:`probe` reports failures. ``hosts``: whether probes run on this machine."""
         ...
 
     def stop(self) -> None:
@@ -63,3 +63,31 @@ class Prober(Protocol):
     def close(self) -> None:
         """Ends what :meth:`prepare` started. The prober can be used again afterwards."""
         ...
+
+
+def probe(prober: Maker[Prober], setting: Setting, attempt: int, target: Target | None) -> Probed:
+    """Makes a probe, here or as a job. A lost job is a SKIP that does not last."""
+    try:
+        found: Probed = prober.call(
+            probe_name(setting.name, attempt) + ", learning" * (target is None),
+            "probe", setting, attempt, target, needs=lambda: setting.requests[:1],
+        )  # fmt: skip
+    except Lost as lost:
+        record = ProbeRecord(setting.name, skip(str(lost)), attempt, lasting=False)
+        return Probed(record, None, str(lost))
+    return found
+
+
+MakeProber = Callable[["Question", Path, Display], Prober]
+"""Gets the folder of the campaign."""
+
+
+@contextlib.contextmanager
+def made(
+    make: MakeProber, question: Question, folder: Path, display: Display, executor: Choice
+) -> Iterator[Maker[Prober]]:
+    """Returns the prober of a campaign, connected to its engine."""
+    with opened(executor, folder, display.say) as remote:
+        one = functools.partial(make, question, folder.resolve(), display)
+        with contextlib.closing(Maker(one, remote, display.doing)) as prober:
+            yield prober

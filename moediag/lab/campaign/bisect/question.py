@@ -10,8 +10,9 @@ from dataclasses import field, replace
 
 from packaging.utils import canonicalize_name
 
-from moediag.errors import UsageError
+from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.lab.campaign.bisect.candidates import as_of, searched, spelled
+from moediag.lab.campaign.bisect.prober import Setting
 from moediag.lab.campaign.bisect.search.direction import schedule
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.search.search import Options
@@ -124,6 +125,16 @@ class Question:
             elif name not in LIBRARIES:
                 wanted[name] = as_of(name, release.uploaded, self.python) or version
         return wanted
+
+    def setting(self, version: str) -> Setting:
+        """Returns what a probe of a release runs on. Raises NoEnvironments."""
+        release = next(r for r in self.releases if r.version == version)
+        try:
+            return Setting(version, (self.request(release),), release=release)
+        except NoEnvironments:
+            raise
+        except StackError as error:
+            return Setting(version, (), release=release, problem=error.message)
 
     def plan(self, request: Mapping[str, str], trials: int, noting: bool = False) -> Plan:
         """Returns a probe's trials: the variant ``trials`` times, each control once. ``noting``:

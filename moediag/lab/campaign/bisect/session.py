@@ -19,7 +19,7 @@ from moediag.lab.campaign.bisect.beyond import Beyond
 from moediag.lab.campaign.bisect.commits.clone import Clone
 from moediag.lab.campaign.bisect.drive import drive, with_end
 from moediag.lab.campaign.bisect.follow import Follow
-from moediag.lab.campaign.bisect.prober import Prober
+from moediag.lab.campaign.bisect.prober import MakeProber, Prober, made
 from moediag.lab.campaign.bisect.question import Question
 from moediag.lab.campaign.bisect.search.answer import Answer
 from moediag.lab.campaign.bisect.search.rates import Rate
@@ -27,7 +27,7 @@ from moediag.lab.campaign.bisect.search.search import Search, most_probes
 from moediag.lab.campaign.bisect.state import State
 from moediag.lab.campaign.engine import Display, resumable
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
-from moediag.lab.campaign.executors import HERE, Choice
+from moediag.lab.campaign.executors import HERE, Choice, Maker
 from moediag.lab.stacks import environment
 from moediag.lab.stacks.base import cache_root, current_base
 from moediag.protocol import write_json
@@ -42,8 +42,6 @@ GUESS = 15.0
 # A guess as well: seconds to build one environment, most of them to fetch packages.
 BUILD = 20.0
 
-MakeProber = Callable[[Question, Path], Prober]
-
 
 def run(
     question: Question,
@@ -55,25 +53,28 @@ def run(
     jobs: int = 1,
     clone: Clone | None = None,
     executor: Choice = HERE,
+    begun: Callable[[Maker[Prober]], None] = lambda _: None,
 ) -> tuple[answer_page.Report, Path]:
     """Returns the report and its folder. The folder has ``result.json`` and ``report.md`` beside
     the journal and the probes' run directories. ``clone``: where to search for the commit;
-    ``executor``: what runs the probes of ``make``'s prober.
+    ``executor``: what runs the probes; ``begun``: gets what makes them.
 
     Raises UsageError for a folder that is unusable or belongs to another bisect, Interrupted after
     Ctrl-C, and MoediagError if nothing can be probed.
     """
     name = f"bisect-{question.scenario.name}"
-    with states.opened(question.header(command), out, resume, name) as state:
+    with contextlib.ExitStack() as stack:
+        state = stack.enter_context(states.opened(question.header(command), out, resume, name))
         folder = state.folder
         asked = question.over(state.releases)
-        prober = make(asked, folder)
+        prober = stack.enter_context(made(make, asked, folder, display, executor))
+        begun(prober)
         search = drive(asked, state, prober, display, jobs)
         asked = with_end(asked, state)
         beyond: dict[str, Beyond] = {}
         if state.target is not None:
             follow = Follow(state, prober, display, state.target)
-            with contextlib.closing(prober), resumable(state.journal, state.done):
+            with resumable(state.journal, state.done):
                 beyond = dict(afterwards(asked, search, follow, clone, folder))
         report = _report(asked, state, search, beyond, executor)
         page = answer_page.answer(report)

@@ -27,7 +27,8 @@ class Crew(Generic[Q, T]):
 
     def __exit__(self, *_: object) -> None:
         if self._threads is not None:
-            self._stop()
+            if self._running:
+                self._stop()
             self._threads.shutdown(wait=True, cancel_futures=True)
 
     def begin(self, item: Q) -> None:

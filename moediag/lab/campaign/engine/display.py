@@ -58,6 +58,9 @@ class Display(Silent):
 
     ``bound``: seconds after which the campaign ends anyway."""
 
+    def __reduce__(self) -> tuple[type[Display], tuple[()]]:
+        return Display, ()  # on a worker it prints nothing
+
     def __init__(self) -> None:
         self.pace = Pace()
         self.bound: Callable[[], float] | None = None

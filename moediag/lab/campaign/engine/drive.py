@@ -15,6 +15,7 @@ from moediag.errors import DiskFull, Interrupted, disk_trouble
 from moediag.lab.campaign.engine.crew import Crew
 from moediag.lab.campaign.engine.display import Display, Line
 from moediag.lab.campaign.engine.journal import Journal, Records
+from moediag.lab.campaign.executors import Lost
 from moediag.launch import signals
 
 AHEAD = 2  # items whose environments are prepared meanwhile
@@ -52,6 +53,11 @@ class Strategy(ABC, Generic[Q, T]):
     def done(self) -> str:
         """Returns what is finished, for an interruption: ``3 of 5 trials``."""
 
+    def not_run(self, item: Q, why: Lost) -> T:
+        """Returns what the page shows of an item whose job was lost. It is no result: a resumed
+        campaign runs the item."""
+        raise NotImplementedError(self.name(item)) from why
+
     def keeps(self, value: T) -> bool:  # noqa: ARG002
         """Whether the result is final. A resumed campaign repeats the others."""
         return True
@@ -74,10 +80,16 @@ def drive(strategy: Strategy[Q, T], journal: Journal, display: Display, jobs: in
 
     Raises as :func:`resumable`, and an item's exception, after the page was written."""
 
+    lost: set[Q] = set()
+
     def work(item: Q) -> T:
         if strategy.counted:
             display.begun(strategy.name(item))
-        return strategy.make(item)
+        try:
+            return strategy.make(item)
+        except Lost as why:
+            lost.add(item)
+            return strategy.not_run(item, why)
 
     with resumable(journal, strategy.done, strategy.write):
         with Crew(jobs, work, strategy.stop) as crew:
@@ -86,7 +98,7 @@ def drive(strategy: Strategy[Q, T], journal: Journal, display: Display, jobs: in
                     crew.begin(item)
                 strategy.prepare(wanted[jobs:])
                 for item, value in crew.finished():
-                    if strategy.keeps(value):
+                    if item not in lost and strategy.keeps(value):
                         strategy.records.add(strategy.name(item), value)
                     strategy.taken(item, value)
                     if strategy.counted:

@@ -76,7 +76,9 @@ class Remote:
             except TooLong:
                 raise
             except Lost as second:
-                raise Lost(f"its job was lost twice: {first}; then {second}") from None
+                raise Lost(
+                    f"not run, because its job was lost twice: {first}; then {second}"
+                ) from None
 
     def _once(self, name: str, work: Callable[[], T]) -> T:
         environment = {k: v for k, v in os.environ.items() if k.startswith("MOEDIAG_")}
@@ -90,7 +92,7 @@ class Remote:
                 if self._stopping.wait(self._poll):
                     raise Interrupted(f"interrupted during {name}")
                 if time.monotonic() > end:
-                    raise TooLong(f"its job gave no result within {self._limit:g} s")
+                    raise TooLong(f"not decided: its job gave no result within {self._limit:g} s")
         except BaseException:
             job.cancel()
             raise
@@ -108,6 +110,10 @@ class Remote:
     def stop(self) -> None:
         """Cancels all jobs: each thread that waits for one raises Interrupted."""
         self._stopping.set()
+
+    def start_again(self) -> None:
+        """Lets calls run again after :meth:`stop`, which has ended the earlier ones."""
+        self._stopping.clear()
 
     def close(self) -> None:
         self.stop()

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moediag.diagnosis import diagnose
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.trial_folder import read_trial
 from moediag.lab.campaign.hunt.layouts import LaunchedRelation, LaunchedWay
 from moediag.lab.pipeline.trials import last_line
 from moediag.launch.base import Launcher
-from moediag.launch.record import LaunchRecord
 from moediag.protocol import (
     SIZES,
     GenerateTask,
@@ -30,13 +30,13 @@ from moediag.protocol import (
     outcome_file,
     output_file,
 )
+from moediag.protocol.tolerance import SAME_LOGIT
 from moediag.result import Confidence, Diagnosis, Verdict
 
 REFERENCES = "references"
 TOGETHER = "together"
 DONE = (Verdict.CLEAN, Verdict.NOT_APPLICABLE)
 SHOWN = 3  # tensors of which a text says what they hold
-LOGITS = 1e-3  # allowed difference of generated tokens' logits, as a share of the largest
 
 
 class FamilyTrials:
@@ -190,7 +190,7 @@ def _generated(outcomes: Sequence[Outcome]) -> Diagnosis | None:
         return None
     apart = [one for one in outcomes if one.tokens != one.reference_tokens]
     # Rounding is about a hundredth of this; nan is no less.
-    wrong = apart or [one for one in outcomes if not (one.logit_error or 0.0) <= LOGITS]
+    wrong = apart or [one for one in outcomes if not (one.logit_error or 0.0) <= SAME_LOGIT]
     if not wrong:
         return _CLEAN
     cause = "; ".join(

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from moediag.errors import MoediagError, UsageError
 from moediag.lab.campaign.engine import Clock, Display, Journal, Line, Records, Strategy, drive
+from moediag.lab.campaign.executors import Lost, Maker
 from moediag.lab.campaign.hunt.findings import Finding, Hunt, State
 from moediag.lab.campaign.hunt.pursued import Pursued
 from moediag.lab.campaign.hunt.question import PACKAGE, Wanted
 from moediag.lab.campaign.hunt.release_changes import changes, version
 from moediag.lab.campaign.hunt.shrink import smallest
 from moediag.lab.campaign.hunt.since import since
-from moediag.lab.campaign.hunt.workers import Maker
+from moediag.lab.campaign.hunt.workers import Workers
 from moediag.lab.pipeline.single_process import OFFLINE
 from moediag.lab.stacks.environment import Stack
 from moediag.lab.upstream.draft import Program, document, reproduction
@@ -36,7 +37,8 @@ def new(found: Hunt) -> list[Finding]:
 
 
 def pursue(
-    wanted: Wanted, found: Hunt, stack: Stack, maker: Maker, journal: Journal, display: Display,
+    wanted: Wanted, found: Hunt, stack: Stack, maker: Maker[Workers], journal: Journal,
+    display: Display,
     clock: Clock | None,
 ) -> Hunt:  # fmt: skip
     """Returns the hunt with what was found out about each new finding, while the time lasts."""
@@ -51,7 +53,7 @@ class _Pursuit(Strategy[str, Pursued]):
     counted = False
 
     def __init__(
-        self, wanted: Wanted, found: Hunt, stack: Stack, maker: Maker, journal: Journal,
+        self, wanted: Wanted, found: Hunt, stack: Stack, maker: Maker[Workers], journal: Journal,
         display: Display, clock: Clock | None,
     ) -> None:  # fmt: skip
         self.question = wanted
@@ -74,16 +76,15 @@ class _Pursuit(Strategy[str, Pursued]):
         return item
 
     def make(self, item: str) -> Pursued:
-        finding = self.findings[item]
-        shown = finding.shown[0]
-        trace = Pursued(shown.family, finding.relation, shown.way.way, finding.kind, finding.what)
+        finding, trace = self.findings[item], self._trace(item)
         self.display.say(f"pursuing {item} in {trace.family}")
         key = trace.family, trace.relation
         last = RelationOutcome(*key)
 
         def shows(size: Size) -> bool:
             nonlocal last
-            outcome = self.maker.probe(key, trace.way, size)
+            name = " ".join((*key, trace.way, *map(str, dataclasses.astuple(size))))
+            outcome: RelationOutcome = self.maker.call(name, "probe", key, trace.way, size)
             found = any(trace.shown_by(way) for way in outcome.ways)
             last = outcome if found else last
             return found
@@ -98,6 +99,11 @@ class _Pursuit(Strategy[str, Pursued]):
             began = error.message
         trace = dataclasses.replace(trace, since=began)
         return self._written(trace, finding, last)
+
+    def _trace(self, item: str) -> Pursued:
+        finding = self.findings[item]
+        shown = finding.shown[0]
+        return Pursued(shown.family, finding.relation, shown.way.way, finding.kind, finding.what)
 
     def _written(self, trace: Pursued, finding: Finding, last: RelationOutcome) -> Pursued:
         """Writes the file and the draft, and runs the file."""
@@ -138,6 +144,9 @@ class _Pursuit(Strategy[str, Pursued]):
         for package, release in self.question.stack.items():
             words += ["--stack", f"{package}={release or 'newest'}"]
         return shlex.join(words)
+
+    def not_run(self, item: str, why: Lost) -> Pursued:
+        return dataclasses.replace(self._trace(item), problem=str(why))
 
     def taken(self, item: str, value: Pursued) -> None:
         self.traces[item] = value

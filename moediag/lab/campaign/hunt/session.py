@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +19,9 @@ from moediag.lab.campaign.engine import (
     drive,
     opened,
 )
-from moediag.lab.campaign.executors import HERE, Choice
+from moediag.lab.campaign.executors import HERE, Choice, Lost, Maker
 from moediag.lab.campaign.executors import opened as executor_opened
 from moediag.lab.campaign.hunt import findings_page, layouts
-from moediag.lab.campaign.hunt.elsewhere import Elsewhere
 from moediag.lab.campaign.hunt.findings import Hunt, HuntCell, Key, remaining
 from moediag.lab.campaign.hunt.pursuit import pursue
 from moediag.lab.campaign.hunt.question import (
@@ -34,11 +34,11 @@ from moediag.lab.campaign.hunt.question import (
     previous,
     resolutions,
 )
-from moediag.lab.campaign.hunt.workers import Maker, Workers
+from moediag.lab.campaign.hunt.workers import Workers
 from moediag.lab.pipeline import register
 from moediag.lab.stacks import environment
 from moediag.lab.stacks.environment import Stack
-from moediag.protocol import ListedFamily, ReleaseListing, build, write_json
+from moediag.protocol import ListedFamily, RelationOutcome, ReleaseListing, build, write_json
 from moediag.report import answer_views
 from moediag.result import wording
 
@@ -53,7 +53,7 @@ class Side:
     """One release."""
 
     stack: Stack
-    maker: Maker
+    maker: Maker[Workers]
     release: str = ""
     """See HuntCell."""
     cells: dict[Key, HuntCell] = dataclasses.field(default_factory=dict)
@@ -83,8 +83,8 @@ def run(
         for stack in stacks:
             release = str(stack.versions[PACKAGE]) if sides else ""
             earlier = stacks[-1] if stack is not stacks[-1] else None  # it loads its files
-            asked = wanted, stack, journal.folder, release, earlier
-            maker: Maker = Elsewhere(*asked, remote) if remote else Workers(*asked)
+            asked = wanted, stack, journal.folder.resolve(), release, earlier
+            maker = Maker(functools.partial(Workers, *asked), remote, display.doing)
             stop.enter_context(contextlib.closing(maker))
             sides.append(Side(stack, maker, release))
         clock = None
@@ -121,7 +121,7 @@ def hunt(
         name = side.release or layouts.SCENARIO
         if name not in records:
             display.say(f"listing the families of transformers {side.stack.versions[PACKAGE]}")
-            records.add(name, side.maker.listing())
+            records.add(name, side.maker.here.listing())
         listings.append(records[name])
     strategy = _Cells(wanted, sides, listings, journal, display, clock)
     drive(strategy, journal, display, wanted.at_once)
@@ -177,7 +177,12 @@ class _Cells(Strategy[Item, HuntCell]):
 
     def make(self, item: Item) -> HuntCell:
         place, key = item
-        return self.sides[place].maker.make(key)
+        found: HuntCell = self.sides[place].maker.call(self.name(item), "make", key)
+        return found
+
+    def not_run(self, item: Item, why: Lost) -> HuntCell:
+        place, key = item
+        return HuntCell(RelationOutcome(*key, problem=str(why)), release=self.sides[place].release)
 
     def taken(self, item: Item, value: HuntCell) -> None:
         place, key = item

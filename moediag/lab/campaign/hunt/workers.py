@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from moediag.errors import StackError
+from moediag.evidence.launch_record import LaunchRecord
 from moediag.lab.campaign.hunt import launched, layouts
 from moediag.lab.campaign.hunt.findings import HuntCell, Key
 from moediag.lab.campaign.hunt.question import Wanted
@@ -25,7 +25,6 @@ from moediag.lab.pipeline import register
 from moediag.lab.pipeline.single_process import OFFLINE, why_no_answer
 from moediag.lab.stacks.environment import Stack
 from moediag.launch.base import Launcher
-from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import (
     EARLIER_CHECKPOINT,
@@ -44,20 +43,6 @@ from moediag.protocol import (
 
 CELLS_FOLDER = "cells"
 LISTING_TIMEOUT = 600.0  # seconds; it imports every configuration that may have experts
-
-
-class Maker(Protocol):
-    """Runs cells; :class:`Workers` is the real one."""
-
-    def listing(self) -> ReleaseListing: ...
-
-    def make(self, key: Key) -> HuntCell: ...
-
-    def probe(self, key: Key, way: str, size: Size) -> RelationOutcome: ...
-
-    def stop(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Workers:
@@ -81,7 +66,8 @@ class Workers:
             launcher("fork", stack, self.folder / "hosts" / str(number), options)
             for number in range(wanted.at_once)
         ]
-        self._idle: queue.SimpleQueue[Launcher] = queue.SimpleQueue()
+        # The last one used comes first: its host is warm.
+        self._idle: queue.LifoQueue[Launcher] = queue.LifoQueue()
         for one in self._all:
             self._idle.put(one)
 

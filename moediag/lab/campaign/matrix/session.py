@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
 
 import moediag
 from moediag import hardware
-from moediag.errors import UsageError
+from moediag.errors import MoediagError, UsageError
 from moediag.lab.campaign.bisect.probe import Releases
 from moediag.lab.campaign.dry_run import Cache, DryTrial
 from moediag.lab.campaign.engine import Display, Journal, Line, Records, Strategy, drive, opened
+from moediag.lab.campaign.executors import HERE, Choice, Lost, Maker
+from moediag.lab.campaign.executors import opened as executor_opened
 from moediag.lab.campaign.matrix import table_page
-from moediag.lab.campaign.matrix.cells import REAL, Cell, Key, Matrix, of_probe, ordered
+from moediag.lab.campaign.matrix.cells import (
+    COULD_NOT_RUN,
+    REAL,
+    Cell,
+    Key,
+    Matrix,
+    of_probe,
+    ordered,
+)
 from moediag.lab.campaign.matrix.question import MatrixQuestion
 from moediag.lab.launch.hosts import Hosts
 from moediag.lab.stacks.base import cache_root, current_base
@@ -35,41 +45,21 @@ PAGE_FILE = "matrix.md"
 HOSTS_FOLDER = "hosts"
 
 
-class Maker(Protocol):
-    """Makes cells; :class:`Cells` is the real one."""
-
-    def make(self, key: Key) -> Cell: ...
-
-    def prepare(self, key: Key) -> None:
-        """Starts to prepare what this cell needs, and returns at once."""
-        ...
-
-    def stop(self) -> None:
-        """Ends the cells of other threads as after Ctrl-C."""
-        ...
-
-    def close(self) -> None: ...
-
-
-MakeMaker = Callable[[MatrixQuestion, Path, Display], Maker]
-
-
 def run(
-    question: MatrixQuestion,
-    out: Path | None,
-    resume: bool,
-    command: Sequence[str],
-    display: Display,
-    make: MakeMaker,
-    jobs: int = 1,
-) -> tuple[Matrix, Path]:
+    question: MatrixQuestion, out: Path | None, resume: bool, command: Sequence[str],
+    display: Display, launch: LaunchOptions, executor: Choice = HERE,
+) -> tuple[Matrix, Path]:  # fmt: skip
     """Returns the table and its folder. The folder has ``matrix.json`` and ``matrix.md`` beside the
-    journal and the cells' evidence. ``jobs``: cells at once. Raises UsageError for a folder that is
-    unusable or belongs to another question, Interrupted after Ctrl-C, MoediagError if nothing can
-    be run."""
+    journal and the cells' evidence. Raises UsageError for a folder that is unusable or belongs to
+    another question, Interrupted after Ctrl-C, MoediagError if nothing can be run."""
     name = f"matrix-{question.subjects[0].question.scenario.name}"
-    with opened(question.header(command), out, resume, name) as journal:
-        with contextlib.closing(make(question, journal.folder, display)) as maker:
+    jobs = executor.at_once(1)
+    with (
+        opened(question.header(command), out, resume, name) as journal,
+        executor_opened(executor, journal.folder, display.say) as remote,
+    ):
+        make = functools.partial(Cells, question, journal.folder.resolve(), display, launch)
+        with contextlib.closing(Maker(make, remote, display.doing)) as maker:
             strategy = _Fill(question, journal, maker, display, jobs)
             drive(strategy, journal, display, jobs)
         return strategy.table(), journal.folder
@@ -92,8 +82,9 @@ class _Fill(Strategy[Key, Cell]):
     """Makes cells until none is missing."""
 
     def __init__(
-        self, question: MatrixQuestion, journal: Journal, maker: Maker, display: Display, jobs: int
-    ) -> None:
+        self, question: MatrixQuestion, journal: Journal, maker: Maker[Cells], display: Display,
+        jobs: int,
+    ) -> None:  # fmt: skip
         self.question = question
         self.folder = journal.folder
         self.maker = maker
@@ -114,16 +105,27 @@ class _Fill(Strategy[Key, Cell]):
         return " ".join(item)
 
     def make(self, item: Key) -> Cell:
-        return self.maker.make(item)
+        needs = functools.partial(self._needs, *item)
+        cell: Cell = self.maker.call(self.name(item), "make", item, needs=needs)
+        return cell
+
+    def _needs(self, subject: str, version: str) -> Iterator[Mapping[str, str]]:
+        question = next(s.question for s in self.question.subjects if s.key == subject)
+        yield from question.setting(version).requests
+
+    def not_run(self, item: Key, why: Lost) -> Cell:
+        return Cell(*item, COULD_NOT_RUN, text=str(why))
 
     def taken(self, item: Key, value: Cell) -> None:
         self.cells[item] = value
 
     def prepare(self, coming: Sequence[Key]) -> None:  # noqa: ARG002 - of the same release
+        if self.maker.remote is not None:  # cells wait for their jobs, not for this machine
+            return
         now, *later = self.left()
         following = next((key for key in later if key[1] != now[1]), None)
         if following is not None:
-            self.maker.prepare(following)
+            self.maker.here.prepare(following)
 
     def stop(self) -> None:
         self.maker.stop()
@@ -209,13 +211,15 @@ class Cells:
 
     def make(self, key: Key) -> Cell:
         subject, version = self.subjects[key[0]], key[1]
-        record = self.probers[subject.key].probe(version, 1, subject.target)
+        setting = subject.question.setting(version)
+        record = self.probers[subject.key].probe(setting, 1, subject.target).record
         cell = of_probe(subject.key, record, subject.digest, subject.question.pattern)
         evidence = f"{_word(subject.key)}/{cell.evidence}" if cell.evidence else ""
         return dataclasses.replace(cell, evidence=evidence)
 
     def prepare(self, key: Key) -> None:
-        self.probers[key[0]].prepare([key[1]])
+        with contextlib.suppress(MoediagError):  # the cell fails again and reports it
+            self.probers[key[0]].prepare([self.subjects[key[0]].question.setting(key[1])])
 
     def stop(self) -> None:
         for prober in self.probers.values():

@@ -166,7 +166,7 @@ def remarks(matrix: Matrix) -> list[str]:
 def _why(cell: Cell) -> str:
     text = cell.text if len(cell.text) <= _SHOWN else cell.text[: _SHOWN - 1] + "…"
     if cell.verdict == COULD_NOT_RUN:
-        return f"could not be run: {text}"
+        return text if text.startswith("not ") else f"could not be run: {text}"
     # The signature of a failure begins with its verdict.
     return text if text.startswith(cell.verdict) else f"{cell.verdict} ({text})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from packaging.version import Version
 from moediag.errors import Interrupted, MoediagError
 from moediag.lab.campaign.engine import Clock, Display
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
-from moediag.lab.campaign.executors import HERE, Choice
+from moediag.lab.campaign.executors import HERE, Choice, Maker
 from moediag.lab.campaign.nightly.changes import Compared
 from moediag.lab.campaign.nightly.night import Entry
 from moediag.lab.campaign.nightly.tracks import PACKAGES
@@ -21,7 +22,6 @@ from moediag.result import Role, devices
 
 if TYPE_CHECKING:
     from moediag.lab.campaign.bisect.prober import Prober
-    from moediag.lab.campaign.bisect.question import Question
     from moediag.lab.campaign.nightly.jobs import Asked
     from moediag.launch.settings import LaunchOptions
 
@@ -110,7 +110,7 @@ def _bisect(
     display: Display, launch: LaunchOptions, executor: Choice, command: str,
 ) -> Blame:  # fmt: skip
     from moediag.lab.campaign.bisect import answer_page, question, session
-    from moediag.lab.campaign.bisect.elsewhere import prober
+    from moediag.lab.campaign.bisect.probe import Releases
     from moediag.lab.scenario import catalogue
     from moediag.lab.scenario import load as loading
     from moediag.report import answer_views
@@ -124,13 +124,12 @@ def _bisect(
             launcher=asked.launcher, timeout=asked.timeout,
         ),
     )  # fmt: skip
-    probers: list[Prober] = []
+    probers: list[Maker[Prober]] = []
 
-    def make(asked_now: Question, where: Path) -> Prober:
-        probers.append(prober(asked_now, where, display, launch, executor))
+    def started(prober: Maker[Prober]) -> None:
+        probers.append(prober)
         if clock.up:  # before the bisect started
             stop()
-        return probers[-1]
 
     def stop() -> None:
         for one in probers:
@@ -141,8 +140,9 @@ def _bisect(
         try:
             begun = (folder / JOURNAL_FILE).exists()  # by the night being resumed
             report, _ = session.run(
-                what, folder, begun, words, make, display, executor.at_once(1), executor=executor
-            )
+                what, folder, begun, words, functools.partial(Releases, launch=launch), display,
+                executor.at_once(1), executor=executor, begun=started,
+            )  # fmt: skip
         except Interrupted as error:
             if not clock.up:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,15 +26,14 @@ from moediag.lab.campaign.engine import (
     drive,
     resumable,
 )
-from moediag.lab.campaign.executors import HERE, Choice
+from moediag.lab.campaign.executors import HERE, Choice, Lost, Maker
 from moediag.lab.campaign.executors import opened as executor_opened
 from moediag.lab.campaign.nightly import jobs, judged
-from moediag.lab.campaign.nightly.elsewhere import Elsewhere
 from moediag.lab.campaign.nightly.history import History
 from moediag.lab.campaign.nightly.jobs import Asked, Planned
 from moediag.lab.campaign.nightly.night import Entry, Hunted, Job, Night, known
 from moediag.lab.campaign.run import digest
-from moediag.lab.campaign.sweep.shared_runs import Runs
+from moediag.lab.campaign.sweep.shared_runs import Ran, Runs
 from moediag.lab.scenario.plan import Plan
 from moediag.launch.settings import LaunchOptions
 from moediag.records import dataclass
@@ -121,11 +121,10 @@ def run(
         Clock(minutes * 60, remote.stop if remote else None) as clock,
     ):
         display.bound = lambda: clock.left
-        runs = (
-            Elsewhere(journal.folder, options, remote) if remote
-            else Runs(journal.folder, dataclasses.replace(options, stop=clock.stop))
-        )  # fmt: skip
-        with contextlib.closing(runs):
+        if remote is None:  # an event cannot be sent
+            options = dataclasses.replace(options, stop=clock.stop)
+        make = functools.partial(Runs, journal.folder.resolve(), options)
+        with contextlib.closing(Maker(make, remote, display.doing)) as runs:
             tonight = _Tonight(planned, asked, notes, history, journal, runs, display, clock)
             drive(tonight, journal, display, executor.at_once(1))
     display.bound = None
@@ -141,7 +140,7 @@ class _Tonight(Strategy[str, _Done]):
 
     def __init__(
         self, planned: Sequence[Planned], asked: Asked, notes: Sequence[str], history: History,
-        journal: Journal, runs: Runs, display: Display, clock: Clock,
+        journal: Journal, runs: Maker[Runs], display: Display, clock: Clock,
     ) -> None:  # fmt: skip
         self.asked = asked
         self.notes = notes
@@ -184,7 +183,7 @@ class _Tonight(Strategy[str, _Done]):
         begun = time.monotonic()
         where = f"{RUNS}/{one.folder}"
         try:
-            ran = self.runs.run(one.plan, self.folder / where, self.display)
+            ran = self._ran(one.plan, self.folder.resolve() / where)
         except Interrupted:
             if not self.clock.up:
                 raise
@@ -193,6 +192,17 @@ class _Tonight(Strategy[str, _Done]):
         done = one.jobs(ran.result is not None, ran.seconds, ran.problem)
         found = _entries(one, one.plan, ran.result, where) if ran.result else ()
         return _Done(done, tuple(found))
+
+    def _ran(self, plan: Plan, below: Path) -> Ran:
+        def needs() -> Iterator[Mapping[str, str]]:
+            yield from {tuple(sorted(p.stack.items())): p.stack for p in plan.trials}.values()
+
+        name = f"{below.parent.name} {below.name}"
+        ran: Ran = self.runs.call(name, "run", plan, below, self.display, needs=needs)
+        return ran
+
+    def not_run(self, item: str, why: Lost) -> _Done:
+        return _Done(self.planned[item].jobs(False, problem=str(why)))
 
     def keeps(self, value: _Done) -> bool:
         """Whether it is final: what did not fit, or gave no result, is tried again."""

@@ -1,7 +1,7 @@
 """Compares gradients with the single-process reference, by parameter, on each rank's shard.
 
 The reference ran in fp32 from the same (possibly rounded) weights;
-:mod:`moediag.ranks.verify.tolerance` says when a parameter is wrong.
+:mod:`moediag.recorder.step.tensor_error` says when a parameter is wrong.
 
 A mixed-precision trial (parameters in fp32, computed in bf16) has a tighter bound per parameter:
 the difference that the reference itself measured when it computed in that type.
@@ -17,8 +17,8 @@ import torch
 from moediag.lab.step.shard.wrapped import Select, Wrapped
 from moediag.protocol import GradientError, Multiple
 from moediag.protocol.names import clean_fqn
-from moediag.ranks.verify.tolerance import Tolerance, multiple
-from moediag.recorder import placement
+from moediag.recorder.step import pieces
+from moediag.recorder.step.tensor_error import Tolerance, multiple
 
 # Mixed precision: allowed error of a gradient as a multiple of the eager loop's own distance from
 # fp32. Measured on the eager loop, grouped_mm, batched_mm and the correct Triton kernels: see
@@ -55,7 +55,7 @@ def compare(
             least = ONE_ROUNDING[wrapped.trial.computes_in] * scale
             allowed = TIMES_ROUNDING * max(rounding.get(fqn, 0.0), least)
         found = tolerance.judge(local, expected, scale, allowed)
-        errors[fqn] = dataclasses.replace(found, placement=placement.placement(parameter))
+        errors[fqn] = dataclasses.replace(found, placement=pieces.placement(parameter))
     return errors
 
 
@@ -90,13 +90,13 @@ def _cut(
 def _whole(parameter: Any, full: torch.Tensor) -> bool:
     """Whether the assembled parameter has the correct shape. A plain tensor may be a part of it;
     the wrapper has assembled flattened ones (ZeRO-3)."""
-    return not placement.distributed(parameter) or parameter.shape == full.shape
+    return not pieces.distributed(parameter) or parameter.shape == full.shape
 
 
 def _rows(full: torch.Tensor, held: List[int], parameter: Any) -> torch.Tensor:
     """Returns the reference of the experts in the rows; zero for rows of no expert."""
-    part = torch.zeros(placement.local(parameter).shape)
-    where, size = placement.index(parameter), full[0].numel()
+    part = torch.zeros(pieces.local(parameter).shape)
+    where, size = pieces.index(parameter), full[0].numel()
     for number, expert in enumerate(held):
         if expert >= 0:
             # Another dimension may be cut as well: then a local row is a part of the expert's.

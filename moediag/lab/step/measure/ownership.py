@@ -21,7 +21,7 @@ from moediag.lab.step.models.tiny import Anatomy
 from moediag.lab.step.shard.wrapped import expert_parameters
 from moediag.protocol import ExpertRows, Trial
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
+from moediag.recorder.step import pieces
 
 Rows = Tuple[List[ExpertRows], Dict[str, str], int]
 
@@ -55,10 +55,10 @@ def _different(tensor: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> Opti
     """Returns what the local part holds if that is not its part of ``whole``, else None."""
     if tensor.is_meta:
         return "is on the meta device"
-    own = placement.local(tensor).cpu()
-    where = placement.index(tensor)
+    own = pieces.local(tensor).cpu()
+    where = pieces.index(tensor)
     if where is None:  # some families' plans also divide plain attention weights
-        whole = placement.piece(whole, own.shape, ep_rank)
+        whole = pieces.plain_piece(whole, own.shape, ep_rank)
         expected = whole
     elif tensor.numel() == whole.numel():
         expected = whole.reshape(-1)[where.reshape(-1)]
@@ -78,8 +78,8 @@ def _rows(
 ) -> ExpertRows:
     """``whole``: shape (experts, ...). Adds an expert whose rows have another order to
     ``unequal``."""
-    own = placement.local(parameter).cpu()
-    where = placement.index(parameter)
+    own = pieces.local(parameter).cpu()
+    where = pieces.index(parameter)
     experts, size = whole.shape[0], whole[0].numel()
     flat = whole.reshape(experts, size).to(own.dtype)
     total = int(parameter.shape[0])
@@ -102,7 +102,7 @@ def _rows(
                 )
         # Among equal experts (all zeros, say) prefer the declared one.
         held.append(expert if expert in equal else (equal or [-1])[0])
-    lies = placement.placement(parameter) or "plain"
+    lies = pieces.placement(parameter) or "plain"
     should = _belongs(declared, total, experts, ep_rank)
     return ExpertRows(
         fqn,
@@ -164,7 +164,7 @@ def _watch(
     def first(module: nn.Module, args: Any) -> None:
         handle.remove()
         rows = {
-            f"{fqn}.{name}": int(placement.local(p).shape[0])
+            f"{fqn}.{name}": int(pieces.local(p).shape[0])
             for name, p in experts.named_parameters(recurse=False)
             if p.ndim == 3
         }

@@ -22,8 +22,7 @@ from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.lab.step.shard.wrapped import Wrapped, expert_parameters
 from moediag.protocol import Replica, Sketch, StepReplicas, Trial
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
-from moediag.recorder.step import numbers
+from moediag.recorder.step import numbers, pieces
 
 
 def sketch(tensor: torch.Tensor) -> Sketch:
@@ -70,10 +69,10 @@ class Observer:
             self._has_gradient[fqn] = gradient is not None
             if gradient is None:
                 continue
-            norm = torch.linalg.vector_norm(placement.local(gradient).double())
+            norm = torch.linalg.vector_norm(pieces.local(gradient).double())
             total += float(norm) ** 2
-            if self._shared(parameter) and _same_slice(parameter, gradient):
-                self._gradients[fqn] = sketch(placement.local(gradient))
+            if self._shared(parameter) and pieces.placed_alike(parameter, gradient):
+                self._gradients[fqn] = sketch(pieces.local(gradient))
         self._local_norm = numbers.for_json(math.sqrt(total))
 
     def after_optimizer(self, step: int) -> None:
@@ -90,7 +89,7 @@ class Observer:
                 parameters[fqn] = Replica(
                     slice=self._slices[fqn],
                     kind=declared_slices.mesh_name(parameter),
-                    weight=sketch(placement.local(parameter)),
+                    weight=sketch(pieces.local(parameter)),
                     gradient=self._gradients.get(fqn),
                     has_gradient=self._has_gradient.get(fqn),
                     state=state_sketches(optimizer, parameter),
@@ -122,7 +121,7 @@ def plain_experts(wrapped: Wrapped) -> PlainShards:
     for fqn, parameter in expert_parameters(wrapped.model, wrapped.anatomy).items():
         count = int(parameter.shape[0])
         at = wrapped.ep_rank
-        if not placement.distributed(parameter) and at is not None and count < trial.model.experts:
+        if not pieces.distributed(parameter) and at is not None and count < trial.model.experts:
             size = Layout(trial.layout).size(EP)
             mine = EP.mine(count * size, at, size, experts=True)
             rows[fqn] = (mine.start, mine.stop)
@@ -141,11 +140,11 @@ def state_sketches(optimizer: Any, parameter: Any) -> Dict[str, Sketch]:
     optimizer = optimizers.unwrapped(optimizer)
     state: Any = {} if optimizer is None else optimizer.state.get(parameter, {})
     return {
-        name: sketch(placement.local(value))
+        name: sketch(pieces.local(value))
         for name, value in sorted(state.items())
         if isinstance(value, torch.Tensor)
         and value.shape == parameter.shape
-        and _same_slice(parameter, value)
+        and pieces.placed_alike(parameter, value)
         and value.is_floating_point()
     }
 
@@ -164,12 +163,3 @@ def learning_rates(optimizer: Any) -> List[float]:
     if optimizer is None:
         return []
     return [float(group["lr"]) for group in optimizer.param_groups]
-
-
-def _same_slice(parameter: Any, gradient: Any) -> bool:
-    """Whether it is a replica: a gradient to be reduced (Partial) or sharded otherwise is not."""
-    if not placement.distributed(parameter):
-        return not placement.distributed(gradient)
-    return placement.distributed(gradient) and tuple(gradient.placements) == tuple(
-        parameter.placements
-    )

@@ -10,7 +10,7 @@ import torch
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import StateDifference
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
+from moediag.recorder.step import pieces
 
 Tensors = Dict[str, torch.Tensor]
 
@@ -41,7 +41,7 @@ def of(wrapped: Wrapped) -> State:
 
 
 def _copy(tensor: Any) -> torch.Tensor:
-    return placement.local(tensor).cpu().clone()
+    return pieces.local(tensor).cpu().clone()
 
 
 def _settings(group: Dict[str, Any]) -> Dict[str, Any]:

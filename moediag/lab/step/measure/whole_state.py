@@ -14,8 +14,8 @@ import torch.distributed as dist
 from moediag.lab.step.models import tiny
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
 
 _WEIGHT = "weight"
 Shapes = Mapping[str, Tuple[int, ...]]  # of whole parameters, by FQN
@@ -44,7 +44,7 @@ def parts(wrapped: Wrapped, shapes: Shapes) -> Dict[str, Part]:
     for fqn, local, select in wrapped.weights():
         values = {_WEIGHT: local, **state[parameters[fqn]]}
         places = select(torch.arange(math.prod(shapes[fqn])).view(shapes[fqn]))
-        found[fqn] = places, {name: placement.local(v).cpu() for name, v in values.items()}
+        found[fqn] = places, {name: pieces.local(v).cpu() for name, v in values.items()}
     return found
 
 
@@ -77,7 +77,7 @@ def place(whole: Mapping[str, Values], wrapped: Wrapped) -> None:
                 continue
             if name != _WEIGHT:
                 state[parameter][name] = torch.zeros_like(parameter)
-                local = placement.local(state[parameter][name])
+                local = pieces.local(state[parameter][name])
             local.copy_(select(value))
 
 
@@ -86,6 +86,6 @@ def _parameters(wrapped: Wrapped, shapes: Shapes) -> Dict[str, Any]:
     placements do not say which part."""
     found = {clean_fqn(name): p for name, p in wrapped.model.named_parameters()}
     for fqn, parameter in found.items():
-        if placement.distributed(parameter) and tuple(parameter.shape) != shapes[fqn]:
+        if pieces.distributed(parameter) and tuple(parameter.shape) != shapes[fqn]:
             raise NotApplicable(f"{fqn} is a DTensor of a part of the parameter's rows")
     return found

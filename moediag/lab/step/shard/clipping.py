@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.lab.step.shard.declared_slices import PlainShards, is_sharding
+from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.recorder.not_applicable import NotApplicable
-from moediag.recorder.placement import distributed, local
+from moediag.recorder.step.pieces import axes_of, distributed, local
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -72,15 +72,16 @@ def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
 def _spread(fqn: str, gradient: Any, plain: PlainShards) -> Any:
     """Returns (mesh or None, the mesh dims that shard it, whether the group shards it)."""
     by_group = plain.group is not None and fqn in plain.rows
-    if not distributed(gradient):
+    axes = axes_of(gradient)
+    if not axes:
         return None, (), by_group
-    sharded = tuple(i for i, p in enumerate(gradient.placements) if is_sharding(p))
+    sharded = tuple(number for number, axis in enumerate(axes) if axis.dim is not None)
     return gradient.device_mesh, sharded, by_group
 
 
 def _reduced(gradient: Any) -> Any:
     """Returns ``gradient`` with pending sums reduced: the norm of a sum is not the sum of norms."""
-    if not distributed(gradient) or not any(p.is_partial() for p in gradient.placements):
+    if not any(axis.placed.is_partial() for axis in axes_of(gradient)):
         return gradient
     from torch.distributed.tensor import Replicate
 

@@ -6,12 +6,11 @@ rows (the experts of transformers' expert parallelism up to 5.15) the wrapper do
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
-import torch
-
-from moediag.recorder import placement as place
+from moediag.recorder.step import pieces
 
 WHOLE = ":"
 
@@ -32,31 +31,17 @@ class PlainShards:
 def describe(fqn: str, parameter: Any, plain: PlainShards) -> str:
     """Returns ``"0:4,:,:"``: indices of the whole tensor along each dim, ``":"`` for all of them. A
     piece that is not one range is ``"0:2+4:6"``; the whole tensor is ``":"``."""
-    where = place.index(parameter)
-    if where is not None:
+    lines = pieces.lines(parameter)
+    if lines:
         sizes = list(parameter.shape)
-        index = [_along(where, sizes, dim) for dim in range(len(sizes))]
         if fqn in plain.rows:
-            index[0] = [plain.rows[fqn][0] + row for row in index[0]]
+            lines[0] = [plain.rows[fqn][0] + row for row in lines[0]]
             sizes[0] += 1  # all rows of its mesh are not the whole
-        return _text([_span(at, size) for at, size in zip(index, sizes)])  # noqa: B905 - Python 3.9
+        return _text([_span(at, size) for at, size in zip(lines, sizes)])  # noqa: B905 - Python 3.9
     if fqn in plain.rows:
         first, last = plain.rows[fqn]
         return _text([f"{first}:{last}"] + [WHOLE] * (parameter.dim() - 1))
     return WHOLE
-
-
-def _along(where: torch.Tensor, sizes: List[int], dim: int) -> List[int]:
-    """Returns indices of the whole along ``dim``, from the flat positions ``where`` of the local
-    part. Sharding along one dim never depends on another, so one line through the part is
-    sufficient."""
-    if not where.numel():
-        return []
-    stride = 1
-    for size in sizes[dim + 1 :]:
-        stride *= size
-    line = where.movedim(dim, 0).reshape(where.shape[dim], -1)[:, 0]
-    return [int(position) // stride % sizes[dim] for position in line]
 
 
 def _span(index: List[int], size: int) -> str:
@@ -78,25 +63,15 @@ def _text(spans: List[str]) -> str:
     return WHOLE if all(span == WHOLE for span in spans) else ",".join(spans)
 
 
-def is_sharding(placement: Any) -> bool:
-    """Whether it is Shard or _StridedShard, which is not a subclass of it in torch 2.13."""
-    return hasattr(placement, "dim") and not placement.is_partial()
-
-
 def holders(parameter: Any, world_size: int) -> int:
     """Returns how many ranks of the world hold this same slice, if all ranks hold some slice."""
-    if not place.distributed(parameter):
-        return world_size
-    pieces = 1
-    for mesh_dim, placement in enumerate(parameter.placements):
-        if is_sharding(placement):
-            pieces *= parameter.device_mesh.size(mesh_dim)
-    return max(world_size // pieces, 1)
+    cut = math.prod(axis.size for axis in pieces.axes_of(parameter) if axis.dim is not None)
+    return max(world_size // cut, 1)
 
 
 def mesh_name(parameter: Any) -> str:
     """Returns ``plain``, or ``ep [0, 1]``: a DTensor's mesh dims and its ranks."""
-    if not place.distributed(parameter):
+    if not pieces.distributed(parameter):
         return "plain"
     mesh = parameter.device_mesh
     names = ",".join(mesh.mesh_dim_names or ()) or "unnamed"

@@ -17,8 +17,8 @@ from torch import nn
 
 from moediag.axes import EP
 from moediag.lab.step.models.tiny import Anatomy
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
 
 NOTE = (
     "expert parallelism by hand: each rank keeps its rows of {} and exchanges tokens by "
@@ -81,7 +81,7 @@ class _Local:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._experts, name)
-        if placement.distributed(value):
+        if pieces.distributed(value):
             value = value.to_local()
         scaled = self._share != 1.0 and isinstance(value, torch.Tensor)
         return _Scaled.apply(value, self._share) if scaled else value

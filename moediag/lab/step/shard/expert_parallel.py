@@ -22,8 +22,8 @@ from moediag.lab.step.shard import fsdp2_internals, optimizers
 from moediag.lab.step.shard.data_parallel import FSDP2
 from moediag.lab.step.shard.wrapped import Wrapped, expert_parameters
 from moediag.protocol import ResumeTask, Trial
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
 
 ACCELERATE_ON_CPU = (
     "accelerate never enters its FSDP path on the CPU: after Accelerator(cpu=True, "
@@ -75,7 +75,7 @@ class ExpertsLeftOut(FSDP2):
     def wrap(self, model: nn.Module) -> nn.Module:
         experts = expert_parameters(model, self.anatomy)
         others = (p for p in model.parameters() if not any(p is e for e in experts.values()))
-        if any(map(placement.distributed, others)):
+        if any(map(pieces.distributed, others)):
             raise NotApplicable(
                 f"from_pretrained of transformers {checkpoint.version()} has sharded more than the "
                 "experts: nothing is left for fully_shard by hand"

@@ -23,8 +23,8 @@ from moediag.lab.step.shard import optimizers
 from moediag.lab.step.shard.declared_slices import PlainShards
 from moediag.protocol import Trial
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
 
 ROUTER_LOGITS = "output_router_logits"  # a switch of configurations
 Select = Callable[[torch.Tensor], torch.Tensor]
@@ -100,7 +100,7 @@ class Wrapped:
         if self.trial.model.config.get(ROUTER_LOGITS):
             return self._own_loss(tokens, mask)
         logits: Any = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        if placement.distributed(logits):
+        if pieces.distributed(logits):
             logits = logits.full_tensor()
         return F.cross_entropy(
             logits[:, :-1].reshape(-1, logits.shape[-1]).float(), tokens[:, 1:].reshape(-1)
@@ -157,16 +157,17 @@ class Wrapped:
             fqn = clean_fqn(name)
             if fqn not in self._places:
                 self._places[fqn] = self._place(parameter)
-            yield fqn, placement.local(parameter), self._places[fqn]
+            yield fqn, pieces.local(parameter), self._places[fqn]
 
     def _place(self, parameter: Any) -> Select:
         """Returns a function that cuts this rank's part out of the full tensor, by the placement. A
         smaller plain tensor is the piece at this rank's place on the ep axis."""
-        where = placement.index(parameter)
-        if where is not None:
-            return lambda full: full.reshape(-1)[where.reshape(-1)].reshape(where.shape)
-        shape, at = parameter.shape, self.ep_rank
-        return lambda full: placement.piece(full, shape, at)
+        shape = tuple(pieces.local(parameter).shape)
+        where = pieces.where(parameter)
+        if where.kind != pieces.WHOLE:
+            return lambda full: where.cut(full, shape)
+        at = self.ep_rank
+        return lambda full: pieces.plain_piece(full, shape, at)
 
 
 def synchronize() -> None:
@@ -184,13 +185,13 @@ def reduced(parameter: Any) -> Optional[torch.Tensor]:
     """Returns this rank's part of the gradient. If its layout differs from its parameter's (a
     pending sum, say), it is redistributed first: collective, on all ranks alike."""
     gradient = parameter.grad
-    if gradient is None or not placement.distributed(gradient):
+    if gradient is None or not pieces.distributed(gradient):
         return gradient
-    if not placement.distributed(parameter):
+    if not pieces.distributed(parameter):
         gradient = gradient.full_tensor()
     elif gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
-    return placement.local(gradient)
+    return pieces.local(gradient)
 
 
 def ep_rank(trial: Trial) -> Optional[int]:

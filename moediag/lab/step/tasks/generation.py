@@ -16,11 +16,11 @@ from moediag.lab.step import data, preparation
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.models import tiny
 from moediag.protocol import GenerateTask, Trial
+from moediag.protocol.tolerance import SAME_LOGIT
 from moediag.recorder.not_applicable import NotApplicable
 
 LENGTHS = (3, 9)  # tokens after which rank 0's prompt ends, and every other
 PROMPTS = 12  # sets of prompts that are tried
-NEAR = 1e-3  # of the largest logit: what rounding may change
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _continued(model: Any, prompt: torch.Tensor, length: int) -> Continued:
 def _clear(one: Continued) -> bool:
     """Whether no other token is nearly as likely."""
     first, second = one.logits.topk(2).values.unbind(-1)
-    return bool((first - second > NEAR * one.logits.abs().max()).all())
+    return bool((first - second > SAME_LOGIT * one.logits.abs().max()).all())
 
 
 def _logits(found: Any) -> torch.Tensor:

@@ -29,8 +29,7 @@ from moediag.lab.step.shard.wrapped import Wrapped, expert_parameters
 from moediag.lab.step.tasks.save_and_load import Way, way_of
 from moediag.protocol import ExpertRows, ResumeOutcome, ResumeTask, StepNumbers, Trial
 from moediag.protocol.names import clean_fqn
-from moediag.recorder import placement
-from moediag.recorder.step import numbers
+from moediag.recorder.step import numbers, pieces
 
 FOLDER = "saved"  # below the trial's folder, while the trial runs
 Known = List[Dict[str, List[Tuple[str, int]]]]  # by rank, FQN: (digest, expert) of each row
@@ -205,7 +204,7 @@ def _norm(wrapped: Wrapped) -> Optional[float]:
     gradients = [p.grad for p in wrapped.model.parameters() if p.grad is not None]
     if not gradients:
         return None
-    return float(sum(float(placement.local(g).double().square().sum()) for g in gradients)) ** 0.5
+    return float(sum(float(pieces.local(g).double().square().sum()) for g in gradients)) ** 0.5
 
 
 # ------------------------------------------------------------------------ which rank holds what
@@ -227,7 +226,7 @@ def _experts(wrapped: Wrapped, expected: Optional[Dict[str, Any]]) -> Dict[str, 
 
 def _digests(parameter: Any) -> List[str]:
     """Returns one digest per row of the local part."""
-    return [numbers.digest(row) for row in placement.local(parameter).cpu()]
+    return [numbers.digest(row) for row in pieces.local(parameter).cpu()]
 
 
 def _known(wrapped: Wrapped, experts: Dict[str, List[int]]) -> Known:
@@ -254,7 +253,7 @@ def _loaded(wrapped: Wrapped, known: Known, rank: int) -> List[ExpertRows]:
             # Among rows with equal bytes (all nan, say) prefer the one that was here.
             stayed = i < len(own) and own[i][0] == digest
             held.append(own[i][1] if stayed else anywhere.get(digest, -1))
-        where = placement.placement(parameter) or "plain"
+        where = pieces.placement(parameter) or "plain"
         declared = [expert for _, expert in own]
         found.append(ExpertRows(fqn, held, declared, int(parameter.shape[0]), where))
     return found
@@ -265,7 +264,7 @@ def _apart(wrapped: Wrapped) -> List[str]:
     one: they diverged before anything was saved. Collective."""
     experts = expert_parameters(wrapped.model, wrapped.anatomy)
     mine = {
-        clean_fqn(name): numbers.digest(placement.local(p))
+        clean_fqn(name): numbers.digest(pieces.local(p))
         for name, p in wrapped.model.named_parameters()
         if clean_fqn(name) not in experts and _copied(p)
     }
@@ -275,6 +274,4 @@ def _apart(wrapped: Wrapped) -> List[str]:
 
 
 def _copied(parameter: Any) -> bool:
-    return not placement.distributed(parameter) or all(
-        p.is_replicate() for p in parameter.placements
-    )
+    return all(axis.placed.is_replicate() for axis in pieces.axes_of(parameter))

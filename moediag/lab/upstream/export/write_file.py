@@ -14,11 +14,10 @@ import moediag
 from moediag.errors import UsageError
 from moediag.lab.scenario.plan import Plan, PlannedTrial
 from moediag.lab.upstream.export.export_facts import Facts, facts, refused, unsupported
+from moediag.protocol.tolerance import GRADIENT, SMALLEST
 
 WIDTH = 98
 TIMEOUT = 60  # seconds, of a collective on gloo
-# The tolerances of the worker's comparison with the reference: a test keeps them equal.
-TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
 # The packages that the header pins; their dependencies follow.
 NAMED = ("torch", "transformers", "accelerate")
 
@@ -81,7 +80,7 @@ def _program(known: Facts) -> dict[str, Any]:
         "fix": trial.fix,
         "checkpoint": trial.model.source == "checkpoint",
         "batches": trial.skew.batches,
-        "tolerance": TOLERANCE[trial.model.dtype],
+        "tolerance": tuple(one.of(trial.model.dtype) for one in (GRADIENT, SMALLEST)),
         "starve": [
             {"expert": s.expert, "rank": s.rank, "layer": s.layer, "from_step": s.from_step}
             for s in trial.skew.starve

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from torch import nn  # noqa: E402
 
 from moediag.evidence.law_model import PART, PLACED, PLAIN  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
-from moediag.protocol import ENV_LAWS  # noqa: E402
-from moediag.recorder import Recorder, install  # noqa: E402
 
 
 class Group:
@@ -27,13 +24,9 @@ class Group:
         self.rank = lambda: 1
 
 
-@pytest.fixture
-def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    monkeypatch.setenv(ENV_LAWS, "0")
+@pytest.fixture(autouse=True)
+def ranks_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [*range(group.size())])
-    made = install(str(tmp_path), 0, 1, of_job=True)
-    yield made
-    made.uninstall()
 
 
 def megatron(monkeypatch: pytest.MonkeyPatch, group: Group | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from moediag.evidence.events import read_log  # noqa: E402
-from moediag.evidence.law_model import RankLaws  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
-from moediag.protocol import ENV_LAWS  # noqa: E402
 from moediag.recorder import Recorder, install  # noqa: E402
 from moediag.recorder.laws.context import is_checked, next_checked  # noqa: E402
-
-
-@pytest.fixture
-def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    monkeypatch.setenv(ENV_LAWS, "0")
-    made = install(str(tmp_path), 0, 1, of_job=True)
-    yield made
-    made.uninstall()
-
-
-def laws(folder: Path) -> RankLaws:
-    found, lost = read_laws(folder, 0)
-    assert found is not None
-    assert not lost
-    return found
+from tests.unit.recorder.written import laws  # noqa: E402
 
 
 def model() -> nn.Module:

@@ -4,7 +4,6 @@ that no optimizer has."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
-from moediag.evidence.law_model import RankLaws  # noqa: E402
-from moediag.evidence.law_records import read_laws  # noqa: E402
-from moediag.protocol import ENV_LAWS  # noqa: E402
-from moediag.recorder import Recorder, install  # noqa: E402
+from moediag.recorder import Recorder  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
+from tests.unit.recorder.written import laws  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    monkeypatch.setenv(ENV_LAWS, "0")
-    made = install(str(tmp_path), 0, 1, of_job=True)
-    yield made
-    made.uninstall()
-
-
-def laws(folder: Path) -> RankLaws:
-    found, lost = read_laws(folder, 0)
-    assert found is not None
-    assert not lost
-    return found
+pytestmark = pytest.mark.usefixtures("recorder")
 
 
 def model() -> nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moediag.errors import ExitCode, MoediagError, StackError, UsageError
@@ -18,18 +18,17 @@ from moediag.lab.campaign.bisect.commits.commits import tops_of
 from moediag.lab.campaign.bisect.follow import Follow
 from moediag.lab.campaign.bisect.probe_lines import probe_line, target_lines
 from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict
-from moediag.lab.campaign.bisect.prober import Prober, Setting
+from moediag.lab.campaign.bisect.prober import MakeProber, Prober, Setting, made, probe
 from moediag.lab.campaign.bisect.question import Question
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.state import State
 from moediag.lab.campaign.bisect.timeline import probe_name
 from moediag.lab.campaign.engine import Display, resumable
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
+from moediag.lab.campaign.executors import HERE, Choice, Maker
 
 GOOD, BAD, SKIP, ABORT = 0, 1, 125, 128  # what git bisect run reads from an exit code
 FOLDER = "moediag-bisect"
-
-MakeProber = Callable[[Question, Path], Prober]
 
 
 class NotShown(MoediagError):
@@ -50,6 +49,7 @@ def judge_checkout(
     command: Sequence[str],
     make: MakeProber,
     display: Display,
+    executor: Choice = HERE,
 ) -> ProbeVerdict:
     """Judges the working tree of ``clone``, overlaid on the environment of the bad release, or of
     the good one if that decides nothing. ``out``: folder of the state and the runs.
@@ -60,9 +60,10 @@ def judge_checkout(
     known = {r.version: r for r in question.releases}
     versions = [v for v in (question.bad, question.good) if v]
     requests = tuple(question.request(known[v]) for v in versions)
-    with _opened(folder, question, command) as state:
-        prober = make(question, folder)
-        with contextlib.closing(prober), resumable(state.journal, state.done):
+    with contextlib.ExitStack() as stack:
+        state = stack.enter_context(_opened(folder, question, command))
+        prober = stack.enter_context(made(make, question, folder, display, executor))
+        with resumable(state.journal, state.done):
             target = _target(question, state, prober, display)
             tops = tops_of(question.package, requests[0])
             commit = clone.head
@@ -99,11 +100,11 @@ def _opened(folder: Path, question: Question, command: Sequence[str]) -> State:
         ) from error
 
 
-def _target(question: Question, state: State, prober: Prober, display: Display) -> Target:
+def _target(question: Question, state: State, prober: Maker[Prober], display: Display) -> Target:
     """Returns the failure of the bad release as installed; learned once."""
     if state.target is None:
         display.begun(question.bad)
-        found = prober.learn(question.bad)
+        found = probe(prober, question.setting(question.bad), 1, None)
         display.finished(question.bad, probe_line(found.record))
         if found.target is None:
             raise NotShown(f"{question.package} {question.bad}: {found.problem}")

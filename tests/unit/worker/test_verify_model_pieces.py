@@ -11,8 +11,9 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from moediag.ranks.verify import same_samples, samples, tensor_files
-from moediag.ranks.verify.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where, pieces
+from moediag.ranks.verify.model_pieces import pieces
 from moediag.ranks.verify.tensor_files import Stored
+from moediag.recorder.step.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where
 from tests.unit.sharded import fully_sharded, numbered, placed, rank_of
 
 

@@ -1,22 +1,20 @@
-"""When a tensor is the one that a reference computed.
+"""How far a tensor is from the one that a reference computed, and when that is wrong.
 
 It is wrong if its largest absolute difference exceeds ``atol + rtol * max |reference of that
-parameter|``. Both are calibrated on healthy controls: fp32 differs by summation order alone (1e-7
-and less), bf16 by rounding of every activation.
+parameter|``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Iterable, Optional
+from typing import Iterable, Optional
 
 import torch
 
 from moediag.protocol import GradientError, Multiple
-
-# dtype of the parameters -> (rtol, atol as a share of the largest gradient of the model)
-TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
+from moediag.protocol.tolerance import GRADIENT, SMALLEST
+from moediag.recorder.step import numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +24,8 @@ class Tolerance:
 
     @classmethod
     def of(cls, dtype: str, references: Iterable[Optional[torch.Tensor]]) -> Tolerance:
-        rtol, share = TOLERANCE[dtype]
-        largest = max((float(g.abs().max()) for g in references if g is not None), default=0.0)
-        return cls(rtol, share * largest)
+        """``dtype``: of the parameters; ``references``: the gradients of the whole model."""
+        return cls(GRADIENT.of(dtype), SMALLEST.of(dtype) * largest(references))
 
     def judge(
         self,
@@ -49,7 +46,7 @@ class Tolerance:
         wrong = not max_abs <= self.atol + relative
         times = None if expected is None else multiple(actual, expected)
         return GradientError(
-            _finite(max_abs),
+            numbers.for_json(max_abs),
             scale,
             wrong=wrong,
             missing=wrong and local is None,
@@ -70,6 +67,7 @@ def multiple(tensor: torch.Tensor, reference: torch.Tensor) -> Optional[Multiple
     return Multiple(factor, left / size if size else 0.0, tensor.numel())
 
 
-def _finite(value: float) -> Any:
-    """Returns the number, as text if not finite: JSON has no nan."""
-    return value if value == value and abs(value) != float("inf") else str(value)
+def largest(tensors: Iterable[Optional[torch.Tensor]]) -> float:
+    """Returns the largest absolute element; 0 where there is none."""
+    present = (one for one in tensors if one is not None and one.numel())
+    return max((float(one.float().abs().max()) for one in present), default=0.0)

@@ -7,45 +7,24 @@ and an FSDP1 handle say which part they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 
 from moediag.protocol.names import plain_name
-from moediag.recorder import placement
-from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step.pieces import (
+    FLAT,
+    Where,
+    axes_of,
+    distributed,
+    flat_parameters,
+    local,
+    placement,
+    where,
+)
 
-WHOLE, BOX, FLAT, ELEMENTS = "whole", "box", "flat", "elements"
 _OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 _FSDP1 = "FullyShardedDataParallel"
-
-
-@dataclass(frozen=True)
-class Where:
-    """The part of a whole tensor that a local tensor is."""
-
-    kind: str  # WHOLE, BOX, FLAT or ELEMENTS
-    shape: Tuple[int, ...]  # of the whole tensor
-    at: Any = None  # BOX: first index by dim; FLAT: first element; ELEMENTS: their numbers
-
-    def cut(self, whole: torch.Tensor, local: Tuple[int, ...]) -> torch.Tensor:
-        """Returns the part of ``whole``, whose local shape is ``local``."""
-        if self.kind == BOX:
-            for dim, (first, size) in enumerate(zip(self.at, local)):  # noqa: B905 - Python 3.9
-                whole = whole.narrow(dim, first, size)
-            return whole
-        if self.kind == FLAT:
-            return whole.reshape(-1)[self.at : self.at + local[0]]
-        if self.kind == ELEMENTS:
-            return whole.reshape(-1)[self.at.reshape(-1)].reshape(local)
-        return whole
-
-    def put(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        """Writes ``part`` to its place in ``whole``, which is contiguous."""
-        if self.kind == ELEMENTS:
-            whole.view(-1)[self.at.reshape(-1)] = part.reshape(-1)
-        else:
-            self.cut(whole, tuple(part.shape)).copy_(part)
 
 
 @dataclass(frozen=True)
@@ -81,7 +60,7 @@ def pieces(root: Any, prefix: str = "") -> List[Piece]:
         if type(module).__name__ == _FSDP1 and handle is not None:
             for piece in _of_handle(handle, named(name + "." if name else "")):
                 found.setdefault(piece.name, piece)
-            flat += map(id, (handle.flat_param, *(handle.flat_param._params or ())))
+            flat += map(id, flat_parameters(handle))
     for name, parameter in root.named_parameters():
         if id(parameter) not in flat:
             full = named(name)
@@ -104,62 +83,27 @@ def tied(root: Any, prefix: str = "") -> Dict[str, str]:
 
 
 def _of_tensor(name: str, tensor: Any, trainable: Optional[bool]) -> Piece:
-    mesh: Dict[str, int] = {}
-    if placement.distributed(tensor):
-        names = tensor.device_mesh.mesh_dim_names or ()
-        mesh = {axis: tensor.device_mesh.size(dim) for dim, axis in enumerate(names)}
     return Piece(
         name,
-        _where(tensor),
-        lambda: placement.local(tensor),
+        where(tensor),
+        lambda: local(tensor),
         lambda: _gradient(tensor),
         tensor if trainable is not None else None,
-        placement.placement(tensor),
+        placement(tensor),
         bool(trainable),
-        mesh,
+        {axis.name: axis.size for axis in axes_of(tensor) if axis.name},
     )
-
-
-def _where(tensor: Any) -> Where:
-    shape = tuple(tensor.shape)
-    if not placement.distributed(tensor):
-        return Where(WHOLE, shape)
-    numbers = placement.index(tensor)
-    if numbers is None:
-        raise NotApplicable("a tensor has no place on the mesh")
-    return _box(numbers, shape) or Where(ELEMENTS, shape, numbers)
-
-
-def _box(numbers: torch.Tensor, shape: Tuple[int, ...]) -> Optional[Where]:
-    """Returns the part as one block of ``shape``; None if it is not one."""
-    if numbers.numel() == 0:
-        return Where(BOX, shape, tuple(0 for _ in shape))
-    first, at = int(numbers.reshape(-1)[0]), []
-    for size in reversed(shape):
-        at.append(first % size)
-        first //= size
-    at.reverse()
-    expected = torch.zeros((), dtype=torch.int64)
-    stride = 1
-    for dim in reversed(range(len(shape))):
-        if at[dim] + numbers.shape[dim] > shape[dim]:
-            return None
-        line = torch.arange(at[dim], at[dim] + numbers.shape[dim]) * stride
-        expected = expected + line.view([-1] + [1] * (len(shape) - 1 - dim))
-        stride *= shape[dim]
-    return Where(BOX, shape, tuple(at)) if torch.equal(expected, numbers) else None
 
 
 def _gradient(tensor: Any) -> Optional[torch.Tensor]:
     gradient = tensor.grad
     if gradient is None:
         return None
-    if placement.distributed(gradient):
-        if any(p.is_partial() for p in gradient.placements):
-            raise NotReduced
-        if placement.distributed(tensor) and gradient.placements != tensor.placements:
-            raise NotReduced
-    return placement.local(gradient)
+    if any(axis.placed.is_partial() for axis in axes_of(gradient)):
+        raise NotReduced
+    if distributed(gradient) and distributed(tensor) and gradient.placements != tensor.placements:
+        raise NotReduced
+    return local(gradient)
 
 
 # ------------------------------------------------------------------------ FSDP1
@@ -181,11 +125,10 @@ def _of_handle(handle: Any, prefix: str) -> Iterator[Piece]:
         low, high = max(first, begin), min(last, begin + size)
         if low >= high and last > first:
             continue  # it lies on other ranks
-        where = Where(FLAT, tuple(shape), low - first)
         own = originals[number] if originals is not None else flat
         yield Piece(
             prefix + plain_name(fqn),
-            where,
+            Where(FLAT, tuple(shape), low - first),
             _reader(flat, low - begin, high - begin),
             _flat_gradient(own, originals is not None, low - begin, high - begin),
             own,
@@ -208,8 +151,7 @@ def _starts(flat: Any) -> List[int]:
 
 def _reader(flat: Any, low: int, high: int) -> Callable[[], torch.Tensor]:
     def read() -> torch.Tensor:
-        local: torch.Tensor = flat.detach().reshape(-1)
-        return local[low:high]
+        return local(flat).reshape(-1)[low:high]
 
     return read
 
@@ -220,7 +162,7 @@ def _flat_gradient(
     def read() -> Optional[torch.Tensor]:
         if own.grad is None:
             return None
-        local: torch.Tensor = own.grad.detach().reshape(-1)
-        return local if original else local[low:high]
+        gradient = local(own.grad).reshape(-1)
+        return gradient if original else gradient[low:high]
 
     return read

@@ -9,12 +9,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from moediag.errors import EvidenceError
 from moediag.evidence.model import ExitStatus, Stall
-from moediag.protocol import LAUNCH_FILE, read_json, write_json
+from moediag.protocol import LAUNCH_FILE, build, read_json, write_json
 from moediag.records import dataclass
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +19,7 @@ class Death:
     """A rank that failed by itself."""
 
     rank: int
-    time: float
+    time: float = 0.0
     """Epoch seconds: the exact time in its error file, else when the end was noticed."""
 
 
@@ -30,8 +27,8 @@ class Death:
 class LaunchRecord:
     """What happened from the start of the ranks to their end. Times are epoch seconds."""
 
-    started: float
-    ended: float
+    started: float = 0.0
+    ended: float = 0.0
     launcher: str = ""
     first_progress: float | None = None
     """The first heartbeat; None if no rank wrote one."""
@@ -54,7 +51,7 @@ class LaunchRecord:
     oom_kills: int | None = None
     """Number of OOM kills on this machine during the launch; None if the kernel does not count
     them."""
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
 
     @property
     def succeeded(self) -> bool:
@@ -75,35 +72,44 @@ class LaunchRecord:
         """Writes ``launch.json`` into ``folder`` atomically; returns its path."""
         return write_json(folder / LAUNCH_FILE, dataclasses.asdict(self))
 
-    @classmethod
-    def read(cls, path: Path) -> LaunchRecord:
-        """Reads ``launch.json`` or the folder that holds it; raises EvidenceError when it cannot
-        be read or is of another schema version."""
-        if path.is_dir():
-            path = path / LAUNCH_FILE
-        try:
-            raw: dict[str, Any] = read_json(path)
-        except (OSError, ValueError) as error:
-            raise EvidenceError(f"{path}: {error}") from error
-        if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
-            raise EvidenceError(f"{path}: not a launch record of schema version {SCHEMA_VERSION}")
-        try:
-            return _from_json(raw)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise EvidenceError(f"{path}: {error}") from error
+
+def read_launch(path: Path) -> LaunchRecord:
+    """The record, as far as it can be read; ``not_seen`` also says what cannot."""
+    try:
+        raw = read_json(path, "replace")
+    except FileNotFoundError:
+        return LaunchRecord(not_seen=("exit codes and signals (no launch.json)",))
+    except (OSError, ValueError):
+        raw = None
+    if not isinstance(raw, dict):
+        return LaunchRecord(not_seen=("exit codes and signals (launch.json is unreadable)",))
+    raw["not_seen"], lost = [str(one) for one in _listed(raw.get("not_seen"))], []
+    raw["deaths"] = [one for one in _listed(raw.get("deaths")) if _built(Death, one) is not None]
+    raw["deaths"].sort(key=lambda death: float(death["time"]))
+    exits = raw.get("exits")
+    raw["exits"] = {}
+    for rank, status in exits.items() if isinstance(exits, dict) else ():
+        if rank.isdecimal() and _built(ExitStatus, status) is not None:
+            raw["exits"][rank] = status
+        else:
+            lost.append(f"rank {rank}: how it ended (launch.json)")
+    values: dict[str, Any] = {}
+    for name in raw.keys() & {f.name for f in dataclasses.fields(LaunchRecord)}:
+        alone = _built(LaunchRecord, {name: raw[name]})
+        if alone is not None:
+            values[name] = getattr(alone, name)
+        elif name == "stall":
+            lost.append("what the watchdog saw (launch.json)")
+    return LaunchRecord(**{**values, "not_seen": (*values["not_seen"], *lost)})
 
 
-def _from_json(raw: dict[str, Any]) -> LaunchRecord:
-    known = {f.name for f in dataclasses.fields(LaunchRecord)}
-    values = {name: value for name, value in raw.items() if name in known}
-    values["exits"] = {int(r): ExitStatus(**s) for r, s in values.get("exits", {}).items()}
-    values["pids"] = {int(r): int(pid) for r, pid in values.get("pids", {}).items()}
-    values["deaths"] = tuple(Death(**d) for d in values.get("deaths", ()))
-    stall = values.get("stall")
-    if stall:
-        values["stall"] = Stall(
-            stall["at"], stall["window"], tuple(stall["waiting"]), tuple(stall["elsewhere"])
-        )
-    for name in ("not_seen", "notes"):
-        values[name] = tuple(values.get(name, ()))
-    return LaunchRecord(**values)
+def _built(kind: type[Any], raw: Any) -> Any:
+    """What ``raw`` describes; None if it describes no ``kind``."""
+    try:
+        return build(kind, raw)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _listed(raw: Any) -> list[Any]:
+    return raw if isinstance(raw, list) else []

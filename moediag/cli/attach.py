@@ -1,0 +1,80 @@
+"""`moediag attach`: parse, call, exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moediag.cli import options as o
+from moediag.errors import UsageError
+from moediag.report import stderr, stdout
+
+
+def attach(
+    pid: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[PID]",
+            help="A process of the job: its launcher or a rank.  [default: your only job here]",
+        ),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            metavar="S",
+            help="Call ranks hung that have waited for this many seconds; look for as long where "
+            "the kernel does not tell.",
+        ),
+    ] = 30.0,
+    no_locals: Annotated[
+        bool, typer.Option("--no-locals", help="Do not read numbers from local variables.")
+    ] = False,
+    collect: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.tgz",
+            help="Also write the evidence as one file, for `moediag diagnose FILE.tgz` elsewhere.",
+        ),
+    ] = None,
+    redact: Annotated[
+        bool,
+        typer.Option(
+            "--redact", help="Replace names of hosts, users and folders in the collected file."
+        ),
+    ] = False,
+    html: o.Html = None,
+    out: o.Out = None,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001 - main takes it out
+) -> None:
+    """Look at a job that runs now and was started without moediag; report whether it hangs, and
+    why.
+
+    The job continues as before: no signal is sent and nothing is loaded into it. Without PID, takes
+    your only training job on this machine, or lists them.
+    """
+    chosen = o.views(as_json, html=html)
+    from moediag.launch.attach.collecting import AttachOptions
+    from moediag.pipeline import attach as attaching
+    from moediag.report import consoles, json_view, page, terminal, views
+
+    if redact and collect is None:
+        raise UsageError("--redact needs --collect", "Add: --collect out.tgz")
+    job = attaching.choose(pid)
+    stderr.line(f"moediag: looking at {attaching.described(job)}")
+    options = AttachOptions(patience=patience, local_values=not no_locals)
+    done = attaching.attach(job, options, out, lambda text: stderr.line(f"moediag: {text}"))
+    if collect is not None:
+        attaching.write_archive(done, collect, redact)
+        stderr.line(f"wrote {collect}")
+    for told in views.write([done.result], chosen, dict):
+        stderr.line(told)
+    if as_json:
+        stdout.write(json_view.render(done.result))
+    elif Path("-") not in chosen.values():
+        terminal.render(done.result, consoles.output(no_color), views.short(done.folder))
+    raise typer.Exit(page.exit_code(done.result))

@@ -1,0 +1,369 @@
+"""Where two groups of ranks took different paths through the user's source.
+
+From the last call that both made, the control flow of the function that they share shows which
+statements lead one side to its call and not the other: a ``break``, a handler, an early return, a
+loop that ended. What the evidence rules out is left out. What remains is the decision, or a few of
+which it is one; nothing is named that does not part the two sides.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from moediag.diagnosis.schedules.align import Aligned, Schedule
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.evidence.control_flow import BEGIN, CAUGHT, END, Edge, Flow, Node
+from moediag.evidence.model import Collective, Condition, Evidence
+from moediag.evidence.program_source import Program, ProgramFile
+from moediag.evidence.source_tree import Scope, calls_once
+from moediag.records import dataclass
+
+_LINE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+) (?P<function>.+)")
+_MOST = 3  # decisions of which one parted the ranks; more tell nothing
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SOMETIMES = "?"  # a library's function that does not always make a call
+_DEEP = 4  # calls that are followed
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the user's code in a chain of calls."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Ranks that took one path."""
+
+    ranks: tuple[int, ...]
+    #: Outermost first; empty if they ended.
+    chain: tuple[Line, ...]
+    #: The call that they made there.
+    call: Collective | None
+    #: The last call that both sides made, and its lines.
+    common: Collective | None
+    before: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A statement after which the two sides may have parted."""
+
+    file: str
+    line: int
+    #: The ``if``, loop or ``except`` as the user wrote it.
+    text: str
+    #: How each side left it, as far as only one way leads to where it is; "" otherwise. One of
+    #: control_flow's words.
+    ways: tuple[str, str]
+    #: The first line that only that side executed, and its text; 0 without one.
+    only: tuple[tuple[int, str], tuple[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Two sides, and the decisions that may have parted them: one if that is certain."""
+
+    sides: tuple[Side, Side]
+    decisions: tuple[Decision, ...]
+    program: Program
+
+    def decided(self, condition: Condition) -> bool:
+        """Whether the ranks certainly parted at a condition."""
+        where = [(one.file, one.line) for one in self.decisions]
+        return where == [(condition.file, condition.line)]
+
+    def text(self, line: Line) -> str:
+        """A line as written; "" if its file is not known."""
+        file = self.program.file(line.file)
+        return file.text(line.line) if file is not None else ""
+
+
+def fork(found: Divergence, aligned: Aligned, evidence: Evidence) -> Fork | None:
+    """Where the two sides of a divergence parted; None if they are not two, or the source does not
+    show it."""
+    sides = _sides(found, aligned, evidence) if evidence.sources else []
+    if len(sides) != 2:
+        return None
+    one, two = sides
+    if not one.chain or (two.chain and len(two.ranks) > len(one.ranks)):
+        one, two = two, one
+    if not one.chain:
+        return None
+    search = _Search(evidence, (one, two))
+    decisions = sorted(set(search.decisions()), key=lambda one: (one.file, one.line))
+    if not 0 < len(decisions) <= _MOST:
+        decisions = ()
+    return Fork((one, two), tuple(decisions), search.program)
+
+
+# ------------------------------------------------------------------------ the two sides
+
+
+def _sides(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Side]:
+    schedule = next((s for s in aligned.schedules.values() if s.group == found.group), None)
+    if schedule is None or found.surplus or found.kind in ("order", "splits", "parameters"):
+        return []
+    own = frozenset(path.rpartition("/")[2] for path in evidence.sources)
+    together: dict[tuple[Line, ...], list[int]] = {}
+    for rank in (*found.calls, *found.absent):
+        if rank not in evidence.ranks or rank not in schedule.starts:
+            return []
+        call = found.calls.get(rank)
+        lines = _made_at(call, own) if call is not None else ()
+        if not lines and (call is not None or rank not in found.ended):
+            return []
+        ranks = together.setdefault(lines, [])
+        ranks += [rank] * (rank not in ranks)
+    return [_side(lines, ranks, found, schedule, own) for lines, ranks in together.items()]
+
+
+def _side(
+    lines: tuple[Line, ...],
+    ranks: Sequence[int],
+    found: Divergence,
+    schedule: Schedule,
+    own: Collection[str],
+) -> Side:
+    common = schedule.at(ranks[0], found.position - 1) if found.position else None
+    before = _made_at(common, own) if common is not None else ()
+    return Side(tuple(ranks), lines, found.calls.get(ranks[0]), common, before)
+
+
+def _made_at(call: Collective, own: Collection[str]) -> tuple[Line, ...]:
+    """The lines of the program's ``own`` files that led to a call, outermost first."""
+    found = [_line(text) for text in reversed((call.site, *call.callers))]
+    return tuple(one for one in found if one is not None and one.file in own)
+
+
+def _line(text: str) -> Line | None:
+    found = _LINE.fullmatch(text)
+    return found and Line(found["file"], int(found["line"]), found["function"].rpartition(".")[2])
+
+
+# ------------------------------------------------------------------------ the search
+
+
+class _Search:
+    """Finds the decisions between two sides."""
+
+    def __init__(self, evidence: Evidence, sides: tuple[Side, Side]) -> None:
+        self._sides = sides
+        self._evidence = evidence
+        self.program = Program(evidence.sources)
+        self._calls = self._made()
+
+    def _made(self) -> dict[tuple[str, str], set[tuple[int, str]]]:
+        """By function, the lines that made calls, with the function called there, or ""."""
+        found: dict[tuple[str, str], set[tuple[int, str]]] = {}
+        own = frozenset(path.rpartition("/")[2] for path in self._evidence.sources)
+        for chain, always in self._chains(own):
+            inner = [one.function for one in chain[1:]]
+            for one, called in zip(chain, (*inner, "" if always else _SOMETIMES), strict=True):
+                found.setdefault((one.file, one.function), set()).add((one.line, called))
+        return found
+
+    def _chains(self, own: Collection[str]) -> Iterator[tuple[tuple[Line, ...], bool]]:
+        """The lines that led to each place of calls, and whether the innermost certainly makes one:
+        it is the call itself, or a library made one for it in every step."""
+        for side in self._sides:
+            calls = self._evidence.ranks[side.ranks[0]].collectives
+            steps: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+            examples: dict[tuple[str, tuple[str, ...]], Collective] = {}
+            for call in calls:
+                steps.setdefault((call.site, call.callers), set()).add(call.step)
+                examples[call.site, call.callers] = call
+            every = {call.step for call in calls[:-1]} - {calls[-1].step} if calls else set()
+            for place, call in examples.items():
+                direct = call.site.partition(":")[0] in own
+                if chain := _made_at(call, own):
+                    yield chain, direct or every <= steps[place]
+
+    def decisions(self) -> list[Decision]:
+        """Those in the functions that made the last common call, the innermost first, up to one in
+        which both sides still are."""
+        one, two = self._sides
+        found: list[Decision] = []
+        for level in self._levels():
+            chains = (_from(one.chain, level), _from(two.chain, level))
+            if not any(chains):
+                continue
+            file = self.program.file(level.file)
+            scope = file and file.scope(level.line, level.function)
+            if file is None or scope is None:
+                return []
+            start = file.node(level.line) if one.common is not None else BEGIN
+            if any(self._same_visit(side, level, start) for side in self._sides):
+                return []
+            found += self._between(file, scope, start, chains, 0)
+            if all(chains):
+                break
+        return found
+
+    def _same_visit(self, side: Side, level: Line, start: Node | None) -> bool:
+        """Whether a side may still be in the statement that made the last common call: one such as
+        ``loss.backward()`` makes several."""
+        if side.common is None or side.call is None or side.chain[-1] != side.before[-1]:
+            return False
+        if level != side.before[-1] or side.call.step > side.common.step:
+            return False
+        return not (isinstance(start, ast.stmt) and calls_once(start))
+
+    def _levels(self) -> list[Line]:
+        """The lines of the last common call, innermost first, as far as both sides made it there;
+        without one the innermost function in which both sides are."""
+        one, two = self._sides
+        if one.common is None or two.common is None:
+            shared = [line for line in reversed(one.chain) if _from(two.chain, line)]
+            return shared[:1]
+        return [line for line in reversed(one.before) if line in two.before]
+
+    def _between(
+        self,
+        file: ProgramFile,
+        scope: Scope,
+        start: Node | None,
+        chains: tuple[tuple[Line, ...], tuple[Line, ...]],
+        depth: int,
+    ) -> list[Decision]:
+        """The decisions from ``start`` in a function to the places of both chains; an empty chain
+        is the function's end."""
+        if depth > _DEEP:
+            return []
+        function = getattr(scope, "name", "<module>")
+        # The last common call was made in `start` itself and completed.
+        direct = any(
+            not called and file.node(line) is start for line, called in self._lines(file, function)
+        )
+        targets = [file.node(chain[0].line) if chain else END for chain in chains]
+        if start is None or None in targets:
+            return []
+        repeats = function != "<module>" and END not in targets and start != BEGIN
+        full = [n for n in file.around(start) if file.same_on_all_ranks(n, scope)]
+        flow = Flow(scope, repeats=repeats, full=full)
+        closed = self._closed(file, function)
+        ways = [
+            frozenset(
+                edge
+                for edge in flow.paths(start, target, closed - {target})
+                if edge.start is not start or edge.how != CAUGHT or not direct
+            )
+            for target in targets
+        ]
+        for own, other in ((0, 1), (1, 0)):
+            if targets[own] is start and not direct and not ways[own]:
+                # This side did not leave the function that is called there; an exception may have
+                # taken the other side out of it.
+                return [
+                    _decision(file, edge.to, (set(), {edge}) if own == 0 else ({edge}, set()))
+                    for edge in ways[other]
+                    if edge.start is start and edge.how == CAUGHT and isinstance(edge.to, ast.AST)
+                ]
+        if not all(ways):
+            return []
+        found = list(self._split(file, scope, ways))
+        for own, other in ((0, 1), (1, 0)):
+            inner = chains[own][1:]
+            through = any(edge.to is targets[own] for edge in ways[other])
+            if inner and through and targets[own] is not targets[other]:
+                found += self._inside(inner, own, depth)
+        return found
+
+    def _inside(self, inner: tuple[Line, ...], own: int, depth: int) -> list[Decision]:
+        """Those in a function that one side is in, and that the other left without a call."""
+        file = self.program.file(inner[0].file)
+        scope = file and file.scope(inner[0].line, inner[0].function)
+        if file is None or scope is None:
+            return []
+        chains = (inner, ()) if own == 0 else ((), inner)
+        return self._between(file, scope, BEGIN, chains, depth + 1)
+
+    def _lines(self, file: ProgramFile, function: str) -> set[tuple[int, str]]:
+        return self._calls.get((file.name, function), set())
+
+    def _closed(self, file: ProgramFile, function: str, depth: int = 0) -> frozenset[Node]:
+        """Statements that certainly make a call when they run."""
+        found = set()
+        for line, called in self._lines(file, function):
+            node = file.node(line)
+            if node is not None and (not called or self._always(called, depth)):
+                found.add(node)
+        return frozenset(found)
+
+    def _always(self, function: str, depth: int) -> bool:
+        """Whether a function makes a call in every case."""
+        made = [(f, lines) for (f, name), lines in self._calls.items() if name == function]
+        if depth > _DEEP or len(made) != 1:
+            return False
+        inside = self.program.file(made[0][0])
+        scope = inside and inside.scope(min(made[0][1])[0], function)
+        if inside is None or scope is None:
+            return False
+        closed = self._closed(inside, function, depth + 1)
+        return not Flow(scope).paths(BEGIN, END, closed)
+
+    # -------------------------------------------------------------------- what parts them
+
+    def _split(
+        self,
+        file: ProgramFile,
+        scope: Scope,
+        ways: Sequence[frozenset[Edge]],
+    ) -> Iterator[Decision]:
+        by_node: dict[Node, tuple[set[Edge], set[Edge]]] = {}
+        for side, edges in enumerate(ways):
+            for edge in edges:
+                by_node.setdefault(edge.start, (set(), set()))[side].add(edge)
+        told: set[Node] = set()
+        for node, (one, two) in by_node.items():
+            if not one or not two or one == two or not isinstance(node, ast.AST):
+                continue
+            if file.same_on_all_ranks(node, scope) or self._same_batches(file, node):
+                continue
+            handler = next((e.to for e in one ^ two | one | two if e.how == CAUGHT), None)
+            shown = handler if isinstance(handler, ast.AST) else node
+            if shown not in told:
+                told.add(shown)
+                yield _decision(file, shown, (one, two))
+
+    def _same_batches(self, file: ProgramFile, node: ast.AST) -> bool:
+        """Whether a loop over a data loader took as many turns on both sides."""
+        counts = [self._batches(file, node, side) for side in self._sides]
+        return None not in counts and len(set(counts)) == 1
+
+    def _batches(self, file: ProgramFile, node: ast.AST, side: Side) -> int | None:
+        line = f"{file.name}:{getattr(node, 'lineno', 0)} "
+        given = [
+            one.number
+            for one in self._evidence.ranks[side.ranks[0]].batches
+            if one.line.startswith(line)
+        ]
+        return sum(given) if given else None
+
+
+def _from(chain: tuple[Line, ...], level: Line) -> tuple[Line, ...]:
+    """The part of a chain from its innermost line in the function of ``level`` on."""
+    for place in reversed(range(len(chain))):
+        if (chain[place].file, chain[place].function) == (level.file, level.function):
+            return chain[place:]
+    return ()
+
+
+def _decision(file: ProgramFile, node: ast.AST, sides: tuple[set[Edge], set[Edge]]) -> Decision:
+    ways, only = [], []
+    for own, other in (sides, sides[::-1]):
+        taken = own - other or own
+        edge = next(iter(taken)) if len({(e.to, e.how) for e in taken}) == 1 else None
+        ways.append(edge.how if edge is not None else "")
+        # A loop was executed before as well.
+        apart = edge is not None and not isinstance(edge.to, _LOOPS)
+        apart = apart and edge.to not in {e.to for e in other}
+        line = getattr(edge.to, "lineno", 0) if edge is not None and apart else 0
+        only.append((line, file.text(line)))
+    line = getattr(node, "lineno", 0)
+    return Decision(file.name, line, file.head(node), (ways[0], ways[1]), (only[0], only[1]))

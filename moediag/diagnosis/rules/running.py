@@ -1,0 +1,244 @@
+"""Detectors of jobs that run and were started without moediag: what looks at their processes
+saw."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from moediag.diagnosis.blame.standings import Standing, dividing
+from moediag.diagnosis.end_states.whereabouts import program_line
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.judgement import Judgement, apart, detector, undecided
+from moediag.diagnosis.words.calls import sentence
+from moediag.diagnosis.words.places import words
+from moediag.evidence import looks
+from moediag.evidence.looks import Looks
+from moediag.evidence.model import Condition, Evidence
+from moediag.evidence.rank_stacks import in_collective, stand, that_counts
+from moediag.result import Confidence, Verdict
+from moediag.result.wording import ranks
+
+# Calls that all ranks of a group must make; a send or a receive has one other side.
+_OF_ALL = re.compile(
+    r"(?:_?(?:all|reduce)_(?:reduce|gather|to_all|scatter)|broadcast|barrier|reduce|gather|scatter"
+    r"|monitored_barrier)\w*|c10d::Reducer::\w+"
+)
+_AGAIN = (
+    "A rank that computes may also be in an endless loop: attach again if it stays at that line "
+    "for longer than it should take."
+)
+
+
+@detector(Verdict.CLEAN)
+def progressing(facts: Facts) -> Judgement | None:
+    """Ranks of a running job moved or worked between the looks: slow is not hung."""
+    evidence, seen = facts.evidence, facts.evidence.looks
+    if seen is None or not seen.progresses or seen.doing(looks.STOPPED) or seen.missing:
+        return None
+    waits = seen.doing(looks.WAITS)
+    text = f"No hang: in {seen.seconds:.0f} s of looks, {'; '.join(_doing(evidence, seen))}."
+    moved = bool(seen.doing(looks.MOVES))
+    computes = any(seen.ranks[r].words == "computes" for r in seen.doing(looks.WORKS))
+    if waits and computes and not moved:
+        return Judgement(Confidence.LOW, f"{text} {_AGAIN}")
+    return Judgement(Confidence.MEDIUM, text)
+
+
+@detector(Verdict.HANG)
+def held_up(facts: Facts) -> Judgement | None:
+    """A rank outside communication cannot continue, for a reason that its process shows: it is
+    stopped, or waits for a file lock, a debugger, the kernel or a stopped loader process."""
+    seen, stall = facts.evidence.looks, facts.evidence.stall
+    if seen is None or stall is None or not seen.held or _suspended(seen):
+        return None
+    text = " ".join(
+        sentence(f"Rank {rank} {seen.ranks[rank].held}{_at(facts.evidence, rank)}")
+        for rank in seen.held
+    )
+    if facts.waiting:
+        text += f" {sentence(_waiters(facts.evidence, facts.waiting))}"
+    return Judgement(
+        Confidence.MEDIUM,
+        text,
+        culprits=seen.held,
+        victims=apart(facts.waiting, seen.held),
+        pattern="held",
+        next_step=_let_go(seen),
+    )
+
+
+def _suspended(seen: Looks) -> bool:
+    """Whether somebody stopped the whole job."""
+    return len(seen.doing(looks.STOPPED)) == len(seen.ranks)
+
+
+def _let_go(seen: Looks) -> str:
+    stopped = seen.doing(looks.STOPPED)
+    if not stopped:
+        return ""
+    pids = " ".join(str(seen.ranks[rank].pid) for rank in stopped)
+    return f"Find out who stopped {ranks(stopped)}. To continue: kill -CONT {pids}"
+
+
+@detector(Verdict.HANG)
+def kept_apart(facts: Facts) -> Judgement | None:
+    """A rank of a running job waits in a collective that a condition of the program keeps the other
+    ranks from."""
+    evidence = facts.evidence
+    if evidence.looks is None or any(seen.collectives for seen in evidence.ranks.values()):
+        return None
+    told = dict(_singled_out(facts))
+    if len(told) != 1:
+        return None
+    [(culprits, (one, condition))] = told.items()
+    others = [rank for other in facts.standings if other is not one for rank in other.ranks]
+    text = _waiters(evidence, one.ranks)
+    text = f"{text[:1].upper()}{text[1:]}, {words(condition)}"
+    if condition.side == "handler":
+        text += ": only there was that exception caught."
+    else:
+        kept = sorted(condition.keeps_out & {*others})
+        text += f", which keeps {ranks(kept)} from it."
+    text += " " + " ".join(sentence(part) for part in _places(evidence, others))
+    step = f"Make the call at {one.at} on all ranks of its group, or on none."
+    return Judgement(
+        Confidence.MEDIUM,
+        text,
+        culprits=culprits,
+        victims=apart(facts.waiting, culprits),
+        pattern="condition",
+        next_step=step,
+    )
+
+
+def _singled_out(
+    facts: Facts,
+) -> Iterator[tuple[tuple[int, ...], tuple[Standing, Condition]]]:
+    """Ranks that a condition singles out, with that condition and those who wait under it."""
+    found = facts.standings
+    if dividing(found) is not None:
+        return
+    every = sum(len(one.ranks) for one in found)
+    for one in found:
+        if not {*one.ranks} <= {*facts.waiting} or not _of_all(facts.evidence, one.ranks[0]):
+            continue
+        for condition in one.apart:
+            single = condition.singles
+            if condition.side == "handler":
+                yield one.ranks, (one, condition)
+            elif single is not None and (single in one.ranks or 2 * len(one.ranks) > every):
+                yield (single,), (one, condition)
+
+
+def _of_all(evidence: Evidence, rank: int) -> bool:
+    """Whether the rank waits in a call that all ranks of its group must make."""
+    stack = that_counts(evidence.ranks[rank].stacks)
+    if stack is None or not in_collective(stack):
+        return False
+    operation = stand(stack, evidence.ranks[rank].libraries).partition(",")[0]
+    return _OF_ALL.fullmatch(operation) is not None
+
+
+@detector(Verdict.INCONCLUSIVE)
+def ranks_elsewhere(facts: Facts) -> Judgement | None:
+    """All ranks of a running job on this machine wait, and others on other machines may work."""
+    seen = facts.evidence.looks
+    if seen is None or not facts.waiting or not seen.elsewhere or facts.elsewhere:
+        return None
+    if any(one.collectives for one in facts.evidence.ranks.values()):
+        return None
+    text = _waiters(facts.evidence, facts.waiting)
+    text = f"{text[:1].upper()}{text[1:]} for at least {_still(seen)} s, and nothing is known "
+    text += f"of {ranks(seen.elsewhere)} on other machines, which may work."
+    step = (
+        "Run `moediag attach --collect node-N.tgz` on each machine of the job, then "
+        "`moediag diagnose node-*.tgz`."
+    )
+    return undecided(text, step)
+
+
+@detector(Verdict.INCONCLUSIVE)
+def undecided_looks(facts: Facts) -> Judgement | None:
+    """Looks at a running job do not show whether it stands still."""
+    seen = facts.evidence.looks
+    if seen is None or (facts.evidence.stall is not None and facts.waiting):
+        return None
+    if len(seen.doing(looks.GONE)) == len(seen.ranks):
+        return undecided("The job ended while it was looked at.")
+    if _suspended(seen):
+        return undecided("The job is suspended: all its ranks are stopped by a signal (SIGSTOP).",
+                         _let_go(seen))  # fmt: skip
+    text = f"In {seen.seconds:.0f} s of looks, {'; '.join(_doing(facts.evidence, seen))}."
+    if seen.doing(looks.UNREAD):
+        return undecided(f"{text} Where these ranks are is not known.")
+    return undecided(f"{text} It is not known whether the job would continue.", _longer(seen))
+
+
+def _longer(seen: Looks) -> str:
+    return f"Look again, for longer: moediag attach --patience {2 * seen.patience:.0f}"
+
+
+# ------------------------------------------------------------------------ words
+
+
+def _still(seen: Looks) -> str:
+    return f"{min(seen.ranks[r].still for r in seen.doing(looks.WAITS)):.0f}"
+
+
+def _doing(evidence: Evidence, seen: Looks) -> list[str]:
+    """What the ranks did, those that did the same together."""
+    together: dict[str, list[int]] = {}
+    for rank, look in sorted(seen.ranks.items()):
+        at = _at(evidence, rank)
+        if look.does == looks.WAITS:
+            what = f"waits{_inside(evidence, rank)}"
+        elif look.does == looks.WORKS:
+            what = f"{look.words}{at}"
+        elif look.does == looks.IDLE:
+            what = f"{look.held or 'sleeps'}{at}"
+        elif look.does == looks.STOPPED:
+            what = f"{look.held or 'is stopped'}{at}"
+        elif look.does == looks.UNREAD:
+            what = "sleeps" if look.still else "uses a CPU"
+        elif look.does == looks.GONE:
+            what = "ended"
+        else:
+            what = "moved on"
+        together.setdefault(what, []).append(rank)
+    return [f"{ranks(who)} {_verb(what, who)}" for what, who in together.items()]
+
+
+def _verb(text: str, who: list[int]) -> str:
+    """The words for one rank, or for several."""
+    if len(who) == 1:
+        return text
+    first, _, rest = text.partition(" ")
+    plain = {"is": "are", "ended": "ended", "moved": "moved", "uses": "use"}
+    return f"{plain.get(first, first.removesuffix('s'))} {rest}".rstrip()
+
+
+def _at(evidence: Evidence, rank: int) -> str:
+    line = program_line(evidence.ranks[rank]) if rank in evidence.ranks else ""
+    return f" at {line}" if line else ""
+
+
+def _inside(evidence: Evidence, rank: int) -> str:
+    seen = evidence.ranks.get(rank)
+    stack = that_counts(seen.stacks) if seen is not None else None
+    return f" in {stand(stack, seen.libraries)}" if stack is not None and seen is not None else ""
+
+
+def _waiters(evidence: Evidence, who: Iterable[int]) -> str:
+    """``ranks 0 and 2 wait in all_reduce, called by step (train.py:12)``; several places apart."""
+    return "; ".join(_places(evidence, who))
+
+
+def _places(evidence: Evidence, who: Iterable[int]) -> list[str]:
+    together: dict[str, list[int]] = {}
+    for rank in sorted(who):
+        seen = evidence.looks.ranks.get(rank) if evidence.looks is not None else None
+        waits = seen is not None and seen.does == looks.WAITS
+        text = f"waits{_inside(evidence, rank)}" if waits else f"is{_at(evidence, rank)}"
+        together.setdefault(text, []).append(rank)
+    return [f"{ranks(group)} {_verb(text, group)}" for text, group in together.items()]

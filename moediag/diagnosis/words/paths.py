@@ -1,0 +1,139 @@
+"""The lines of the user's program that say why ranks are where they are: the paths of two groups of
+ranks from their last common call, or where ranks are and what lets only them come there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from moediag.diagnosis.blame.forks import Decision, Fork, Side
+from moediag.diagnosis.blame.standings import Standing
+from moediag.evidence.control_flow import CAUGHT, FALSE, OVER, TRUE, TURN
+from moediag.evidence.model import Condition, Evidence
+from moediag.evidence.program_source import Program
+from moediag.result import PathLine
+from moediag.result.wording import ranks
+
+_WAYS = {
+    TRUE: "true", FALSE: "false", TURN: "went on", OVER: "ended", CAUGHT: "caught an exception",
+}  # fmt: skip
+
+
+_SIDES = {
+    "under": "true", "inline": "true", "else": "false", "after": "false", "after-else": "true",
+    "loop": "inside", "with": "inside", "decorator": "inside", "handler": "caught an exception",
+}  # fmt: skip
+_MOST_PLACES = 4
+_MOST_CONDITIONS = 2
+
+
+def path_lines(
+    found: Fork | None, standings: Sequence[Standing], evidence: Evidence
+) -> tuple[PathLine, ...]:
+    """The last common call, the decision or those of which it is one, the first line that only one
+    side executed, and where both sides are. If no decision is known: where ranks are, and the
+    conditions that the others do not have. Only lines whose source is known."""
+    program = Program(evidence.sources)
+    lines = _lines(found, evidence) if found and found.decisions else _standing(standings)
+    shown = (_as_written(one, program) for one in dict.fromkeys(lines))
+    return tuple(one for one in shown if one.text)
+
+
+def _as_written(line: PathLine, program: Program) -> PathLine:
+    file = program.file(line.file)
+    if file is None or not 0 < line.line <= len(file.lines):
+        return line
+    text = file.lines[line.line - 1]
+    return replace(line, text=text.strip(), indent=len(text) - len(text.lstrip()))
+
+
+def _standing(standings: Sequence[Standing]) -> Iterator[PathLine]:
+    for one in standings[:_MOST_PLACES]:
+        for condition in one.apart[:_MOST_CONDITIONS]:
+            yield PathLine(condition.file, condition.line, "", ((one.ranks, _way(condition)),))
+        file, _, line = one.at.rpartition(":")
+        if file and line.isdigit():
+            yield PathLine(file, int(line), "", ((one.ranks, one.what),))
+
+
+def _way(condition: Condition) -> str:
+    if condition.text.startswith("except"):
+        caught = condition.side in ("under", "handler")
+        return "caught an exception" if caught else "had no exception"
+    way = _SIDES[condition.side]
+    return f"{way}, unlike for those that {condition.leaves}" if condition.leaves else way
+
+
+def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
+    for side in found.sides:
+        if side.common is not None and side.before:
+            last = side.before[-1]
+            both = len({one.before[-1:] for one in found.sides}) == 1
+            who = tuple(sorted(r for s in found.sides for r in s.ranks)) if both else side.ranks
+            did = f"last made the same call, {side.common.op}"
+            yield PathLine(last.file, last.line, found.text(last), ((who, did),))
+    certain = len(found.decisions) == 1
+    for one in found.decisions:
+        pairs = list(zip(found.sides, one.ways, one.only, strict=True))
+        known = [(s.ranks, way) for s, way, _ in pairs if certain and way in _WAYS]
+        acts = tuple((who, _did(way, one.text)) for who, way in known)
+        yield PathLine(one.file, one.line, one.text, acts, certain)
+        for side, _, (line, text) in pairs:
+            if certain and line not in (0, one.line) and not _stands(side, one.file, line):
+                yield PathLine(one.file, line, text, ((side.ranks, "alone came here"),))
+    for side in found.sides:
+        if side.chain:
+            stall = evidence.stall
+            waits = stall is not None and side.ranks[0] in stall.waiting
+            did = f"{'waits in' if waits else 'called'} {side.call.op}" if side.call else "is here"
+            last = side.chain[-1]
+            yield PathLine(last.file, last.line, found.text(last), ((side.ranks, did),))
+
+
+def _did(way: str, text: str) -> str:
+    return "had no exception" if way == FALSE and text.startswith("except") else _WAYS[way]
+
+
+def _stands(side: Side, file: str, line: int) -> bool:
+    return any((one.file, one.line) == (file, line) for one in side.chain)
+
+
+def advice(found: Fork | None) -> str:
+    """What to change at the decision; "" if none is known."""
+    if found is None or not found.decisions:
+        return ""
+    if len(found.decisions) > 1:
+        told = [f"`{one.text}` at {one.file}:{one.line}" for one in found.decisions]
+        return (
+            f"{_both(found)} parted at one of these: {', '.join(told)}. Make all ranks decide "
+            "alike there."
+        )
+    (one,) = found.decisions
+    at = f"{one.file}:{one.line}"
+    if CAUGHT in one.ways:
+        side = found.sides[one.ways.index(CAUGHT)]
+        if "StopIteration" in one.text:
+            return f"Give all ranks equally many items: {ranks(side.ranks)} had no more at {at}."
+        return (
+            f"Only {ranks(side.ranks)} caught an exception at {at} (`{one.text}`) and left the "
+            "path of the others: do not catch it there, or let all ranks leave together."
+        )
+    how = _how(found, one)
+    if TURN in one.ways or OVER in one.ways:
+        return f"Make all ranks take equally many turns of `{one.text}` at {at}{how}."
+    return f"Make all ranks decide alike at {at}: `{one.text}`{how}."
+
+
+def _how(found: Fork, one: Decision) -> str:
+    """`` was true on rank 1, false on rank 0``; of a loop ``: it ended on rank 1, …``."""
+    pairs = list(zip(found.sides, one.ways, strict=True))
+    told = [f"{_WAYS[way]} on {ranks(side.ranks)}" for side, way in pairs if way in _WAYS]
+    if not told:
+        return f" parted {_both(found)}"
+    loop = any(way in (TURN, OVER) for way in one.ways)
+    return f"{': it ' if loop else ' was '}{', '.join(told)}"
+
+
+def _both(found: Fork) -> str:
+    one, two = found.sides
+    return f"{ranks(one.ranks).capitalize()} and {ranks(two.ranks)}"

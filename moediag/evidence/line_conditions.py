@@ -1,0 +1,65 @@
+"""The conditions of lines of a job's user code, whose source files were kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from moediag.evidence.model import Condition, Frame
+from moediag.evidence.program_source import Program
+from moediag.evidence.source_conditions import Source
+
+_LINE = re.compile(r"(?P<name>[^:]+):(?P<line>\d+) (?P<function>.+)")
+
+Found = dict[str, tuple[Condition, ...]]  # by the frame's place
+
+
+class Sources:
+    """The source files of a job's user code. ``one_node``: see :class:`.RankNames`."""
+
+    def __init__(self, files: Mapping[str, str], world_size: int, one_node: bool = False) -> None:
+        self._world_size = world_size
+        self.files = {path: text for path, text in files.items() if isinstance(text, str)}
+        self._program = Program(self.files, one_node)
+        self._parsed: dict[str, Source | None] = {}
+
+    def conditions(self, frames: Iterable[Frame], rank: int = -1) -> tuple[Found, tuple[str, ...]]:
+        """(the conditions of each frame of a rank whose source is known, names of files that could
+        not be used). A frame whose place also names a line of another file has none."""
+        found: dict[str, set[tuple[Condition, ...]]] = {}
+        unusable: dict[str, None] = {}
+        for frame in frames:
+            if frame.native or frame.file not in self.files:
+                continue
+            source = self._source(frame.file)
+            here = (
+                source.conditions(frame.line, frame.function, self._world_size, rank)
+                if source is not None
+                else None
+            )
+            if here is None:
+                unusable[frame.name] = None
+            else:
+                found.setdefault(frame.place, set()).add(here)
+        return {at: here.pop() for at, here in found.items() if len(here) == 1}, tuple(unusable)
+
+    def of_lines(self, lines: Iterable[str], paths: Iterable[str], rank: int = -1) -> Found:
+        """The conditions of ``train.py:12 step``, whose file is the one of ``paths`` with that base
+        name; without lines of other files, and of base names that several of ``paths`` have."""
+        by_name: dict[str, str] = {}
+        for path in dict.fromkeys(paths):
+            name = path.rpartition("/")[2]
+            by_name[name] = "" if name in by_name else path
+        frames = []
+        for line in lines:
+            found = _LINE.fullmatch(line)
+            if found is not None and by_name.get(found["name"]):
+                place = by_name[found["name"]], int(found["line"]), found["function"]
+                frames.append(Frame(*place))
+        return self.conditions(frames, rank)[0]
+
+    def _source(self, path: str) -> Source | None:
+        if path not in self._parsed:
+            file = self._program.at(path)
+            self._parsed[path] = Source.of(file) if file is not None else None
+        return self._parsed[path]

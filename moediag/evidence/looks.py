@@ -1,0 +1,116 @@
+"""What looks at the processes of a running job saw, and whether the job stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from pathlib import Path
+
+from moediag import protocol
+from moediag.records import dataclass
+
+# What a rank did over all looks.
+WAITS = "waits"  # in one collective
+IDLE = "idle"  # outside communication, at one place, without using a CPU
+STOPPED = "stopped"  # by SIGSTOP
+WORKS = "works"  # it computes, reads or writes files, or waits for a child that works
+MOVES = "moves"  # from one place of the program to another
+GONE = "gone"  # it ended
+UNREAD = "unread"  # its Python frames could not be read
+SHORTLY = 4.0  # seconds without progress that count for a rank that is held up for a known reason
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook:
+    """One rank over all looks."""
+
+    pid: int
+    does: str
+    """One of the words above."""
+    still: float = 0.0
+    """Seconds since its main thread last ran, as far as that is known; at least the time between
+    the looks that saw it at one place."""
+    words: str = ""
+    """What a rank that works does: ``writes model.pt at 0.4 MB/s``."""
+    held: str = ""
+    """Why a rank outside communication cannot continue, as words after ``Rank 1 ``."""
+    cpu: float = 0.0
+    """Share of one CPU that its threads used."""
+    state: str = ""
+    """State letter of its main thread."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Numbers among the local variables of the user's functions, the innermost first."""
+
+    @property
+    def at_rest(self) -> bool:
+        return self.does in (WAITS, IDLE, STOPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """All ranks that were looked at."""
+
+    seconds: float
+    """From the first look to the last."""
+    patience: float
+    """Seconds after which ranks that wait are called hung."""
+    ranks: Mapping[int, RankLook]
+    world_size: int = 0
+    host: str = ""
+    missing: tuple[int, ...] = ()
+    """Ranks of this machine without a process."""
+    launcher: str = ""
+    job: str = ""
+    """What all ranks of this start of the job have in common."""
+
+    def doing(self, *what: str) -> tuple[int, ...]:
+        """The ranks that did one of ``what``."""
+        return tuple(rank for rank, look in sorted(self.ranks.items()) if look.does in what)
+
+    @property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Ranks of the job that are on other machines."""
+        here = {*self.ranks, *self.missing}
+        return tuple(rank for rank in range(self.world_size) if rank not in here)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Ranks that cannot continue, for a known reason."""
+        return tuple(rank for rank, look in sorted(self.ranks.items()) if look.held)
+
+    @property
+    def progresses(self) -> bool:
+        """Whether a rank works or moves: the job may be slow, but does not stand still."""
+        return bool(self.doing(WORKS, MOVES))
+
+    @property
+    def stands(self) -> bool:
+        """Whether no rank here has made progress for long enough to call it a hang."""
+        if self.progresses or not self.ranks or self.doing(UNREAD):
+            return False
+        resting = [look for look in self.ranks.values() if look.at_rest]
+        known = bool(self.held) or bool(self.missing)
+        least = SHORTLY if known else self.patience
+        return bool(resting) and all(look.still >= least for look in resting)
+
+
+def merged(parts: Iterable[Looks | None]) -> Looks | None:
+    """Looks at the ranks of several machines as one."""
+    known = [one for one in parts if one is not None]
+    if not known:
+        return None
+    return replace(
+        known[0],
+        ranks={rank: look for one in known for rank, look in one.ranks.items()},
+        missing=tuple(sorted({rank for one in known for rank in one.missing})),
+        world_size=max(one.world_size for one in known),
+    )
+
+
+def read(folder: Path) -> Looks | None:
+    """What looks left in ``folder``; None if there is nothing, or it is damaged."""
+    try:
+        made: Looks = protocol.build(Looks, protocol.read_json(folder / protocol.LOOKS_FILE))
+    except (OSError, ValueError):
+        return None
+    return made

@@ -1,0 +1,105 @@
+"""The parsed source files of a program."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+
+from moediag.evidence.control_flow import Node
+from moediag.evidence.definitions import Definitions, Where
+from moediag.evidence.rank_names import RankNames
+from moediag.evidence.same_values import same
+from moediag.evidence.source_tree import Scope, is_called, path_to
+from moediag.records import dataclass
+
+
+class Program:
+    """The files of a program by path, and by base name where only one file has it. ``one_node``:
+    see :class:`.RankNames`."""
+
+    def __init__(self, texts: Mapping[str, str], one_node: bool = False) -> None:
+        self._texts = texts
+        self._one_node = one_node
+        self._files: dict[str, ProgramFile | None] = {}
+
+    def at(self, path: str) -> ProgramFile | None:
+        """None if the file is not known, or not Python that this interpreter can read."""
+        if path not in self._files and path in self._texts:
+            name, text = path.rpartition("/")[2], self._texts[path]
+            self._files[path] = ProgramFile.parse(name, text, self._one_node, self._having)
+        return self._files.get(path)
+
+    def file(self, name: str) -> ProgramFile | None:
+        paths = [path for path in self._texts if path.rpartition("/")[2] == name]
+        return self.at(paths[0]) if len(paths) == 1 else None
+
+    def _having(self, name: str) -> list[Definitions]:
+        """The definitions of the files whose text has ``name``."""
+        files = [self.at(path) for path, text in self._texts.items() if name in text]
+        return [file.names.definitions for file in files if file is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFile:
+    """A parsed file."""
+
+    name: str
+    """Its base name, for reports."""
+    tree: ast.Module
+    lines: tuple[str, ...]
+    names: RankNames
+
+    @classmethod
+    def parse(
+        cls,
+        name: str,
+        text: str,
+        one_node: bool = False,
+        others: Callable[[str], Sequence[Definitions]] = lambda _: (),
+    ) -> ProgramFile | None:
+        """None if the text is not Python that this interpreter can read. ``others``: see
+        :class:`.Definitions`."""
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        return cls(name, tree, tuple(text.split("\n")), RankNames(tree, one_node, others))
+
+    def scope(self, line: int, function: str) -> Scope | None:
+        """The function of that name around a line; None if there is none."""
+        path = path_to(self.tree, line)
+        around = [node for node in path if isinstance(node, Scope)][-1]
+        return around if is_called(around, path[-1], function) else None
+
+    def node(self, line: int) -> Node | None:
+        """The innermost statement or handler of a line."""
+        found = path_to(self.tree, line)[-1]
+        return found if isinstance(found, ast.stmt | ast.ExceptHandler) else None
+
+    def around(self, node: Node) -> list[ast.AST]:
+        """The nodes around a statement, and itself."""
+        return [] if isinstance(node, str) else path_to(self.tree, getattr(node, "lineno", 0))
+
+    def text(self, line: int) -> str:
+        """A line as written, without its indentation."""
+        return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
+
+    def head(self, node: ast.AST) -> str:
+        """A statement without its block, on one line."""
+        first = getattr(node, "lineno", 1)
+        body = getattr(node, "body", None)
+        last = body[0].lineno - 1 if isinstance(body, list) and body else first
+        text = " ".join(self.text(line) for line in range(first, max(first, last) + 1))
+        return text.partition("  #")[0].rstrip().removesuffix(":")
+
+    def same_on_all_ranks(self, node: ast.AST, scope: ast.AST) -> bool:
+        """Whether ranks in the same turn of the loops around it certainly leave a statement in the
+        same way."""
+        if isinstance(node, ast.For | ast.AsyncFor):
+            decides = node.iter
+        elif isinstance(node, ast.If | ast.While):
+            decides = node.test
+        else:
+            return False
+        by_rank = self.names.names_rank(decides, scope, anywhere=True)
+        return not by_rank and same(decides, Where(self.names.definitions, scope))

@@ -1,0 +1,260 @@
+"""Looks at the ranks of a running job until it is clear whether they progress.
+
+Nothing is loaded into a process and no signal is sent. A process that sleeps is read without
+stopping it; one that runs is stopped for the milliseconds that py-spy needs. The first three looks
+take four seconds. If ranks wait, and it is not known for how long, further looks follow until
+``patience`` is over: a save or an evaluation looks like a hang at first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import field, replace
+
+from moediag.evidence import looks
+from moediag.evidence.looks import Looks, RankLook
+from moediag.launch.attach import held, spy
+from moediag.launch.attach.proc import Proc, Seen
+from moediag.launch.capture.activity import Activity, look, work
+from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.shown_work import work_of
+from moediag.launch.processes import Process
+from moediag.records import dataclass
+
+EVERY = 2.0  # seconds between two looks
+LEAST = 3  # looks
+_SLOWER = 5.0  # seconds between two looks, once the first ones did not decide
+_TOOL = 10.0  # seconds for py-spy
+_NATIVE = 20.0  # seconds for native frames of a process that has CUDA's libraries
+_ASLEEP_CPU = 0.05  # of one CPU: a rank that waits uses less
+_WORKS_CPU = 0.2
+_OTHER_THREADS = 0.05  # of one CPU, by threads other than the main one: a rank that only spins
+_SAMPLE = 0.1  # seconds between two looks at the state alone
+_DRIVERS = (b"/libcuda.so", b"/libamdhip64.so")
+_MOST_AT_ONCE = 16  # ranks
+_NATIVE_AT_ONCE = 4  # ranks: each read of native frames keeps a CPU busy for a second
+
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process to look at."""
+
+    rank: int
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """One look at one process."""
+
+    at: float
+    seen: Seen | None
+    """None: it is gone."""
+    asleep: float | None = None
+    """Seconds since the main thread last ran; None if the kernel does not tell."""
+    main_cpu: float = 0.0
+    dump: spy.Dump = field(default_factory=spy.Dump)
+    activity: Activity | None = None
+    device: bool = False
+    """It waits for its device, by its native frames."""
+
+
+class Looker:
+    """Looks at one rank again and again."""
+
+    def __init__(self, target: Target, proc: Proc, local_values: bool) -> None:
+        self.target = target
+        self.proc = proc
+        self.local_values = local_values
+        self.taken: list[One] = []
+        self.native = spy.Dump()
+        self.states: list[str] = []  # letters, of the looks and between them
+
+    @property
+    def pid(self) -> int:
+        return self.target.process.pid
+
+    def sample(self) -> None:
+        seen = self.proc.seen(self.pid)
+        if seen is not None:
+            self.states.append(seen.state)
+
+    def look(self) -> None:
+        now, seen = time.monotonic(), self.proc.seen(self.pid)
+        if seen is None or seen.started != self.target.process.started or seen.state in "ZX":
+            self.taken.append(One(now, None))
+            return
+        self.states.append(seen.state)
+        slept = asleep(self.proc, self.pid)
+        active = look(self.target.process, now)
+        dump = spy.dump(
+            self.pid, _TOOL, pause=seen.state not in "ST", local_values=self.local_values
+        )
+        if dump.lost and seen.state not in "T":  # it may have run meanwhile
+            dump = spy.dump(self.pid, _TOOL, local_values=self.local_values)
+        device = False
+        if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
+            device = on_device(spy.native(self.pid, _TOOL).json)
+        main = _main_cpu(self.proc, self.pid)
+        self.taken.append(One(now, seen, slept, main, dump, active, device))
+
+    def result(self, ranks: Mapping[int, int], every: Mapping[int, Seen]) -> RankLook:
+        """What all looks together say. ``ranks``: pid -> rank."""
+        found = judge(self.taken, self.states)
+        if found.does in (looks.IDLE, looks.STOPPED):
+            frames = main_frames(self.taken[-1].dump.json)
+            why = held.held(self.proc, self.pid, found.state, frames, ranks, every)
+            found = replace(found, held=why)
+        return replace(found, pid=self.pid)
+
+    def waits_in_native_code(self) -> bool:
+        """Whether a rank at rest waits in communication or for its device, in C++ that Python
+        called, as in a backward pass. Native frames tell; they are read once, as this stops the
+        process for a second, and kept as its stack."""
+        if not self.native.json and not self.native.lost:
+            self.native = spy.native(self.pid, _NATIVE)
+        found = self.native.json
+        return in_collective(found, spins=True) or on_device(found)
+
+    @property
+    def dump(self) -> spy.Dump:
+        """The rank's last stacks, with native frames if these were read."""
+        return self.native if self.native.json else self.taken[-1].dump
+
+
+def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
+    """What a rank did, from looks at it and the states of its main thread between them."""
+    first, last = taken[0], taken[-1]
+    if last.seen is None or first.seen is None:
+        return RankLook(0, looks.GONE)
+    window = last.at - first.at
+    cpu = (last.seen.cpu - first.seen.cpu) / window if window > 0 else 0.0
+    main = (last.main_cpu - first.main_cpu) / window if window > 0 else 0.0
+    still = round(max(window, last.asleep or 0.0), 1)
+    numbers = spy.values(last.dump.json) if last.dump.json else {}
+    made = RankLook(0, looks.MOVES, cpu=round(cpu, 3), state=last.seen.state, values=numbers)
+    if states and all(state == "T" for state in states):
+        return replace(made, does=looks.STOPPED, still=still)
+    dumps = [one.dump.json for one in taken]
+    if not all(dumps):
+        return replace(made, does=looks.UNREAD, still=still if cpu <= _ASLEEP_CPU else 0.0)
+    same = len({spy.places(d) for d in dumps}) == 1
+    same = same and len({tuple(spy.values(d).items()) for d in dumps}) == 1
+    inside = [one.device or in_collective(one.dump.json, spins=True) or joins(one.dump.json)
+              for one in taken]  # fmt: skip
+    if all(inside):
+        if not same:
+            return made
+        spins = main > _WORKS_CPU and cpu - main <= _OTHER_THREADS
+        if cpu <= _ASLEEP_CPU or spins:
+            return replace(made, does=looks.WAITS, still=round(window, 1) if spins else still)
+        return replace(made, does=looks.WORKS, words="computes and communicates")
+    if any(inside):
+        return made
+    done = _work(first, last)
+    busy = sum(state in "RD" for state in states) > _WORKS_CPU * len(states)
+    if done or cpu > _WORKS_CPU or busy:
+        return replace(made, does=looks.WORKS, words=done or "computes")
+    return replace(made, does=looks.IDLE, still=still) if same else made
+
+
+def _work(first: One, last: One) -> str:
+    by_proc = ""
+    if first.activity is not None and last.activity is not None:
+        by_proc = work(first.activity, last.activity)
+    by_stack = work_of(last.dump.json)
+    return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
+
+
+def asleep(proc: Proc, pid: int) -> float | None:
+    """Seconds since the main thread of ``pid`` last ran, by the scheduler's clock; None where the
+    kernel does not tell."""
+    with suppress(OSError, ValueError, KeyError):
+        text = (proc.root / "thread-self" / "sched").read_text(encoding="ascii")
+        lines = (line.partition(":") for line in text.splitlines())
+        now = next(float(value) for key, _, value in lines if key.strip() == "se.exec_start")
+        then = float(proc.facts(pid, "sched")["se.exec_start"])
+        return max(0.0, (now - then) / 1000)
+    return None
+
+
+def _main_cpu(proc: Proc, pid: int) -> float:
+    """CPU seconds of the main thread."""
+    fields = proc.text(pid, f"task/{pid}/schedstat").split()
+    return int(fields[0]) / 1e9 if fields else 0.0
+
+
+# ------------------------------------------------------------------------ all ranks
+
+
+class LookingJob:
+    """The processes of one job, looked at together."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        patience: float,
+        proc: Proc | None = None,
+        local_values: bool = True,
+    ) -> None:
+        self.proc = proc or Proc()
+        self.patience = patience
+        self.lookers = [Looker(target, self.proc, local_values) for target in targets]
+
+    def run(self, known: Looks, progress: OnProgress = lambda _: None) -> Looks:
+        """Looks until the looks decide, or ``patience`` is over. ``known``: what is known of the
+        job without looking at it."""
+        begun = time.monotonic()
+        with ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE, len(self.lookers) or 1)) as pool:
+            number = 0
+            while True:
+                list(pool.map(Looker.look, self.lookers))
+                number += 1
+                passed = time.monotonic() - begun
+                if number >= LEAST:
+                    found = self._found(known, passed)
+                    if found.stands or found.progresses or passed > self.patience + 0.5:
+                        return found
+                    resting = found.doing(looks.WAITS, looks.IDLE, looks.STOPPED)
+                    if not resting:
+                        return found
+                    if number == LEAST:
+                        progress(f"ranks wait; looking for up to {self.patience:.0f} s")
+                self._pause(EVERY if number < LEAST else min(_SLOWER, self.patience / 4))
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(_SAMPLE, left))
+            for looker in self.lookers:
+                looker.sample()
+
+    def _found(self, known: Looks, passed: float) -> Looks:
+        ranks = {looker.pid: looker.target.rank for looker in self.lookers}
+        owner = self.proc.owner(self.lookers[0].pid) if self.lookers else None
+        every = self.proc.owned(owner) if owner is not None else {}
+        found = {looker.target.rank: looker.result(ranks, every) for looker in self.lookers}
+        made = replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
+        return made if made.progresses else self._by_native_frames(made)
+
+    def _by_native_frames(self, found: Looks) -> Looks:
+        """``found``, in which ranks wait that only seemed to be outside communication."""
+        idle = [one for one in self.lookers if found.ranks[one.target.rank].does == looks.IDLE]
+        idle = [one for one in idle if not found.ranks[one.target.rank].held]
+        with ThreadPoolExecutor(max_workers=_NATIVE_AT_ONCE) as pool:
+            inside = list(pool.map(Looker.waits_in_native_code, idle))
+        ranks = dict(found.ranks)
+        for one, waits in zip(idle, inside, strict=True):
+            if waits:
+                rank = one.target.rank
+                ranks[rank] = replace(ranks[rank], does=looks.WAITS)
+        return replace(found, ranks=ranks)
+
+    def dumps(self) -> dict[int, spy.Dump]:
+        """The last stacks of each rank."""
+        return {one.target.rank: one.dump for one in self.lookers if one.taken}

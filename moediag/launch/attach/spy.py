@@ -1,0 +1,122 @@
+"""Python frames of a running process by py-spy, and the numbers among their local variables."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from moediag.launch.capture.collect import find_tool, main_frames, reason
+from moediag.masking import is_secret
+from moediag.protocol import in_libraries
+from moediag.records import dataclass
+
+NO_TOOL = "py-spy missing"
+REFUSED = "ptrace refused"
+_NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?|True|False|None")
+_MOST_VALUES = 8
+_SPAWN = "torch/multiprocessing/spawn.py"
+_RANKS = ("global_rank", "world_rank", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """py-spy's JSON, or why there is none."""
+
+    json: bytes = b""
+    lost: str = ""
+
+
+def dump(pid: int, seconds: float, *, pause: bool = True, local_values: bool = True) -> Dump:
+    """The stacks of all threads of ``pid``. ``pause``: stop it for the milliseconds that this
+    takes, which a process that runs needs and one that sleeps does not."""
+    options = ["--json", *(["--locals"] if local_values else [])]
+    options += [] if pause else ["--nonblocking"]
+    return _run(["dump", *options, "-p", str(pid)], seconds)
+
+
+def native(pid: int, seconds: float) -> Dump:
+    """The same with native frames. This takes a second and stops the process meanwhile."""
+    return _run(["dump", "--native", "--json", "-p", str(pid)], seconds)
+
+
+def _run(arguments: list[str], seconds: float) -> Dump:
+    tool = find_tool("py-spy")
+    if tool is None:
+        return Dump(lost=NO_TOOL)
+    try:
+        done = subprocess.run(
+            [tool, *arguments], capture_output=True, stdin=subprocess.DEVNULL,
+            timeout=seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Dump(lost="py-spy took too long")
+    except OSError as error:
+        return Dump(lost=f"py-spy: {error.strerror}")
+    if done.returncode != 0 or not done.stdout:
+        return Dump(lost=reason(done.stderr))
+    return Dump(done.stdout)
+
+
+def places(found: bytes) -> tuple[tuple[str, str, int], ...]:
+    """(file, function, line) of the main thread's Python frames, innermost first."""
+    return tuple(
+        (str(f.get("filename")), str(f.get("name")), int(str(f.get("line") or 0)))
+        for f in main_frames(found)
+        if str(f.get("filename", "")).endswith((".py", ">"))
+    )
+
+
+def values(found: bytes) -> dict[str, str]:
+    """Numbers among the local variables of the user's functions on the main thread; of a name that
+    several have, the innermost one."""
+    numbers: dict[str, str] = {}
+    for name, text in _locals(_users(main_frames(found))):
+        if len(numbers) < _MOST_VALUES:
+            numbers.setdefault(name, text)
+    return numbers
+
+
+def rank_of(found: bytes) -> int | None:
+    """The rank that a process gave itself, by its local variables: the number that
+    ``torch.multiprocessing.spawn`` passed, else a variable named after it."""
+    frames = main_frames(found)
+    spawned = [f for f in frames if str(f.get("filename", "")).endswith(_SPAWN)]
+    numbers = dict(_locals(f for f in spawned if f.get("name") == "_wrap"))
+    users = dict(reversed([*_locals(_users(frames))]))
+    for text in (*(users.get(name, "") for name in _RANKS), numbers.get("i", "")):
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
+def without_text(found: bytes) -> bytes:
+    """The dump with only the numbers among its local variables: others may be secret."""
+    threads: Any = json.loads(found)
+    for thread in threads:
+        for frame in thread.get("frames") or ():
+            if frame.get("locals"):
+                frame["locals"] = [v for v in frame["locals"] if _is_number(v)]
+    return json.dumps(threads).encode()
+
+
+def _users(frames: list[dict[str, object]]) -> Iterator[Mapping[str, Any]]:
+    files = [str(frame.get("filename", "")) for frame in frames]
+    for frame, other in zip(frames, in_libraries(files), strict=True):
+        if not other:
+            yield frame
+
+
+def _locals(frames: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for frame in frames:
+        for variable in frame.get("locals") or ():
+            if _is_number(variable):
+                yield str(variable["name"]), str(variable["repr"])
+
+
+def _is_number(variable: Any) -> bool:
+    if not isinstance(variable, dict) or is_secret(str(variable.get("name"))):
+        return False
+    return bool(_NUMBER.fullmatch(str(variable.get("repr"))))

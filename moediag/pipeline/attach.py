@@ -1,0 +1,102 @@
+"""`moediag attach`: looks at a running job that was started without moediag, and diagnoses it.
+
+The same path as a watched job: a folder of evidence, a diagnosis, a result. Only what fills the
+folder differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from moediag import protocol
+from moediag.errors import UsageError
+from moediag.evidence.trial_folder import read_trial
+from moediag.launch.attach import collecting, jobs
+from moediag.launch.attach.collecting import AttachOptions
+from moediag.launch.attach.jobs import Job
+from moediag.launch.attach.proc import Proc
+from moediag.pipeline import archives
+from moediag.pipeline.examine import result_of
+from moediag.pipeline.run_folder import run_folder
+from moediag.pipeline.watch import of_job
+from moediag.records import dataclass
+from moediag.result import RunResult
+from moediag.result.wording import plural, ranks
+
+NO_JOB = (
+    "Give the pid of a rank or of its launcher: moediag attach PID. A job in a container or of "
+    "another user can only be read there, or as root."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A job that was looked at."""
+
+    result: RunResult
+    folder: Path
+
+
+def choose(pid: int | None) -> Job:
+    """The job of process ``pid``, or the only one of this user. Raises UsageError with a list if
+    there are several, and if there is none."""
+    proc = Proc()
+    if pid is not None:
+        if proc.seen(pid) is None:
+            raise UsageError(f"there is no process {pid} here", NO_JOB)
+        job = jobs.of_process(proc, pid)
+        if job is None:
+            raise UsageError(f"process {pid} is no training job and starts none", NO_JOB)
+        return job
+    found = jobs.of_user(proc, os.getuid())
+    if not found:
+        raise UsageError("no training job of yours was found on this machine", NO_JOB)
+    if len(found) > 1:
+        listed = "\n".join(f"  {line}" for line in map(described, found))
+        raise UsageError(
+            f"{len(found)} training jobs of yours run here:\n{listed}",
+            f"Choose one: moediag attach {found[0].root}",
+        )
+    return found[0]
+
+
+def described(job: Job) -> str:
+    """``41237  train.py  ranks 0-7 of 16  torchrun``."""
+    numbers = [one.rank for one in job.ranks if one.rank is not None]
+    who = ranks(numbers) if numbers else plural(len(job.ranks), "rank")
+    of_all = f" of {job.world_size}" if job.world_size > len(job.ranks) else ""
+    return "  ".join(filter(None, (str(job.root), job.name, f"{who}{of_all}", job.launcher)))
+
+
+def attach(
+    job: Job, options: AttachOptions, out: Path | None, progress: Callable[[str], None]
+) -> Attached:
+    """Looks at ``job`` and returns what that shows. The evidence is in a run directory: ``out``, or
+    a new one."""
+    folder = run_folder(out, f"attach-{job.name}")
+    started = datetime.now(timezone.utc)
+    attempt = folder / protocol.attempt_folder(0)
+    collected = collecting.collect(job, attempt, options, progress)
+    if collected.not_seen:
+        protocol.write_text(attempt / protocol.NOT_SEEN_FILE, "\n".join(collected.not_seen))
+    result = _result(collected.trial, attempt, collected.notes, started, job.root)
+    result.write(folder)
+    return Attached(result, folder)
+
+
+def write_archive(done: Attached, target: Path, redact: bool) -> None:
+    """Writes the evidence of ``done`` as one file."""
+    archives.pack(done.folder / protocol.attempt_folder(0), target, redact)
+
+
+def _result(
+    trial: protocol.Trial, folder: Path, notes: Sequence[str], started: datetime, root: int
+) -> RunResult:
+    evidence = read_trial(folder)
+    found = result_of(trial, evidence, folder.name)
+    found = found.diagnosed(notes=(*notes, *found.notes))
+    result = of_job(trial.scenario, [found], started)
+    return dataclasses.replace(result, overrides=(f"attach {root}",))

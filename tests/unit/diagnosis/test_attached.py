@@ -1,0 +1,200 @@
+"""Verdicts about running jobs that were started without moediag, from looks at their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence import looks
+from moediag.evidence.attached_job import stall_of
+from moediag.evidence.line_conditions import Sources
+from moediag.evidence.looks import Looks, RankLook
+from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
+from moediag.result import Diagnosis
+
+TRAIN = "/home/me/train.py"
+C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+SOURCE = """\
+def main():
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.all_gather(parts, x)
+    if loss > 3:
+        dist.all_reduce(x)
+    dist.barrier()
+    if rank == 0:
+        dist.send(x, 1)
+    else:
+        serve()
+    try:
+        step()
+    except ValueError:
+        dist.all_reduce(x)
+    queue.get()
+
+
+def split():
+    rank = dist.get_rank()
+    if rank == 1:
+        dist.all_gather(parts, x)
+    else:
+        dist.all_reduce(x)
+"""
+SOURCES = Sources({TRAIN: SOURCE}, 2)
+
+
+def rank(number: int, line: int, op: str = "", source: Sources = SOURCES) -> RankEvidence:
+    """A rank at a line of the program, in a call of torch.distributed."""
+    inside = (Frame(C10D, 1, op),) if op else ()
+    frames = (*inside, Frame(TRAIN, line, "main" if line < 18 else "split"))
+    found, _ = source.conditions(frames)
+    return RankEvidence(number, stacks=(Stack("MainThread", "py-spy", frames),), conditions=found)
+
+
+def waits(still: float = 60.0) -> RankLook:
+    return RankLook(10, looks.WAITS, still)
+
+
+def judged(
+    *ranks: RankEvidence, does: Mapping[int, RankLook], world_size: int = 0,
+    missing: tuple[int, ...] = (),
+) -> Diagnosis:  # fmt: skip
+    size = world_size or len(ranks) + len(missing)
+    seen = Looks(4.0, 30.0, does, size, missing=missing)
+    every = {one.rank: one for one in ranks}
+    gone = {r: RankEvidence(r, exit=ExitStatus(signal=UNTOLD)) for r in missing}
+    return diagnose(Evidence(size, every | gone, foreign=True, stall=stall_of(seen), looks=seen))
+
+
+BOTH = {0: waits(), 1: waits()}
+
+
+def test_a_condition_on_the_rank_names_the_rank() -> None:
+    found = judged(rank(0, 4, "all_gather"), rank(1, 7, "barrier"), does=BOTH)
+    assert (found.verdict, found.culprits, found.victims) == ("hang", (0,), (1,))
+    assert "under `if rank == 0` at train.py:3, which keeps rank 1 from it" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (rank(0, 6, "all_reduce"), rank(1, 7, "barrier")),  # it depends on data
+        (rank(0, 7, "barrier"), rank(1, 7, "barrier")),  # all at one place
+        (rank(0, 9, "send"), rank(1, 7, "barrier")),  # the other side has a branch of its own
+        (rank(0, 4, "all_gather", Sources({}, 2)), rank(1, 7, "barrier")),  # no source
+    ],
+)
+def test_stacks_alone_name_nobody(one: RankEvidence, other: RankEvidence) -> None:
+    found = judged(one, other, does=BOTH)
+    assert (found.verdict, found.culprits) == ("hang", ())
+    assert "not known which" in found.cause
+
+
+def test_two_branches_are_told_and_nobody_is_named() -> None:
+    found = judged(rank(0, 24, "all_reduce"), rank(1, 22, "all_gather"), does=BOTH)
+    assert (found.verdict, found.culprits) == ("hang", ())
+    assert found.next_step == (
+        "`if rank == 1` at train.py:21 sends rank 1 to train.py:22 and rank 0 to train.py:24: both "
+        "must make the same calls."
+    )
+
+
+def test_a_minority_in_another_call_is_not_at_fault() -> None:
+    every = (rank(0, 6, "all_reduce"), *(rank(n, 7, "barrier") for n in (1, 2, 3)))
+    found = judged(*every, does={n: waits() for n in range(4)})
+    assert (found.verdict, found.culprits) == ("hang", ())
+
+
+def test_a_call_in_a_handler_names_the_rank() -> None:
+    found = judged(rank(0, 15, "all_reduce"), rank(1, 7, "barrier"), does=BOTH)
+    assert found.culprits == (0,)
+    assert "in the handler `except ValueError`" in found.cause
+
+
+def held(why: str, does: str = looks.IDLE) -> RankLook:
+    return RankLook(11, does, 5.0, held=why)
+
+
+def test_a_rank_that_is_held_up() -> None:
+    why = "waits for the lock of the file x.lock, which rank 0 holds"
+    found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(5.0), 1: held(why)})
+    assert (found.verdict, found.culprits, found.victims) == ("hang", (1,), (0,))
+    assert f"Rank 1 {why} at train.py:16 main. Rank 0 waits in barrier" in found.cause
+
+
+def test_a_stopped_rank() -> None:
+    stopped = held("is stopped by a signal (SIGSTOP)", looks.STOPPED)
+    found = judged(rank(0, 7, "barrier"), rank(1, 7, "barrier"), does={0: waits(5.0), 1: stopped})
+    assert (found.verdict, found.culprits) == ("hang", (1,))
+    assert found.next_step.endswith("kill -CONT 11")
+
+
+def test_a_suspended_job_is_not_a_hang() -> None:
+    stopped = held("is stopped by a signal (SIGSTOP)", looks.STOPPED)
+    found = judged(rank(0, 7, "barrier"), rank(1, 7, "barrier"), does={0: stopped, 1: stopped})
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+
+
+def test_an_idle_rank_that_the_others_wait_for() -> None:
+    idle = RankLook(11, looks.IDLE, 60.0)
+    found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(), 1: idle})
+    assert (found.verdict, found.culprits) == ("hang", (1,))
+
+
+def test_a_short_wait_is_not_a_hang() -> None:
+    idle = RankLook(11, looks.IDLE, 6.0)
+    found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(6.0), 1: idle})
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "moediag attach --patience 60" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        (RankLook(11, looks.MOVES), "rank 1 moved on"),
+        (RankLook(11, looks.WORKS, words="writes x.pt at 2.5 MB/s"), "rank 1 writes x.pt"),
+        (RankLook(11, looks.WORKS, words="computes"), "may also be in an endless loop"),
+    ],
+)
+def test_slow_is_not_hung(does: RankLook, says: str) -> None:
+    found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(), 1: does})
+    assert (found.verdict, found.culprits) == ("clean", ())
+    assert says in found.cause
+
+
+def test_a_rank_whose_process_is_gone() -> None:
+    found = judged(rank(0, 7, "barrier"), does={0: waits(5.0)}, missing=(1,))
+    assert (found.verdict, found.culprits) == ("crash", (1,))
+
+
+def test_ranks_on_other_machines_may_work() -> None:
+    found = judged(rank(0, 7, "barrier"), rank(1, 7, "barrier"), does=BOTH, world_size=4)
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "nothing is known of ranks 2, 3 on other machines" in found.cause
+
+
+def test_ranks_that_cannot_be_read() -> None:
+    unread = RankLook(11, looks.UNREAD, 60.0)
+    found = judged(RankEvidence(0), RankEvidence(1), does={0: unread, 1: unread})
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "ranks 0, 1 sleep" in found.cause
+
+
+def test_the_table_has_ranks_that_did_the_same_together() -> None:
+    does = {n: RankLook(n, looks.WAITS, 60.0 + n, values={"step": "3"}) for n in range(3)}
+    does[3] = RankLook(9, looks.WORKS, words="computes", cpu=0.98, values={"step": "2"})
+    every = (*(rank(n, 7, "barrier") for n in range(3)), rank(3, 16))
+    (table,) = judged(*every, does=does).tables
+    assert table.rows == (
+        ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", "step=3"),
+        ("rank 3", "computes", "train.py:16 main", None, "98%", "step=2"),
+    )
+
+
+def test_a_job_that_ended_meanwhile() -> None:
+    ended = RankLook(11, looks.GONE)
+    found = judged(RankEvidence(0), RankEvidence(1), does={0: ended, 1: ended})
+    assert found.verdict == "inconclusive"
+    assert found.cause == "The job ended while it was looked at."

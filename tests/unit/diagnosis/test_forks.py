@@ -1,0 +1,353 @@
+"""The decision after which two ranks took different paths, from their last common call on."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+
+from moediag.diagnosis import diagnose
+from moediag.diagnosis.blame.forks import Fork
+from moediag.diagnosis.facts import Facts
+from moediag.evidence.model import BatchCount, Evidence
+from tests.unit.evidence_builder import Job, Op
+
+GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
+TIMES = 3  # common calls
+
+
+def job(source: str, **known: object) -> Evidence:
+    """Ranks 0 and 1 made calls at the lines marked ``C``, then rank 0 makes one at ``A``, rank 1
+    one at ``B``, or it ended. ``Cc``, ``Aa`` and ``Bb`` mark the lines that led there."""
+    text = textwrap.dedent(source).lstrip()
+    marks: dict[str, str] = {}
+    name = "<module>"
+    for number, line in enumerate(text.splitlines(), 1):
+        if line and not line.startswith((" ", "#", "@")):
+            name = "<module>"
+        if "def " in line:
+            name = line.partition("def ")[2].partition("(")[0]
+        if "  # " in line:
+            for mark in line.rpartition("  # ")[2].split():
+                marks[mark] = f"train.py:{number} {name}"
+    outer = {"A": "Aa", "B": "Bb", "C": "Cc"}
+    common = [Op("a", step=n + 1) for n in range(TIMES)]
+    last = {0: Op("a", "all_gather"), 1: Op("a", "barrier", numel=0)}
+    ended = "B" not in marks
+    programs = [[*common, last[0]], [*common, *([] if ended else [last[1]])]]
+    evidence = Job(GROUP, programs).run()
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        made = ["C"] * TIMES + ["AB"[rank]]
+        calls = tuple(
+            replace(
+                call,
+                site=marks[mark],
+                callers=tuple(marks[o] for o in [outer[mark]] if o in marks),
+            )
+            for call, mark in zip(seen.collectives, made, strict=False)
+        )
+        ranks[rank] = replace(seen, collectives=calls, **known.get(f"rank{rank}", {}))  # type: ignore[attr-defined]
+    return replace(evidence, ranks=ranks, watched=True, sources={"/me/train.py": text})
+
+
+def fork_of(source: str, **known: object) -> Fork | None:
+    return Facts(job(source, **known)).fork
+
+
+def decisions(source: str, **known: object) -> list[tuple[str, tuple[str, str]]]:
+    found = fork_of(source, **known)
+    assert found is not None
+    return [(one.text, one.ways) for one in found.decisions]
+
+
+BREAK = """
+def main():
+    for step in range(30):
+        all_reduce()  # C A
+        if loss > 100:
+            raise ValueError
+        if stopper.update(loss):
+            print("stop")
+            break
+    barrier()  # B
+"""
+
+
+class TestOneDecision:
+    def test_a_break_on_data(self) -> None:
+        found = fork_of(BREAK)
+        assert found is not None
+        (one,) = found.decisions
+        assert (one.file, one.line, one.text) == ("train.py", 6, "if stopper.update(loss)")
+        assert one.ways == ("false", "true")
+        assert one.only == ((0, ""), (7, 'print("stop")'))
+
+    def test_a_handler_that_continues(self) -> None:
+        source = """
+            def main():
+                for i in range(9):
+                    try:
+                        x = decode(i)
+                    except ValueError as e:
+                        print("skip", e)
+                        continue
+                    all_reduce(x)  # C A
+                all_reduce(1)  # B
+        """
+        assert decisions(source) == [("except ValueError as e", ("", "caught"))]
+
+    def test_a_branch_with_a_call_of_its_own(self) -> None:
+        source = """
+            def main():
+                for n in lengths:
+                    tokens += n
+                    all_reduce(2)  # C A
+                    if tokens >= BUDGET:
+                        all_reduce(256)  # B
+                        tokens = 0
+        """
+        assert decisions(source) == [("if tokens >= BUDGET", ("false", "true"))]
+
+    def test_a_loop_on_data(self) -> None:
+        source = """
+            def solve():
+                while err > tol:
+                    all_reduce()  # C A
+                    err *= 0.5
+            def main():
+                n = solve()  # Cc Aa
+                all_reduce(n)  # B
+        """
+        assert decisions(source) == [("while err > tol", ("turn", "over"))]
+
+    def test_an_early_return_of_a_function_that_only_one_side_is_in(self) -> None:
+        source = """
+            def lookup(key):
+                if key in cache:
+                    return cache[key]
+                return gather(key)  # A
+            def main():
+                for k in keys:
+                    y = lookup(k)  # Aa
+                    all_reduce(y)  # C B
+        """
+        assert decisions(source) == [("if key in cache", ("false", "true"))]
+
+    def test_an_early_return_before_the_next_epoch(self) -> None:
+        source = """
+            def gather_predictions(preds):
+                if not preds:
+                    return None
+                return gather(preds)  # A
+            def main():
+                for epoch in range(4):
+                    for _ in range(3):
+                        all_reduce()  # C B
+                    gather_predictions(predict(model))  # Aa
+        """
+        assert decisions(source) == [("if not preds", ("false", "true"))]
+
+    def test_a_rank_that_ended(self) -> None:
+        source = """
+            def main():
+                while True:
+                    all_reduce()  # C A
+                    if done():
+                        return
+        """
+        assert decisions(source) == [("if done()", ("false", "true"))]
+
+
+class TestDataLoaders:
+    SOURCE = """
+        def main():
+            for step, x in enumerate(loader):
+                loss = model(x)
+                if not isfinite(loss):
+                    continue
+                for p in model.parameters():
+                    all_reduce(p)  # C A
+            all_reduce(total)  # B
+    """
+
+    def known(self, one: int, two: int) -> dict[str, object]:
+        line = "train.py:2 main"
+        return {
+            "rank0": {"batches": (BatchCount(line, one, False),)},
+            "rank1": {"batches": (BatchCount(line, two, True),)},
+        }
+
+    def test_equal_batches_leave_the_skip(self) -> None:
+        found = decisions(self.SOURCE, **self.known(10, 10))
+        assert found == [("if not isfinite(loss)", ("false", "true"))]
+
+    def test_without_counts_it_is_one_of_both(self) -> None:
+        assert len(decisions(self.SOURCE)) == 2
+
+    def test_a_branch_that_decides_nothing_is_never_named(self) -> None:
+        source = """
+            def main():
+                for step, x in enumerate(loader):
+                    if loss > 2:
+                        print("high")
+                    all_reduce()  # C A
+                    if step % 3 == 0:
+                        print(step)
+                    elif loss > 7:
+                        print("very high")
+                all_gather()  # B
+        """
+        assert decisions(source) == [("for step, x in enumerate(loader)", ("turn", "over"))]
+
+
+class TestCallsOfLibraries:
+    SOURCE = """
+        def main():
+            while True:
+                loss.backward()  # C A
+                if done():
+                    break
+            barrier()  # B
+    """
+
+    def found(self, *, step: int) -> list[str]:
+        """Rank 0 waits in a call of that step in ``backward``; the common ones were of 1 to 3."""
+        evidence = job(self.SOURCE)
+        ranks = {}
+        for rank, seen in evidence.ranks.items():
+            calls = [
+                replace(c, site="engine.py:9 run", callers=(c.site,))
+                if rank == 0 or c.completed
+                else c
+                for c in seen.collectives
+            ]
+            last = replace(calls[-1], step=step)
+            ranks[rank] = replace(seen, collectives=(*calls[:-1], last))
+        fork = Facts(replace(evidence, ranks=ranks)).fork
+        assert fork is not None
+        return [one.text for one in fork.decisions]
+
+    def test_the_next_step_is_another_visit_of_the_line(self) -> None:
+        assert self.found(step=TIMES + 1) == ["if done()"]
+
+    def test_in_the_same_step_it_may_be_the_same_visit(self) -> None:
+        assert self.found(step=TIMES) == []
+
+
+class TestOneOfSeveral:
+    def test_exceptions_that_a_context_manager_swallows(self) -> None:
+        source = """
+            def main():
+                for i in range(8):
+                    with suppress(ValueError):
+                        x = parse(i)
+                        all_reduce(x)  # C A
+                    if stop():
+                        break
+                barrier()  # B
+        """
+        assert [text for text, _ in decisions(source)] == [
+            "with suppress(ValueError)",
+            "if stop()",
+        ]
+
+    def test_a_handler_around_the_function_that_made_the_last_common_call(self) -> None:
+        """The exception may have left it before its own `if`."""
+        source = """
+            def step(x):
+                all_reduce(x)  # C
+                if flag(x):
+                    return
+                all_gather(x)  # A
+            def main():
+                for x in range(3):
+                    try:
+                        step(x)  # Cc Aa
+                    except RuntimeError:
+                        pass
+                    barrier()  # B
+        """
+        assert [text for text, _ in decisions(source)] == ["if flag(x)", "except RuntimeError"]
+
+    def test_more_than_three_tell_nothing(self) -> None:
+        exits = "".join(f"        if test{n}():\n            break\n" for n in range(4))
+        source = f"def main():\n    while True:\n        all_reduce()  # C A\n{exits}"
+        source += "    barrier()  # B\n"
+        found = fork_of(source)
+        assert found is not None and found.decisions == ()
+        assert "Find out why ranks take different paths" in diagnose(job(source)).next_step
+
+
+class TestNothingIsNamed:
+    def test_a_statement_that_makes_several_calls(self) -> None:
+        source = """
+            def main():
+                for batch in stream:
+                    outs = [all_reduce(x) for x in batch]  # C A
+                    if done():
+                        break
+                barrier()  # B
+        """
+        found = fork_of(source)
+        assert found is not None and found.decisions == ()
+
+    def test_a_list_that_is_changed_is_not_the_same_on_all_ranks(self) -> None:
+        source = """
+            def main():
+                callbacks = [Log()]
+                if here:
+                    callbacks.append(Ema())
+                for step in range(4):
+                    all_reduce(1)  # C B
+                    for callback in callbacks:
+                        broadcast(callback)  # A
+        """
+        assert decisions(source) == [("for callback in callbacks", ("turn", "over"))]
+
+    def test_both_in_one_line(self) -> None:
+        source = """
+            def main():
+                for name in names:
+                    if name == "x":
+                        print(name)
+                    all_reduce(sizes[name])  # C A B
+        """
+        assert fork_of(source) is None
+
+    def test_other_source(self) -> None:
+        evidence = replace(job(BREAK), sources={"/me/train.py": "def main(:"})
+        found = Facts(evidence).fork
+        assert found is not None and found.decisions == ()
+
+    def test_without_source(self) -> None:
+        assert Facts(replace(job(BREAK), sources={})).fork is None
+
+    def test_calls_in_another_order_without_a_branch(self) -> None:
+        source = """
+            def main():
+                all_reduce(0)  # C
+                all_reduce(1)  # A
+                all_reduce(2)  # B
+        """
+        found = fork_of(source)
+        assert found is not None and found.decisions == ()
+
+
+class TestPage:
+    def test_the_next_step_names_the_decision(self) -> None:
+        found = diagnose(job(BREAK))
+        assert found.culprits == ()
+        assert found.next_step == (
+            "Make all ranks decide alike at train.py:6: `if stopper.update(loss)` was false on "
+            "rank 0, true on rank 1."
+        )
+
+    def test_the_paths_from_the_last_common_call_on(self) -> None:
+        found = [(p.line, p.acts) for p in diagnose(job(BREAK)).paths]
+        assert found == [
+            (3, (((0, 1), "last made the same call, all_reduce"),)),
+            (6, (((0,), "false"), ((1,), "true"))),
+            (7, (((1,), "alone came here"),)),
+            (3, (((0,), "waits in all_gather"),)),
+            (9, (((1,), "waits in barrier"),)),
+        ]

@@ -1,0 +1,226 @@
+"""What looks at a rank say that it did."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from moediag.evidence import looks
+from moediag.evidence.attached_job import stall_of
+from moediag.evidence.looks import Looks, RankLook, merged
+from moediag.launch.attach import held, spy
+from moediag.launch.attach.looking import LookingJob, One, Target, judge
+from moediag.launch.attach.proc import Proc, Seen
+from moediag.launch.capture.activity import Activity
+from moediag.launch.processes import Process
+
+C10D = ("/venv/site-packages/torch/distributed/distributed_c10d.py", "all_reduce", 9)
+TRAIN, OTHER = ("/home/me/train.py", "main", 12), ("/home/me/train.py", "main", 20)
+SAVED = ("/run/model.pt", True)
+
+
+def dump(*frames: tuple[str, str, int], step: str = "3") -> bytes:
+    made = [
+        {"filename": f, "name": n, "line": line, "locals": [{"name": "step", "repr": step}]}
+        for f, n, line in frames
+    ]
+    return json.dumps([{"thread_name": "MainThread", "frames": made}]).encode()
+
+
+def look(
+    at: float, found: bytes, cpu: float = 0.0, main: float = 0.0, asleep: float | None = None,
+    state: str = "S", wrote: int = 0,
+) -> One:  # fmt: skip
+    seen = Seen(7, 1, state, cpu, 99)
+    return One(at, seen, asleep, main, spy.Dump(found), Activity(at, {SAVED: wrote}))
+
+
+WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("taken", "states", "does", "still"),
+    [
+        ([look(0, WAIT), look(4, WAIT)], "SS", looks.WAITS, 4.0),
+        ([look(0, WAIT, asleep=90), look(4, WAIT, asleep=94)], "SS", looks.WAITS, 94.0),
+        # A GPU's rank spins: only its main thread uses a CPU, and nothing tells since when.
+        ([look(0, WAIT), look(4, WAIT, 4.0, 4.0, 0.0, "R")], "RR", looks.WAITS, 4.0),
+        ([look(0, WAIT), look(4, WAIT, 4.0, 1.0)], "SS", looks.WORKS, 0.0),
+        ([look(0, WAIT), look(4, dump(C10D, TRAIN, step="4"))], "SS", looks.MOVES, 0.0),
+        ([look(0, WAIT), look(4, dump(C10D, OTHER))], "SS", looks.MOVES, 0.0),
+        ([look(0, WAIT), look(4, OUTSIDE)], "SS", looks.MOVES, 0.0),
+        ([look(0, OUTSIDE), look(4, OUTSIDE)], "SS", looks.IDLE, 4.0),
+        ([look(0, OUTSIDE), look(4, OUTSIDE, 4.0)], "RR", looks.WORKS, 0.0),
+        ([look(0, OUTSIDE), look(4, OUTSIDE)], "SRRR", looks.WORKS, 0.0),  # it wants a CPU
+        ([look(0, OUTSIDE), look(4, OUTSIDE, wrote=10**7)], "SS", looks.WORKS, 0.0),
+        ([look(0, OUTSIDE), look(4, dump(OTHER))], "SS", looks.MOVES, 0.0),
+        ([look(0, WAIT), look(4, WAIT, state="T")], "TT", looks.STOPPED, 4.0),
+        ([look(0, b""), look(4, b"", asleep=60)], "SS", looks.UNREAD, 60.0),
+        ([look(0, b""), look(4, b"", cpu=4.0)], "SS", looks.UNREAD, 0.0),
+        ([look(0, WAIT), One(4, None)], "SS", looks.GONE, 0.0),
+    ],
+)
+def test_what_a_rank_did(taken: Sequence[One], states: str, does: str, still: float) -> None:
+    found = judge(taken, states)
+    assert (found.does, found.still) == (does, still)
+
+
+def test_what_a_rank_that_works_does() -> None:
+    found = judge([look(0, OUTSIDE), look(4, OUTSIDE, wrote=10**7)], "SS")
+    assert found.words == "writes model.pt at 2.5 MB/s"
+    assert found.values == {"step": "3"}
+
+
+def job(*ranks: RankLook, **more: object) -> Looks:
+    return Looks(4.0, 30.0, dict(enumerate(ranks)), len(ranks), **more)  # type: ignore[arg-type]
+
+
+WAITING = RankLook(1, looks.WAITS, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "stands"),
+    [
+        (job(WAITING, WAITING), True),
+        (job(WAITING, RankLook(2, looks.WAITS, 20.0)), False),  # not for long enough
+        (job(WAITING, RankLook(2, looks.IDLE, 40.0)), True),
+        (job(WAITING, RankLook(2, looks.IDLE, 20.0)), False),
+        (job(WAITING, RankLook(2, looks.STOPPED, 5.0, held="is stopped")), True),
+        (job(WAITING, RankLook(2, looks.WORKS)), False),
+        (job(WAITING, RankLook(2, looks.MOVES)), False),
+        (job(WAITING, RankLook(2, looks.UNREAD, 40.0)), False),
+        (job(RankLook(1, looks.WAITS, 5.0), missing=(1,)), True),
+        (job(), False),
+    ],
+)
+def test_when_a_job_stands_still(found: Looks, stands: bool) -> None:
+    assert (stall_of(found) is not None) == stands
+
+
+def test_a_node_that_works_ends_the_stall_of_another() -> None:
+    here = job(WAITING)
+    there = Looks(4.0, 30.0, {1: RankLook(2, looks.WORKS)}, 2)
+    assert stall_of(here) is not None
+    both = merged([here, None, there])
+    assert both is not None
+    assert stall_of(both) is None
+    assert both.elsewhere == ()
+
+
+# ------------------------------------------------------------------------ why it is held up
+
+
+def frames(*files: str) -> list[dict[str, object]]:
+    return [{"filename": file} for file in files]
+
+
+def why(root: Path, state: str, *files: str, ranks: dict[int, int] | None = None) -> str:
+    every = {7: Seen(7, 1, "S", 0.0, 1), 8: Seen(8, 7, "T", 0.0, 1)}
+    return held.held(Proc(root), 7, state, frames(*files), ranks or {}, every)
+
+
+def locked(root: Path, waiter: int, holder: int = 5) -> None:
+    target = root / "cache.lock"
+    target.write_text("")
+    (root / str(waiter) / "fd").mkdir(parents=True)
+    (root / str(waiter) / "fd" / "3").symlink_to(target)
+    number = target.stat().st_ino
+    (root / "locks").write_text(
+        f"1: POSIX  ADVISORY  WRITE 9 08:01:4 0 EOF\n"
+        f"2: FLOCK  ADVISORY  WRITE {holder} 08:01:{number} 0 EOF\n"
+        f"2: -> FLOCK  ADVISORY  WRITE {waiter} 08:01:{number} 0 EOF\n"
+    )
+
+
+def test_reasons_why_a_rank_is_held_up(tmp_path: Path) -> None:
+    assert why(tmp_path, "T") == "is stopped by a signal (SIGSTOP)"
+    assert why(tmp_path, "S", "/lib/python3.11/pdb.py") == "is stopped in a debugger"
+    assert why(tmp_path, "D") == "is blocked in the kernel"
+    assert why(tmp_path, "S", "/home/me/train.py") == ""
+    assert why(tmp_path, "S", "/x/torch/utils/data/dataloader.py") == (
+        "waits for its data loader, whose process 8 is stopped (SIGSTOP)"
+    )
+
+
+def test_the_holder_of_a_file_lock_is_named(tmp_path: Path) -> None:
+    locked(tmp_path, 7)
+    text = "waits for the lock of the file cache.lock, which {} holds"
+    assert why(tmp_path, "S", ranks={5: 0}) == text.format("rank 0")
+    assert why(tmp_path, "S") == text.format("process 5")
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits for a lock which this one holds."""
+    path = tmp_path / "real.lock"
+    program = "import fcntl, sys; f = open(sys.argv[1], 'w'); print(flush=True); fcntl.flock(f, 2)"
+    with path.open("w") as mine:
+        fcntl.flock(mine, fcntl.LOCK_EX)
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
+        ) as process:
+            yield process
+            process.kill()
+
+
+def test_a_real_lock(holder: subprocess.Popen[bytes]) -> None:
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    while holder.pid not in (found := held.file_locks(Proc())):
+        assert holder.poll() is None
+    assert found[holder.pid].holder == os.getpid()
+    assert held.path_of(Proc(), holder.pid, found[holder.pid].inode).endswith("/real.lock")
+
+
+# ------------------------------------------------------------------------ numbers of a dump
+
+
+def test_only_numbers_of_local_variables_are_kept() -> None:
+    found = json.loads(dump(TRAIN))
+    found[0]["frames"][0]["locals"] += [
+        {"name": "token", "repr": '"hf_secret"'},
+        {"name": "api_key", "repr": "123456"},
+    ]
+    raw = json.dumps(found).encode()
+    assert spy.values(raw) == {"step": "3"}
+    assert b"secret" not in spy.without_text(raw)
+    assert b"123456" not in spy.without_text(raw)
+    assert spy.places(spy.without_text(raw)) == spy.places(raw)
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    [({"rank": "3"}, 3), ({"rank": "1", "global_rank": "5"}, 5), ({"other": "2"}, None)],
+)
+def test_the_rank_that_a_process_gave_itself(variables: dict[str, str], rank: int | None) -> None:
+    names = [{"name": name, "repr": text} for name, text in variables.items()]
+    made = [{"filename": "/home/me/train.py", "name": "f", "line": 1, "locals": names}]
+    raw = json.dumps([{"thread_name": "MainThread", "frames": made}]).encode()
+    assert spy.rank_of(raw) == rank
+
+
+def test_the_number_of_a_spawned_process() -> None:
+    file = "/venv/lib/python3.11/site-packages/torch/multiprocessing/spawn.py"
+    variables = [{"name": "i", "repr": "1"}]
+    made = [{"filename": file, "name": "_wrap", "line": 1, "locals": variables}]
+    assert spy.rank_of(json.dumps([{"thread_name": "MainThread", "frames": made}]).encode()) == 1
+
+
+def test_looks_at_a_process_leave_it_as_it_was() -> None:
+    program = "import sys; print(flush=True); print(sys.stdin.readline(), end='')"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        target = Target(0, Process.of(process.pid))
+        found = LookingJob([target], 1.0).run(Looks(0.0, 1.0, {}, 1))
+        said, _ = process.communicate("as before\n")
+    assert (found.ranks[0].does, process.returncode, said) == (looks.IDLE, 0, "as before\n")

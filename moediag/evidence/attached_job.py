@@ -51,7 +51,6 @@ def read(
         ),
         attached=attached,
         looks=seen,
-        sources=kept.files,
     )
 
 

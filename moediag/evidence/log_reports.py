@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from moediag.evidence import frtrace, horovod, log_lines, nccl_calls, nccl_ras
+from moediag.evidence import frtrace, horovod, log_lines, nccl_calls, nccl_ras, ray_train
 from moediag.evidence.flight_names import plain_dtype, plain_op
 from moediag.evidence.log_formats import FORMATS
 from moediag.evidence.log_lines import Line
@@ -33,7 +33,7 @@ _SIZES = re.compile(
 _PEERS = re.compile(r"is connected to \d{1,7} peer ranks\. Expected [\w ]{1,40}: (\d{1,7})")
 
 # Readers of what tools print about the whole job, on several lines.
-TOOLS = (nccl_ras.read, horovod.read, frtrace.read, nccl_calls.read)
+TOOLS = (nccl_ras.read, horovod.read, ray_train.read, frtrace.read, nccl_calls.read)
 Writer = tuple[int | None, int | None, int | None]
 Call = tuple[int | None, str, int | None, int | None]
 

@@ -47,6 +47,9 @@ def choose(pid: int | None) -> Job:
     if pid is not None:
         if proc.seen(pid) is None:
             raise UsageError(f"there is no process {pid} here", NO_JOB)
+        owner = proc.owner(pid)
+        if owner != os.getuid() and not proc.environment(pid):
+            raise UsageError(f"process {pid} belongs to another user", NO_JOB)
         job = jobs.of_process(proc, pid)
         if job is None:
             raise UsageError(f"process {pid} is no training job and starts none", NO_JOB)

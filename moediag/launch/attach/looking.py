@@ -17,7 +17,7 @@ from dataclasses import field, replace
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import held, spy
-from moediag.launch.attach.proc import Proc, Seen
+from moediag.launch.attach.proc import TORCH, Proc, Seen
 from moediag.launch.capture.activity import Activity, look, work
 from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
 from moediag.launch.capture.shown_work import work_of
@@ -85,18 +85,21 @@ class Looker:
             self.states.append(seen.state)
 
     def look(self) -> None:
-        now, seen = time.monotonic(), self.proc.seen(self.pid)
+        seen = self.proc.seen(self.pid)
+        now = time.monotonic()
         if seen is None or seen.started != self.target.process.started or seen.state in "ZX":
             self.taken.append(One(now, None))
             return
         self.states.append(seen.state)
         slept = asleep(self.proc, self.pid)
-        active = look(self.target.process, now)
         dump = spy.dump(
             self.pid, _TOOL, pause=seen.state not in "ST", local_values=self.local_values
         )
         if dump.lost and seen.state not in "T":  # it may have run meanwhile
             dump = spy.dump(self.pid, _TOOL, local_values=self.local_values)
+        # What it does is asked only of a rank outside communication: that takes longer.
+        outside = bool(dump.json) and not _inside(dump.json)
+        active = look(self.target.process, time.monotonic()) if outside else None
         device = False
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
             device = on_device(spy.native(self.pid, _TOOL).json)
@@ -145,8 +148,7 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
         return replace(made, does=looks.UNREAD, still=still if cpu <= _ASLEEP_CPU else 0.0)
     same = len({spy.places(d) for d in dumps}) == 1
     same = same and len({tuple(spy.values(d).items()) for d in dumps}) == 1
-    inside = [one.device or in_collective(one.dump.json, spins=True) or joins(one.dump.json)
-              for one in taken]  # fmt: skip
+    inside = [one.device or _inside(one.dump.json) for one in taken]
     if all(inside):
         if not same:
             return made
@@ -156,18 +158,23 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
         return replace(made, does=looks.WORKS, words="computes and communicates")
     if any(inside):
         return made
-    done = _work(first, last)
+    done = _work(taken)
     busy = sum(state in "RD" for state in states) > _WORKS_CPU * len(states)
     if done or cpu > _WORKS_CPU or busy:
         return replace(made, does=looks.WORKS, words=done or "computes")
     return replace(made, does=looks.IDLE, still=still) if same else made
 
 
-def _work(first: One, last: One) -> str:
-    by_proc = ""
-    if first.activity is not None and last.activity is not None:
-        by_proc = work(first.activity, last.activity)
-    by_stack = work_of(last.dump.json)
+def _inside(dump: bytes) -> bool:
+    """Whether the main thread is in communication, or joins its group."""
+    return in_collective(dump, spins=True) or joins(dump)
+
+
+def _work(taken: Sequence[One]) -> str:
+    """What a rank outside communication did, by its files, connections, children and stack."""
+    active = [one.activity for one in taken if one.activity is not None]
+    by_proc = work(active[0], active[-1]) if active else ""
+    by_stack = work_of(taken[-1].dump.json)
     return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
 
 
@@ -246,6 +253,7 @@ class LookingJob:
         """``found``, in which ranks wait that only seemed to be outside communication."""
         idle = [one for one in self.lookers if found.ranks[one.target.rank].does == looks.IDLE]
         idle = [one for one in idle if not found.ranks[one.target.rank].held]
+        idle = [one for one in idle if self.proc.maps(one.pid, *TORCH)]
         with ThreadPoolExecutor(max_workers=_NATIVE_AT_ONCE) as pool:
             inside = list(pool.map(Looker.waits_in_native_code, idle))
         ranks = dict(found.ranks)

@@ -164,6 +164,13 @@ def test_slow_is_not_hung(does: RankLook, says: str) -> None:
     assert says in found.cause
 
 
+def test_a_very_long_computation_is_undecided() -> None:
+    computes = RankLook(11, looks.WORKS, words="computes")
+    found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(130.0), 1: computes})
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "waited for 130 s: a long computation or an endless loop" in found.cause
+
+
 def test_a_rank_whose_process_is_gone() -> None:
     found = judged(rank(0, 7, "barrier"), does={0: waits(5.0)}, missing=(1,))
     assert (found.verdict, found.culprits) == ("crash", (1,))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
+import subprocess
+import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +16,9 @@ import pytest
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
-from moediag.launch.attach import collecting
+from moediag.launch.attach import collecting, spy
 from moediag.launch.attach.jobs import Job, Rank
+from moediag.launch.attach.proc import Proc
 from moediag.pipeline import archives, attach
 from moediag.pipeline.examine import examine
 from moediag.protocol import AttachTask, Trial, write_json
@@ -78,6 +82,15 @@ def test_a_machine_that_works_ends_the_wait_of_another(tmp_path: Path) -> None:
     other = evidence(tmp_path / "1", {1: BOTH[1]}, does=looks.MOVES)
     (trial,) = examine([one, other]).result.trials
     assert (trial.verdict, trial.culprits) == ("clean", ())
+
+
+def test_a_rank_that_ended_between_two_looks(tmp_path: Path) -> None:
+    attempt = evidence(tmp_path / "run", {0: BOTH[0]})
+    raw = json.loads((attempt / "looks.json").read_text())
+    raw["ranks"]["1"] = dataclasses.asdict(RankLook(2, looks.GONE))
+    write_json(attempt / "looks.json", raw)
+    (trial,) = examine([attempt]).result.trials
+    assert (trial.verdict, trial.culprits) == ("crash", (1,)), trial.cause
 
 
 def test_damaged_looks_are_told(tmp_path: Path) -> None:
@@ -150,7 +163,37 @@ def test_a_process_that_is_no_job() -> None:
         attach.choose(1 << 22)
 
 
+def test_a_process_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(f"7 (python) S 1 {' '.join('0' * 40)}")
+    (tmp_path / "7" / "status").write_text("Uid:\t4242\t4242\t4242\t4242\n")
+    monkeypatch.setattr(attach, "Proc", lambda: Proc(tmp_path))
+    with pytest.raises(UsageError, match="belongs to another user"):
+        attach.choose(7)
+
+
 # ------------------------------------------------------------------------ what is missing
+
+
+def test_a_job_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "py-spy"
+    tool.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(spy, "find_tool", lambda _: str(tool))
+    program = "import sys; print(flush=True); sys.stdin.readline()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = attach.choose(process.pid)
+        options = collecting.AttachOptions(patience=1.0)
+        done = attach.attach(found, options, tmp_path / "run", lambda _: None)
+        process.communicate("")
+    (trial,) = done.result.trials
+    assert (trial.verdict, process.returncode) == ("inconclusive", 0)
+    assert "rank 0: Python stack (ptrace refused)" in trial.diagnosis.not_seen
+    assert any(text.startswith("Python stacks: ") for text in trial.diagnosis.not_seen)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from moediag.evidence import (
     nccl_ras,
     one_job,
     stack_texts,
-    tracebacks,
+    unmarked,
 )
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
@@ -33,20 +33,7 @@ from moediag.evidence.model import ExitStatus, RankError, Report, Stack
 from moediag.evidence.rank_in_name import OF_TORCHRUN, Names
 
 MAX_FILES = 50_000
-_CHAINED = (
-    "During handling of the above exception, another exception occurred:",
-    "The above exception was the direct cause of the following exception:",
-)
-_HANDLED = "handled"
 _FEW = 4  # lines, errors or disagreeing marks of one log that are told
-_TOLD = 300  # characters of a line or an exception
-# What a line may talk of that nothing understands.
-_TALKS = re.compile(
-    r"\btimed[ -]?out\b|\btime[ -]?out\b(?!\s*[=:\w(\"'])|\btimeout (?:for|task|after)\b|\bhung\b|"
-    r"\bhang (?:in|on|detected)\b|\babort(?:ed|ing)\b|\bdeadlock|\bis stuck\b|\bstall(?:ed|s)\b|"
-    r"\bunresponsive\b|\bnot respond|\bunhealthy\b|\bheartbeats?\b|\bterminating\b|"
-    r"\brank[ :=_]{1,2}\d", re.IGNORECASE,
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -272,25 +259,26 @@ class _Collector:
         elif named is not None and rest and named not in parts:
             parts[named] = rest
         else:
-            marked = {(e.type, e.message) for part in parts.values() for e in _errors(part)}
+            marked = {(e.type, e.message) for part in parts.values() for e in unmarked.errors(part)}
             marked |= {(e.type, e.message) for e in self.found.told.values()}
-            self.errors(path, [e for e in _errors(rest) if (e.type, e.message) not in marked])
+            rest_errors = [e for e in unmarked.errors(rest) if (e.type, e.message) not in marked]
+            self.found.reports += map(unmarked.report, rest_errors)
         self.found.files += 1
         if not reports:
-            self.found.quoted += _quoted(path, text)
+            self.found.quoted += unmarked.quoted(path, text)
         for rank, part in parts.items():
             if rank is not None and self.is_latest(path, rank):
                 self.output(rank, part)
 
     def without_rank(self, path: Path, text: str, reports: tuple[Report, ...]) -> None:
         """A log that names no rank: its messages count, and so does an exception."""
-        errors = _errors(text)
+        errors = unmarked.errors(text)
         dumped = stacks.parse_faulthandler(text)
         if dumped:
             self.section(None, path.name, dumped)
-        self.errors(path, errors)
+        self.found.reports += map(unmarked.report, errors)
         understood = bool(reports or dumped or errors)
-        quoted = [] if understood else _quoted(path, text)
+        quoted = [] if understood else unmarked.quoted(path, text)
         self.found.quoted += quoted
         if understood or quoted or outputs.is_log(text):
             self.found.files += 1
@@ -299,17 +287,6 @@ class _Collector:
             self.of_unknown_rank.append((path, "a log"))
         else:
             self.found.refused.append(f"{path} (unrecognised text)")
-
-    def errors(self, path: Path, errors: list[RankError]) -> None:
-        """Exceptions of which the log does not tell the rank."""
-        for error in errors:
-            where = f" at {error.where}" if error.where else ""
-            said = f"{error.type}{where}: {' '.join(error.message.split())}".rstrip(": ")
-            said = said[:_TOLD].rstrip(".")
-            kind = "lost" if outputs.of_a_library(error) else "error"
-            if error.after == _HANDLED:
-                kind, said = "handled", f"{said}; the log goes on with training after it"
-            self.found.reports.append(Report(kind, text=said, detail=path.name))
 
     def disagreeing(self, path: Path, lines: list[log_lines.Line]) -> None:
         """Notes marks that contradict the messages behind them."""
@@ -367,35 +344,6 @@ class _Collector:
         if len(self.of_unknown_rank) > 8:
             more = len(self.of_unknown_rank) - 8
             self.found.refused.append(f"{more} more files whose rank is unknown")
-
-
-def _errors(text: str) -> list[RankError]:
-    """The different exceptions in the output of several processes, without those that another one
-    was raised from. Training went on behind those that have _HANDLED in ``after``."""
-    parts = text.split(tracebacks.BEGINS)
-    found: dict[tuple[str, str], RankError] = {}
-    for at, part in enumerate(parts[1:] or parts):
-        if at + 2 < len(parts) and part.rstrip().endswith(_CHAINED):
-            continue
-        error = exits.error_in_excerpt(tracebacks.BEGINS + part if parts[1:] else part)
-        if error is not None:
-            error = replace(error, after=_HANDLED) if exits.went_on(part) else error
-            found.setdefault((error.type, error.message), error)
-    return list(found.values())[:_FEW]
-
-
-def _quoted(path: Path, text: str) -> list[Report]:
-    """Lines that talk of a timeout, an abort or a rank, after the last progress of the program."""
-    found: list[Report] = []
-    whole = path.stat().st_size <= outputs.HEAD_BYTES + outputs.TAIL_BYTES
-    for number, line in enumerate(text.splitlines(), start=1):
-        if exits.goes_on(line):
-            found.clear()
-        elif _TALKS.search(line[:2000]):
-            said = " ".join(line.split())[:_TOLD]
-            where = f"line {number} of {path.name}" if whole else path.name
-            found.append(Report("quoted", text=f'{where} says: "{said}"'))
-    return found[:1] + found[1:][-_FEW:]
 
 
 def _is_also_log(text: str) -> bool:

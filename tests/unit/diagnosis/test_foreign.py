@@ -12,7 +12,7 @@ import pytest
 
 from bench import jobs
 from moediag.diagnosis import diagnose
-from moediag.evidence import flight_dump, foreign, sources
+from moediag.evidence import flight_dump, foreign, log_lines, log_reports, sources
 from moediag.evidence.model import Frame, RankError, Stack
 from moediag.evidence.sources import Found
 from moediag.result import Diagnosis
@@ -284,3 +284,16 @@ def test_a_crash_is_found_from_torchrun_output_only() -> None:
     found = diagnosed(sources.read([SAMPLES.parent / "torchrun" / "launcher.log"]))
     assert (found.verdict, found.culprits, found.victims) == ("crash", (1,), (0,))
     assert "ValueError at bad.py:6" in found.cause
+
+
+@pytest.mark.parametrize(("said", "certain"), [("", False), ("Watchdog caught collective", True)])
+def test_a_watchdogs_line_beside_dumps_tells_that_the_job_stood(said: str, certain: bool) -> None:
+    """Also where the line, of torch before 2.3, does not tell the rank in the job."""
+    found = found_of(jobs.faulty(BASES[LAYOUTS[0]], "skip", 2))
+    found.taken_at = None
+    for dump in found.dumps.values():
+        dump.timeout = 0.0  # else a call that is older than its timeout tells it
+    line = f"[Rank 0] {said} operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=9)"
+    found.reports = list(log_reports.read(log_lines.read(line))) if said else []
+    stall = foreign.evidence(found).stall
+    assert stall is not None and stall.certain is certain

@@ -289,7 +289,7 @@ def test_a_crash_is_found_from_torchrun_output_only() -> None:
 @pytest.mark.parametrize(("said", "certain"), [("", False), ("Watchdog caught collective", True)])
 def test_a_watchdogs_line_beside_dumps_tells_that_the_job_stood(said: str, certain: bool) -> None:
     """Also where the line, of torch before 2.3, does not tell the rank in the job."""
-    found = found_of(jobs.faulty(BASES[LAYOUTS[0]], "skip", 2))
+    found = found_of(jobs.faulty(BASES[LAYOUTS[0]], "skip", 2), timing=False)
     found.taken_at = None
     for dump in found.dumps.values():
         dump.timeout = 0.0  # else a call that is older than its timeout tells it

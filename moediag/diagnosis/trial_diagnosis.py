@@ -85,7 +85,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *_at_end(facts, verdict, judged),
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
-            *log_sentences.notes(evidence),
+            *log_sentences.notes(evidence, judged.cause),
             *log_sentences.threads(evidence),
         ),
         tables=_tables(facts),

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from moediag.evidence import tracebacks
 from moediag.evidence.model import ExitStatus, RankError
@@ -16,6 +18,16 @@ from moediag.protocol import open_stored
 
 HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 1024 * 1024
+# Between them, lines with these words are looked for, and what follows each is read.
+_TELLING = (
+    b"Traceback (most recent call last)", b"out of memory", b"Out Of Memory", b"OOMKilled",
+    b"Killed process", b"srun: error", b"exited on signal", b"NVRM: Xid", b"by GPU node",
+    b"Watchdog caught", b"failed (exitcode", b"MPI_ABORT", b"terminated with",
+)  # fmt: skip
+_SCANNED = 256 * 1024 * 1024  # bytes before the end
+_CHUNK = 4 * 1024 * 1024
+_EXCERPT = 8 * 1024
+_EXCERPTS = 64
 
 # The table that torchrun prints at its end, one block per rank, the root cause last.
 _ROW = re.compile(
@@ -32,12 +44,25 @@ _TIMEOUT = re.compile(
     r"(?:collective|recv|send|wait)[^\n]{0,100} timed? ?out",
     re.IGNORECASE,
 )
+_LIBRARY = re.compile(
+    r"Dist\w*Error'?$|gloo|nccl|hccl|ccl:|\bUCX\b|Socket Timeout|mismatch between collectives", re.I
+)
+# Signs that a launcher of torch runs between the scheduler's tasks and the ranks.
+_ELASTIC = re.compile(
+    r"torch[./]distributed[./](?:elastic|run)|torchrun|\[default\d|ChildFailedError"
+)
+# The number of a task before the mark of a rank.
+_NUMBERED = re.compile(
+    r"^(?: {0,6}(\d{1,7}): |\[\d+,(\d{1,7})\]<std(?:out|err)>: ?).{0,120}?\[rank(\d{1,7})[\[\]]",
+    re.MULTILINE,
+)
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS",
             8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}  # fmt: skip
 
 
 def ends(path: Path) -> str:
-    """The beginning and the end of a file of any size. Raises OSError."""
+    """The beginning and the end of a file of any size, and between them what follows a line that
+    tells of a failure. Raises OSError."""
     with open_stored(path) as file:
         head = file.read(HEAD_BYTES)
         size = file.seek(0, 2)
@@ -45,10 +70,37 @@ def ends(path: Path) -> str:
             file.seek(HEAD_BYTES)
             raw = head + file.read(TAIL_BYTES)
         else:
-            file.seek(size - TAIL_BYTES)
             # Neither half of a line belongs to the other.
-            raw = head.rpartition(b"\n")[0] + b"\n" + file.read(TAIL_BYTES).partition(b"\n")[2]
+            start = max(HEAD_BYTES, size - TAIL_BYTES - _SCANNED)
+            told = _failures_told(file, start, size - TAIL_BYTES)
+            file.seek(size - TAIL_BYTES)
+            pieces = (head.rpartition(b"\n")[0], *told, file.read(TAIL_BYTES).partition(b"\n")[2])
+            raw = b"\n".join(pieces)
     return raw.decode("utf-8", errors="replace")
+
+
+def _failures_told(file: BinaryIO, start: int, end: int) -> list[bytes]:
+    """Excerpts of a file between two places, each from a line with one of `_TELLING` on."""
+    found: list[bytes] = []
+    file.seek(start)
+    while file.tell() < end and len(found) < _EXCERPTS:
+        chunk = file.read(min(_CHUNK, end - file.tell())) + file.readline(_EXCERPT)
+        hits = sorted(at for word in _TELLING for at in _places(chunk, word))
+        read = 0
+        for at in hits:
+            if at >= read and len(found) < _EXCERPTS:
+                begin = chunk.rfind(b"\n", 0, at) + 1
+                read = chunk.find(b"\n", begin + _EXCERPT)
+                read = len(chunk) if read < 0 else read
+                found.append(chunk[begin:read])
+    return found
+
+
+def _places(chunk: bytes, word: bytes) -> Iterator[int]:
+    at = chunk.find(word)
+    while at >= 0:
+        yield at
+        at = chunk.find(word, at + _EXCERPT)
 
 
 def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]:
@@ -69,6 +121,14 @@ def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]
         if 0 <= root < row.start() and not first:
             first = (rank,)
     return found, first
+
+
+def tasks_are_ranks(text: str) -> bool:
+    """Whether the numbers that a scheduler gives its tasks are those of ranks, unless nothing shows
+    it: with one task per node they are not."""
+    if _ELASTIC.search(text):
+        return False
+    return all((task or rank) == own for task, rank, own in _NUMBERED.findall(text))
 
 
 def summary_errors(text: str) -> dict[int, RankError]:
@@ -98,9 +158,9 @@ def gave_up_waiting(error: RankError) -> bool:
     return bool(_TIMEOUT.search(error.message))
 
 
-def of_backend(error: RankError) -> bool:
-    """Whether a communication backend raised it: torch's own error, or that of torch_npu."""
-    return error.type.endswith("DistBackendError") or bool(re.search("[Hh]ccl", error.message))
+def of_a_library(error: RankError) -> bool:
+    """Whether a communication library raised it."""
+    return bool(_LIBRARY.search(error.type) or _LIBRARY.search(error.message))
 
 
 def is_log(text: str) -> bool:

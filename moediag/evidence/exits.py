@@ -20,6 +20,10 @@ from moediag.protocol import open_stored, read_json
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
 
+_PROGRESS = re.compile(
+    r"\b(?:step|iter(?:ation)?|epoch|loss)\b[ =:\[]{1,3}\d|\btraining (?:finished|complete)|\dit/s",
+    re.IGNORECASE,
+)
 _WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 
 
@@ -84,6 +88,32 @@ def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | Non
             following = lines[at + 1].strip() if at + 1 < len(lines) else ""
             return RankError(what["type"], following.removeprefix("what():").strip())
     return _cut_traceback(lines, libraries)
+
+
+def error_in_excerpt(text: str) -> RankError | None:
+    """The same from an excerpt, in which the traceback may be missing: people paste its last line.
+    What a program prints behind such a line shows that it went on."""
+    found = error_in_output(text)
+    if found is not None or BEGINS in text:
+        return found
+    lines = [tracebacks.unprefixed(line) for line in text.splitlines()]
+    for at in range(len(lines) - 1, -1, -1):
+        kind, _, message = lines[at].partition(": ")
+        if message and tracebacks.is_error(lines[at]):
+            return RankError(short_type(kind), message)
+        if _PROGRESS.search(lines[at]):
+            return None
+    return None
+
+
+def went_on(text: str) -> bool:
+    """Whether a program printed progress more than once behind the first lines of ``text``."""
+    return len(_PROGRESS.findall(text)) > 1
+
+
+def goes_on(text: str) -> bool:
+    """Whether a program printed progress behind its last traceback."""
+    return bool(_PROGRESS.search(text.rpartition(BEGINS)[2]))
 
 
 def _cut_traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:

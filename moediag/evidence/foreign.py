@@ -17,6 +17,7 @@ from moediag.evidence import (
     log_reports,
     one_job,
     rank_stacks,
+    told_ends,
 )
 from moediag.evidence.flight_calls import COMPLETED, Dump
 from moediag.evidence.log_formats import meaning
@@ -48,16 +49,20 @@ def evidence(found: Found) -> Evidence:
     seen_ranks = {
         *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits, *writers,
     }  # fmt: skip
+    told = _told_ends(found, seen_ranks)
+    seen_ranks |= told.keys()
     least = max(max(seen_ranks | found.unread, default=-1) + 1, log_reports.job_size(found.reports))
-    recorded = flight_recorder.recorded(found.dumps, least)
+    known = found.size >= least or log_reports.job_size(found.reports, True) >= least
+    recorded = flight_recorder.recorded(found.dumps, max(least, found.size))
     waited = {o.rank for o in found.reports if meaning(o).waits and o.rank is not None}
     ranks: dict[int, RankEvidence] = {}
     for rank in sorted(seen_ranks):
         own = recorded.ranks.get(rank) or _from_watchdog(rank, found)
         error, end = _end(found, rank)
+        end = end or told.get(rank)
         if error is not None and (
             console_output.gave_up_waiting(error)
-            or (rank in waited and console_output.of_backend(error))
+            or (rank in waited and console_output.of_a_library(error))
         ):
             waited.add(rank)
             error = None
@@ -66,9 +71,16 @@ def evidence(found: Found) -> Evidence:
         ranks[rank] = _with(own, found, error, end)
     not_seen = [*found.refused, *one_job.others(every), *recorded.not_seen]
     stall = _stall(found, ranks, waited, recorded, not_seen)
+    if stall is None and not found.reports and not found.exits:
+        _without_handled(ranks, found, not_seen)
     unseen = sorted({*range(recorded.world_size)} - {*ranks} - {*other})
-    if unseen and ranks:
+    known = known or bool(found.dumps)
+    if unseen and ranks and known:
         not_seen.append(_unseen(unseen))
+    elif ranks and not known:
+        not_seen.append("how many ranks the job has (no line tells it)")
+    ended = any(one.error or one.exit for one in ranks.values())
+    quiet = stall is None and not found.reports and not ended
     return Evidence(
         world_size=recorded.world_size,
         ranks=ranks,
@@ -77,8 +89,28 @@ def evidence(found: Found) -> Evidence:
         deaths=found.first,
         not_seen=tuple(dict.fromkeys(not_seen)),
         foreign=True,
-        reports=tuple(dict.fromkeys(found.reports)),
+        reports=tuple(dict.fromkeys(found.quoted if quiet else found.reports)),
+        size_known=known,
     )
+
+
+def _told_ends(found: Found, ranks: set[int]) -> dict[int, ExitStatus]:
+    """How ranks ended, as launchers say, where that explains a failure."""
+    errors = [_end(found, rank)[0] for rank in ranks]
+    own = any(one is not None and not console_output.of_a_library(one) for one in errors)
+    return told_ends.exits(found.reports, own or bool(found.exits))
+
+
+def _without_handled(ranks: dict[int, RankEvidence], found: Found, not_seen: list[str]) -> None:
+    """Drops exceptions behind which a rank printed progress, in a job that shows no failure."""
+    for rank, seen in ranks.items():
+        error = seen.error
+        if error is not None and rank not in found.errors and exits.goes_on(found.outputs[rank]):
+            at = f" at {error.where}" if error.where else ""
+            not_seen.append(
+                f"whether {error.type}{at} ended rank {rank}: its output goes on behind it"
+            )
+            ranks[rank] = replace(seen, error=None)
 
 
 def _with(
@@ -95,7 +127,7 @@ def _with(
 
 def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     """The rank's exception, from its error file or its output, and how the process ended."""
-    error = found.errors.get(rank) or exits.error_in_output(found.outputs.get(rank, ""))
+    error = found.errors.get(rank) or exits.error_in_excerpt(found.outputs.get(rank, ""))
     error = error or found.told.get(rank)
     if error is None:
         told = (one for one in found.reports if meaning(one).fault == "writer" and one.rank == rank)
@@ -180,6 +212,9 @@ def _stands(found: Found) -> bool:
     issued = [dump.created[-1] / 1e9 for dump in dumps if dump.created and dump.created[-1]]
     opened = [at + dump.timeout for dump in dumps if (at := _first_open(dump)) and dump.timeout]
     if found.stacks or found.stood or any(dump.timed_out for dump in dumps):
+        return True
+    # A log beside the dumps, also where its lines do not tell the rank in the job.
+    if any(meaning(o).fault == "positions" or o.kind == "stuck" for o in found.reports):
         return True
     newest, written = max(issued, default=0.0), _written(found)
     if written is not None and written - newest >= IN_FLIGHT:

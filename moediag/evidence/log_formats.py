@@ -10,12 +10,15 @@ from typing import Literal
 from moediag.evidence.model import Report
 from moediag.records import dataclass
 
-Fault = Literal["named", "lagging", "unnamed", "positions", "sides", "writer", "unknown", "nobody"]
+Fault = Literal[
+    "named", "lagging", "unnamed", "suspected", "positions", "sides", "writer", "unknown", "nobody"
+]
 """Who is at fault, by a message:
 
 - named: the ranks in ``about``, which did not come;
 - lagging: the ranks in ``about``, if the same list shows other ranks ahead of them;
 - unnamed: a rank that did not come, and that the message does not name;
+- suspected: the ranks in ``about`` may be, because the writer waited for them; they are told;
 - positions: the rank that is behind, when the numbers of all ranks in the group are compared;
 - sides: the rank whose call differs from those of all others;
 - writer: the rank that wrote it, because an error of its own ended it;
@@ -33,9 +36,9 @@ class Meaning:
     fault: Fault = "nobody"
     #: The writer waited in a call until its library gave up, so its error is not a failure.
     waits: bool = False
-    #: The sentence on the page if the fault is named, lagging or unnamed. It may contain the
-    #: report's ``{about}`` ("rank 3"), ``{seconds:g}``, ``{seq}``, ``{place}`` and ``{why}``, and
-    #: ``{writer}``, who wrote it, or its whole ``{text}``.
+    #: The sentence on the page if the fault is named, lagging, unnamed or suspected. It may contain
+    #: the report's ``{about}`` ("rank 3"), ``{seconds:g}``, ``{seq}``, ``{place}`` and ``{why}``,
+    #: and ``{writer}``, who wrote it, or its whole ``{text}``.
     says: str = ""
     #: What follows if the message names a single rank.
     of_one: str = ""
@@ -50,11 +53,24 @@ STUCK = Meaning("stuck", noted=True)
 CHECKED = Meaning("checked", "sides")  # a mismatch that names no sides
 MACHINE = Meaning("machine", "unknown", noted=True)
 KILLED = Meaning("killed", "unknown", noted=True)
+# How a process ended; `told_ends` says what follows for the rank in ``about``.
 ENDED = Meaning("ended", "unknown", noted=True)
+# The same, where the rank is that of the mark before the line.
+CHILD = Meaning("child", "unknown", noted=True)
+CANCELLED = Meaning("cancelled", noted=True)
+
+
+def _peer(kind: str, says: str, fault: Fault = "unnamed") -> Meaning:
+    """The writer's library gave up waiting for another rank."""
+    return Meaning(kind, fault, waits=True, says=says)
+
+
 # Of several lines, or of a whole log: no row has them.
 SITE = Meaning("site", waits=True)  # the line of the program that made the call which timed out
 STACK = Meaning("stack")  # a process of an unknown rank
-ERROR = Meaning("error", "unknown")  # an exception in a log that names no rank
+ERROR = Meaning("error", "unknown", noted=True)  # an exception of an unknown rank
+HANDLED = Meaning("handled", noted=True)  # the same; training went on after it
+LOST_PEER = Meaning("lost", "unknown")  # the same, raised by a communication library
 # Of tools that looked at the whole job, on several lines: `log_reports.TOOLS` reads them.
 OF_TOOLS = (
     Meaning("quoted", whole=True),
@@ -226,24 +242,30 @@ FORMATS = (
         r"monitoredBarrier in (?P<ms>\d{1,15})\s*ms",
     ),
     _format(
-        Meaning(
-            "unanswered", "unnamed",
-            says="Ranks other than 0 reached monitored_barrier and lost rank 0 of it, whose own "
-            "message tells which rank was missing",
+        _peer(
+            "unanswered",
+            "{writer} reached monitored_barrier and lost {about} of it, whose own message tells "
+            "which rank was missing",
+            "suspected",
         ),
         "monitoredBarrier", "torch 1.9",
-        r"\[Rank (?P<number>\d{1,15})\]:? ?Rank \d+ (?:successfully reached monitoredBarrier, but ",
-        r"received errors|timed out in monitoredBarrier)",
+        r"(?:\[Rank (?P<number>\d{1,15})\]:? ?)?Rank (?P<place>\d{1,7}) successfully reached ",
+        r"monitoredBarrier, but received errors(?: while waiting for send/recv from rank ",
+        r"(?P<about>\d{1,15}))?",
+    ),
+    _format(
+        _peer("unanswered-all", "rank 0 of a group waited in monitored_barrier and gave up"),
+        "monitoredBarrier", "torch 1.9",
+        r"\[Rank (?P<number>\d{1,15})\]:? ?Rank \d+ timed out in monitoredBarrier",
     ),
     # -- HCCL, on Ascend: another rank did not answer, with its number in the group if that is known
     _format(
         Meaning(
             "unanswered-by-peer", "unnamed", waits=True,
-            says="{writer} waited for another rank until HCCL gave up ({why})",
+            says="{writer} waited for another rank until HCCL gave up (EI0006: {why})",
         ),
         "times out", "CANN 7",
-        r"(?P<why>(?:Getting socket times out|The wait execution of the Notify register times out)"
-        r"\. Reason: [^\n.]{1,160})",
+        r"(?P<why>Getting socket times out\. Reason: (?:1\. )?[^\n.]{1,160})",
     ),
     # -- Ray Train: ranks that have not come to ray.train.report, by their ranks in the job. Of
     # several, those that did come may be wrong.
@@ -294,9 +316,69 @@ FORMATS = (
         r"\[(?P<about>\d{1,15})\].{0,60}? by key '[^']*', but store->get\('[^']*'\) got error:",
     ),
     _format(
-        Meaning("clients", "unknown", noted=True),
+        _peer("clients", "{writer} waited {seconds:g} s for all ranks to join, and {why}"),
         "waiting for clients", "torch 1.13",
-        r"Timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined",
+        r"Timed out after (?P<seconds>\d{1,9}) seconds waiting for clients\. ",
+        r"(?P<why>\d{1,7}/\d{1,7} clients joined)",
+    ),
+    # -- a peer that did not answer, in other libraries
+    _format(
+        _peer("store", "{writer} waited {seconds:g} s in the store for keys that other ranks set"),
+        "keys: ", "torch 2.4",
+        r"wait timeout after (?P<ms>\d{1,15})ms, keys: \S{1,200}",
+    ),
+    _format(
+        _peer("connect", "{writer} waited {seconds:g} s for the store at {why}"),
+        "client socket has timed out", "torch 2.0",
+        r"client socket has timed out after (?P<ms>\d{1,15})ms while trying to connect to ",
+        r"\((?P<why>[^)\n]{1,120})\)",
+    ),
+    _format(
+        _peer("socket", "{writer} waited for the store or for another rank and gave up"),
+        "Socket Timeout", "torch 1.9", r"(?<!got error: )\bSocket Timeout\b",
+    ),
+    _format(
+        _peer("gloo", "{writer} waited {seconds:g} s in gloo to {why} (Timed out waiting for {why} "
+                      "operation)"),
+        "Timed out waiting", "gloo",
+        r"Timed out waiting (?P<ms>\d{1,15})ms for (?P<why>send|recv) operation to complete",
+    ),
+    _format(
+        _peer("mesh", "{writer} could not connect to the other ranks (gloo, connectFullMesh)"),
+        "connectFullMesh", "gloo", r"Gloo connectFullMesh failed",
+    ),
+    _format(
+        _peer("notify", "{writer} waited for {about} of its group, which did not send (HCCL)",
+              "suspected"),
+        "Notify re", "HCCL, EI0002",
+        r"has not received the Notify record from remote rank:? ?\[(?P<about>\d{1,7})\]",
+        r"(?:[^\n]{0,200}?hccl_world_group\], rankSize\[\d{1,7}\], rankId\[(?P<rank>\d{1,7}))?",
+    ),
+    _format(
+        _peer("link", "{writer} waited {seconds:g} s for {about} of a group to connect (HCCL: wait "
+                      "socket establish timeout)", "suspected"),
+        "socket establish timeout", "HCCL",
+        r"wait socket establish timeout, role\[\d\] rank\[(?P<about>\d{1,7})\] ",
+        r"timeout\[(?P<seconds>\d{1,9})\]",
+    ),
+    _format(
+        _peer("ccl", "{writer} waited for another rank and gave up ({why})"),
+        "oneCCL", "Intel's oneCCL",
+        r"oneCCL:[^\n]{0,120}?(?P<why>(?:wait|time|peer)[^\n]{0,80})",
+    ),
+    _format(
+        _peer("ucx", "{writer} lost the connection to another rank (UCX: {why})"),
+        "UCX error", "UCX", r"UCX error: (?P<why>[^\n]{1,80})",
+    ),
+    _format(
+        _peer("ucx", "{writer} lost the connection to another rank (UCX: {why})"),
+        "retry count", "UCX", r"(?P<why>Transport retry count exceeded on [^\n(]{1,80})",
+    ),
+    _format(
+        Meaning("store-lost", noted=True),
+        "TCPStore", "torch 2.2",
+        r"(?:\[c10d\] \w+ failed on SocketImpl[^\n]{0,120}|Failed to check the \"should dump\" ",
+        r"flag on TCPStore[^\n]{0,160})",
     ),
     # -- the machine and the launchers
     _format(
@@ -308,8 +390,8 @@ FORMATS = (
         r"NVRM:(?! Xid)[^\n]{0,60}fallen off the bus",
     ),
     _format(
-        MACHINE, "HW Exception by GPU", "ROCm, in the output of the process",
-        r"HW Exception by GPU node-\d+[^\n]{0,120}",
+        MACHINE, "by GPU node", "AMD's runtime",
+        r"(?:HW Exception|Memory access fault) by GPU node[^\n]{0,160}",
     ),
     _format(
         KILLED, "Killed process", "Linux",
@@ -317,39 +399,81 @@ FORMATS = (
     ),
     _format(KILLED, "oom", "Slurm", r"[Dd]etected \d+ oom[-_ ]kill event[^\n]{0,80}"),
     _format(KILLED, "OOMKilled", "Kubernetes", r"OOMKilled"),
-    _format(ENDED, "srun: error", "Slurm", r"srun: error: \S+ tasks? [\d,-]+: [^\n]{0,80}"),
+    _format(
+        KILLED, "Killed ", "a shell",
+        r"^(?:[\w./-]{1,80}: line \d{1,6}: +)?\d{1,9} Killed  +\S[^\n]{0,80}",
+    ),
+    _format(
+        KILLED, "running low on memory", "Ray",
+        r"Task was killed due to the node running low on memory",
+    ),
+    _format(
+        ENDED, "srun: error", "Slurm",
+        r"srun: error: \S+ (?:task (?P<about>\d{1,7})|tasks? [\d,-]+): [^\n]{0,80}",
+    ),
+    _format(
+        CANCELLED, "CANCELLED AT", "Slurm",
+        r"\*\*\* (?:JOB|STEP) \S{1,40} ON \S{1,80} CANCELLED AT [^*\n]{0,40}DUE TO[^*\n]{1,60}",
+    ),
     _format(
         ENDED, "terminated with signal", "torch.multiprocessing",
         r"process \d+ terminated with signal \w+",
     ),
     _format(
         ENDED, "exited on signal", "mpirun",
-        r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+[^\n]{0,30}",
+        r"process rank (?P<about>\d{1,7}) with PID \d+ on node \S+ exited on signal \d+[^\n]{0,30}",
+    ),
+    _format(
+        ENDED, "Process name: [[", "mpirun",
+        r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<about>\d{1,7})\]\s+Exit code: +-?\d{1,5}",
+    ),
+    _format(
+        ENDED, "MPI_ABORT was invoked", "MPI",
+        r"MPI_ABORT was invoked on rank (?:(?P<about>\d{1,7}) in communicator MPI_COMM_WORLD|",
+        r"\d{1,7}[^\n]{0,80}?)(?:\s*with errorcode -?\d{1,9}|$)",
+    ),
+    _format(
+        ENDED, "RUNNING AT", "Intel MPI, MPICH",
+        r"RANK (?P<about>\d{1,7}) PID \d{1,9} RUNNING AT [^\s=]{1,80}",
+        r"(?:\s*=\s+(?:KILLED BY SIGNAL: \d{1,3}[^\n]{0,30}|EXIT CODE: \d{1,5}))?",
     ),
     _format(
         ENDED, "exitcode:", "torchrun",
         r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\)",
     ),
     _format(
-        ENDED, "Child process with PID", "Lightning",
+        CHILD, "Child process with PID", "Lightning",
         r"Child process with PID \d+ terminated with code -?\d+",
+    ),
+    _format(
+        CHILD, "Fatal Python error", "Python's faulthandler", r"Fatal Python error: [^\n]{1,80}",
     ),
     _format(
         ENDED, "exits with return code", "DeepSpeed",
         r"exits with return code = -?\d+",
     ),
     _format(
+        ENDED, "died, exit code", "vLLM", r"Worker \S{1,60} pid \d{1,9} died, exit code: -?\d{1,5}"
+    ),
+    _format(
+        ENDED, "died with <Signals", "Python",
+        r"died with <Signals\.\w{1,20}: \d{1,3}>",
+    ),
+    _format(
         ENDED, "A worker died", "Ray",
         r"A worker died or was killed while executing a task[^\n]{0,60}",
+    ),
+    _format(
+        ENDED, "worker process has died", "Ray",
+        r"The actor is dead because its worker process has died[^\n]{0,200}",
     ),
     _format(
         Meaning("warning", noted=True), "NCCL WARN", "NCCL 2.0",
         r"NCCL WARN (?!Mismatched collective|NET/IB[^\n]{0,120}collective mismatch)[^\n]{0,200}",
     ),
 )  # fmt: skip
-_MEANINGS = {
-    one.kind: one for one in (*(row.meaning for row in FORMATS), SITE, STACK, ERROR, *OF_TOOLS)
-}
+_OTHER = (SITE, STACK, ERROR, HANDLED, LOST_PEER, *OF_TOOLS)
+_MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), *_OTHER)}
 
 
 def meaning(report: Report) -> Meaning:

@@ -39,6 +39,8 @@ class Line:
     local: bool = False
     #: The process that wrote it, as its launcher names it; "" if it does not.
     process: str = ""
+    #: The rank of the mark before it, if the message itself tells another one; else None.
+    against: int | None = None
 
 
 def _prefix(tool: str, pattern: str) -> Prefix:
@@ -58,6 +60,8 @@ PREFIXES = (
     ),
     # mpirun --tag-output: job and rank
     _prefix("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
+    # SageMaker: job, rank and host
+    _prefix("SageMaker", r"\[\d+,mpirank:(?P<rank>\d{1,7})(?:,[\w.-]{1,60})?\]<std(?:out|err)>: ?"),
     # Lightning's and others' loggers
     # (not the rank in a group that torch's own messages begin with)
     _prefix("logger", r"\[(?:RANK|Rank|rank):? (?P<rank>\d{1,7})\](?!:| ?(?:Watchdog|Work |NCCL "
@@ -65,7 +69,7 @@ PREFIXES = (
     # Ray: the actor's process, and its node if it is another one
     _prefix(
         "ray",
-        r"\((?P<process>[\w.:<>+-]+(?: rank=\d+)? pid=\d+(?:, ip=[^)\s]+)?)\)"
+        r" ?\((?P<process>[\w.:<>+-]+(?: rank=\d+)? pid=\d+(?:, ip=[^)\s]+)?)\)"
         r"(?: \[repeated \d+x[^\]]*\])? ?",
     ),
     # torch_npu, and the line of CANN that follows: `EI0002: [PID: 29] 2025-10-11-15:09:34.713.335`
@@ -90,6 +94,8 @@ PREFIXES = (
         "vLLM's logger",
         r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\] ?",
     ),
+    _prefix("Python's logging", r"-? ?[\w.]{1,60} - (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - "),
+    _prefix("syslog", r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d+\])?: "),
     _prefix("time", r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ \t]+"),
     _prefix("seconds since the start", r"\d{1,7}\.\d+s(?: +\d+)? +(?=\S)"),
     _prefix("line number", r"\[\d{1,9}\] (?!is setting up)(?=\S)|\d{1,7} \| "),
@@ -99,22 +105,36 @@ PREFIXES = (
 # counts only in a file where most lines do.
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ?")
 _LISTS = "waiting for remainder of ranks"  # Horovod: lines of ranks follow
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# Colours, also where a web page dropped the escape character.
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|(?<!\S)\[\d{1,2}(?:;\d{1,3})*m ?")
 _ENTRY = re.compile(
     r"\s*(?:[EWIF]\d{3,4} |\[[EWIF]|Traceback |terminate called|what\(\)|File \"|frame #|#\d|```|$)"
 )
+# Signs that a job runs on one node, where a local rank is the rank in the job.
+_ONE_NODE = re.compile(r"--standalone\b|\b(?:nnodes|max_nodes)[ =:]+1\b", re.IGNORECASE)
+# torchrun's summary tells both numbers of a rank.
+_BOTH = re.compile(r"\brank +: (\d{1,7}) \(local_rank: (\d{1,6})\)")
+# A message of the group of all ranks: its number is the rank in the job.
+_OF_ALL = re.compile(r"\(default_pg\) Rank (\d{1,7})\]")
 # What tmux shows in the upper right corner while its user scrolls: it hides the text there.
 _COVERED = re.compile(r"\[\d{1,6}/\d{1,6}\]$")
 _MARK = re.compile(r"\[rank(\d{1,7})[\[\]]{1,2}:")
 # What a message contains that may be continued on the next line.
-_STATEMENTS = ("ProcessGroup", "CCL(", "collective:", "operation timeout:", "thread terminated")
-# Statements that are cut where a terminal wrapped them: an opening text, and what ends it.
+_STATEMENTS = (
+    "ProcessGroup", "CCL(", "collective:", "operation timeout:", "thread terminated",
+    "MPI_ABORT was", "Process name: [[", " RUNNING AT ",
+)  # fmt: skip
+# Statements that are cut where a terminal wrapped them, or that have two lines: an opening text,
+# and what ends it.
 _OPEN = (
     (re.compile(r"collective operation timeout:"), re.compile(r"CCL\(")),
     (re.compile(r"terminated with exception:"), re.compile(r"\w")),
     (re.compile(r"Work[A-Z]CCL\("), None),
     (re.compile(r"is running (?:inconsistent )?collective:"), re.compile(r"[Cc]ollectives "
                                                                          r"differ|\)\)\)\.")),
+    (re.compile(r"MPI_ABORT was invoked"), re.compile("errorcode")),
+    (re.compile(r"Process name: \[\["), re.compile("Exit code")),
+    (re.compile(r" RUNNING AT "), re.compile("KILLED BY|EXIT CODE")),
     (re.compile(r"[Ll]ast enqueued"), re.compile(r"last\s*completed\s*(?:\w+ )?work: -?\d")),
 )  # fmt: skip
 
@@ -126,15 +146,22 @@ def read(text: str) -> list[Line]:
     raw = [line.rstrip("\r").rpartition("\r")[2][:_LONGEST] for line in whole]
     tasks = _has_tasks(raw)
     seen = [_stripped(line, tasks) for line in _joined(raw, tasks)]
-    owners = _owners(seen)
+    alone = bool(_ONE_NODE.search(text))
+    for marks, _ in seen:
+        if "local" in marks:
+            marks.setdefault("process", f"local rank {marks['local']}")
+    owners = _owners(seen, text)
     found = []
     for marks, rest in seen:
         rank = marks.get("rank")
         if rank is None and "process" in marks:
             rank = owners.get(marks["process"])
-        local = rank is None and "local" in marks
-        number = marks["local"] if local else rank
-        found.append(Line(_sane(number), rest, local, marks.get("process", "")))
+        local = rank is None and alone and "local" in marks
+        number, against = _sane(marks["local"] if local else rank), None
+        told = _OF_ALL.search(rest) if "(default_pg) R" in rest else None
+        if told is not None and (own := _sane(told[1])) is not None and own != number:
+            number, against, local = own, number, False
+        found.append(Line(number, rest, local, marks.get("process", ""), against))
     return found
 
 
@@ -188,9 +215,11 @@ def _stripped(line: str, tasks: bool) -> tuple[dict[str, str], str]:
     return marks, line
 
 
-def _owners(seen: Iterable[tuple[dict[str, str], str]]) -> dict[str, str]:
-    """The rank of each process that one of its lines tells."""
+def _owners(seen: Iterable[tuple[dict[str, str], str]], text: str) -> dict[str, str]:
+    """The rank of each process that one of its lines, or torchrun's summary, tells."""
     found: dict[str, set[str]] = {}
+    for rank, local in _BOTH.findall(text):
+        found.setdefault(f"local rank {local}", set()).add(rank)
     for marks, _ in seen:
         if "process" in marks and "rank" in marks:
             found.setdefault(marks["process"], set()).add(marks["rank"])
@@ -272,10 +301,12 @@ def _is_cut(line: str) -> bool:
 
 
 def _width(raw: list[str]) -> int:
-    """The width of the terminal that wrapped the lines; 0 if none did."""
+    """The width of the terminal that wrapped the lines; 0 if none did. One line may be longer by a
+    wide character."""
     lengths = Counter(map(len, raw))
     longest = max(lengths, default=0)
-    return longest if 60 <= longest <= 400 and lengths[longest] >= 2 else 0
+    width = next((n for n in (longest, longest - 1, longest - 2) if lengths[n] >= 2), 0)
+    return width if 60 <= width <= 400 else 0
 
 
 def _sane(number: str | None) -> int | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 
 from moediag.evidence import frtrace, horovod, log_lines, nccl_calls, nccl_ras, ray_train
 from moediag.evidence.flight_names import plain_dtype, plain_op
@@ -18,12 +17,6 @@ from moediag.evidence.model import Frame, Report
 from moediag.protocol import innermost_user
 
 _TEXT = 240  # characters of a line that a report keeps
-_LONG = 4096  # characters of a line that are searched for other words
-_FAILS = re.compile(
-    r"\b(?:timed out|time(?:-| )?out(?!\s*[=:\w(\"'])|abort(?:ed|ing)|deadlock(?:ed)?|"
-    r"hung\b|is stuck|stalled|unresponsive|not respond(?:ing)?)\b",
-    re.IGNORECASE,
-)
 _FAR = 10_000  # works in flight: a larger difference is an uninitialised number
 
 # What torch 2.3 and newer print after a timeout, if the Flight Recorder keeps stacks.
@@ -31,21 +24,51 @@ _TRACE = "Stack trace of the failed collective:"
 _FRAME = re.compile(r"\s*#\d+ (\S.*)")
 _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
 
+# Where frameworks, launchers and NCCL say how many ranks a job or a group has.
+_SIZES = re.compile(
+    r"WORLD_SIZE[=:]\s*(\d{1,7})|world[_ ]size(?: ?[=:] ?|s=\[)(\d{1,7})|\bnranks[ =](\d{1,7})|"
+    r"MEMBER: \d{1,7}/(\d{1,7})|\d{1,7}/(\d{1,7}) clients joined|"
+    r"hccl_world_group\], rankSize\[(\d{1,7})"
+)
+_PEERS = re.compile(r"is connected to \d{1,7} peer ranks\. Expected [\w ]{1,40}: (\d{1,7})")
+
 # Readers of what tools print about the whole job, on several lines.
 TOOLS = (nccl_ras.read, horovod.read, ray_train.read, frtrace.read, nccl_calls.read)
 Writer = tuple[int | None, int | None, int | None]
 Call = tuple[int | None, str, int | None, int | None]
 
 
-def job_size(reports: Iterable[Report]) -> int:
-    """The number of ranks at least, from the sizes of groups and the numbers of members."""
+def job_size(reports: Iterable[Report], exactly: bool = False) -> int:
+    """The number of ranks at least, from the sizes of groups and the numbers of members.
+    ``exactly``: only the size of the group of all ranks, 0 if no call tells it."""
     found = 0
     reports = list(reports)
+    if exactly:
+        sizes = (group_size(one) or 0 if one.of_all else _whole_size(one) for one in reports)
+        return max(sizes, default=0)
     for one in reports:
         named = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
         members = [rank for rank in named if rank < log_lines.MAX_RANK]
         found = max(found, one.size, group_size(one) or 0, max(members) + 1 if any(members) else 0)
     return max(found, sum(one.kind == "stack" for one in reports))
+
+
+def _whole_size(one: Report) -> int:
+    """The number of ranks that a tool counted; Horovod counts only those that it names."""
+    return one.size if one.kind.startswith(("ras-", "fr-", "nccl-")) else 0
+
+
+def told_size(lines: Iterable[Line]) -> int:
+    """The largest number of ranks that a line gives for a job or a group; 0 if none does."""
+    found = 0
+    for line in lines:
+        text = line.text
+        if "size" in text.lower() or "nranks" in text or "MEMBER" in text or "joined" in text:
+            for match in _SIZES.finditer(text):
+                found = max(found, *(int(number) for number in match.groups() if number))
+        if "peer ranks" in text and (peers := _PEERS.search(text)):
+            found = max(found, int(peers[1]) + 1)
+    return found if found < log_lines.MAX_RANK else 0
 
 
 def group_size(one: Report) -> int | None:
@@ -80,14 +103,6 @@ def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
     if frames is not None:
         found += _site(frames, of)
     return tuple(dict.fromkeys(_with_groups(found)))
-
-
-def quoted(text: str) -> tuple[Report, ...]:
-    """The first lines of a text that tell of a failure in words that no format has."""
-    lines = (line.strip()[:_TEXT] for line in text.splitlines() if _FAILS.search(line[:_LONG]))
-    return tuple(
-        Report("quoted", text=f'the log says: "{line}"') for line in islice(dict.fromkeys(lines), 3)
-    )
 
 
 def _frame(text: str) -> Frame | None:
@@ -133,6 +148,7 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
     desc = "default_pg" if group == "0" else "" if desc == "undefined" else desc
     issued, completed = _counted(number("issued"), number("completed"), number("seq"))
     place = number("place") if number("place") is not None else number("number")
+    rank = number("rank") if rank is None else rank
     if rank is None and place is not None and desc == "default_pg":
         rank = place
     return Report(

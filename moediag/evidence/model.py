@@ -414,6 +414,8 @@ class Evidence:
     oom_kills: int | None = None
     #: A sentence: why the evidence is not of one job. Nothing else is known then.
     mixed: str = ""
+    #: False: there are at least ``world_size`` ranks, and nothing tells how many.
+    size_known: bool = True
     #: Messages of libraries, schedulers and the kernel in the logs of a job of other tools.
     reports: tuple[Report, ...] = ()
     #: Of a watched job on several nodes.

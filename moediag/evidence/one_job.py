@@ -7,15 +7,16 @@ describe their common groups alike, and issue the same call of a group at about 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from moediag.evidence.flight_calls import Dump
+from moediag.evidence.flight_calls import COMPLETED, Dump
 from moediag.result.wording import ranks as of_ranks
 
 APART = 120.0  # seconds between issues of one call; clocks of one cluster are closer
 FAR_APART = 600.0  # seconds between the newest calls of ranks without a common call
+_AHEAD = 8  # calls that a rank may have queued behind an open one
 _NEWEST = (64, 256)  # calls of a rank that are compared: more if the fewer do not decide
 
 Members = tuple[int, ...]
@@ -105,8 +106,14 @@ class _Times:
         common = [_split(times, APART) for times in issued]
         for parts in (*common, _split(newest, FAR_APART)):
             for (at, one), (time, other) in combinations([part[0] for part in parts], 2):
-                ends = min(self.of(one), self.of(other)), max(self.of(one), self.of(other))
-                self.seconds.setdefault(ends, abs(time - at))
+                self._part(one, other, abs(time - at))
+        for one, other, seconds in _overtaken(dumps, {rank: at for at, rank in newest}):
+            self._part(one, other, seconds)
+
+    def _part(self, one: int, other: int, seconds: float) -> None:
+        ends = min(self.of(one), self.of(other)), max(self.of(one), self.of(other))
+        if ends[0] != ends[1]:
+            self.seconds.setdefault(ends, seconds)
 
     def _unite(self, issued: list[list[tuple[float, int]]]) -> bool:
         """Puts ranks together that issued a call together; whether that unites all."""
@@ -150,6 +157,42 @@ def _issued(dumps: Mapping[int, Dump], most: int) -> list[list[tuple[float, int]
             if number is not None and dump.created[row]:
                 issued[number, dump.position[row]].append((dump.created[row] / 1e9, rank))
     return [*issued.values()]
+
+
+def _overtaken(
+    dumps: Mapping[int, Dump], newest: Mapping[int, float]
+) -> Iterator[tuple[int, int, float]]:
+    """Pairs of ranks that were not in one attempt, with the seconds between their newest calls.
+
+    Calls that need all members completed on the first rank which the second one had not issued
+    minutes later: in one attempt they could not have completed."""
+    completed: dict[tuple[str, Members], tuple[int, int]] = {}
+    issued: dict[tuple[str, Members], tuple[int, int]] = {}
+    for rank, dump in dumps.items():
+        if rank not in newest or dump.backend == "gloo":  # gloo runs calls side by side
+            continue
+        for group, (done, made) in _counts(dump).items():
+            completed[group] = max(completed.get(group, (done, rank)), (done, rank))
+            issued[group] = min(issued.get(group, (made, rank)), (made, rank))
+    for group, (done, ahead) in completed.items():
+        made, behind = issued[group]
+        if done > made + _AHEAD and newest[behind] - newest[ahead] > APART:
+            yield ahead, behind, newest[behind] - newest[ahead]
+
+
+def _counts(dump: Dump) -> dict[tuple[str, Members], tuple[int, int]]:
+    """By group, how many calls completed for certain, and how many were issued."""
+    found: dict[tuple[str, Members], tuple[int, int]] = {}
+    for row in range(max(0, len(dump.kind) - _NEWEST[-1]), len(dump.kind)):
+        kind, at = dump.kinds[dump.kind[row]], dump.position[row]
+        own = dump.groups.get(kind.group)
+        if own is None or kind.peer is not None or not own.ranks:
+            continue
+        key = own.desc, own.ranks
+        done, made = found.get(key, (0, 0))
+        # The calls of a group run in order, so those before an open one have completed.
+        found[key] = max(done, at + (dump.state[row] == COMPLETED)), max(made, at + 1)
+    return found
 
 
 def _split(times: list[tuple[float, int]], gap: float) -> list[list[tuple[float, int]]]:

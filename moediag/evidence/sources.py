@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moediag.evidence import console_output as outputs
@@ -23,6 +23,7 @@ from moediag.evidence import (
     nccl_ras,
     one_job,
     stack_texts,
+    tracebacks,
 )
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
@@ -32,6 +33,20 @@ from moediag.evidence.model import ExitStatus, RankError, Report, Stack
 from moediag.evidence.rank_in_name import OF_TORCHRUN, Names
 
 MAX_FILES = 50_000
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_HANDLED = "handled"
+_FEW = 4  # lines, errors or disagreeing marks of one log that are told
+_TOLD = 300  # characters of a line or an exception
+# What a line may talk of that nothing understands.
+_TALKS = re.compile(
+    r"\btimed[ -]?out\b|\btime[ -]?out\b(?!\s*[=:\w(\"'])|\btimeout (?:for|task|after)\b|\bhung\b|"
+    r"\bhang (?:in|on|detected)\b|\babort(?:ed|ing)\b|\bdeadlock|\bis stuck\b|\bstall(?:ed|s)\b|"
+    r"\bunresponsive\b|\bnot respond|\bunhealthy\b|\bheartbeats?\b|\bterminating\b|"
+    r"\brank[ :=_]{1,2}\d", re.IGNORECASE,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -48,6 +63,10 @@ class Found:
     told: dict[int, RankError] = field(default_factory=dict)
     #: What libraries say in the logs, in order.
     reports: list[Report] = field(default_factory=list)
+    #: Lines that nothing understands, of logs in which nothing was understood.
+    quoted: list[Report] = field(default_factory=list)
+    #: The number of ranks that a log gives; 0 if none does.
+    size: int = 0
     #: The ranks that died first.
     first: tuple[int, ...] = ()
     #: When the dumps were written, in seconds of the wall clock; None: not known. A file's own time
@@ -194,6 +213,9 @@ class _Collector:
     def text(self, path: Path, root: Path) -> None:
         text = outputs.ends(path)
         sections = stack_texts.read(text)
+        if not sections and re.search(r"\| +Thread \S+ \(", text):  # each line has a prefix
+            plain = "\n".join(line.text for line in log_lines.read(text))
+            sections = stack_texts.read(plain)
         if not sections or _is_also_log(text):
             self.log(path, root, text)
         if not sections:
@@ -236,7 +258,11 @@ class _Collector:
         if own is not None and not self.is_latest(path, own):
             self.found.files += 1
             return
+        if not outputs.tasks_are_ranks(text):
+            reports = tuple(replace(o, about=()) if o.kind == "ended" else o for o in reports)
         self.found.reports += reports
+        self.found.size = max(self.found.size, log_reports.told_size(lines))
+        self.disagreeing(path, lines)
         rest = parts.pop(None, "")
         if own is not None:
             parts = {own: "\n".join(line.text for line in lines)}
@@ -245,32 +271,54 @@ class _Collector:
             return
         elif named is not None and rest and named not in parts:
             parts[named] = rest
+        else:
+            marked = {(e.type, e.message) for part in parts.values() for e in _errors(part)}
+            marked |= {(e.type, e.message) for e in self.found.told.values()}
+            self.errors(path, [e for e in _errors(rest) if (e.type, e.message) not in marked])
         self.found.files += 1
+        if not reports:
+            self.found.quoted += _quoted(path, text)
         for rank, part in parts.items():
             if rank is not None and self.is_latest(path, rank):
                 self.output(rank, part)
 
     def without_rank(self, path: Path, text: str, reports: tuple[Report, ...]) -> None:
         """A log that names no rank: its messages count, and so does an exception."""
-        error = exits.error_in_output(text)
+        errors = _errors(text)
         dumped = stacks.parse_faulthandler(text)
         if dumped:
             self.section(None, path.name, dumped)
-        if error is not None:
-            where = f" at {error.where}" if error.where else ""
-            said = f"{error.type}{where}: {error.message}".rstrip(": ")
-            self.found.reports.append(Report("error", text=said, detail=path.name))
-        if not reports and not dumped and error is None:
-            reports = log_reports.quoted(text)
-            self.found.reports += reports
-        if reports or dumped or error is not None:
+        self.errors(path, errors)
+        understood = bool(reports or dumped or errors)
+        quoted = [] if understood else _quoted(path, text)
+        self.found.quoted += quoted
+        if understood or quoted or outputs.is_log(text):
             self.found.files += 1
-        if reports and all(meaning(one).whole for one in reports) and error is None:
-            return  # no rank wrote it
-        if reports or dumped or error is not None or outputs.is_log(text):
+            if reports and not errors and all(meaning(one).whole for one in reports):
+                return  # no rank wrote it
             self.of_unknown_rank.append((path, "a log"))
         else:
             self.found.refused.append(f"{path} (unrecognised text)")
+
+    def errors(self, path: Path, errors: list[RankError]) -> None:
+        """Exceptions of which the log does not tell the rank."""
+        for error in errors:
+            where = f" at {error.where}" if error.where else ""
+            said = f"{error.type}{where}: {' '.join(error.message.split())}".rstrip(": ")
+            said = said[:_TOLD].rstrip(".")
+            kind = "lost" if outputs.of_a_library(error) else "error"
+            if error.after == _HANDLED:
+                kind, said = "handled", f"{said}; the log goes on with training after it"
+            self.found.reports.append(Report(kind, text=said, detail=path.name))
+
+    def disagreeing(self, path: Path, lines: list[log_lines.Line]) -> None:
+        """Notes marks that contradict the messages behind them."""
+        pairs = {(o.against, o.rank): None for o in lines if o.against is not None}
+        for mark, rank in list(pairs)[:_FEW]:
+            self.found.refused.append(
+                f"the mark of rank {mark} before messages in {path} (these say that they are of "
+                f"rank {rank} of default_pg: the two disagree, and the message counts)"
+            )
 
     def is_latest(self, path: Path, rank: int) -> bool:
         """Whether the file is of torchrun's last attempt; drops what earlier attempts left."""
@@ -319,6 +367,35 @@ class _Collector:
         if len(self.of_unknown_rank) > 8:
             more = len(self.of_unknown_rank) - 8
             self.found.refused.append(f"{more} more files whose rank is unknown")
+
+
+def _errors(text: str) -> list[RankError]:
+    """The different exceptions in the output of several processes, without those that another one
+    was raised from. Training went on behind those that have _HANDLED in ``after``."""
+    parts = text.split(tracebacks.BEGINS)
+    found: dict[tuple[str, str], RankError] = {}
+    for at, part in enumerate(parts[1:] or parts):
+        if at + 2 < len(parts) and part.rstrip().endswith(_CHAINED):
+            continue
+        error = exits.error_in_excerpt(tracebacks.BEGINS + part if parts[1:] else part)
+        if error is not None:
+            error = replace(error, after=_HANDLED) if exits.went_on(part) else error
+            found.setdefault((error.type, error.message), error)
+    return list(found.values())[:_FEW]
+
+
+def _quoted(path: Path, text: str) -> list[Report]:
+    """Lines that talk of a timeout, an abort or a rank, after the last progress of the program."""
+    found: list[Report] = []
+    whole = path.stat().st_size <= outputs.HEAD_BYTES + outputs.TAIL_BYTES
+    for number, line in enumerate(text.splitlines(), start=1):
+        if exits.goes_on(line):
+            found.clear()
+        elif _TALKS.search(line[:2000]):
+            said = " ".join(line.split())[:_TOLD]
+            where = f"line {number} of {path.name}" if whole else path.name
+            found.append(Report("quoted", text=f'{where} says: "{said}"'))
+    return found[:1] + found[1:][-_FEW:]
 
 
 def _is_also_log(text: str) -> bool:

@@ -176,8 +176,8 @@ def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialR
     place = ", ".join(path.resolve().name for path in paths)
     result = TrialResult(
         variant="as found", role=Role.UNFIXED, stack=_versions(evidence), launcher="",
-        backend=evidence.backend, world_size=evidence.world_size, diagnosis=diagnose(evidence),
-        expected="", met=True, evidence=", ".join(map(str, paths)),
+        backend=evidence.backend, world_size=evidence.world_size if evidence.size_known else 0,
+        diagnosis=diagnose(evidence), expected="", met=True, evidence=", ".join(map(str, paths)),
     )  # fmt: skip
     return place, result, evidence
 

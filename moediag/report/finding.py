@@ -111,7 +111,8 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         *wording.stack(t.stack),
         wording.backend(t.backend, t.shared_gpu, t.stack.get("nccl")),
     ]
-    title.append(wording.plural(t.world_size, "rank"))
+    if t.world_size:  # else not known
+        title.append(wording.plural(t.world_size, "rank"))
     if len(same_trial) > 1:
         title.append(f"{len(group)} of {len(same_trial)} repeats")
     return Finding(

@@ -19,7 +19,8 @@ _COMMUNICATION = re.compile(
     r"mismatch between collectives|socket timeout|recvvalue failed|"
     r"(?:collective|operation|barrier|store).{0,80}timed? ?out|"
     r"timed? ?out.{0,80}(?:collective|store)|"
-    r"process group watchdog|c10d|monitoredbarrier|ncclUniqueId|clients joined",
+    r"process group watchdog|c10d|monitoredbarrier|ncclUniqueId|clients joined|hccl|oneccl|"
+    r"mpi_err_(?:proc_failed|other)|\bUCX error|transport retry count",
     re.IGNORECASE,
 )
 _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})

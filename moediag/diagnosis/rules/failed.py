@@ -160,10 +160,13 @@ def _ended(failure: Failure, evidence: Evidence) -> str:
         return f"ended with {failure.name} and left no exception"
     if failure.name == UNTOLD:
         return "ended without a trace (killed, or by os._exit: the launcher did not record which)"
-    return f"died by {failure.name}" + (_killed(evidence) if failure.name == "SIGKILL" else "")
+    killed = _killed(evidence, failure.rank) if failure.name == "SIGKILL" else ""
+    return f"died by {failure.name}{killed}"
 
 
-def _killed(evidence: Evidence) -> str:
+def _killed(evidence: Evidence, rank: int) -> str:
+    if any("Out Of Memory" in one.text and rank in one.about for one in evidence.reports):
+        return " (out of memory, as its scheduler says)"
     kills = evidence.oom_kills
     if kills:
         times = "once" if kills == 1 else f"{kills} times"
@@ -198,6 +201,12 @@ def lost_node(facts: Facts) -> Judgement | None:
     )
 
 
+_FIND_THE_FIRST = (
+    "Find the rank that ended first, whose peers lost it: the last output of every rank, the "
+    "launcher's and the scheduler's messages, the kernel's log."
+)
+
+
 @detector(Verdict.CRASH)
 def lost_connection(facts: Facts) -> Judgement | None:
     """Ranks lost the connection to a peer, and the evidence does not show why."""
@@ -212,4 +221,4 @@ def lost_connection(facts: Facts) -> Judgement | None:
         text += f"in init_process_group ({said(found)}). {old}"
         return Judgement(Confidence.MEDIUM, text, failure=found[0], next_step=meeting.OWN_PREFIX)
     text += f"({said(found)}); the evidence shows neither why nor which rank is at fault."
-    return Judgement(Confidence.LOW, text, failure=found[0])
+    return Judgement(Confidence.LOW, text, failure=found[0], next_step=_FIND_THE_FIRST)

@@ -66,6 +66,7 @@ from moediag.diagnosis.rules.recorded import (
 from moediag.diagnosis.rules.reported import (
     logged_positions,
     reported_absence,
+    reported_cause,
     reported_end,
     reported_mismatch,
     stuck_watchdog,
@@ -94,6 +95,7 @@ RULES: tuple[Detector, ...] = (
     crash,
     lost_node,
     reported_mismatch,
+    reported_cause,
     reported_absence,
     logged_positions,
     lost_connection,

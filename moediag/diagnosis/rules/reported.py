@@ -8,14 +8,19 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector, undecided
 from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import sentence
-from moediag.evidence import nccl_ras
+from moediag.evidence import nccl_ras, told_ends
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import RankError, Report
 from moediag.evidence.rank_stacks import in_collective, that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import plural, ranks
 
-_MANY = 3  # ranks that agree against one
+_MANY = 3  # ranks that agree against one; causes that are told
+# Exceptions by which a launcher reports the end of another process.
+_LAUNCHERS = frozenset({
+    "ChildFailedError", "ProcessExitedException", "ProcessRaisedException", "CalledProcessError",
+    "SignalException", "ActorDiedError", "RayActorError", "EngineDeadError", "RayTaskError",
+})  # fmt: skip
 _ASK_AGAIN = (
     "Run `ncclras` again after a minute and diagnose both outputs: if the counts have not moved, "
     "the job stands."
@@ -45,7 +50,11 @@ def reported_mismatch(facts: Facts) -> Judgement | None:
             return Judgement(Confidence.LOW, " ".join(dict.fromkeys(filter(None, pieces))))
         told = dict.fromkeys(one.text for one in reports if not one.sides)
         text += f" ({said(failed)})" if failed else f" ({'; '.join([*told][:2])})" if told else ""
-        return Judgement(Confidence.LOW, f"{text}. No recorded schedule shows which.")
+        text += ". No recorded schedule shows which."
+        if facts.positions is not None:
+            text += f" {log_sentences.of_positions(facts.positions, evidence)}"
+        step = foreign_jobs.next_step(evidence) if evidence.foreign else ""
+        return Judgement(Confidence.LOW, text, next_step=step)
     order = sorted(sides.items(), key=lambda side: (-len(side[1]), sorted(side[1])))
     pieces = [f"{ranks(who)} {'is' if len(who) == 1 else 'are'} in {call}" for call, who in order]
     text = sentence(f"different calls meet: {'; '.join(pieces)}")
@@ -72,7 +81,7 @@ def reported_absence(facts: Facts) -> Judgement | None:
     found = _absences(facts)
     if not found:
         return None
-    text = " ".join(dict.fromkeys(map(_absent, found)))
+    text = " ".join(_absences_told(found))
     named = {rank for one in found if meaning(one).fault == "named" for rank in one.about}
     if not named:
         named = _lagging(evidence.reports)
@@ -81,7 +90,8 @@ def reported_absence(facts: Facts) -> Judgement | None:
         text += " These are numbers within a group, and the log also shows other groups, so it is "
         text += "not known which ranks of the job they are."
     elif not named:
-        text += " It is not known which rank the job waits for."
+        suspected = _suspected(found)
+        text += f" {suspected}" if suspected else " It is not known which rank the job waits for."
     writers = {one.rank for one in found if one.rank is not None}
     culprits = tuple(sorted(named)) if sure else ()
     return Judgement(
@@ -98,24 +108,50 @@ def _absences(facts: Facts) -> tuple[Report, ...]:
     """The reports that name ranks; without any, those that say only that some rank is missing."""
     reports = facts.evidence.reports
     named = tuple(one for one in reports if meaning(one).fault in ("named", "lagging"))
-    unnamed = tuple(one for one in reports if meaning(one).fault == "unnamed")
+    unnamed = tuple(one for one in reports if meaning(one).fault in ("unnamed", "suspected"))
     return named or (() if unnamed and facts.positions else unnamed)
 
 
-def _absent(one: Report) -> str:
-    says, about = meaning(one), ranks(one.about)
-    text = sentence(
-        says.says.format(
-            about=about,
-            seconds=one.seconds,
-            seq=one.seq,
-            place=one.place,
-            why=one.detail,
-            text=one.text,
-            writer="a rank" if one.rank is None else f"rank {one.rank}",
-        )
-    )
-    return f"{text} {says.of_one}" if says.of_one and len(one.about) == 1 else text
+def _absences_told(found: tuple[Report, ...]) -> list[str]:
+    """A sentence for each kind of message, with all that wrote it."""
+    writers: dict[tuple[str, str], list[Report]] = {}
+    for one in found:
+        says, about = meaning(one), ranks(one.about) if one.about else "rank 0"
+        text = says.says.format(
+            writer="{writer}", text=one.text, why=one.detail, about=about, seconds=one.seconds,
+            seq=one.seq, place=one.place,
+        )  # fmt: skip
+        writers.setdefault((text, says.of_one if len(one.about) == 1 else ""), []).append(one)
+    return [
+        f"{sentence(text.replace('{writer}', _who(those)))} {of_one}".rstrip()
+        for (text, of_one), those in writers.items()
+    ]
+
+
+def _who(reports: list[Report]) -> str:
+    known = {one.rank for one in reports if one.rank is not None}
+    if known:
+        return ranks(known)
+    places = {one.place for one in reports if one.place is not None}
+    if places:
+        return f"{ranks(places)} of a group"
+    processes = sorted({one.process for one in reports if one.process})
+    return f"process {', '.join(processes)}" if processes else "a process of unknown rank"
+
+
+def _suspected(found: tuple[Report, ...]) -> str:
+    """Who is suspected because others waited for it. Its numbers are those of a group, so they are
+    the job's only if the group numbers the writers as the job does."""
+    blamed: dict[int, int] = {}
+    for one in found:
+        if meaning(one).fault == "suspected" and one.rank is not None and one.rank == one.place:
+            for rank in one.about:
+                blamed[rank] = blamed.get(rank, 0) + 1
+    if not blamed:
+        return ""
+    pieces = (f"{ranks([rank])} by {plural(n, 'rank')}" for rank, n in sorted(blamed.items()))
+    text = sentence(f"suspected are those that others waited for: {', '.join(pieces)}")
+    return f"{text} That they are at fault is not shown: they may have waited themselves."
 
 
 def _lagging(reports: tuple[Report, ...]) -> set[int]:
@@ -131,6 +167,73 @@ def _lagging(reports: tuple[Report, ...]) -> set[int]:
         if latest <= (opened[0].seq or 0):
             return set()
     return {rank for one in lag for rank in one.about}
+
+
+@detector(Verdict.CRASH)
+def reported_cause(facts: Facts) -> Judgement | None:
+    """A log reports an exception, a kill or a broken device of an unknown rank that explains why
+    other ranks waited or lost a connection."""
+    causes = _causes(facts)
+    if not causes or not (facts.failed or facts.waiting or facts.positions):
+        return None
+    evidence, found = facts.evidence, facts.positions
+    text = f"{_causes_told(causes)} That is the likely cause"
+    text += "." if all(one.rank is not None for one in causes) else "; its rank is not known."
+    named = found.culprits if found is not None else ()
+    if found is not None:
+        text += f" {log_sentences.of_positions(found, evidence)}"
+    elif facts.failed:
+        lost = ranks(failure.rank for failure in facts.failed)
+        text += f" {lost.capitalize()} lost the connection to a peer ({said(facts.failed)})."
+    else:
+        text += f" {ranks(facts.waiting).capitalize()} waited for other ranks."
+    return Judgement(
+        Confidence.MEDIUM if named else Confidence.LOW,
+        text,
+        culprits=named,
+        victims=found.victims if found is not None and named else (),
+        pattern="reported-cause",
+        next_step=_find_the_process(causes[0]),
+    )
+
+
+def _causes(facts: Facts) -> list[Report]:
+    """Messages about unknown ranks that explain a wait, exceptions first."""
+    reports = facts.evidence.reports
+    errors = [one for one in reports if one.kind == "error" and not _of_others(one)]
+    ends = [
+        one
+        for one in reports
+        if one.kind in ("killed", "machine")
+        or (one.kind in ("ended", "child") and told_ends.is_cause(one.text))
+    ]
+    return [*errors, *ends]
+
+
+def _of_others(one: Report) -> bool:
+    """Whether an exception says only that another process ended or did not answer."""
+    name = one.text.partition(": ")[0].partition(" ")[0]
+    return name in _LAUNCHERS or is_communication(RankError(name, one.text))
+
+
+def _causes_told(causes: list[Report]) -> str:
+    errors = [one.text for one in causes if one.kind == "error"]
+    ends = [(one.rank, one.text) for one in causes if one.kind != "error"]
+    texts = [f"A process raised {text}" for text in errors[:_MANY]]
+    texts += [f"{_log_of(rank)} says: {text}" for rank, text in ends[:_MANY]]
+    return " ".join(sentence(text) for text in dict.fromkeys(texts))
+
+
+def _log_of(rank: int | None) -> str:
+    return "The log" if rank is None else f"The log of rank {rank}"
+
+
+def _find_the_process(cause: Report) -> str:
+    if cause.kind == "error":
+        return f"Fix the {cause.text.partition(': ')[0]}; look for the rank in its whole output."
+    if cause.kind == "machine":
+        return "Look at that device: the kernel's log of its node, and which rank used it."
+    return "Find out which process was killed, and why: the kernel's log and the scheduler's."
 
 
 @detector(Verdict.HANG)
@@ -236,15 +339,19 @@ def reported_end(facts: Facts) -> Judgement | None:
     found = [one for one in facts.evidence.reports if meaning(one).fault in ("writer", "unknown")]
     if not found:
         return None
-    errors = [one for one in found if one.kind == "error"]
-    last = errors[-1] if errors else found[0]
+    causes = _causes(facts)
+    errors = [one for one in found if one.kind in ("error", "lost")]
+    last = causes[0] if causes else errors[-1] if errors else found[0]
     text = "It is not known which rank of the job failed. "
-    text += sentence(f"{'a process raised' if errors else 'the log says:'} {last.text}".rstrip("."))
-    if last.kind in ("error", "failed") and is_communication(RankError("RuntimeError", last.text)):
+    raised = last.kind in ("error", "lost")
+    text += sentence(f"{'a process raised' if raised else 'the log says:'} {last.text}".rstrip("."))
+    if last.kind in ("error", "lost", "failed") and is_communication(
+        RankError("RuntimeError", last.text)
+    ):
         text += " That is the consequence of another rank's end or wait, not the cause."
     return Judgement(
         Confidence.LOW,
         text,
         pattern="reported-end",
-        next_step=foreign_jobs.next_step(facts.evidence),
+        next_step=_find_the_process(last) if causes else foreign_jobs.next_step(facts.evidence),
     )

@@ -27,6 +27,8 @@ _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 # Seconds between messages of one hang, at least. The next attempt of a job starts after the first
 # timeout and needs as long again for the next one.
 _APART = 120.0
+ATTEMPTS = "the log holds more than one attempt of the job"
+FAR_APART = "the messages are too far apart in time"
 _UNNAMED = "these lines do not name the group"
 _USUAL = 600.0  # seconds, NCCL's timeout if no message tells it
 
@@ -50,6 +52,8 @@ class Position:
     numel_out: int | None = None
     #: Its own watchdog reported a timeout, not that of another rank.
     own: bool = False
+    #: It waits in a call whose number the log does not tell (torch before 2.0).
+    unnumbered: bool = False
     #: The user's line that made the call, or "".
     site: str = ""
 
@@ -206,7 +210,7 @@ def _standing(name: str, found: list[Report], sites: Mapping[int | None, str]) -
     desc = next((one.desc for one in found if one.desc), "")
     sizes = {size for one in found if (size := group_size(one))}
     apart = _apart(name, desc, everyone, found)
-    apart = "the log holds more than one attempt of the job" if mixed else apart
+    apart = ATTEMPTS if mixed else apart
     front = max((one.open for one in everyone if one.open is not None), default=None)
     waiting = tuple(one for one in everyone if front is not None and one.open == front)
     behind: tuple[Position, ...] = ()
@@ -230,6 +234,8 @@ def _order(one: Position) -> tuple[bool, int, int]:
 def _merged(before: Position, one: Report) -> Position:
     found = replace(before, place=before.place if before.place is not None else one.place)
     found = replace(found, own=found.own or not one.about)
+    if one.kind == "timeout" and one.seq is None and found.stuck is None:
+        return replace(found, unnumbered=True, op=found.op or one.op)
     if one.kind != "signal" and one.seq is not None:
         if found.stuck is None or one.seq < found.stuck:
             found = replace(found, stuck=one.seq, op="", numel_in=None, numel_out=None)
@@ -274,5 +280,5 @@ def _apart(name: str, desc: str, members: tuple[Position, ...], found: list[Repo
     times = [one.time for one in found if one.time]
     limit = max((one.seconds for one in found if one.kind == "timeout"), default=0.0) or _USUAL
     if times and max(times) - min(times) > max(_APART, limit / 2):
-        return "the messages are too far apart in time"
+        return FAR_APART
     return ""

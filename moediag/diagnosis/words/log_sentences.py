@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moediag.diagnosis.schedules.log_positions import Position, Positions, Standing
+from moediag.diagnosis.schedules.log_positions import (
+    ATTEMPTS,
+    FAR_APART,
+    Position,
+    Positions,
+    Standing,
+)
 from moediag.diagnosis.words.calls import sentence
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence, Report
@@ -24,12 +30,14 @@ def of_positions(found: Positions, evidence: Evidence) -> str:
 
 def _of_group(group: Standing, found: Positions, evidence: Evidence) -> str:
     if group.front is None:
-        return _nothing_open(group)
+        return _unnumbered(group) or _nothing_open(group)
     if group.apart and len({(one.call, one.open) for one in group.members}) > 1:
         return _not_compared(group)
     text = sentence(
         f"{_who(group.waiting, group)} {_waits(group.waiting)} in {_call(group, group.front)}"
     )
+    if group.apart in (ATTEMPTS, FAR_APART):
+        text += f" {sentence(group.apart)}"
     if group.odd:
         text = sentence(
             f"different calls meet as number {group.front} of {group.label}: "
@@ -40,6 +48,18 @@ def _of_group(group: Standing, found: Positions, evidence: Evidence) -> str:
     if group.ahead:
         text += f" {sentence(f'it completed on {_who(group.ahead, group)}')}"
     return f"{text} {_unseen(group, evidence)}".rstrip()
+
+
+def _unnumbered(group: Standing) -> str:
+    """Who waits in which operation, where no message tells the number of the call."""
+    sides: dict[str, list[Position]] = {}
+    for one in group.members:
+        if one.unnumbered:
+            sides.setdefault(_op(one), []).append(one)
+    if not sides:
+        return ""
+    pieces = (f"{_who(those, group)} {_waits(those)} in {op}" for op, those in sides.items())
+    return f"{sentence('; '.join(pieces))} These lines do not number the calls."
 
 
 def _behind(one: Position, group: Standing, found: Positions) -> str:
@@ -137,10 +157,17 @@ def _op(one: Position) -> str:
 def _unseen(group: Standing, evidence: Evidence) -> str:
     """Which members the log does not show, as far as that is known."""
     if group.desc == "default_pg":
+        if not evidence.size_known:
+            return "How many ranks the job has is not known."
         seen = {one.rank for one in evidence.reports if meaning(one).fault == "positions"}
         missing = [rank for rank in range(evidence.world_size) if rank not in seen]
-        alone = len(missing) == 1 < len(seen)
-        return sentence(f"{ranks(missing)} is the only one without such a message") if alone else ""
+        if not missing:
+            return ""
+        if len(missing) == 1 < len(seen):
+            return sentence(f"{ranks(missing)} is the only one without such a message")
+        return (
+            f"That group has {evidence.world_size} ranks; no message of {ranks(missing)} was found."
+        )
     size = group.size
     if size is not None and size > len(group.members):
         return f"That group has {size} ranks; messages of {len(group.members)} were found."
@@ -186,11 +213,11 @@ def signals(evidence: Evidence) -> str:
     return ""
 
 
-def notes(evidence: Evidence) -> tuple[str, ...]:
-    """Other messages, one note each: the ranks that wrote it, and its words."""
+def notes(evidence: Evidence, cause: str) -> tuple[str, ...]:
+    """Messages that are not in the cause, one note each: the ranks that wrote it, and its words."""
     told: dict[str, list[int]] = {}
     for one in evidence.reports:
-        if meaning(one).noted:
+        if meaning(one).noted and one.text.rstrip(".") not in cause:
             told.setdefault(_short(one), []).extend([] if one.rank is None else [one.rank])
     texts = []
     for text, who in list(told.items())[:_FEW]:

@@ -15,7 +15,7 @@ def lines(text: str) -> list[tuple[int | None, str]]:
     ("line", "rank"),
     [
         ("[rank5]: boom", 5),
-        ("[default2]: boom", 2),
+        ("[default2]: boom", None),  # of which node?
         ("[default0]:[rank5]: boom", 5),
         ("[rank5]:[default0]: boom", 5),
         ("[trainer21|5]: boom", 21),
@@ -47,6 +47,20 @@ def lines(text: str) -> list[tuple[int | None, str]]:
 def test_prefixes_are_removed(line: str, rank: int | None) -> None:
     ((found, text),) = lines(line)
     assert found == rank and text.endswith("boom") and (rank is None or text == "boom")
+
+
+@pytest.mark.parametrize(
+    ("sign", "rank"),
+    [
+        ("torchrun --standalone train.py", 1),
+        ("torchrun --nnodes=1 train.py", 1),
+        ("torchrun --nnodes=2 train.py", None),
+        ("[default1]: [rank9]: boom", 9),
+        ("  rank      : 5 (local_rank: 1)", 5),
+    ],
+)
+def test_a_local_rank_is_a_rank_where_the_log_tells_which(sign: str, rank: int | None) -> None:
+    assert read(f"[default1]: boom\n{sign}\n")[0].rank == rank
 
 
 def test_the_numbers_of_srun_are_ranks_where_most_lines_have_them() -> None:
@@ -139,3 +153,13 @@ def test_what_tmux_hides_is_taken_from_the_message_of_another_rank() -> None:
     assert all("OpType=_ALLGATHER_BASE, NumelIn=71552, NumelOut=572416" in text for text in both)
     progress = "step [451/1919] loss 2.5\n" * 3
     assert [line.text for line in read(progress)] == ["step [451/1919] loss 2.5"] * 3
+
+
+@pytest.mark.parametrize("mark", ["[rank0]: ", "[1,0]<stderr>: ", ""])
+def test_a_message_of_the_group_of_all_ranks_outranks_the_mark(mark: str) -> None:
+    (line,) = read(f"{mark}[PG ID 0 PG GUID 0(default_pg) Rank 4] Process group watchdog\n")
+    assert line.rank == 4 and line.against == (0 if mark else None)
+    (same,) = read("[rank4]: [PG ID 0 PG GUID 0(default_pg) Rank 4] Process group watchdog\n")
+    assert (same.rank, same.against) == (4, None)
+    (other,) = read(f"{mark}[PG ID 2 PG GUID 9(tp) Rank 1] Process group watchdog\n")
+    assert other.rank == (0 if mark else None)  # its rank in that group

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from moediag.evidence import log_lines
 from moediag.evidence.log_lines import read as lines_of
-from moediag.evidence.log_reports import group_size, job_size, read
+from moediag.evidence.log_reports import group_size, job_size, read, told_size
 from moediag.evidence.model import Report
 
 
@@ -152,7 +153,7 @@ def test_a_mismatch_names_both_sides() -> None:
         ("[Rank 0]: Ranks 3, 5 failed to pass monitoredBarrier in 9000 ms", "absent", (3, 5)),
         ("[Rank 4]: Rank 4 successfully reached monitoredBarrier, but received errors while "
          "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
-         "unanswered", ()),
+         "unanswered", (0,)),
         ("\t - To our best knowledge, ranks [1, 2] are the lagging ranks that caused this timeout. "
          "They never joined any collectives", "never", (1, 2)),
         ("\t   - [1, 2] joined but didn't finish collective #9 (count from 1)", "open", (1, 2)),
@@ -167,7 +168,8 @@ def test_a_mismatch_names_both_sides() -> None:
          ()),
         ("Out of memory: Killed process 7 (python) total-vm:1kB", "killed", ()),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "killed", ()),
-        ("srun: error: node7: task 3: Killed", "ended", ()),
+        ("srun: error: node7: task 3: Killed", "ended", (3,)),
+        ("srun: error: node7: tasks 0-3: Killed", "ended", ()),
         ("ProcessExitedException: process 1 terminated with signal SIGKILL", "ended", ()),
         ("node7:81:99 [2] NCCL WARN Cuda failure 'out of memory'", "warning", ()),
         ("[PG ID 0 PG GUID 0 Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without "
@@ -257,3 +259,23 @@ def test_ranks_that_ray_train_waits_for(said: str) -> None:
     (one,) = reports(said.replace("[1, 3]", "[3]"))
     assert (one.kind, one.about) == ("not-reported", (3,))
     assert not reports("The following ranks have not called it: []")
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("MASTER_PORT=29500 WORLD_SIZE=4", 4),
+        ("using world size: 16, data-parallel size: 2", 16),
+        ("dist_world_size=8", 8),
+        ("  global_world_sizes=[32, 32]", 32),
+        ("n1:7:9 [0] NCCL INFO comm 0x5 rank 0 nranks 4 cudaDev 0", 4),
+        ("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/3", 3),
+        ("Timed out after 61 seconds waiting for clients. 3/4 clients joined.", 4),
+        ("[Gloo] Rank 1 is connected to 7 peer ranks. Expected number of connected peer ranks is "
+         ": 7", 8),
+        ("batch size: 64, hidden size=4096, lora rank: 16", 0),
+        ("rank 3 of the layer", 0),
+    ],
+)  # fmt: skip
+def test_the_size_of_a_job_is_read_where_it_stands(line: str, size: int) -> None:
+    assert told_size(log_lines.read(f"starting\n{line}\nstep 1\n")) == size

@@ -152,6 +152,16 @@ def test_a_very_long_log_is_read_at_both_ends(tmp_path: Path) -> None:
     assert set(text.splitlines()) == {"begin", "y" * 99, "middle line", "end"}
 
 
+def test_a_failure_in_the_middle_of_a_very_long_log_is_read(tmp_path: Path) -> None:
+    path, filler = tmp_path / "x", b"middle line\n" * 200_000
+    path.write_bytes(
+        filler + TRACEBACK.encode() + filler + b"srun: error: n1: task 3: Killed\n" + filler
+    )
+    text = ends(path)
+    assert TRACEBACK in text and "task 3: Killed" in text and len(text) < 1_300_000
+    assert all(line for line in text.splitlines())  # no line is cut
+
+
 # ------------------------------------------------------------------------ refused
 
 

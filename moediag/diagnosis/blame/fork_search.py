@@ -44,6 +44,7 @@ class Search:
         self._evidence = evidence
         self.program = Program(evidence.sources)
         self._calls = self._made()
+        self._sure: dict[str, bool] = {}
 
     def _made(self) -> dict[tuple[str, str], set[tuple[int, str]]]:
         """By function, the lines that made calls, with the function called there, or ""."""
@@ -177,26 +178,31 @@ class Search:
     def _lines(self, file: ProgramFile, function: str) -> set[tuple[int, str]]:
         return self._calls.get((file.name, function), set())
 
-    def _closed(self, file: ProgramFile, function: str, depth: int = 0) -> frozenset[Node]:
+    def _closed(self, file: ProgramFile, function: str) -> frozenset[Node]:
         """Statements that certainly make a call when they run."""
         found = set()
         for line, called in self._lines(file, function):
             node = file.node(line)
-            if node is not None and (not called or self._always(called, depth)):
+            if node is not None and (not called or self._always(called)):
                 found.add(node)
         return frozenset(found)
 
-    def _always(self, function: str, depth: int) -> bool:
+    def _always(self, function: str) -> bool:
         """Whether a function makes a call in every case."""
+        if function not in self._sure:
+            self._sure[function] = False  # as long as it is not known, of one that calls itself
+            self._sure[function] = self._leaves_by_a_call(function)
+        return self._sure[function]
+
+    def _leaves_by_a_call(self, function: str) -> bool:
         made = [(f, lines) for (f, name), lines in self._calls.items() if name == function]
-        if depth > _DEEP or len(made) != 1:
+        if len(made) != 1:
             return False
         found = self._scope(Line(made[0][0], min(made[0][1])[0], function))
         if found is None:
             return False
         file, scope = found
-        closed = self._closed(file, function, depth + 1)
-        return not Flow(scope).paths(BEGIN, END, closed)
+        return not Flow(scope).paths(BEGIN, END, self._closed(file, function))
 
     # -------------------------------------------------------------------- what parts them
 

@@ -149,7 +149,7 @@ class Search:
                 # This side did not leave the function that is called there; an exception may have
                 # taken the other side out of it.
                 return [
-                    _decision(file, edge.to, (set(), {edge}) if own == 0 else ({edge}, set()))
+                    _caught(file, edge, other)
                     for edge in ways[other]
                     if edge.start is start and edge.how == CAUGHT and isinstance(edge.to, ast.AST)
                 ]
@@ -207,26 +207,27 @@ class Search:
     # -------------------------------------------------------------------- what parts them
 
     def _split(
-        self,
-        file: ProgramFile,
-        scope: Scope,
-        ways: Sequence[frozenset[Edge]],
+        self, file: ProgramFile, scope: Scope, ways: Sequence[frozenset[Edge]]
     ) -> Iterator[Decision]:
         by_node: dict[Node, tuple[set[Edge], set[Edge]]] = {}
         for side, edges in enumerate(ways):
             for edge in edges:
                 by_node.setdefault(edge.start, (set(), set()))[side].add(edge)
-        told: set[Node] = set()
-        for node, (one, two) in by_node.items():
-            if not one or not two or one == two or not isinstance(node, ast.AST):
+        for node, sides in by_node.items():
+            if not all(sides) or not isinstance(node, ast.AST):
                 continue
-            if file.same_on_all_ranks(node, scope) or self._same_batches(file, node):
-                continue
-            handler = next((e.to for e in one ^ two | one | two if e.how == CAUGHT), None)
-            shown = handler if isinstance(handler, ast.AST) else node
-            if shown not in told:
-                told.add(shown)
-                yield _decision(file, shown, (one, two))
+            plain = (
+                {e for e in sides[0] if e.how != CAUGHT},
+                {e for e in sides[1] if e.how != CAUGHT},
+            )
+            if all(plain) and plain[0] != plain[1]:
+                if not (file.same_on_all_ranks(node, scope) or self._same_batches(file, node)):
+                    yield _decision(file, node, plain)
+            for own, other in ((0, 1), (1, 0)):
+                for edge in sides[own] - plain[own]:
+                    # Only by the exception, or never by it on the other side.
+                    if (plain[other] and not plain[own]) or edge not in sides[other]:
+                        yield _caught(file, edge, own)
 
     def _same_batches(self, file: ProgramFile, node: ast.AST) -> bool:
         """Whether a loop over a data loader took as many turns on both sides."""
@@ -243,7 +244,13 @@ class Search:
         return sum(given) if given else None
 
 
-def _decision(file: ProgramFile, node: ast.AST, sides: tuple[set[Edge], set[Edge]]) -> Decision:
+def _caught(file: ProgramFile, edge: Edge, own: int) -> Decision:
+    """That one side came into a handler."""
+    edges = (set(), {edge}) if own else ({edge}, set())
+    return _decision(file, edge.to, edges)
+
+
+def _decision(file: ProgramFile, node: Node, sides: tuple[set[Edge], set[Edge]]) -> Decision:
     ways, only = [], []
     for own, other in (sides, sides[::-1]):
         taken = own - other or own
@@ -257,4 +264,5 @@ def _decision(file: ProgramFile, node: ast.AST, sides: tuple[set[Edge], set[Edge
             line = getattr(edge.to, "lineno", 0)
         only.append((line, file.text(line)))
     line = getattr(node, "lineno", 0)
-    return Decision(file.name, line, file.head(node), (ways[0], ways[1]), (only[0], only[1]))
+    head = file.head(node) if isinstance(node, ast.AST) else ""
+    return Decision(file.name, line, head, (ways[0], ways[1]), (only[0], only[1]))

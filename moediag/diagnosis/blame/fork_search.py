@@ -216,13 +216,13 @@ class Search:
         for node, sides in by_node.items():
             if not all(sides) or not isinstance(node, ast.AST):
                 continue
-            plain = (
+            one, two = plain = (
                 {e for e in sides[0] if e.how != CAUGHT},
                 {e for e in sides[1] if e.how != CAUGHT},
             )
-            if all(plain) and plain[0] != plain[1]:
-                if not (file.same_on_all_ranks(node, scope) or self._same_batches(file, node)):
-                    yield _decision(file, node, plain)
+            even = file.same_on_all_ranks(node, scope) or self._same_batches(file, node)
+            if one and two and one != two and not even:
+                yield _decision(file, node, plain)
             for own, other in ((0, 1), (1, 0)):
                 for edge in sides[own] - plain[own]:
                     # Only by the exception, or never by it on the other side.

@@ -46,6 +46,10 @@ _NAMED = re.compile(
     r"""(?P<name>[A-Za-z][\w.-]*)(?P<sign>["']?\s*(?:=>|:=|=|:(?!//))\s*)"""
     r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s,;&"'}\])]+)"""
 )
+_QUOTED = re.compile(
+    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<sign>["']?\]?\s*(?:=|:)\s*)"""
+    r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+)
 _OPTION = re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)")
 _LITERAL = re.compile(r"""\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'""")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -82,12 +86,8 @@ def masked(text: str) -> str:
 
 def masked_source(text: str) -> str:
     """Python source without the secrets in its string literals; its statements stay as they are."""
-    text = _NAMED.sub(lambda found: _if_secret(found) if _is_quoted(found) else found[0], text)
+    text = _QUOTED.sub(_if_secret, text)
     return _LITERAL.sub(lambda found: found[0][0] + masked(found[0][1:-1]) + found[0][0], text)
-
-
-def _is_quoted(found: re.Match[str]) -> bool:
-    return found["value"][0] in "\"'"
 
 
 def _shapes(text: str) -> str:
@@ -145,10 +145,10 @@ class Redaction:
     def __post_init__(self) -> None:
         for kind, names in (("host", self.hosts), ("user", self.users)):
             for name in sorted({one for one in names if len(one) > 1}):
-                self._words.setdefault(name, f"{kind}-{self._count(kind) + 1}")
+                self._words.setdefault(name, f"{kind}_{self._count(kind) + 1}")
 
     def _count(self, kind: str) -> int:
-        return sum(word.startswith(f"{kind}-") for word in self._words.values())
+        return sum(word.startswith(f"{kind}_") for word in self._words.values())
 
     def text(self, text: str) -> str:
         """``text`` without these names, and without secrets. Of a path the installed package and
@@ -160,9 +160,9 @@ class Redaction:
 
     def _path(self, found: re.Match[str]) -> str:
         path = found[0]
-        for mark in ("/site-packages/", "/dist-packages/"):
-            if mark in path:
-                return f"{mark}{path.partition(mark)[2]}"
+        installed = _INSTALLED.search(path)
+        if installed is not None:
+            return path[installed.start() :]
         if path.startswith(_SYSTEM):
             return path
         folder, _, name = path.rpartition("/")
@@ -171,4 +171,5 @@ class Redaction:
 
 
 _PATH = re.compile(r"(?<![\w:/.-])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/(?!site-|dist-)")
 _SYSTEM = ("/usr/", "/lib/", "/lib64/", "/proc/", "/dev/", "/sys/", "/bin/")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from moediag.cli import options as o
+from moediag.errors import UsageError
 from moediag.report import stderr, stdout
 
 
@@ -31,9 +32,23 @@ def attach(
     no_locals: Annotated[
         bool, typer.Option("--no-locals", help="Do not read numbers from local variables.")
     ] = False,
+    collect: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.tgz",
+            help="Also write the evidence as one file, for `moediag diagnose FILE.tgz` elsewhere.",
+        ),
+    ] = None,
+    redact: Annotated[
+        bool,
+        typer.Option(
+            "--redact", help="Replace names of hosts, users and folders in the collected file."
+        ),
+    ] = False,
     html: o.Html = None,
     out: o.Out = None,
     as_json: o.Json = False,
+    details: o.Details = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
@@ -48,14 +63,19 @@ def attach(
     from moediag.pipeline import attach as attaching
     from moediag.report import consoles, json_view, page, terminal, views
 
+    if redact and collect is None:
+        raise UsageError("--redact needs --collect", "Add: --collect out.tgz")
     job = attaching.choose(pid)
     stderr.line(f"moediag: looking at {attaching.described(job)}")
     options = AttachOptions(patience=patience, local_values=not no_locals)
     done = attaching.attach(job, options, out, lambda text: stderr.line(f"moediag: {text}"))
+    if collect is not None:
+        attaching.write_archive(done, collect, redact)
+        stderr.line(f"wrote {collect}")
     for told in views.write([done.result], chosen, dict):
         stderr.line(told)
     if as_json:
         stdout.write(json_view.render(done.result))
     elif Path("-") not in chosen.values():
-        terminal.render(done.result, consoles.output(no_color), views.short(done.folder))
+        terminal.render(done.result, consoles.output(no_color), views.short(done.folder), details)
     raise typer.Exit(page.exit_code(done.result))

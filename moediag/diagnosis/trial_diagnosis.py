@@ -20,6 +20,7 @@ from moediag.diagnosis.words import (
     device_sentences,
     divergence_view,
     log_sentences,
+    looks_table,
     node_sentences,
     program_tables,
     schedule_view,
@@ -85,6 +86,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
             *log_sentences.notes(evidence),
+            *log_sentences.threads(evidence),
         ),
         tables=_tables(facts),
         schedules=schedules,
@@ -164,6 +166,7 @@ def _tables(facts: Facts) -> tuple[Table, ...]:
         facts.metrics.table,
         device_sentences.table(facts.fronts) if evidence.stall is not None else None,
         decisions.table(facts.decisions),
+        looks_table.table(evidence),
         *program_tables.tables(evidence),
     )
     return tuple(table for table in tables if table is not None)

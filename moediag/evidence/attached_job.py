@@ -13,7 +13,7 @@ from moediag.evidence.looks import Looks
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, RankEvidence, Stall
 
 # Files of the capture that are evidence of their own; the others belong to these.
-_PATTERNS = ("rank-*.pyspy.json", "rank-*.native.txt", "rank-*.flight*", "rank-*.log")
+_PATTERNS = ("rank-*.pyspy.json", "rank-*.flight")
 
 
 def read(
@@ -42,6 +42,7 @@ def read(
         stall = found.stall
     return replace(
         found,
+        sources=kept.files,
         world_size=max(found.world_size, seen.world_size),
         ranks=ranks,
         stall=stall,

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+from moediag.evidence import tracebacks
 from moediag.evidence.model import ExitStatus, RankError
+from moediag.evidence.tracebacks import BEGINS
 from moediag.protocol import open_stored
 
 HEAD_BYTES = 64 * 1024
@@ -20,6 +23,8 @@ _ROW = re.compile(
     r"[ \t]*exitcode[ \t]*: (?P<code>-?\d{1,9}) \(pid: \d+\)",
     re.MULTILINE,
 )
+_TRACEBACK = re.compile(rf"^[ \t]*traceback[ \t]*: {re.escape(BEGINS)}[ \t\r]*\n", re.MULTILINE)
+_BLOCK_ENDS = re.compile(r"^(?:[-=]{20,}|\[\d{1,6}\]:)[ \t\r]*$")
 _ROOT = "Root Cause (first observed failure)"
 _SUMMARY = "ChildFailedError"
 _TIMEOUT = re.compile(
@@ -64,6 +69,28 @@ def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]
         if 0 <= root < row.start() and not first:
             first = (rank,)
     return found, first
+
+
+def summary_errors(text: str) -> dict[int, RankError]:
+    """The exceptions in the launcher's summary, by rank: the `traceback` of each block
+    (torch/distributed/elastic/multiprocessing/errors, `_FAILURE_FORMAT_TEMPLATE`)."""
+    at = text.rfind(_SUMMARY)
+    if at < 0:
+        return {}
+    rows = list(_ROW.finditer(text, at))
+    found = {}
+    for row, end in zip(rows, [*(row.start() for row in rows[1:]), len(text)], strict=False):
+        begins = _TRACEBACK.search(text, row.end(), end)
+        if begins is None:
+            continue
+        lines = [BEGINS]
+        for line in text[begins.end() : end].splitlines():
+            if _BLOCK_ENDS.match(line):
+                break
+            lines.append(line[2:] if line.startswith("  ") else line)
+        if error := tracebacks.error_at(lines, 0):
+            found[int(row["rank"])] = replace(error, frames=())
+    return found
 
 
 def gave_up_waiting(error: RankError) -> bool:

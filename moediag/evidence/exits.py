@@ -63,7 +63,9 @@ def elastic_error(raw: Any, libraries: Sequence[str] = ()) -> RankError | None:
         f"{first.type}: {first.message} at {first.where}" if first is not None else "",
     )  # fmt: skip
     if group is not None:
-        return replace(error, message=group.message, where=group.where)
+        member = first is not None and f"{first.type} at {first.where}" in group.message
+        after = "" if member else error.after
+        return replace(error, message=group.message, where=group.where, after=after)
     found = tracebacks.unwrapped(error, libraries)
     if found is not error:
         return found

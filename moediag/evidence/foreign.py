@@ -96,6 +96,7 @@ def _with(
 def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     """The rank's exception, from its error file or its output, and how the process ended."""
     error = found.errors.get(rank) or exits.error_in_output(found.outputs.get(rank, ""))
+    error = error or found.told.get(rank)
     if error is None:
         told = (one for one in found.reports if meaning(one).fault == "writer" and one.rank == rank)
         error = next((RankError("DistBackendError", one.detail) for one in told), None)

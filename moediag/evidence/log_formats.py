@@ -35,12 +35,14 @@ class Meaning:
     waits: bool = False
     #: The sentence on the page if the fault is named, lagging or unnamed. It may contain the
     #: report's ``{about}`` ("rank 3"), ``{seconds:g}``, ``{seq}``, ``{place}`` and ``{why}``, and
-    #: ``{writer}``, who wrote it.
+    #: ``{writer}``, who wrote it, or its whole ``{text}``.
     says: str = ""
     #: What follows if the message names a single rank.
     of_one: str = ""
     #: A note repeats the message, whatever the verdict.
     noted: bool = False
+    #: It is of the whole job: no rank wrote it.
+    whole: bool = False
 
 
 TIMEOUT = Meaning("timeout", "positions", waits=True)
@@ -53,6 +55,44 @@ ENDED = Meaning("ended", "unknown", noted=True)
 SITE = Meaning("site", waits=True)  # the line of the program that made the call which timed out
 STACK = Meaning("stack")  # a process of an unknown rank
 ERROR = Meaning("error", "unknown")  # an exception in a log that names no rank
+# Of tools that looked at the whole job, on several lines: `log_reports.TOOLS` reads them.
+OF_TOOLS = (
+    Meaning("quoted", whole=True),
+    Meaning("ras-error", "unknown", whole=True),
+    Meaning("ras-dead", "unknown", whole=True),
+    Meaning("ras-silent", whole=True),
+    Meaning("ras-apart", whole=True),
+    Meaning("ras-equal", whole=True),
+    Meaning(
+        "not-submitted", "named", whole=True,
+        says="{about} did not submit {why}, for which others have waited for more than "
+        "{seconds:g} s, as Horovod reports",
+    ),
+    Meaning(
+        "submitted-apart", "unnamed", whole=True,
+        says="Horovod reports tensors that only some ranks have submitted for more than "
+        "{seconds:g} s: {why}",
+    ),
+    Meaning("stall-over", whole=True),
+    Meaning(
+        "not-called", "named", whole=True, says="{why}; these have waited for up to {seconds:.0f} s"
+    ),
+    Meaning(
+        "called-by-few", "unnamed", whole=True,
+        says="{why}; these have waited for up to {seconds:.0f} s",
+    ),
+    Meaning("fr-missing", "named", whole=True, says="{text}"),
+    Meaning("fr-apart", "unnamed", whole=True, says="{text}"),
+    Meaning(
+        "fr-mismatch", "sides", whole=True,
+        of_one="It compares with the first rank that it reads, so it is not known which side is "
+        "wrong.",
+    ),
+    Meaning("nccl-calls", "sides", whole=True),
+    Meaning("nccl-unnamed-calls", "sides", whole=True),
+    Meaning("fr-undecided", whole=True),
+    Meaning("fr-equal", whole=True),
+)  # fmt: skip
 
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
 # `[PG 3 Rank 5]` (2.3). The rank is the one in the group.
@@ -74,6 +114,13 @@ _STATUS = (
 _PRINT = (
     r"CollectiveFingerPrint\((?:SequenceNumber=(?P<seq{n}>\d{{1,15}}?),?\s*)?OpType=(?P<op{n}>\w+)"
     r"(?:,\s*TensorShape=\[(?P<shape{n}>[^\]]{{0,500}})\])?(?:,\s*TensorDtypes=(?P<dtype{n}>\w+))?"
+)
+_NOT_REPORTED = (
+    "{about} did not come to a collective operation of Ray Train, such as ray.train.report"
+)
+_FOLLOWING = (
+    "The following ranks (?:are not reaching the collective operation|have not called it|have not "
+    "joined the collective operation)"
 )
 _RANKS = r"(?P<about>\d[\d, ]{0,8000})"
 
@@ -198,16 +245,17 @@ FORMATS = (
         r"(?P<why>(?:Getting socket times out|The wait execution of the Notify register times out)"
         r"\. Reason: [^\n.]{1,160})",
     ),
-    # -- Ray Train: ranks that have not come to ray.train.report, by their ranks in the job
+    # -- Ray Train: ranks that have not come to ray.train.report, by their ranks in the job. Of
+    # several, those that did come may be wrong.
     _format(
-        Meaning(
-            "not-reported", "named", waits=True,
-            says="{about} did not come to a collective operation of Ray Train, such as "
-            "ray.train.report",
-        ),
+        Meaning("not-reported", "named", waits=True, says=_NOT_REPORTED),
         "The following ranks", "Ray 2.44, train/v2/_internal/exceptions.py",
-        r"The following ranks (?:are not reaching the collective operation|have not called it|"
-        rf"have not joined the collective operation): \[{_RANKS}\]",
+        rf"{_FOLLOWING}: \[(?P<about>\d{{1,7}})\]",
+    ),
+    _format(
+        Meaning("not-reported-by-many", "unnamed", waits=True, says=_NOT_REPORTED),
+        "The following ranks", "Ray 2.44, train/v2/_internal/exceptions.py",
+        rf"{_FOLLOWING}: \[(?P<about>\d{{1,7}},[\d, ]{{1,8000}})\]",
     ),
     # -- TORCH_NCCL_DESYNC_DEBUG=1; the ranks are those in the group
     _format(
@@ -299,7 +347,9 @@ FORMATS = (
         r"NCCL WARN (?!Mismatched collective|NET/IB[^\n]{0,120}collective mismatch)[^\n]{0,200}",
     ),
 )  # fmt: skip
-_MEANINGS = {one.kind: one for one in (*(row.meaning for row in FORMATS), SITE, STACK, ERROR)}
+_MEANINGS = {
+    one.kind: one for one in (*(row.meaning for row in FORMATS), SITE, STACK, ERROR, *OF_TOOLS)
+}
 
 
 def meaning(report: Report) -> Meaning:

@@ -53,7 +53,8 @@ PREFIXES = (
     # TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE with both numbers, in either order: `[trainer22|6]:`
     _prefix(
         "torchrun, with a template",
-        r"\[[A-Za-z_][\w.-]{0,60}?/?(?P<rank>\d{1,7})\|(?P<local>\d{1,7})\]: ?",
+        r"\[(?!(?i:epoch|ep|step|iter|it|batch|train|eval|val|fold)\d)"
+        r"[A-Za-z_][\w.-]{0,60}?/?(?P<rank>\d{1,7})\|(?P<local>\d{1,7})\]: ?",
     ),
     # mpirun --tag-output: job and rank
     _prefix("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
@@ -79,8 +80,12 @@ PREFIXES = (
     _prefix("docker compose", r"[\w.-]{1,60} +\|(?: |$)"),
     # Slurm wrappers, benchmark harnesses: "node [stderr] "
     _prefix("stream", r"(?:[\w./:-]{1,80} )?\[std(?:out|err)\] ?"),
-    _prefix("timestamp", r"\[?\d{4}-\d\d-\d\d[T "
-                         r"]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"),
+    # (a stack behind it keeps its margin)
+    _prefix(
+        "timestamp",
+        r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+        r"(?:[ \t]*(?=[\[(])|[ \t]?)",
+    ),
     _prefix(
         "vLLM's logger",
         r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\] ?",
@@ -93,6 +98,7 @@ PREFIXES = (
 # `srun -l` and `mpirun --prefix`: the number of the task. A line may begin so by chance, so it
 # counts only in a file where most lines do.
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ?")
+_LISTS = "waiting for remainder of ranks"  # Horovod: lines of ranks follow
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ENTRY = re.compile(
     r"\s*(?:[EWIF]\d{3,4} |\[[EWIF]|Traceback |terminate called|what\(\)|File \"|frame #|#\d|```|$)"
@@ -195,6 +201,8 @@ def _has_tasks(raw: list[str]) -> bool:
     """Whether the numbers before most lines are those of tasks, one rank each. With one task per
     node, torch's own mark contradicts the number."""
     lines = [line for line in raw if line.strip()]
+    if any(_LISTS in line and not _TASK.match(line) for line in lines):
+        return False
     numbered = [found for line in lines if (found := _TASK.match(line))]
     if len(numbered) < 2 or len(numbered) < 0.8 * len(lines):
         return False

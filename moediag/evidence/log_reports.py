@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
-from moediag.evidence import log_lines
+from moediag.evidence import frtrace, horovod, log_lines, nccl_calls, nccl_ras, ray_train
 from moediag.evidence.flight_names import plain_dtype, plain_op
 from moediag.evidence.log_formats import FORMATS
 from moediag.evidence.log_lines import Line
@@ -17,6 +18,12 @@ from moediag.evidence.model import Frame, Report
 from moediag.protocol import innermost_user
 
 _TEXT = 240  # characters of a line that a report keeps
+_LONG = 4096  # characters of a line that are searched for other words
+_FAILS = re.compile(
+    r"\b(?:timed out|time(?:-| )?out(?!\s*[=:\w(\"'])|abort(?:ed|ing)|deadlock(?:ed)?|"
+    r"hung\b|is stuck|stalled|unresponsive|not respond(?:ing)?)\b",
+    re.IGNORECASE,
+)
 _FAR = 10_000  # works in flight: a larger difference is an uninitialised number
 
 # What torch 2.3 and newer print after a timeout, if the Flight Recorder keeps stacks.
@@ -24,6 +31,8 @@ _TRACE = "Stack trace of the failed collective:"
 _FRAME = re.compile(r"\s*#\d+ (\S.*)")
 _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
 
+# Readers of what tools print about the whole job, on several lines.
+TOOLS = (nccl_ras.read, horovod.read, ray_train.read, frtrace.read, nccl_calls.read)
 Writer = tuple[int | None, int | None, int | None]
 Call = tuple[int | None, str, int | None, int | None]
 
@@ -35,7 +44,7 @@ def job_size(reports: Iterable[Report]) -> int:
     for one in reports:
         named = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
         members = [rank for rank in named if rank < log_lines.MAX_RANK]
-        found = max(found, group_size(one) or 0, max(members) + 1 if any(members) else 0)
+        found = max(found, one.size, group_size(one) or 0, max(members) + 1 if any(members) else 0)
     return max(found, sum(one.kind == "stack" for one in reports))
 
 
@@ -50,7 +59,9 @@ def group_size(one: Report) -> int | None:
 
 def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
     """All reports in a log, in order. ``own``: the rank that wrote every line without a mark."""
-    found: list[Report] = []
+    lines = list(lines)
+    whole = "\n".join(line.text for line in lines)
+    found = [one for read in TOOLS for one in read(whole)]
     frames: list[Frame] | None = None
     of: int | None = None
     for line in lines:
@@ -69,6 +80,14 @@ def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
     if frames is not None:
         found += _site(frames, of)
     return tuple(dict.fromkeys(_with_groups(found)))
+
+
+def quoted(text: str) -> tuple[Report, ...]:
+    """The first lines of a text that tell of a failure in words that no format has."""
+    lines = (line.strip()[:_TEXT] for line in text.splitlines() if _FAILS.search(line[:_LONG]))
+    return tuple(
+        Report("quoted", text=f'the log says: "{line}"') for line in islice(dict.fromkeys(lines), 3)
+    )
 
 
 def _frame(text: str) -> Frame | None:

@@ -89,7 +89,7 @@ class Looks:
         if self.progresses or not self.ranks or self.doing(UNREAD):
             return False
         resting = [look for look in self.ranks.values() if look.at_rest]
-        known = bool(self.held) or bool(self.missing)
+        known = bool(self.held or self.missing or self.doing(GONE))
         least = SHORTLY if known else self.patience
         return bool(resting) and all(look.still >= least for look in resting)
 

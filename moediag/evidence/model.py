@@ -228,6 +228,16 @@ class BatchCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a rank passed to ``init_process_group``; "" or 0 where that is unknown."""
+
+    backend: str = ""
+    #: ``host:port``, or the text of ``init_method``.
+    address: str = ""
+    world_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A process of a rank's data loader."""
 
@@ -270,6 +280,8 @@ class Report:
     numel_out: int | None = None
     #: Ranks that the message names, by their numbers in the group.
     about: tuple[int, ...] = ()
+    #: The number of ranks in the job at least, if the message tells it.
+    size: int = 0
     #: The two ranks of a mismatch, each with its call.
     sides: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0
@@ -313,6 +325,7 @@ class RankEvidence:
     #: Optimizers that it constructed although it had peers and never created a process group; None
     #: if that is unknown, or it did create one.
     alone: tuple[str, ...] | None = None
+    meeting: Meeting = Meeting()
     finished: bool = False
     not_seen: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
@@ -356,6 +369,9 @@ class Stall:
     certain: bool = True
     #: What is known was written just after the newest call.
     at_once: bool = False
+    #: Ranks wait for what is no rank, before the first call of the job or after its last, and may
+    #: still continue.
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

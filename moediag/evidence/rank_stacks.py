@@ -204,13 +204,19 @@ def _communicates(frame: Frame) -> bool:
     return "torch/distributed/" in frame.file or _COMMUNICATION.search(name) is not None
 
 
+def runs_python(stack: Stack) -> bool:
+    """Whether the thread runs Python code; gdb shows only the interpreter's own functions."""
+    return any(
+        not frame.native or frame.function.startswith("_PyEval_EvalFrame") for frame in stack.frames
+    )
+
+
 def on_the_device(stack: Stack) -> bool:
     """Whether the thread waits for a device, which itself may wait for a collective.
 
-    A thread without Python frames, such as NCCL's own, does not wait for the program's work.
+    A thread outside Python, such as NCCL's own, does not wait for the program's work.
     """
-    python = [frame for frame in stack.frames if not frame.native]
-    if stack.frames and not python:
+    if stack.frames and not runs_python(stack):
         return False
     return any(_ON_THE_DEVICE.search(frame.function) for frame in stack.frames[:8]) or any(
         _DRIVER.search(frame.function) for frame in stack.frames if frame.native
@@ -257,8 +263,15 @@ def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
     called = [f.function for f in inside if not f.file.endswith("c10d_logger.py")]
     if called:
         operation = called[-1]
+    elif not python and on_the_device(stack):
+        waits = [frame.function for frame in stack.frames if _DRIVER.search(frame.function)]
+        text = ", called by ".join(dict.fromkeys((*waits[:1], *waits[-1:])))
+        return f"{text} (.item())" if "_local_scalar_dense" in text else text
     else:
-        operation = stack.frames[0].function if stack.frames and own != 0 else ""
+        # C++ that Python called: the innermost frame may have no name.
+        calls = (f.function for f in stack.frames if f.native and _CALLS.match(f.function))
+        first = stack.frames[0].function if stack.frames else ""
+        operation = next(calls, first) if own != 0 else ""
     at = _at(python[own]) if own is not None else ""
     return ", called by ".join(text for text in (operation, at) if text)
 

@@ -20,12 +20,14 @@ from moediag.evidence import (
     flight_recorder,
     log_lines,
     log_reports,
+    nccl_ras,
     one_job,
     stack_texts,
 )
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
 from moediag.evidence.flight_calls import Dump
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import ExitStatus, RankError, Report, Stack
 from moediag.evidence.rank_in_name import OF_TORCHRUN, Names
 
@@ -42,6 +44,8 @@ class Found:
     errors: dict[int, RankError] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     exits: dict[int, ExitStatus] = field(default_factory=dict)
+    #: Exceptions that the launcher's summary tells.
+    told: dict[int, RankError] = field(default_factory=dict)
     #: What libraries say in the logs, in order.
     reports: list[Report] = field(default_factory=list)
     #: The ranks that died first.
@@ -142,6 +146,9 @@ class _Collector:
             self.add_stacks(path, root, stacks.pyspy(raw))
         elif (error := exits.elastic_error(raw)) is not None:
             self.error(path, root, error)
+        elif (reports := nccl_ras.of_json(raw)) is not None:
+            self.found.files += 1
+            self.found.reports += reports
         else:
             self.found.refused.append(f"{path} (unrecognised JSON)")
 
@@ -217,8 +224,10 @@ class _Collector:
     def log(self, path: Path, root: Path, text: str) -> None:
         """The output of one rank, of several with prefixes, or the launcher's."""
         lines = log_lines.read(text)
-        ended, first = outputs.torchrun_summary("\n".join(line.text for line in lines))
+        whole = "\n".join(line.text for line in lines)
+        ended, first = outputs.torchrun_summary(whole)
         self.found.exits.update(ended)
+        self.found.told.update(outputs.summary_errors(whole))
         self.found.first = self.found.first or first
         parts = log_lines.by_rank(lines)
         named = self.names.rank(path, root)
@@ -251,8 +260,13 @@ class _Collector:
             where = f" at {error.where}" if error.where else ""
             said = f"{error.type}{where}: {error.message}".rstrip(": ")
             self.found.reports.append(Report("error", text=said, detail=path.name))
+        if not reports and not dumped and error is None:
+            reports = log_reports.quoted(text)
+            self.found.reports += reports
         if reports or dumped or error is not None:
             self.found.files += 1
+        if reports and all(meaning(one).whole for one in reports) and error is None:
+            return  # no rank wrote it
         if reports or dumped or error is not None or outputs.is_log(text):
             self.of_unknown_rank.append((path, "a log"))
         else:

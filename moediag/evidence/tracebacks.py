@@ -111,7 +111,7 @@ def unwrapped(error: RankError, libraries: Sequence[str] = ()) -> RankError:
     return replace(
         error,
         type=first.type,
-        message=f"{first.message} ({whose})".lstrip() if whose else first.message,
+        message=f"{first.message.removesuffix('.')} ({whose})".lstrip() if whose else first.message,
         where=first.where if own or not error.where else error.where,
         frames=first.frames if own else error.frames,
         after="",

@@ -28,7 +28,7 @@ from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.launch_record import LaunchRecord, read_launch
 from moediag.evidence.law_records import read_laws
 from moediag.evidence.line_conditions import Sources
-from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
+from moediag.evidence.model import Collective, Evidence, Meeting, RankEvidence, Stack
 from moediag.protocol import Outcome, parse_json, read_stored
 
 CAPTURE = "capture"
@@ -210,6 +210,7 @@ def _rank(
         last_phase=log.last_phase,
         restart=log.restart,
         alone=_alone(folder / protocol.alone_file(rank)),
+        meeting=_meeting(folder / protocol.meeting_file(rank)),
         finished=log.finished,
         not_seen=(
             *log.not_seen,
@@ -230,6 +231,14 @@ def _rank(
 def _alone(path: Path) -> tuple[str, ...] | None:
     names = _json(path).get("optimizers")
     return tuple(str(name) for name in names) if isinstance(names, list) else None
+
+
+def _meeting(path: Path) -> Meeting:
+    raw = _json(path)
+    size = raw.get("world_size")
+    texts = (raw.get("backend"), raw.get("address"))
+    backend, address = (text if isinstance(text, str) else "" for text in texts)
+    return Meeting(backend, address, size if isinstance(size, int) else 0)
 
 
 def _has_device(log: RankLog) -> bool:

@@ -18,6 +18,7 @@ from moediag.launch.attach import collecting, jobs
 from moediag.launch.attach.collecting import AttachOptions
 from moediag.launch.attach.jobs import Job
 from moediag.launch.attach.proc import Proc
+from moediag.pipeline import archives
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.run_folder import run_folder
 from moediag.pipeline.watch import of_job
@@ -46,6 +47,9 @@ def choose(pid: int | None) -> Job:
     if pid is not None:
         if proc.seen(pid) is None:
             raise UsageError(f"there is no process {pid} here", NO_JOB)
+        owner = proc.owner(pid)
+        if owner != os.getuid() and not proc.environment(pid):
+            raise UsageError(f"process {pid} belongs to another user", NO_JOB)
         job = jobs.of_process(proc, pid)
         if job is None:
             raise UsageError(f"process {pid} is no training job and starts none", NO_JOB)
@@ -81,16 +85,21 @@ def attach(
     collected = collecting.collect(job, attempt, options, progress)
     if collected.not_seen:
         protocol.write_text(attempt / protocol.NOT_SEEN_FILE, "\n".join(collected.not_seen))
-    result = _result(collected.trial, [attempt], collected.notes, started)
+    result = _result(collected.trial, attempt, collected.notes, started, job.root)
     result.write(folder)
     return Attached(result, folder)
 
 
+def write_archive(done: Attached, target: Path, redact: bool) -> None:
+    """Writes the evidence of ``done`` as one file."""
+    archives.pack(done.folder / protocol.attempt_folder(0), target, redact)
+
+
 def _result(
-    trial: protocol.Trial, folders: Sequence[Path], notes: Sequence[str], started: datetime
+    trial: protocol.Trial, folder: Path, notes: Sequence[str], started: datetime, root: int
 ) -> RunResult:
-    evidence = read_trial(*folders)
-    found = result_of(trial, evidence, folders[0].name)
+    evidence = read_trial(folder)
+    found = result_of(trial, evidence, folder.name)
     found = found.diagnosed(notes=(*notes, *found.notes))
     result = of_job(trial.scenario, [found], started)
-    return dataclasses.replace(result, overrides=("attach",))
+    return dataclasses.replace(result, overrides=(f"attach {root}",))

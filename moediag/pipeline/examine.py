@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,7 +15,7 @@ from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
-from moediag.pipeline import rows
+from moediag.pipeline import archives, rows
 from moediag.pipeline.attempts import removed
 from moediag.protocol import TRIAL_FILE, natural
 from moediag.records import dataclass
@@ -54,6 +54,23 @@ class Examined:
 
 
 def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
+    """Diagnoses what is at ``paths``, also in archives; see :func:`_examine`."""
+    with archives.unpacked(paths) as found:
+        examined = _examine(found, taken_at)
+        names = {str(place): str(path) for place, path in zip(found, paths, strict=True)}
+    trials = tuple(_named(trial, names) for trial in examined.result.trials)
+    return replace(examined, result=replace(examined.result, trials=trials))
+
+
+def _named(trial: TrialResult, names: Mapping[str, str]) -> TrialResult:
+    """The trial with the paths that the user gave in place of those that were read."""
+    where = trial.evidence
+    for place, path in names.items():
+        where = where.replace(place, path)
+    return replace(trial, evidence=where)
+
+
+def _examine(paths: Sequence[Path], taken_at: float | None) -> Examined:
     """Diagnoses every trial found at ``paths``. Several nodes' parts of a trial are diagnosed
     together, and all other paths as one job. A run that was judged keeps its judgement; otherwise
     ``expected`` stays empty. ``taken_at``: when the dumps of another job were written (0: when its

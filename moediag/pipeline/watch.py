@@ -258,12 +258,15 @@ class _Watch:
         if not sure and not stands():
             return Then.WATCH
         self.told = found
-        self.held_back = choice == ABORT and not record.interrupted
+        early = record.stall is not None and record.stall.early and not sure
+        self.held_back = choice == ABORT and not record.interrupted and not early
         if not self.held_back:
             self.on_result(found, self.folder)
         self._write(record)
         if choice == CONTINUE and not record.interrupted:
             return Then.WATCH
+        if early and choice != REPORT:
+            return Then.AGAIN
         if not sure and not stands():
             self.held_back = False
             return Then.WATCH

@@ -107,34 +107,40 @@ class Heartbeat:
 
     ``progress`` grows with every recorded event; ``collective`` is the index of the collective
     the main thread is inside of, or -1; ``state`` is one of STATES; ``time`` is the wall clock
-    of the last change in seconds; ``step`` the training step, from 1.
+    of the last change in seconds; ``step`` the training step, from 1. ``turns`` counts batches and
+    forwards, which are no progress: a rank may evaluate for ever.
     """
 
     MAGIC = b"MDHB0001"
     STATES = ("starting", "running", "in-collective", "finished")
     LAYOUT = struct.Struct("<8sQqQdq")  # magic, progress, collective, state, time, step
+    TURNS = struct.Struct("<Q")  # after LAYOUT
     SIZE = 64
 
-    def __init__(self, progress: int, collective: int, state: str, time: float, step: int) -> None:
+    def __init__(
+        self, progress: int, collective: int, state: str, time: float, step: int, turns: int = 0
+    ) -> None:
         self.progress = progress
         self.collective = collective
         self.state = state
         self.time = time
         self.step = step
+        self.turns = turns
 
     @classmethod
     def read(cls, path: Union[str, Path]) -> Optional["Heartbeat"]:
         """The record at ``path``; None when it does not exist yet or is incomplete."""
         try:
             with open_stored(path) as file:
-                raw = file.read(cls.LAYOUT.size)
+                raw = file.read(cls.SIZE)
         except OSError:
             return None
-        if len(raw) < cls.LAYOUT.size or not raw.startswith(cls.MAGIC):
+        if len(raw) < cls.SIZE or not raw.startswith(cls.MAGIC):
             return None
-        _, progress, collective, state, time, step = cls.LAYOUT.unpack(raw)
+        _, progress, collective, state, time, step = cls.LAYOUT.unpack_from(raw)
+        (turns,) = cls.TURNS.unpack_from(raw, cls.LAYOUT.size)
         name = cls.STATES[state] if state < len(cls.STATES) else "running"
-        return cls(progress, collective, name, time, step)
+        return cls(progress, collective, name, time, step, turns)
 
 
 _LONGEST_MESSAGE = 8000  # characters

@@ -128,6 +128,12 @@ def alone_file(rank: int) -> str:
     return f"rank-{rank}.alone.json"
 
 
+def meeting_file(rank: int) -> str:
+    """What a watched rank passed to ``init_process_group``: ``backend``; ``address``, where it
+    meets the others (empty: at a store of its own); ``world_size``."""
+    return f"rank-{rank}.meeting.json"
+
+
 def simulated_file(rank: int) -> str:
     """How far a simulated rank of a user's program came, see :class:`SimulatedRank`."""
     return f"rank-{rank}.simulated.json"

@@ -25,6 +25,7 @@ class Batches:
         self._recorder.on_end.append(self._tell)
 
     def _given(self, iterator: Any, frame: Any) -> None:
+        self._recorder.heartbeat.turn()
         latest = self._latest
         if latest is not None and latest() is iterator:
             return

@@ -113,7 +113,7 @@ class Recorder:
         self.rank = rank
         self.active = True
         self.patches = Patches()
-        self.hooks = StepHooks()
+        self.hooks = StepHooks(self.patches)
         self.groups = Groups(log)
         self.thread = ThreadState()
         self.current_step = 0
@@ -123,8 +123,9 @@ class Recorder:
         self.deferred_tokens: Any = None  # set by the watcher of experts
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
         self.module_names = ByObject()  # module -> FQN, of observed roots
-        # Called for each observed root module, as its caller calls it.
-        self.on_root: Optional[Callable[[Any], None]] = None
+        self.models = ByObject()  # model that was seen running, with its wrapper -> True
+        # Called with such a model, args and kwargs when it begins a forward that trains.
+        self.on_forward: List[Callable[[Any, Any, Any], None]] = []
         self.fsdp1_handles: Callable[[], List[Tuple[Any, Any]]] = list  # seen (state, handle)
         self.fsdp2_groups: Callable[[], List[Any]] = list  # seen groups of parameters
         self.captures: Any = None  # of CUDA graphs, set by the watcher of collectives
@@ -215,8 +216,7 @@ class Recorder:
         self.flush()
         self._tell(self.on_end)
         self.active = False
-        removed = (self.hooks.remove, *reversed(self.on_uninstall), self.patches.restore)
-        for undo in (*removed, *self.after_uninstall):
+        for undo in (*reversed(self.on_uninstall), self.hooks.remove, *self.after_uninstall):
             try:
                 undo()
             except Exception as error:

@@ -11,6 +11,7 @@ import time
 from moediag.protocol import Heartbeat
 
 _MAGIC, _pack_into = Heartbeat.MAGIC, Heartbeat.LAYOUT.pack_into
+_pack_turns, _TURNS_AT = Heartbeat.TURNS.pack_into, Heartbeat.LAYOUT.size
 STARTING, RUNNING, IN_COLLECTIVE, FINISHED = range(len(Heartbeat.STATES))
 
 
@@ -25,6 +26,7 @@ class HeartbeatWriter:
         """Raises OSError if the file cannot be made, also on a full disk."""
         self.progress = 0
         self.step = 0
+        self.turns = 0
         self.collective = -1
         self.state = STARTING
         self._time = time.time()
@@ -61,6 +63,11 @@ class HeartbeatWriter:
             _pack_into(
                 self._map, 0, _MAGIC, self.progress, self.collective, self.state, now, self.step
             )
+
+    def turn(self) -> None:
+        """Counts a batch or a forward."""
+        self.turns += 1
+        _pack_turns(self._map, _TURNS_AT, self.turns)
 
     def enter(self, collective: int, events: int = 0) -> int:
         """Marks the rank as in ``collective`` and counts ``events``, written but not counted yet;

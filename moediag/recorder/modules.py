@@ -17,7 +17,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from moediag.protocol.names import plain_name
-from moediag.recorder.core import Block, ByObject, Recorder
+from moediag.recorder.core import Block, Recorder
 from moediag.recorder.routing import expert_counts, tokens_of
 
 WATCHER = "modules"
@@ -62,7 +62,6 @@ class Observer:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._seen = ByObject()
         self._roots = 0
         self._handles: List[Any] = []
         self._global: Optional[Any] = None
@@ -102,7 +101,7 @@ class Observer:
         if self._roots and (recorder.stepped or recorder.current_step > self._first_step):
             self._disarm()  # the first step is over
             return
-        if self._seen.get(module):
+        if recorder.models.get(module):
             return
         if torch._C._current_graph_task_id() != -1:
             return  # part of a model, recomputed in the backward
@@ -114,7 +113,7 @@ class Observer:
 
     def _observe(self, root: Any) -> None:
         recorder = self._recorder
-        self._seen.set(root, True)
+        recorder.models.set(root, True)
         self._roots += 1
         inner = root
         while type(inner).__name__ in _OUTER and hasattr(inner, "module"):
@@ -145,8 +144,9 @@ class Observer:
         if compiled:
             self._disarm()  # dynamo specialises on the presence of global hooks
             recorder.note_not_seen("tokens per expert and modules inside torch.compile'd code")
-        if recorder.on_root is not None:
-            recorder.on_root(root)
+        if recorder.on_forward:
+            hook = Hook(_tell_forward)
+            self._handles.append(root.register_forward_pre_hook(hook, with_kwargs=True))
         # The root's own pre-hook was added too late for the running call.
         _enter(recorder, root, ())
 
@@ -173,6 +173,15 @@ def _enter(recorder: Recorder, module: Any, _args: Any) -> None:
     blocks.append(Block(known[1], known[2], in_backward))
 
 
+def _tell_forward(recorder: Recorder, root: Any, args: Any, kwargs: Any) -> None:
+    """Tells of a forward with gradients, unless it is recomputed in the backward, that of a part of
+    a model that is running, or that of a copy of the model. The step is known by now."""
+    if not torch.is_grad_enabled() or _in_backward() != -1 or len(recorder.thread.blocks) > 1:
+        return
+    for tell in recorder.on_forward if recorder.models.get(root) else ():
+        tell(root, args, kwargs)
+
+
 def _leave(recorder: Recorder, module: Any, *_: Any) -> None:
     """Runs after the forward of ``module``, even if it raised."""
     known = _blocks.get(id(module))
@@ -189,6 +198,7 @@ def _leave(recorder: Recorder, module: Any, *_: Any) -> None:
 
 def _new_forward(recorder: Recorder) -> None:
     """Starts an outermost forward: if the optimizer has stepped, a new step begins."""
+    recorder.heartbeat.turn()
     recorder.optimizer_running = False
     if recorder.counts_steps and recorder.stepped:
         recorder.stepped = False

@@ -9,8 +9,7 @@ from moediag.records import dataclass
 from moediag.report.text_layout import Line, wrap
 from moediag.result import PathLine, wording
 
-_NARROWEST = 24  # columns for what ranks did
-_WIDEST_CODE = 60
+_NARROWEST = 16  # columns for code
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ def excerpt_lines(files: Iterable[ExcerptFile], width: int, indent: int = 1) -> 
         yield ((" " * indent, "plain"), (file.name, "label"))
         digits = max(len(str(line.number)) for line in file.lines)
         head = indent + digits + 5
-        room = max(width - head - _NARROWEST - 2, 16)
-        code = min(max(len(line.code) for line in file.lines), room, _WIDEST_CODE)
+        longest = max(len(line.code) for line in file.lines)
+        code = min(longest, max((width - head) // 2, _NARROWEST))
         beside = width - head - code - 2
         for line in file.lines:
             text = line.code if len(line.code) <= code else f"{line.code[: code - 1]}…"

@@ -16,7 +16,7 @@ import pytest
 
 from moediag.launch.processes import Process
 from moediag.protocol import Heartbeat
-from tests.victims.table import JOBS, VICTIMS, WAITS, Trainer, Victim
+from tests.victims.table import JOBS, VICTIMS, WAITS, Trainer, Victim, marked
 
 pytestmark = pytest.mark.e2e
 
@@ -142,17 +142,25 @@ def test_a_killed_rank_is_the_culprit(tmp_path: Path) -> None:
     assert "killed from outside: the kernel's OOM killer did not run" in str(trial["cause"])
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("on_hang", ["continue", "report"])
+@pytest.mark.parametrize(
+    ("name", "on_hang"),
+    [
+        pytest.param("pauses", "continue", marks=pytest.mark.wide),
+        pytest.param("pauses", "report", marks=pytest.mark.wide),
+        # Such a stall is early: the job is not ended.
+        ("comes_late", "abort"),
+        pytest.param("ends_late", "abort", marks=pytest.mark.wide),
+    ],
+)
 def test_a_job_that_recovers_from_a_stall_has_two_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_hang: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, on_hang: str
 ) -> None:
     """The page of the stall is followed by one of a clean job."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     monkeypatch.setenv("VICTIM_FIFO", str(fifo))
     options = ("--json", "--on-hang", on_hang, "--patience", "1")
-    line = command_line(tmp_path, options, *TORCHRUN, "2", str(JOBS), "pauses")
+    line = command_line(tmp_path, options, *TORCHRUN, "2", str(JOBS), name)
     job = subprocess.Popen(**line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         told = wait_for(tmp_path / "run" / "result.json")
@@ -166,6 +174,7 @@ def test_a_job_that_recovers_from_a_stall_has_two_results(
     (trial,) = json.loads(output)["trials"]
     assert (job.returncode, trial["verdict"], trial["culprits"]) == (0, "clean", [])
     assert any("went on" in note for note in trial["notes"]), trial["notes"]
+    assert all(f"{line} " in then["cause"] for line in marked(name)), then["cause"]
 
 
 def test_on_sigterm_the_page_comes_first_and_no_rank_is_left(tmp_path: Path) -> None:

@@ -63,6 +63,21 @@ def test_other_text_stays(text: str) -> None:
     assert masked(text) == text
 
 
+def test_a_program_stays_one() -> None:
+    program = (
+        "token = os.environ['HF_TOKEN']\n"
+        f"api_key = '{SECRET}'\n"
+        f"os.environ['WANDB_API_KEY'] = \"{SECRET}\"\n"
+        f"login(token='hf_{SECRET}')\n"
+        "password = getpass()\n"
+    )
+    found = masked_source(program)
+    assert SECRET not in found
+    ast.parse(found)
+    assert found.count(HIDDEN) == 3
+    assert "token = os.environ['HF_TOKEN']" in found
+
+
 def test_masking_again_changes_nothing() -> None:
     for text in PLANTED:
         assert masked(masked(text)) == masked(text)
@@ -112,8 +127,8 @@ def test_redaction_replaces_the_same_name_by_the_same_word() -> None:
         "/home/alice/venv/lib/python3.11/site-packages/torch/nn/x.py /usr/lib/libc.so.6"
     )
     assert text == (
-        "host-1: user-1 runs /path-1/train.py and /path-1/model.py on host-2; "
+        "host_1: user_1 runs /path-1/train.py and /path-1/model.py on host_2; "
         "/site-packages/torch/nn/x.py /usr/lib/libc.so.6"
     )
-    assert made.text("gpu-17 at /home/alice/exp/data.py") == "host-1 at /path-1/data.py"
+    assert made.text("gpu-17 at /home/alice/exp/data.py") == "host_1 at /path-1/data.py"
     assert "gpu-170" in made.text("gpu-170")

@@ -15,6 +15,7 @@ import pathlib
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -272,6 +273,23 @@ def late() -> None:
     dist.destroy_process_group()
 
 
+def comes_late() -> None:
+    """Rank 1 waits for its test before it joins the others."""
+    if os.environ["RANK"] == "1":
+        pathlib.Path(os.environ["VICTIM_FIFO"]).read_text()  # HERE
+    dist.init_process_group("gloo")
+    Job().steps()
+    dist.destroy_process_group()
+
+
+def ends_late(job: Job) -> None:
+    """A thread of rank 1, which is no daemon, waits for its test."""
+    job.steps()
+    if job.rank == 1:
+        wait = pathlib.Path(os.environ["VICTIM_FIFO"]).read_text
+        threading.Thread(target=lambda: wait(), name="uploader").start()  # HERE
+
+
 def slow(job: Job) -> None:
     """Longer than the patience of its test in every step."""
     for _ in range(2):
@@ -319,7 +337,9 @@ def saves(job: Job) -> None:
 
 
 def main() -> None:
-    if without_a_group := {one.__name__: one for one in (alone, unmet, late)}.get(sys.argv[1]):
+    if without_a_group := {one.__name__: one for one in (alone, unmet, late, comes_late)}.get(
+        sys.argv[1]
+    ):
         without_a_group()
         return
     dist.init_process_group("gloo")

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.starvation import Starved, Tokens, experts_of
@@ -225,8 +226,6 @@ def _order(divergence: Divergence) -> Blame:
         sorted(set(divergence.events.values())), divergence.groups, strict=True
     ):
         voters &= set(ends or group.ranks)
-    votes = Counter(divergence.events[rank] for rank in voters).most_common(2)
-    if not votes or 2 * votes[0][1] <= len(voters):
-        return Blame()
-    outside = tuple(sorted(r for r in voters if divergence.events[r] != votes[0][0]))
+    votes = agreement.sides({rank: divergence.events[rank] for rank in voters})
+    outside = agreement.minority(votes.values()) if votes else ()
     return Blame(outside, "majority") if outside else Blame()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Decision, Evidence
 from moediag.records import dataclass
@@ -88,7 +89,7 @@ def sentence(found: Sequence[Parted], of_divergence: bool, step: int | None) -> 
 
 
 def _piece(one: Parted) -> str:
-    sides = list(_sides(one.values).items())
+    sides = list(agreement.sides(one.values).items())
     if all(isinstance(value, tuple) for value, _ in sides):
         return _names(one, sides)
     # What most ranks did comes last: the reader looks for the exception.
@@ -108,7 +109,7 @@ def _amount(what: str, value: Value) -> str:
     return f"{value:g} {what}" if isinstance(value, float) else value
 
 
-def _names(one: Parted, sides: list[tuple[Value, list[int]]]) -> str:
+def _names(one: Parted, sides: list[tuple[Value, tuple[int, ...]]]) -> str:
     listed = [(tuple(v), who) for v, who in sides if isinstance(v, tuple)]
     every = dict.fromkeys(name for names, _ in listed for name in names)
     lacking: dict[str, list[int]] = {}
@@ -120,24 +121,18 @@ def _names(one: Parted, sides: list[tuple[Value, list[int]]]) -> str:
         orders = [f"{', '.join(names)} on {ranks(who)}" for names, who in listed[:_FEW]]
         return f"the {one.what}s came in another order: {'; '.join(orders)}"
     texts = []
-    for name, who in list(lacking.items())[:_FEW]:
-        texts.append(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} no {one.what} `{name}`")
+    for name, without in list(lacking.items())[:_FEW]:
+        has = "has" if len(without) == 1 else "have"
+        texts.append(f"{ranks(without)} {has} no {one.what} `{name}`")
     more = len(lacking) - _FEW
     return ", ".join(texts) + (f" and {more} more are not on all ranks" if more > 0 else "")
-
-
-def _sides(values: Mapping[int, Value]) -> dict[Value, list[int]]:
-    found: dict[Value, list[int]] = {}
-    for rank, value in sorted(values.items()):
-        found.setdefault(value, []).append(rank)
-    return found
 
 
 def table(every: Sequence[Parted]) -> Table | None:
     """One row per branch with the ranks that took it; None where all ranks took the same."""
     steps: dict[tuple[str, str, str], list[int]] = {}
     for one in every:
-        for value, who in _sides(one.values).items():
+        for value, who in agreement.sides(one.values).items():
             steps.setdefault((one.what, _cell(value), ranks(who)), []).append(one.step)
     rows = tuple((_listed(numbers), *branch) for branch, numbers in steps.items())
     return Table(TABLE, ("in step", "decision", "branch", "taken by"), rows) if rows else None

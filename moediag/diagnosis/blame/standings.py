@@ -18,6 +18,7 @@ from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.surplus import place
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence, RankEvidence
+from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.records import dataclass
 
 # What may name a rank less surely than the program's own condition.
@@ -88,7 +89,8 @@ def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) 
         call = open_call(evidence, seen.rank)
         if diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:
             call = diverging
-        what = f"waits in {call.op}" if call is not None else "waits"
+        operation = call.op if call is not None else _operation(seen)
+        what = f"waits in {operation}" if operation else "waits"
         lines = lines or _made_at(call, seen)
     elif stall is not None and seen.rank in stall.elsewhere and lines:
         what = activity(evidence, seen)
@@ -102,6 +104,14 @@ def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) 
     exact = call is not None and (not seen.user_files or _made_at(call, seen)[:1] == lines[:1])
     known = _conditions(seen, lines)
     return Standing((seen.rank,), lines[0], what, call, lines[1:], known, exact)
+
+
+def _operation(seen: RankEvidence) -> str:
+    """The call of communication on the rank's stack, or ""."""
+    stack = that_counts(seen.stacks)
+    if stack is None or not in_collective(stack):
+        return ""
+    return stand(stack, seen.libraries).partition(", called by ")[0]
 
 
 def _conditions(seen: RankEvidence, lines: Sequence[str]) -> tuple[Condition, ...] | None:

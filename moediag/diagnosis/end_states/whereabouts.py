@@ -9,7 +9,8 @@ from moediag.evidence.rank_stacks import in_collective, that_counts, waits_for_d
 from moediag.protocol import in_libraries, innermost_user
 
 _DATA = ("torch/utils/data/", "/datasets/", "webdataset")
-_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+# Where the code of a child process begins.
+_CHILD = ("torch/utils/data/_utils/worker.py", "multiprocessing/process.py")
 _MOST_WORKERS = 3
 # What a rank does, for activity().
 STOPPED = "is stopped by a signal (SIGSTOP)"
@@ -62,9 +63,9 @@ def _worker_line(worker: Worker, libraries: tuple[str, ...]) -> str:
     for stack in worker.stacks:
         python = [frame for frame in stack.frames if not frame.native]
         own = innermost_user([frame.file for frame in python], libraries)
-        # Frames outside the worker's loop are those of the rank at the fork.
-        loop = next((i for i, f in enumerate(python) if f.file.endswith(_WORKER_LOOP)), None)
-        if own is not None and loop is not None and own < loop:
+        # Frames outside it are those of the rank at the fork.
+        begin = next((i for i, f in enumerate(python) if f.file.endswith(_CHILD)), None)
+        if own is not None and begin is not None and own < begin:
             return python[own].place
     return ""
 
@@ -101,7 +102,8 @@ def _main(seen: RankEvidence) -> Stack | None:
         return main
     others = [s for s in usable if s.source == main.source and s is not main]
     running = [stack for stack in others if _has_user(stack, seen)]
-    return running[0] if len(running) == 1 else main
+    # py-spy's JSON and its native text both have each thread.
+    return running[0] if len({stack.thread for stack in running}) == 1 else main
 
 
 def _has_user(stack: Stack, seen: RankEvidence) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import DeclaredTensor
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import LARGE
 from moediag.result import Verdict
 from moediag.result.wording import ranks
 
 _ENOUGH = 2  # steps
-_LARGE = 0.2  # of the norm; no rounding makes such a difference
 
 # The tensors of all ranks at one place of the program.
 _Row = tuple[DeclaredTensor, ...]
@@ -22,8 +22,8 @@ _Row = tuple[DeclaredTensor, ...]
 
 @law(Verdict.WRONG_GRADIENTS)
 def declared_inputs_apart(facts: Facts) -> Findings:
-    """Ranks of one tensor-parallel group of a watched job called their model with other samples,
-    which the program declares to be the same."""
+    """Ranks of one tensor-parallel group of a watched job called their model with different
+    samples, which the program declares to be the same."""
     given = _given(facts.evidence)
     for who, steps in _declared(facts.evidence):
         compared: list[int] = []
@@ -59,7 +59,7 @@ def declared_tensors_apart(facts: Facts) -> Findings:
         for step, rows in steps.items():
             for row in rows:
                 sketches = [one.sketch for one in row if one.sketch is not None]
-                if len(sketches) == len(row) and (size := _difference(sketches)) > _LARGE:
+                if len(sketches) == len(row) and (size := agreement.far(sketches)) > LARGE:
                     apart.setdefault(step, (row[0], size))
         if len(apart) >= _ENOUGH and set(apart) == set(steps):
             first, size = next(iter(apart.values()))
@@ -100,14 +100,6 @@ def _declared(evidence: Evidence) -> Iterator[tuple[tuple[int, ...], Mapping[int
 def _alike(rows: Sequence[Sequence[DeclaredTensor]]) -> bool:
     """Whether the ranks declared the same tensors in the same order."""
     return len({tuple((one.part, one.shape, one.axes) for one in row) for row in rows}) == 1
-
-
-def _difference(sketches: Sequence[tuple[float, float]]) -> float:
-    """About the norm of the largest difference, as a part of the norm."""
-    totals, norms = [total for total, _ in sketches], [norm for _, norm in sketches]
-    most = max(norms)
-    found = max(max(totals) - min(totals), most - min(norms)) / most if most else 0.0
-    return found if isfinite(found) else 0.0
 
 
 def _sentence(

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -114,10 +115,8 @@ def _shared(found: dict[int, _Steps]) -> SharedSamples | None:
         steps = tuple(sorted(s for s in common if len({len(found[rank][s]) for rank in over}) == 1))
         if len(steps) < _ENOUGH:
             continue
-        sides: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for rank in over:
-            sides[tuple(c.digest for s in steps for c in found[rank][s])].append(rank)
-        _, who = max((len(side), tuple(side)) for side in sides.values())
+        seen = {rank: tuple(c.digest for s in steps for c in found[rank][s]) for rank in over}
+        who = max(agreement.sides(seen).values(), key=lambda side: (len(side), side))
         digests = {tuple(c.digest for c in found[who[0]][s]) for s in steps}
         if len(who) < 2 or len(digests) < 2 or (best and len(best.ranks) >= len(who)):
             continue

@@ -1,6 +1,7 @@
 """Compares what ranks measured with the single-process reference and with each other."""
 
 __all__ = [
+    "agreement",
     "by_part",
     "expert_holders",
     "gradients",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import (
     GRADIENTS,
     HYPER,
@@ -63,10 +64,8 @@ class Breach:
             known = {self.counts[r] for r in split.sides[0]}.isdisjoint(
                 self.counts[r] for r in split.sides[1]
             )
-        sides = split.sides
-        if not known or len(sides[0]) < 2 or len(sides[1]) != 1:
-            return ()
-        return sides[1] if sides[1] != (min(self.history.ranks),) else ()
+        who = agreement.minority(split.sides)
+        return who if known and len(who) == 1 and who != (min(self.history.ranks),) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from math import isfinite
 
+from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import LawCheck, LawPiece
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
 
 PARAMETERS, HYPER, GRADIENTS, STATE = "parameters", "hyperparameters", "gradients", "state"
 LOSS_SCALE = "loss_scale"  # the number of an optimizer whose steps a GradScaler makes
-# A difference of gradients, as a part of their norm, that no rounding makes (bfloat16: 0.004); and
-# the norm below which a gradient may be rounding alone, as a part of the largest one.
-_LARGE, _LEAST_NORM = 0.2, 1e-3
+# The norm below which a gradient may be rounding alone, as a part of the largest one.
+_LEAST_NORM = 1e-3
 # Numbers of a parameter group that decide what an update does.
 _DECIDING = frozenset(
     ("lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad",
@@ -190,12 +190,10 @@ def _differing(
 
 def _sides(values: Mapping[int, str | None]) -> tuple[tuple[int, ...], ...]:
     """Ranks by value, the largest side first; () if all are equal or one is unknown."""
-    if None in values.values() or len(set(values.values())) == 1:
+    found = agreement.sides(values)
+    if None in found or len(found) == 1:
         return ()
-    sides: dict[str | None, list[int]] = defaultdict(list)
-    for rank, value in sorted(values.items()):
-        sides[value].append(rank)
-    return tuple(sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side)))
+    return tuple(sorted(found.values(), key=lambda side: (-len(side), side)))
 
 
 def _split(what: str, step: int, differing: Mapping[str, tuple[tuple[int, ...], ...]]) -> Split:
@@ -219,10 +217,8 @@ def _sizes(members: Mapping[int, _Member], names: tuple[str, ...]) -> dict[str, 
         ]
         if len(own) < len(members) or min(norm for _, norm in own) <= least:
             continue
-        totals, sizes = [total for total, _ in own], [norm for _, norm in own]
-        apart = max(max(totals) - min(totals), max(sizes) - min(sizes)) / max(sizes)
-        if isfinite(apart) and apart > _LARGE:
-            found[name] = apart
+        if (size := agreement.far(own)) > LARGE:
+            found[name] = size
     return found
 
 

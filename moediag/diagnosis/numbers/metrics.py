@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -76,9 +77,7 @@ def _equal(values: list[float]) -> bool:
     """Whether all values are equal; nan equals only nan."""
     if any(map(math.isnan, values)):
         return all(map(math.isnan, values))
-    low, high = min(values), max(values)
-    finite = math.isfinite(high - low)
-    return high == low or (finite and high - low <= _SAME * max(abs(low), abs(high)))
+    return not agreement.apart(values, _SAME)
 
 
 def _swapped(wrong: Mapping[str, Mapping[int, float]]) -> tuple[tuple[int, str, int, str], ...]:

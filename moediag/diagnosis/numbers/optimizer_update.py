@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
 from moediag.protocol.tolerance import SAME_RATE
@@ -109,9 +110,7 @@ def _of_step(step: int, of_ranks: Mapping[int, Applied]) -> AppliedFacts | None:
 
 
 def _off(actual: float | None, right: float | None) -> bool:
-    if actual is None or right is None:
-        return False
-    return abs(actual - right) > SAME_RATE * max(abs(actual), abs(right))
+    return actual is not None and right is not None and agreement.apart((actual, right), SAME_RATE)
 
 
 def sentence(facts: AppliedFacts) -> str:

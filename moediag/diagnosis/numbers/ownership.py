@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.expert_holders import (
     AT_REST,
     BY_RANK_0,
@@ -309,7 +310,5 @@ def _others(now: Mapping[int, HeldWeights], seen: OwnershipFacts) -> OwnershipFa
 
 def _together(held: Mapping[int, tuple[int, ...]]) -> list[tuple[str, bool, tuple[int, ...]]]:
     """Groups ranks that hold the same experts."""
-    same: dict[tuple[int, ...], list[int]] = {}
-    for rank, rows in held.items():
-        same.setdefault(rows, []).append(rank)
-    return [(ranks(who), len(who) == 1, rows) for rows, who in same.items()]
+    sides = agreement.sides(held)
+    return [(ranks(who), len(who) == 1, rows) for rows, who in sides.items()]

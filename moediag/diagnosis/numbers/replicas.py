@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from moediag.diagnosis.numbers import norms
+from moediag.diagnosis.numbers import agreement, norms
 from moediag.diagnosis.numbers.gradients import number
 from moediag.diagnosis.numbers.norms import NormScope, WrongNorm
 from moediag.evidence.model import Evidence
@@ -240,7 +240,7 @@ def _tensors(what: str, step: int, held: Held, before: Held, dtype: str) -> Iter
         what,
         step,
         ranks=tuple(sorted(r for side in sides for r in side)),
-        culprits=_minority(sides),
+        culprits=agreement.minority(sides),
         parameters=tuple(dict.fromkeys(fqn for _, fqn, _, _ in differ)),
         worst=worst,
         slice=piece,
@@ -259,22 +259,9 @@ def _numbers(
 ) -> Iterator[Disagreement]:
     """The disagreement where values differ by more than ``allowed``, relative."""
     finite = {rank: number(v) for rank, v in sorted(values.items())}
-    if len(finite) < 2 or not all(map(math.isfinite, finite.values())):
-        return
-    low, high = min(finite.values()), max(finite.values())
-    if high - low <= allowed * max(abs(low), abs(high)):
-        return
-    # Only ranks with equal numbers form one side: several close numbers are no majority.
-    sides: dict[str, list[int]] = {}
-    for rank, value in finite.items():
-        sides.setdefault(f"{value:.6e}", []).append(rank)
-    yield Disagreement(what, step, tuple(finite), _minority(list(sides.values())), values=finite)
-
-
-def _minority(sides: list[list[int]]) -> tuple[int, ...]:
-    """All ranks outside a strict majority; () without one."""
-    total = sum(map(len, sides))
-    most = max(sides, key=len)
-    if 2 * len(most) <= total:
-        return ()
-    return tuple(sorted(r for side in sides if side is not most for r in side))
+    known = all(map(math.isfinite, finite.values()))
+    if known and agreement.apart(finite.values(), allowed):
+        # Only ranks with equal numbers form one side: several close numbers are no majority.
+        sides = agreement.sides({rank: f"{value:.6e}" for rank, value in finite.items()})
+        culprits = agreement.minority(sides.values())
+        yield Disagreement(what, step, tuple(finite), culprits, values=finite)

@@ -67,9 +67,10 @@ def schedule_mismatch(facts: Facts) -> Judgement | None:
 
 def _mismatch(facts: Facts) -> Divergence | None:
     """The divergence that ended the job."""
-    d, own = facts.divergence, facts.own
+    d = facts.divergence
     if d is None:
         return None
+    own = tuple(failure for failure in facts.own if not _aborted_by_gloo(failure, facts.evidence))
     missing = d.kind == "missing"
     if not facts.failed:
         known = not missing or facts.evidence.watched
@@ -80,6 +81,15 @@ def _mismatch(facts: Facts) -> Divergence | None:
     # A silent divergence does not end a rank. An exception of the program is another failure;
     # an abort by the library is a later consequence of the divergence (sizes then differ too).
     return d if not late and (facts.loud or not own) else None
+
+
+def _aborted_by_gloo(failure: Failure, evidence: Evidence) -> bool:
+    """Whether gloo may have ended a rank that waited in a collective: it aborts where a message is
+    longer than its receiver expects. Its own words are in the output, which may be elsewhere."""
+    seen = evidence.ranks[failure.rank]
+    waits = any(not call.completed and not call.failed for call in seen.collectives)
+    silent = failure.name == "SIGABRT" and not failure.message and not seen.last_lines
+    return silent and waits and evidence.backend == "gloo"
 
 
 def _only_recorded(facts: Facts) -> bool:

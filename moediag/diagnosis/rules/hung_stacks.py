@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from moediag.diagnosis.blame.standings import dividing
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector
-from moediag.diagnosis.words import foreign_jobs, log_sentences, meeting
+from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import sentence
 from moediag.evidence.model import Evidence, Stack
 from moediag.evidence.rank_stacks import (
@@ -104,47 +105,6 @@ def _freed(stack: Stack) -> str:
 
 
 @detector(Verdict.HANG)
-def unmet_ranks(facts: Facts) -> Judgement | None:
-    """Every rank that was seen waits in `init_process_group`: they do not find each other."""
-    evidence, found = facts.evidence, _in_rendezvous(facts)
-    if not found:
-        return None
-    lacking = sorted(set(range(evidence.world_size)) - set(found))
-    if lacking:
-        wait = "waits" if len(found) == 1 else "wait"
-        text = (
-            f"{ranks(found).capitalize()} {wait} in init_process_group, and nothing is known of "
-            f"{ranks(lacking)}: the others wait for ranks that never joined, or for the network. "
-            "It is not known which rank is at fault."
-        )
-        old = ""
-    else:
-        old = meeting.old_store(evidence)
-        text = f"All {len(found)} ranks wait in init_process_group and do not find each other. "
-        text += old or "The evidence does not show why, nor which rank is at fault."
-    return Judgement(
-        Confidence.MEDIUM if old else Confidence.LOW,
-        text,
-        victims=found,
-        pattern="rendezvous",
-        next_step=meeting.OWN_PREFIX if old else meeting.LOOK,
-    )
-
-
-def _in_rendezvous(facts: Facts) -> tuple[int, ...]:
-    """The ranks in the rendezvous; () if a rank is elsewhere or has made a call."""
-    if not facts.waiting or any(seen.collectives for seen in facts.evidence.ranks.values()):
-        return ()
-    inside = []
-    for rank, seen in sorted(facts.evidence.ranks.items()):
-        stack = that_counts(seen.stacks)
-        if stack is not None and not meeting.is_meeting(stack.frames):
-            return ()
-        inside += [rank] * (stack is not None)
-    return tuple(inside)
-
-
-@detector(Verdict.HANG)
 def stacks_alone(facts: Facts) -> Judgement | None:
     """Stacks show ranks inside communication, and nothing else was recorded: no rank is named."""
     evidence = facts.evidence
@@ -153,7 +113,8 @@ def stacks_alone(facts: Facts) -> Judgement | None:
     found = _sides(evidence)
     inside = any(rank in facts.waiting for who in found.values() for rank in who)
     # The ranks of stacks may be unknown, though not where these stand.
-    if not inside and not any(one.kind == "stack" and one.op for one in evidence.reports):
+    inside |= any(one.kind == "stack" and one.op for one in evidence.reports)
+    if not inside and not _all_on_the_device(evidence):
         return None
     sides = [f"{ranks(who)} {'is' if len(who) == 1 else 'are'} {at}" for at, who in found.items()]
     sides += log_sentences.unnamed_stacks(evidence)
@@ -162,9 +123,26 @@ def stacks_alone(facts: Facts) -> Judgement | None:
         f" {_open_question(found)} Only stacks were seen: they show where ranks are, not which "
         "calls they made before."
     )
-    return Judgement(
-        Confidence.LOW, text, pattern="stacks", next_step=foreign_jobs.next_step(evidence)
+    step = _either_way(facts) or foreign_jobs.next_step(evidence)
+    return Judgement(Confidence.LOW, text, pattern="stacks", next_step=step)
+
+
+def _either_way(facts: Facts) -> str:
+    """The condition that sends ranks to different calls, or ""."""
+    split = dividing([one for one in facts.standings if {*one.ranks} <= {*facts.waiting}])
+    if split is None:
+        return ""
+    condition, one, other = split
+    return (
+        f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
+        f"{one.at} and {ranks(other.ranks)} to {other.at}: both must make the same calls."
     )
+
+
+def _all_on_the_device(evidence: Evidence) -> bool:
+    """Whether all ranks, more than one, wait for their devices: a collective may run there."""
+    stacks = [that_counts(seen.stacks) for seen in evidence.ranks.values()]
+    return len(stacks) > 1 and all(one is not None and on_the_device(one) for one in stacks)
 
 
 def _sides(evidence: Evidence) -> dict[str, list[int]]:

@@ -6,7 +6,7 @@ from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, detector, undecided
 from moediag.diagnosis.schedules.align import was_recorded
-from moediag.diagnosis.words import cause
+from moediag.diagnosis.words import cause, leaving, meeting
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
@@ -25,11 +25,17 @@ def interrupted(facts: Facts) -> Judgement | None:
     if evidence.stall is None:
         return Judgement(Confidence.LOW, text)
     text += f" By then no rank had made progress for {evidence.stall.window:.0f} s. "
+    late = meeting.late(evidence, facts.waiting, facts.elsewhere)
     if facts.divergence is not None:
         text += cause.of_divergence(facts.divergence, facts.blame, evidence.backend, died=False)
+    elif unended := leaving.unended(evidence):
+        text += leaving.sentences(evidence, unended)
+    elif late:
+        text += meeting.of_late(facts.waiting, late)
     else:
         text += f"{ranks(facts.waiting).capitalize()} waited in a collective."
-    text += f" {whereabouts(evidence, facts.elsewhere)}".rstrip()
+    if facts.waiting:
+        text += f" {whereabouts(evidence, facts.elsewhere)}".rstrip()
     text += " It is not known whether the job would have continued."
     return Judgement(Confidence.LOW, text, divergence=facts.divergence is not None)
 

@@ -23,11 +23,13 @@ from moediag.diagnosis.rules.hung import (
     stuck_operation,
     unexplained_wait,
 )
-from moediag.diagnosis.rules.hung_stacks import (
-    interpreter_lock,
-    stacks_alone,
+from moediag.diagnosis.rules.hung_outside import (
+    late_ranks,
+    unended_ranks,
+    unequal_meeting,
     unmet_ranks,
 )
+from moediag.diagnosis.rules.hung_stacks import interpreter_lock, stacks_alone
 from moediag.diagnosis.rules.incomplete import (
     cut_short,
     interrupted,
@@ -67,6 +69,8 @@ from moediag.diagnosis.rules.reported import (
     reported_end,
     reported_mismatch,
     stuck_watchdog,
+    tools_undecided,
+    unchanged_counts,
 )
 from moediag.diagnosis.rules.running import (
     held_up,
@@ -100,18 +104,23 @@ RULES: tuple[Detector, ...] = (
     held_up,
     kept_apart,
     undecided_looks,
+    unended_ranks,
+    unequal_meeting,
+    late_ranks,
     idle_ranks,
     diverged_schedules,
     stuck_operation,
     silent_node,
-    busy_ranks,
     unmet_ranks,
+    busy_ranks,
     ranks_elsewhere,
     stacks_alone,
+    unchanged_counts,
     stuck_watchdog,
     unexplained_wait,
     # Some rank failed, and the log does not tell which.
     reported_end,
+    tools_undecided,
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # A watched job broke a law.

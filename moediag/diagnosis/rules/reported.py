@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from moediag.diagnosis.end_states.failures import is_communication, said
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.judgement import Judgement, detector
+from moediag.diagnosis.judgement import Judgement, apart, detector, undecided
 from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import sentence
+from moediag.evidence import nccl_ras
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import RankError, Report
 from moediag.evidence.rank_stacks import in_collective, that_counts
@@ -15,6 +16,10 @@ from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
 _MANY = 3  # ranks that agree against one
+_ASK_AGAIN = (
+    "Run `ncclras` again after a minute and diagnose both outputs: if the counts have not moved, "
+    "the job stands."
+)
 
 
 @detector(Verdict.COLLECTIVE_MISMATCH)
@@ -32,6 +37,12 @@ def reported_mismatch(facts: Facts) -> Judgement | None:
     if len(sides) < 2:
         whose = f"{ranks(f.rank for f in failed).capitalize()}: the" if failed else "The"
         text = f"{whose} communication library says that collectives did not match"
+        analysed = [one for one in reports if meaning(one).whole and not one.sides]
+        if analysed:
+            pieces = [
+                part for one in analysed for part in (sentence(one.text), meaning(one).of_one)
+            ]
+            return Judgement(Confidence.LOW, " ".join(dict.fromkeys(filter(None, pieces))))
         told = dict.fromkeys(one.text for one in reports if not one.sides)
         text += f" ({said(failed)})" if failed else f" ({'; '.join([*told][:2])})" if told else ""
         return Judgement(Confidence.LOW, f"{text}. No recorded schedule shows which.")
@@ -100,6 +111,7 @@ def _absent(one: Report) -> str:
             seq=one.seq,
             place=one.place,
             why=one.detail,
+            text=one.text,
             writer="a rank" if one.rank is None else f"rank {one.rank}",
         )
     )
@@ -177,6 +189,45 @@ def stuck_watchdog(facts: Facts) -> Judgement | None:
         pattern="stuck-watchdog",
         next_step=foreign_jobs.next_step(facts.evidence),
     )
+
+
+@detector(Verdict.HANG)
+def unchanged_counts(facts: Facts) -> Judgement | None:
+    """Two readings of NCCL's RAS show the same ranks behind others. Who is ahead is never named."""
+    found = nccl_ras.unchanged(facts.evidence.reports)
+    if not found:
+        return None
+    # A rank may be behind in one communicator because it waits in another.
+    behind = found[0].about if len({one.about for one in found}) == 1 else ()
+    text = (
+        f"{' '.join(sentence(one.text) for one in found)} Two readings of NCCL's RAS show it alike."
+    )
+    if not behind:
+        text += " It is not known which rank the job waits for."
+    return Judgement(
+        Confidence.MEDIUM if behind else Confidence.LOW,
+        text,
+        culprits=behind,
+        victims=apart(tuple(range(max(one.size for one in found))), behind),
+        pattern="ras-behind",
+        next_step=foreign_jobs.next_step(facts.evidence, behind),
+    )
+
+
+@detector(Verdict.INCONCLUSIVE)
+def tools_undecided(facts: Facts) -> Judgement | None:
+    """A tool that looked at the whole job found nothing certain. A reading of NCCL's RAS shows one
+    moment: ranks of a job that runs differ as well."""
+    reports = facts.evidence.reports
+    found = [one for one in reports if meaning(one).whole and meaning(one).fault == "nobody"]
+    if not found:
+        return None
+    text = " ".join(map(sentence, dict.fromkeys(one.text for one in found)))
+    kinds = {one.kind for one in found}
+    if "ras-apart" in kinds:
+        text += " That is one moment: ranks of a job that runs differ as well."
+    again = kinds & {"ras-apart", "ras-silent", "ras-equal"}
+    return undecided(text, _ASK_AGAIN if again else foreign_jobs.next_step(facts.evidence))
 
 
 @detector(Verdict.CRASH)

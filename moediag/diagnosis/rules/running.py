@@ -22,8 +22,9 @@ from moediag.result.wording import ranks
 # Calls that all ranks of a group must make; a send or a receive has one other side.
 _OF_ALL = re.compile(
     r"(?:_?(?:all|reduce)_(?:reduce|gather|to_all|scatter)|broadcast|barrier|reduce|gather|scatter"
-    r"|monitored_barrier)\w*"
+    r"|monitored_barrier)\w*|c10d::Reducer::\w+"
 )
+_BUSY = 4.0  # times the patience, as for watched jobs
 _AGAIN = (
     "A rank that computes may also be in an endless loop: attach again if it stays at that line "
     "for longer than it should take."
@@ -36,13 +37,25 @@ def progressing(facts: Facts) -> Judgement | None:
     evidence, seen = facts.evidence, facts.evidence.looks
     if seen is None or not seen.progresses or seen.doing(looks.STOPPED) or seen.missing:
         return None
-    waits = seen.doing(looks.WAITS)
+    if _overdue(seen):
+        return None
     text = f"No hang: in {seen.seconds:.0f} s of looks, {'; '.join(_doing(evidence, seen))}."
-    moved = bool(seen.doing(looks.MOVES))
-    computes = any(seen.ranks[r].words == "computes" for r in seen.doing(looks.WORKS))
-    if waits and computes and not moved:
+    if _computes(seen):
         return Judgement(Confidence.LOW, f"{text} {_AGAIN}")
     return Judgement(Confidence.MEDIUM, text)
+
+
+def _computes(seen: Looks) -> bool:
+    """Whether ranks wait for others that only compute, at one place."""
+    works = seen.doing(looks.WORKS)
+    computes = bool(works) and all(seen.ranks[rank].words == "computes" for rank in works)
+    return computes and bool(seen.doing(looks.WAITS)) and not seen.doing(looks.MOVES)
+
+
+def _overdue(seen: Looks) -> bool:
+    """Whether ranks wait for one that computes for longer than most computations take."""
+    waited = (seen.ranks[rank].still for rank in seen.doing(looks.WAITS))
+    return _computes(seen) and min(waited) >= _BUSY * seen.patience
 
 
 @detector(Verdict.HANG)
@@ -160,7 +173,7 @@ def ranks_elsewhere(facts: Facts) -> Judgement | None:
 
 @detector(Verdict.INCONCLUSIVE)
 def undecided_looks(facts: Facts) -> Judgement | None:
-    """Looks at a running job do not show whether it stands still."""
+    """Looks at a running job do not show whether it hangs."""
     seen = facts.evidence.looks
     if seen is None or (facts.evidence.stall is not None and facts.waiting):
         return None
@@ -170,8 +183,15 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         return undecided("The job is suspended: all its ranks are stopped by a signal (SIGSTOP).",
                          _let_go(seen))  # fmt: skip
     text = f"In {seen.seconds:.0f} s of looks, {'; '.join(_doing(facts.evidence, seen))}."
+    if _overdue(seen):
+        text += (
+            f" The others have waited for {_still(seen)} s: a long computation or an endless loop."
+        )
+        return undecided(text, "See whether that line may take so long.")
     if seen.doing(looks.UNREAD):
         return undecided(f"{text} Where these ranks are is not known.")
+    if facts.evidence.stall is not None:
+        return undecided(f"{text} They stand still outside communication; it is not known why.")
     return undecided(f"{text} It is not known whether the job would continue.", _longer(seen))
 
 
@@ -196,7 +216,7 @@ def _doing(evidence: Evidence, seen: Looks) -> list[str]:
         elif look.does == looks.WORKS:
             what = f"{look.words}{at}"
         elif look.does == looks.IDLE:
-            what = f"{look.held or 'sleeps outside communication'}{at}"
+            what = f"{look.held or 'sleeps'}{at}"
         elif look.does == looks.STOPPED:
             what = f"{look.held or 'is stopped'}{at}"
         elif look.does == looks.UNREAD:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.end_states.whereabouts import program_line
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
@@ -118,9 +119,7 @@ def _differing(divergence: Divergence, calls: Mapping[int, Collective], blame: B
 def _inputs(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     """What each rank passes to an all-gather whose sizes differ: the size above is the output's."""
     gathers = all(call.op == "all_gather" and not call.parameters for call in calls.values())
-    passed: dict[int, list[int]] = {}
-    for rank, call in sorted(calls.items()):
-        passed.setdefault(call.numel_in, []).append(rank)
+    passed = agreement.sides({rank: call.numel_in for rank, call in calls.items()})
     if divergence.kind != "size" or not gathers or len(passed) < 2 or 0 in passed:
         return ""
     told = [f"{ranks(who)} {_verb(who, 'passes')} {n:,}" for n, who in first_few(passed.items())]
@@ -195,9 +194,7 @@ def _missing(
 
 def _left_over(divergence: Divergence, calls: Mapping[int, Collective], what: str) -> str:
     """The counts of calls in a job that ended, and the first call that not all ranks made."""
-    made: dict[int, list[int]] = {}
-    for rank, count in divergence.counts.items():
-        made.setdefault(count, []).append(rank)
+    made = agreement.sides(divergence.counts)
     counts = [
         f"{ranks(who)} {'made' if at == 0 else 'only'} {plural(count, 'call') if not at else count}"
         for at, (count, who) in enumerate(sorted(made.items(), reverse=True))
@@ -228,6 +225,16 @@ def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
             f"In an all-to-all on {divergence.group.label} all ranks together send "
             f"{plural(sent, 'element')} and expect {wanted:,}. Which rank is wrong is not recorded."
         )
+    if all(calls[r].splits_in is calls[r].splits_out is None for p in divergence.pairs for r in p):
+        totals: dict[int, list[int]] = {}
+        for rank, made in sorted(calls.items()):
+            totals.setdefault(made.numel_in, []).append(rank)
+        (first, who), *others = totals.items()
+        if others:
+            sends = "sends" if len(who) == 1 else "send"
+            text = f"{ranks(who)} {sends} {plural(first, 'element')} in all"
+            text += "".join(f", {ranks(them)} {count:,}" for count, them in first_few(others))
+            return sentence(f"{text}: equal splits need equal totals on {divergence.group.label}")
     pieces = [
         f"rank {i} sends rank {j} {_part(calls[i].splits_in, order.index(j))}, "
         f"but rank {j} expects {_part(calls[j].splits_out, order.index(i))} from it"

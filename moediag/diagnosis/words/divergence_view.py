@@ -19,6 +19,7 @@ NO_CALL = "none"  # op of a rank that made no call
 _FRAMES = 12  # without any of the user's
 _INNERMOST = 6  # library frames: what the rank waits for
 _USER_FRAMES = 40
+_LONGEST_NAME = 120  # characters
 # Torch's decorators and loggers between the meaningful frames.
 _PLUMBING = (
     "c10d_logger.py",
@@ -97,9 +98,12 @@ def _tells(frame: Frame) -> bool:
     """Whether a frame is meaningful. A GPU driver spins in a dozen frames without names."""
     nameless = frame.native and frame.function.startswith(("0x", "?"))
     wraps = _WRAPPERS in frame.file and is_moediag(frame.file)
-    return not (nameless or wraps or frame.file.endswith(_PLUMBING))
+    binds = frame.native and "pybind11::" in frame.function[:_LONGEST_NAME]
+    return not (nameless or wraps or binds or frame.file.endswith(_PLUMBING))
 
 
 def frame_text(frame: Frame) -> str:
-    file = frame.file.rpartition("/")[2]
-    return f"{frame.function} ({file}:{frame.line})" if frame.line else f"{frame.function} ({file})"
+    file, name = frame.file.rpartition("/")[2], frame.function
+    if len(name) > _LONGEST_NAME:  # a C++ template, whose arguments may fill a page
+        name = name.partition("<")[0][:_LONGEST_NAME] + "…"
+    return f"{name} ({file}:{frame.line})" if frame.line else f"{name} ({file})"

@@ -8,7 +8,8 @@ from moediag.diagnosis.schedules.log_positions import Position, Positions, Stand
 from moediag.diagnosis.words.calls import sentence
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence, Report
-from moediag.evidence.rank_stacks import stand, that_counts
+from moediag.evidence.rank_stacks import in_collective, runs_python, stand, that_counts
+from moediag.protocol import is_moediag
 from moediag.result.wording import plural, ranks
 
 _FEW = 4  # messages that notes repeat
@@ -217,6 +218,30 @@ def stacks(evidence: Evidence) -> str:
     more = len(found) - _FEW
     text = "; ".join(found[:_FEW]) + (f"; and {more} more" if more > 0 else "")
     return sentence(text) if text else ""
+
+
+def threads(evidence: Evidence) -> tuple[str, ...]:
+    """A note on each rank with two threads of the program inside collectives: their order in one
+    process group is then not defined."""
+    texts = []
+    for rank, seen in sorted(evidence.ranks.items()):
+        source = next((stack.source for stack in seen.stacks if stack.frames), "")
+        inside = {
+            stack.thread: stand(stack, seen.libraries)
+            for stack in seen.stacks
+            if stack.source == source
+            and runs_python(stack)
+            and in_collective(stack)
+            and not any(is_moediag(frame.file) for frame in stack.frames)
+        }
+        if len(inside) > 1:
+            told = "; ".join(f"{name} in {at}" for name, at in list(inside.items())[:_FEW])
+            texts.append(
+                f"{plural(len(inside), 'thread')} of rank {rank} are in collectives ({told}). On "
+                "one process group their order is not defined: give each thread a group of its own."
+            )
+    more = len(texts) - _FEW
+    return (*texts[:_FEW], *([f"The same on {plural(more, 'more rank')}."] if more > 0 else ()))
 
 
 def unnamed_stacks(evidence: Evidence) -> list[str]:

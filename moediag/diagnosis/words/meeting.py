@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from moediag.evidence.model import Evidence, Frame
+from moediag.evidence.rank_stacks import that_counts
 from moediag.protocol import natural
+from moediag.result.wording import ranks
 
 _JOIN = "init_process_group"
 
@@ -13,6 +15,61 @@ _JOIN = "init_process_group"
 def is_meeting(frames: Iterable[Frame]) -> bool:
     """Whether frames of a stack or traceback, innermost first, are those of the rendezvous."""
     return any(frame.function == _JOIN and not frame.native for frame in frames)
+
+
+def is_in(evidence: Evidence, rank: int) -> bool:
+    """Whether the stack of ``rank`` shows it in the rendezvous."""
+    seen = evidence.ranks.get(rank)
+    stack = that_counts(seen.stacks) if seen is not None else None
+    return stack is not None and is_meeting(stack.frames)
+
+
+def late(evidence: Evidence, waiting: Sequence[int], elsewhere: Sequence[int]) -> tuple[int, ...]:
+    """The ranks ``elsewhere``, if all that wait do so in the rendezvous; else ()."""
+    joined = all(is_in(evidence, rank) for rank in waiting)
+    outside = not any(is_in(evidence, rank) for rank in elsewhere)
+    return tuple(sorted(elsewhere)) if waiting and joined and outside else ()
+
+
+def of_late(waiting: Sequence[int], late: Sequence[int]) -> str:
+    """``Rank 1 has not called init_process_group, where rank 0 waits.``"""
+    has, waits = "has" if len(late) == 1 else "have", "waits" if len(waiting) == 1 else "wait"
+    return (
+        f"{ranks(late).capitalize()} {has} not called init_process_group, where {ranks(waiting)} "
+        f"{waits}."
+    )
+
+
+def unequal(evidence: Evidence) -> str:
+    """What ranks passed to the rendezvous differently, so that they cannot meet; "" if nothing."""
+    texts = []
+    for field, what in _MUST_AGREE.items():
+        sides: dict[object, list[int]] = {}
+        for rank, seen in sorted(evidence.ranks.items()):
+            if value := getattr(seen.meeting, field):
+                sides.setdefault(value, []).append(rank)
+        if len(sides) > 1 and not (field == "address" and _may_be_one(sides)):
+            told = [f"{value} on {ranks(who)}" for value, who in sides.items()]
+            texts.append(f"{what} is {', '.join(told)}")
+    return f"They were told to meet differently: {'; '.join(texts)}." if texts else ""
+
+
+def _may_be_one(addresses: Iterable[object]) -> bool:
+    """Whether these are names of one store: a rank on its host may call that by another name."""
+    parts = [str(address).rpartition(":") for address in addresses]
+    return len({port for _, _, port in parts}) == 1 and any(h in _LOOPBACK for h, _, _ in parts)
+
+
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "tcp://localhost", "tcp://127.0.0.1")
+_MUST_AGREE = {
+    "world_size": "the world size",
+    "address": "the address of the store",
+    "backend": "the backend",
+}
+EQUAL = (
+    "Give all ranks the same WORLD_SIZE, MASTER_ADDR, MASTER_PORT and backend, by their launcher "
+    "or in the arguments of init_process_group."
+)
 
 
 def old_store(evidence: Evidence) -> str:

@@ -59,6 +59,9 @@ def _standing(standings: Sequence[Standing]) -> Iterator[PathLine]:
 
 
 def _way(condition: Condition) -> str:
+    if condition.text.startswith("except"):
+        caught = condition.side in ("under", "handler")
+        return "caught an exception" if caught else "had no exception"
     way = _SIDES[condition.side]
     return f"{way}, unlike for those that {condition.leaves}" if condition.leaves else way
 
@@ -74,7 +77,8 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
     certain = len(found.decisions) == 1
     for one in found.decisions:
         pairs = list(zip(found.sides, one.ways, one.only, strict=True))
-        acts = tuple((s.ranks, _WAYS[way]) for s, way, _ in pairs if certain and way in _WAYS)
+        known = [(s.ranks, way) for s, way, _ in pairs if certain and way in _WAYS]
+        acts = tuple((who, _did(way, one.text)) for who, way in known)
         yield PathLine(one.file, one.line, one.text, acts, certain)
         for side, _, (line, text) in pairs:
             if certain and line not in (0, one.line) and not _stands(side, one.file, line):
@@ -86,6 +90,10 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
             did = f"{'waits in' if waits else 'called'} {side.call.op}" if side.call else "is here"
             last = side.chain[-1]
             yield PathLine(last.file, last.line, found.text(last), ((side.ranks, did),))
+
+
+def _did(way: str, text: str) -> str:
+    return "had no exception" if way == FALSE and text.startswith("except") else _WAYS[way]
 
 
 def _stands(side: Side, file: str, line: int) -> bool:

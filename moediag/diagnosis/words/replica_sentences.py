@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.norms import WrongNorm
 from moediag.diagnosis.numbers.replicas import (
     GRADIENT_NORM,
@@ -86,9 +87,7 @@ def _norm(d: Disagreement, facts: ReplicaFacts) -> str:
 
 def _rows(rows: Mapping[int, str], what: str) -> str:
     """``experts 0-3 on rank 0, 4-7 on rank 1``."""
-    sides: dict[str, list[int]] = {}
-    for rank, span in sorted(rows.items()):
-        sides.setdefault(span, []).append(rank)
+    sides = agreement.sides(rows)
     pieces = []
     for span, members in list(sides.items())[:_FEW]:
         first, _, last = span.partition(":")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from moediag.diagnosis.end_states.failures import Failure
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules.align import Aligned, Schedule, was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.calls import describe
@@ -109,10 +110,7 @@ def _lanes(
     columns: Mapping[int, tuple[LaneCell, ...]], culprits: set[int]
 ) -> tuple[tuple[Lane, ...], int]:
     """Ranks with equal columns share one; of many lanes, the culprits' and the largest."""
-    together: dict[tuple[LaneCell, ...], list[int]] = {}
-    for rank, column in columns.items():
-        together.setdefault(column, []).append(rank)
-    lanes = [Lane(tuple(ranks), column) for column, ranks in together.items()]
+    lanes = [Lane(ranks, column) for column, ranks in agreement.sides(columns).items()]
     lanes.sort(key=lambda lane: (not culprits & {*lane.ranks}, -len(lane.ranks), lane.ranks))
     shown, rest = lanes[:MOST_LANES], lanes[MOST_LANES:]
     return tuple(sorted(shown, key=lambda lane: lane.ranks)), sum(len(x.ranks) for x in rest)

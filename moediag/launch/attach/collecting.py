@@ -7,14 +7,13 @@ import hashlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks
-from moediag.launch.attach import spy
+from moediag.launch.attach import listeners, spy
 from moediag.launch.attach.jobs import Job, Rank
 from moediag.launch.attach.looking import LookingJob, Target
 from moediag.launch.attach.proc import Proc
@@ -25,7 +24,6 @@ from moediag.protocol import AttachTask, Trial
 from moediag.records import dataclass
 
 _TOOL = 10.0  # seconds for one tool
-_NATIVE_AT_ONCE = 4  # each keeps a CPU busy for a second
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 UNNUMBERED = "the processes do not say which rank they are: they are numbered by their pids"
 
@@ -69,7 +67,9 @@ def collect(
     for rank, dump in dumps.items():
         if dump.json:
             (capture / f"rank-{rank}.pyspy.json").write_bytes(spy.without_text(dump.json))
-    lost = [*_lost(dumps, found), *_native(capture, targets, found)]
+    lost = [*_lost(dumps, found)]
+    if found.stands:
+        lost += listeners.ask(folder, capture, targets, proc)
     _workers(capture, targets, dumps)
     processes = {target.rank: target.process for target in targets}
     source_files.keep(folder, processes)
@@ -118,10 +118,10 @@ def _lost(dumps: Mapping[int, spy.Dump], found: Looks) -> Iterator[str]:
     if spy.NO_TOOL in reasons:
         yield "Python stacks: install py-spy beside moediag (pip install py-spy)"
     if spy.REFUSED in reasons:
-        yield f"Python stacks: {_setting()}"
+        yield f"Python stacks: {setting()}"
 
 
-def _setting() -> str:
+def setting() -> str:
     """The one setting that would let py-spy read the ranks."""
     try:
         scope = _YAMA.read_text(encoding="ascii").strip()
@@ -138,23 +138,6 @@ def _setting() -> str:
         "in a container, start it with --cap-add SYS_PTRACE; else run moediag as the owner of the "
         "job, or as root"
     )
-
-
-def _native(capture: Path, targets: Sequence[Target], found: Looks) -> list[str]:
-    """Writes native frames of ranks whose Python frames do not explain why they stand still."""
-    wanted = [t for t in targets if found.ranks[t.rank].does == looks.IDLE
-              and not found.ranks[t.rank].held and found.stands]  # fmt: skip
-    if not wanted:
-        return []
-    with ThreadPoolExecutor(max_workers=_NATIVE_AT_ONCE) as pool:
-        dumps = list(pool.map(lambda t: spy.native(t.process.pid, _TOOL), wanted))
-    lost = []
-    for target, dump in zip(wanted, dumps, strict=True):
-        if dump.lost:
-            lost.append(f"rank {target.rank}: native frames ({dump.lost})")
-        else:
-            (capture / f"rank-{target.rank}.native.txt").write_bytes(dump.json)
-    return lost
 
 
 def _workers(capture: Path, targets: Sequence[Target], dumps: Mapping[int, spy.Dump]) -> None:

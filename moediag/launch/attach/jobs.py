@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import PurePath
 
-from moediag.launch.attach.proc import Proc, Seen, above, below
+from moediag.launch.attach.proc import TORCH, Proc, Seen, above, below
 from moediag.records import dataclass
 
 # Rank, world size, local rank, local world size; the later ones count only without the earlier.
@@ -40,7 +40,6 @@ _LAUNCHER = re.compile(
 )
 _ACCELERATE = re.compile(r"(?:^|/)accelerate$")
 _PYTHON = re.compile(r"(?:^|/)(?:python|pypy)[\d.]*$")
-_TORCH = (b"/libtorch_cpu", b"/libtorch_python", b"/libtorch.so")
 _RAY = re.compile(r"^ray::(?P<actor>\w+)")
 _LARGEST = 1 << 17  # ranks
 
@@ -156,7 +155,7 @@ def _rank(proc: Proc, seen: Seen) -> Rank | None:
         if rank is not None and size is not None and rank < size <= _LARGEST:
             # A scheduler gives its variables to every program; one that trains has loaded torch.
             sure = names[0] == "RANK" and place is not None
-            if not sure and not proc.maps(seen.pid, *_TORCH):
+            if not sure and not proc.maps(seen.pid, *TORCH):
                 return None
             key = (names[0], *(own.get(name, "") for name in _KEYS))
             return Rank(seen.pid, seen.started, rank, size, place, here, key)
@@ -239,7 +238,7 @@ def _siblings(proc: Proc, every: Mapping[int, Seen], numbered: set[int]) -> list
         spawned = spawned or (seen.ppid in every and words == proc.command(seen.ppid))
         if not (actor or spawned) or numbered & {pid, *above(pid, every)}:
             continue
-        if _is_python(proc, pid) and proc.maps(pid, *_TORCH):
+        if _is_python(proc, pid) and proc.maps(pid, *TORCH):
             kind = actor["actor"] if actor is not None else "spawn"
             families.setdefault((seen.ppid, kind), []).append(Rank(pid, seen.started, None, None))
     return [group for group in families.values() if len(group) > 1]

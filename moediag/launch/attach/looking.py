@@ -17,10 +17,10 @@ from dataclasses import field, replace
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import held, spy
-from moediag.launch.attach.proc import Proc, Seen
+from moediag.launch.attach.proc import TORCH, Proc, Seen
 from moediag.launch.capture.activity import Activity, look, work
 from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
-from moediag.launch.follow.patience import work_of
+from moediag.launch.capture.shown_work import work_of
 from moediag.launch.processes import Process
 from moediag.records import dataclass
 
@@ -28,12 +28,14 @@ EVERY = 2.0  # seconds between two looks
 LEAST = 3  # looks
 _SLOWER = 5.0  # seconds between two looks, once the first ones did not decide
 _TOOL = 10.0  # seconds for py-spy
+_NATIVE = 20.0  # seconds for native frames of a process that has CUDA's libraries
 _ASLEEP_CPU = 0.05  # of one CPU: a rank that waits uses less
 _WORKS_CPU = 0.2
 _OTHER_THREADS = 0.05  # of one CPU, by threads other than the main one: a rank that only spins
 _SAMPLE = 0.1  # seconds between two looks at the state alone
 _DRIVERS = (b"/libcuda.so", b"/libamdhip64.so")
 _MOST_AT_ONCE = 16  # ranks
+_NATIVE_AT_ONCE = 4  # ranks: each read of native frames keeps a CPU busy for a second
 
 OnProgress = Callable[[str], None]
 
@@ -70,6 +72,7 @@ class Looker:
         self.proc = proc
         self.local_values = local_values
         self.taken: list[One] = []
+        self.native = spy.Dump()
         self.states: list[str] = []  # letters, of the looks and between them
 
     @property
@@ -82,23 +85,26 @@ class Looker:
             self.states.append(seen.state)
 
     def look(self) -> None:
-        now, seen = time.monotonic(), self.proc.seen(self.pid)
+        seen = self.proc.seen(self.pid)
+        now = time.monotonic()
         if seen is None or seen.started != self.target.process.started or seen.state in "ZX":
             self.taken.append(One(now, None))
             return
         self.states.append(seen.state)
-        asleep = _asleep(self.proc, self.pid)
-        active = look(self.target.process, now)
+        slept = asleep(self.proc, self.pid)
         dump = spy.dump(
             self.pid, _TOOL, pause=seen.state not in "ST", local_values=self.local_values
         )
         if dump.lost and seen.state not in "T":  # it may have run meanwhile
             dump = spy.dump(self.pid, _TOOL, local_values=self.local_values)
+        # What it does is asked only of a rank outside communication: that takes longer.
+        outside = bool(dump.json) and not _inside(dump.json)
+        active = look(self.target.process, time.monotonic()) if outside else None
         device = False
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
-            device = on_device(spy.native_json(self.pid, _TOOL).json)
+            device = on_device(spy.native(self.pid, _TOOL).json)
         main = _main_cpu(self.proc, self.pid)
-        self.taken.append(One(now, seen, asleep, main, dump, active, device))
+        self.taken.append(One(now, seen, slept, main, dump, active, device))
 
     def result(self, ranks: Mapping[int, int], every: Mapping[int, Seen]) -> RankLook:
         """What all looks together say. ``ranks``: pid -> rank."""
@@ -108,6 +114,20 @@ class Looker:
             why = held.held(self.proc, self.pid, found.state, frames, ranks, every)
             found = replace(found, held=why)
         return replace(found, pid=self.pid)
+
+    def waits_in_native_code(self) -> bool:
+        """Whether a rank at rest waits in communication or for its device, in C++ that Python
+        called, as in a backward pass. Native frames tell; they are read once, as this stops the
+        process for a second, and kept as its stack."""
+        if not self.native.json and not self.native.lost:
+            self.native = spy.native(self.pid, _NATIVE)
+        found = self.native.json
+        return in_collective(found, spins=True) or on_device(found)
+
+    @property
+    def dump(self) -> spy.Dump:
+        """The rank's last stacks, with native frames if these were read."""
+        return self.native if self.native.json else self.taken[-1].dump
 
 
 def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
@@ -128,8 +148,7 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
         return replace(made, does=looks.UNREAD, still=still if cpu <= _ASLEEP_CPU else 0.0)
     same = len({spy.places(d) for d in dumps}) == 1
     same = same and len({tuple(spy.values(d).items()) for d in dumps}) == 1
-    inside = [one.device or in_collective(one.dump.json, spins=True) or joins(one.dump.json)
-              for one in taken]  # fmt: skip
+    inside = [one.device or _inside(one.dump.json) for one in taken]
     if all(inside):
         if not same:
             return made
@@ -139,22 +158,27 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
         return replace(made, does=looks.WORKS, words="computes and communicates")
     if any(inside):
         return made
-    done = _work(first, last)
+    done = _work(taken)
     busy = sum(state in "RD" for state in states) > _WORKS_CPU * len(states)
     if done or cpu > _WORKS_CPU or busy:
         return replace(made, does=looks.WORKS, words=done or "computes")
     return replace(made, does=looks.IDLE, still=still) if same else made
 
 
-def _work(first: One, last: One) -> str:
-    by_proc = ""
-    if first.activity is not None and last.activity is not None:
-        by_proc = work(first.activity, last.activity)
-    by_stack = work_of(last.dump.json)
+def _inside(dump: bytes) -> bool:
+    """Whether the main thread is in communication, or joins its group."""
+    return in_collective(dump, spins=True) or joins(dump)
+
+
+def _work(taken: Sequence[One]) -> str:
+    """What a rank outside communication did, by its files, connections, children and stack."""
+    active = [one.activity for one in taken if one.activity is not None]
+    by_proc = work(active[0], active[-1]) if active else ""
+    by_stack = work_of(taken[-1].dump.json)
     return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
 
 
-def _asleep(proc: Proc, pid: int) -> float | None:
+def asleep(proc: Proc, pid: int) -> float | None:
     """Seconds since the main thread of ``pid`` last ran, by the scheduler's clock; None where the
     kernel does not tell."""
     with suppress(OSError, ValueError, KeyError):
@@ -222,8 +246,23 @@ class LookingJob:
         owner = self.proc.owner(self.lookers[0].pid) if self.lookers else None
         every = self.proc.owned(owner) if owner is not None else {}
         found = {looker.target.rank: looker.result(ranks, every) for looker in self.lookers}
-        return replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
+        made = replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
+        return made if made.progresses else self._by_native_frames(made)
+
+    def _by_native_frames(self, found: Looks) -> Looks:
+        """``found``, in which ranks wait that only seemed to be outside communication."""
+        idle = [one for one in self.lookers if found.ranks[one.target.rank].does == looks.IDLE]
+        idle = [one for one in idle if not found.ranks[one.target.rank].held]
+        idle = [one for one in idle if self.proc.maps(one.pid, *TORCH)]
+        with ThreadPoolExecutor(max_workers=_NATIVE_AT_ONCE) as pool:
+            inside = list(pool.map(Looker.waits_in_native_code, idle))
+        ranks = dict(found.ranks)
+        for one, waits in zip(idle, inside, strict=True):
+            if waits:
+                rank = one.target.rank
+                ranks[rank] = replace(ranks[rank], does=looks.WAITS)
+        return replace(found, ranks=ranks)
 
     def dumps(self) -> dict[int, spy.Dump]:
         """The last stacks of each rank."""
-        return {one.target.rank: one.taken[-1].dump for one in self.lookers if one.taken}
+        return {one.target.rank: one.dump for one in self.lookers if one.taken}

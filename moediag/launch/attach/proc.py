@@ -11,6 +11,8 @@ from pathlib import Path
 
 from moediag.records import dataclass
 
+# Libraries of a process that has loaded torch.
+TORCH = (b"/libtorch_cpu", b"/libtorch_python", b"/libtorch.so")
 _TICK = os.sysconf("SC_CLK_TCK")
 _STARTED = 19  # index of the start time among the fields after the name
 

@@ -38,12 +38,7 @@ def dump(pid: int, seconds: float, *, pause: bool = True, local_values: bool = T
 
 
 def native(pid: int, seconds: float) -> Dump:
-    """The same as text, with native frames. This takes a second and stops the process meanwhile."""
-    return _run(["dump", "--native", "--full-filenames", "-p", str(pid)], seconds)
-
-
-def native_json(pid: int, seconds: float) -> Dump:
-    """As :func:`native`, in py-spy's JSON."""
+    """The same with native frames. This takes a second and stops the process meanwhile."""
     return _run(["dump", "--native", "--json", "-p", str(pid)], seconds)
 
 

@@ -41,6 +41,8 @@ class Activity:
     """The name of the descendant with most CPU time."""
     connections: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By connection: bytes sent and received so far."""
+    turns: int = 0
+    """Batches and forwards of the rank so far, as its heartbeat counts them."""
 
 
 def look(process: Process, now: float) -> Activity | None:
@@ -70,6 +72,9 @@ def work(before: Activity, after: Activity) -> str:
     seconds = after.at - before.at
     if seconds <= 0:
         return ""
+    if after.turns > before.turns:
+        rate = (after.turns - before.turns) / seconds
+        return f"takes batches or runs its model, {rate:.1f} times a second"
     moved = {
         file: offset - before.offsets.get(file, offset) for file, offset in after.offsets.items()
     }

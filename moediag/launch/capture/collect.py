@@ -41,6 +41,7 @@ _ENGINE = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 ANSWER = 3.0  # seconds for a rank's dump, which may have 20,000 operations
 _PIPE_SECONDS = 2.0  # torch's monitor reads its pipe about once a second
 _DRIVERS = ("/libcuda.so", "/libamdhip64.so")
+LAST_CALL = "destroy_process_group"
 _PROC_FILES = ("status", "wchan", "stat", "stack")
 
 
@@ -102,11 +103,12 @@ class _Looker:
             maps = Path(f"/proc/{self.process.pid}/maps").read_text(errors="replace")
         except OSError:
             return False
-        held = any(thread.get("owns_gil") for thread in _threads(dump))
+        held = any(thread.get("owns_gil") for thread in threads(dump))
         return not held and not any(driver in maps for driver in _DRIVERS)
 
     def _look_at_workers(self, into: Path, dump: bytes) -> None:
-        if worker_stacks.waits_for_data(main_frames(dump)):
+        main = main_frames(dump)
+        if worker_stacks.waits_for_data(main) or worker_stacks.waits_for_children(main):
             for pid in worker_stacks.children(self.process.pid):
                 what = f"stack of its child process {pid}"
                 path = worker_stacks.file_of(into, self.rank, pid)
@@ -278,9 +280,9 @@ def in_collective(dump: bytes, spins: bool = False) -> bool:
     torch.distributed or, with native frames, in communication that C++ issued. ``spins``: it need
     not be asleep.
 
-    Importing torch.distributed does not count, nor do files of checkpoints, nor the rendezvous:
-    with many ranks, the full queue of the store may drop a connection; the rank then sleeps for
-    seconds before it retries, and torch bounds that wait.
+    Importing torch.distributed does not count, nor do files of checkpoints, nor the last call of a
+    program, nor the rendezvous: with many ranks, the full queue of the store may drop a connection;
+    the rank then sleeps for seconds before it retries, and torch bounds that wait.
     """
     thread = _main_of(dump)
     frames = _frames(thread)
@@ -288,7 +290,7 @@ def in_collective(dump: bytes, spins: bool = False) -> bool:
     names = [str(f.get("filename", "")) for f in python[:6]]
     if (thread.get("active") and not spins) or any("importlib" in name for name in names):
         return False
-    if _in_rendezvous(python):
+    if _in_rendezvous(python) or any(f.get("name") == LAST_CALL for f in python[:6]):
         return False
     if any("torch/distributed/" in n and not any(x in n for x in _NO_CALLS) for n in names):
         return True
@@ -335,13 +337,14 @@ def _frames(thread: Mapping[str, Any]) -> list[dict[str, object]]:
 def _main_of(dump: bytes) -> dict[str, Any]:
     """Returns the main thread by name, else by id: without ``threading`` there are no names. Empty
     if ``dump`` is not py-spy's JSON."""
-    threads = _threads(dump)
-    named = (t for t in threads if t.get("thread_name") == "MainThread")
-    first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
+    found = threads(dump)
+    named = (t for t in found if t.get("thread_name") == "MainThread")
+    first = (t for t in found if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
     return next(named, None) or next(first, {})
 
 
-def _threads(dump: bytes) -> list[dict[str, Any]]:
+def threads(dump: bytes) -> list[dict[str, Any]]:
+    """Returns the threads in py-spy's JSON; empty if it is something else."""
     with suppress(ValueError, TypeError):
         return [thread for thread in json.loads(dump) if isinstance(thread, dict)]
     return []

@@ -1,4 +1,4 @@
-"""Stacks of the processes that load a rank's data, if its main thread waits for them."""
+"""Stacks of the child processes of a rank, if its main thread waits for them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _LOADER = "torch/utils/data/dataloader.py"
 def waits_for_data(frames: list[dict[str, object]]) -> bool:
     """Whether py-spy's frames of a main thread show it in a data loader."""
     return any(str(frame.get("filename", "")).endswith(_LOADER) for frame in frames)
+
+
+def waits_for_children(frames: list[dict[str, object]]) -> bool:
+    """Whether the main thread waits at the end of its program for child processes."""
+    return any(frame.get("name") == "_exit_function" for frame in frames)
 
 
 def children(pid: int) -> list[int]:

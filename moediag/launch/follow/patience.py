@@ -13,7 +13,10 @@ history:
 - ranks whose native stacks show that they wait for their devices, or in C++ for a collective,
   count as waiting;
 - ranks in ``init_process_group`` count as waiting once every rank of the job has been there for
-  that time: before, they wait for one that starts late;
+  that time;
+- before a job's first call and after its last, ranks wait for what is no rank: the data, a lock, an
+  upload. If all others are in ``init_process_group``, or every rank is only left to end, it is
+  reported after twice that time, and early: it is no reason to end the job before the longest one;
 - never less than three times the longest pause from which the job recovered by itself;
 - ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 
@@ -28,6 +31,7 @@ from dataclasses import replace
 from moediag.evidence.model import Stall
 from moediag.launch.capture.activity import WAITS
 from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.shown_work import leaves, work_at_the_end, work_of
 from moediag.launch.capture.worker_stacks import waits_for_data
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.rank_sample import RankSample
@@ -35,27 +39,12 @@ from moediag.launch.rank_sample import RankSample
 BUSY = 4.0
 _BEGIN = 0.6  # of ``patience``: when stacks are read first, so that two looks come before the limit
 AT_WORK = 40.0
+OUTSIDE = 2.0
 AS_BEFORE = 3.0
 STARVED = 0.1  # share of elapsed time that counts for a rank that waits for a CPU or a disk
 _LOOK_AGAIN = 10.0  # seconds between two reads of stacks: each stops a rank for milliseconds
 _LOOKS = 0.3  # of ``patience``: the same, if that is less
 _LOOK_THERE = 10.0  # seconds that the supervisor of another node gets to read its ranks' stacks
-# Reasons for a long pause, by the files on the stack of the rank that others wait for.
-_WORK = {
-    "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/",
-                 "/triton/runtime/", "/triton/backends/", "/torch/utils/cpp_extension"),
-    "saves or loads a checkpoint": (
-        "/torch/distributed/checkpoint/", "/torch/serialization.py", "/safetensors/torch.py",
-        "/torch/distributed/_state_dict_utils.py", "checkpoint_engine",
-    ),
-    "downloads": (
-        "/urllib3/", "/http/client.py", "/urllib/request.py", "/huggingface_hub/", "/botocore/",
-        "/fsspec/", "/gcsfs/", "/s3fs/", "/aiohttp/",
-    ),
-    "copies files": ("/shutil.py",),
-    "imports": ("importlib._bootstrap",),
-}  # fmt: skip
-
 # (ranks, with native frames): py-spy's JSON of the ranks that answer.
 Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
 # (ranks): what each has done since the last call, see launch.capture.activity; "" for nothing.
@@ -110,12 +99,17 @@ class Patience:
         self._loading: set[int] = set()  # ranks whose data loader's workers compute
         self._on_device: set[int] = set()
         self._blocked: set[int] = set()
+        self._joined: set[int] = set()  # ranks in the rendezvous
+        self._leaving: set[int] = set()  # ranks of which only the end is left
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
         # When each rank was observed, by its node's clock, or ours once that node is silent.
         self._last: dict[int, tuple[bool, float]] = {}
         self._last_cpu: dict[int, float] = {}
         self._own: dict[int, _Time] = {}  # length of the pause for each rank, by its own time
         self.worked: dict[int, str] = {}  # the latest work of each rank in this pause
+        self._present: Stall | None = None  # this pause, as far as ranks wait in it
+        # The longest pause beyond ``seconds`` that ended: its length, and what ranks worked.
+        self.slowest: tuple[Stall, float, Mapping[int, str]] | None = None
 
     @property
     def by_stack(self) -> Sequence[int]:
@@ -126,7 +120,7 @@ class Patience:
         self, now: float, samples: Sequence[RankSample], whole: bool = False
     ) -> Stall | None:
         """Returns the stall once it is a hang; None while the job runs or may continue. ``whole``:
-        the samples are those of every rank of the job."""
+        the samples are those of every rank of the job, and all are of this node."""
         progress = tuple((s.rank, s.progress, s.alive) for s in samples)
         stall = self.watchdog.observe(now, samples)
         if progress != self._progress:
@@ -148,18 +142,33 @@ class Patience:
             return None
         if now - self._looked > min(_LOOK_AGAIN, _LOOKS * self.seconds):
             self._looked = now
-            self._look([s.rank for s in away if not s.stopped], not waiting, whole and not waiting)
-        waiting |= self._on_device | self._blocked | {s.rank for s in away if s.on_device}
+            ended = len(live) < len(samples)
+            self._look([s.rank for s in away if not s.stopped], not waiting, ended)
+            self._meet(away, whole and not waiting)
+        outside = not waiting and self._outside({s.rank for s in away}, whole)
+        if outside:
+            waiting = set(self._joined)
+        else:
+            waiting |= self._on_device | self._blocked | {s.rank for s in away if s.on_device}
         away = [s for s in away if s.rank not in waiting]
+        if waiting or outside:
+            self._present = self.watchdog.stall(live, sorted(waiting))
         # How long each has been away beyond its limit.
         beyond = min(
-            (self._elapsed(s) - self._limit(s, quiet) for s in away), default=quiet - self.seconds
+            (self._elapsed(s) - self._limit(s, quiet, outside) for s in away),
+            default=quiet - self.seconds,
         )
-        if not waiting or beyond < 0 or quiet < AS_BEFORE * self.longest:
+        if not (waiting or outside) or beyond < 0 or quiet < AS_BEFORE * self.longest:
             return None
         if beyond < _LOOK_THERE and not all(s.looked or s.silent or s.unseen for s in away):
             return None
-        return self.watchdog.stall(live, sorted(waiting))
+        early = outside and any(self._elapsed(s) < AT_WORK * self.seconds for s in away)
+        return replace(self.watchdog.stall(live, sorted(waiting)), early=early)
+
+    def _outside(self, away: set[int], whole: bool) -> bool:
+        """Whether all other ranks wait in the rendezvous for some of the ranks that are ``away``
+        from any call, or these are only left to end."""
+        return (whole and set() < self._joined < away) or set() < away <= self._leaving
 
     def pause(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         """The present pause if it is longer than the window and a rank waits. It may still end by
@@ -167,8 +176,14 @@ class Patience:
         quiet = now - self._since
         live = [s for s in samples if s.alive and s.known]
         waiting = [s.rank for s in live if self._waits(s, self.by_stack)]
-        if quiet < self.watchdog.window or not waiting:
+        if quiet < self.watchdog.window:
             return None
+        if not waiting:
+            here = [s.rank for s in live if not s.stopped and s.at is None]
+            self._look(here, False, len(live) < len(samples))
+            waiting = sorted(self._joined)
+            if not waiting and not self._outside(set(here), False):
+                return None
         return replace(self.watchdog.stall(live, waiting), window=round(quiet, 1))
 
     def quiet(self, now: float) -> float:
@@ -195,9 +210,9 @@ class Patience:
                 self._own[s.rank].otherwise = now - self._since
             self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
 
-    def _look(self, ranks: Sequence[int], native: bool, whole: bool) -> None:
+    def _look(self, ranks: Sequence[int], native: bool, ended: bool) -> None:
         """Reads from the stacks of ``ranks`` what they do, whether they wait in a collective and,
-        with ``native``, whether they wait for their devices."""
+        with ``native``, whether they wait for their devices. ``ended``: a rank has ended."""
         found = self._stacks(ranks, native)
         active = dict(self._activities(ranks))
         # A worker of a data loader may loop for ever: it counts as the rank itself would.
@@ -208,30 +223,47 @@ class Patience:
         }
         for rank in self._loading:
             del active[rank]
+        self._leaving = {rank for rank, dump in found.items() if leaves(dump, ended)}
+        shown = {
+            rank: work_at_the_end(dump) if rank in self._leaving else work_of(dump)
+            for rank, dump in found.items()
+        }
         self._work = {
             rank: words
             for rank in ranks
-            if (words := _words(work_of(found.get(rank, b"")), active.get(rank, "")))
+            if (words := _words(shown.get(rank, ""), active.get(rank, "")))
         }
         self.worked.update(self._work)
         for rank in ranks:
             self._own.setdefault(rank, _Time()).looked(rank in self._work)
-        self._on_device = {rank for rank, dump in found.items() if native and on_device(dump)}
+        # An evaluation on one rank also waits for its device.
+        self._on_device = {
+            rank for rank, dump in found.items()
+            if native and on_device(dump) and rank not in self._work
+        }  # fmt: skip
         self._blocked = {rank for rank, dump in found.items() if in_collective(dump)}
-        if not whole or set(ranks) != {rank for rank, dump in found.items() if joins(dump)}:
+        self._joined = {rank for rank, dump in found.items() if joins(dump)}
+
+    def _meet(self, away: Sequence[RankSample], whole: bool) -> None:
+        """Notes since when all ranks have been in the rendezvous."""
+        if not whole or {s.rank for s in away} != self._joined:
             self._joining = float("inf")
             return
         self._joining = min(self._joining, self._looked)
-        if self._looked - self._joining >= (2.0 - _BEGIN) * self.seconds:
-            self._blocked = set(ranks)
+        if self._looked - self._joining >= (OUTSIDE - _BEGIN) * self.seconds:
+            self._blocked = set(self._joined)
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
+        quiet = now - self._since
         if self._step > 1:  # skip the imports and the first compile
-            self.longest = max(self.longest, now - self._since)
+            self.longest = max(self.longest, quiet)
+        if self._present and quiet > (self.slowest[1] if self.slowest else self.seconds):
+            self.slowest = self._present, quiet, self.worked
+        self._present = None
         self._step = max((s.step for s in samples), default=0)
         self._since, self._looked = now, -_LOOK_AGAIN
         self._work, self._on_device, self._blocked = {}, set(), set()
-        self._loading = set()
+        self._loading, self._joined, self._leaving = set(), set(), set()
         self.worked = {}
         self._joining = float("inf")
         self._cpu = {s.rank: s.cpu for s in samples}
@@ -246,11 +278,13 @@ class Patience:
         own = self._own[s.rank]
         return own.at_work if self._work_of(s) else own.otherwise
 
-    def _limit(self, s: RankSample, quiet: float) -> float:
-        if self._work_of(s):
-            return AT_WORK * self.seconds
+    def _limit(self, s: RankSample, quiet: float, outside: bool) -> float:
         busy = s.unseen or s.rank in self._loading
         busy = busy or s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * quiet
+        if self._work_of(s) or (outside and busy):
+            return AT_WORK * self.seconds
+        if outside:
+            return OUTSIDE * self.seconds
         return BUSY * self.seconds if busy and not s.silent else self.seconds
 
     @property
@@ -276,12 +310,3 @@ def _clock(s: RankSample, now: float) -> tuple[bool, float]:
 
 def _words(by_stack: str, by_proc: str) -> str:
     return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
-
-
-def work_of(dump: bytes) -> str:
-    """Returns a key of ``_WORK``, as ``compiles``, or "", from py-spy's JSON of the main thread."""
-    files = [str(f.get("filename", "")) for f in main_frames(dump)]
-    for words, parts in _WORK.items():
-        if any(part in file for file in files for part in parts):
-            return words
-    return ""

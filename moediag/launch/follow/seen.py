@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence.launch_record import Death
-from moediag.evidence.model import ExitStatus, Stall
+from moediag.evidence.model import UNTOLD, ExitStatus, Stall
 from moediag.launch.processes import Process
+from moediag.launch.rank_sample import RankSample
+from moediag.result import wording
 
 # Messages of gloo, the store and NCCL when the connection to another rank is lost.
 LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited")
+
+_FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
+          "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
+_SHOWN = 4  # ranks of which a note tells what they did
 
 
 @dataclass
@@ -65,3 +72,36 @@ def status_of(code: int) -> ExitStatus:
         return ExitStatus(signal=signal.Signals(-code).name)
     except ValueError:
         return ExitStatus(signal=f"signal {-code}")
+
+
+def traces(folder: Path, sample: RankSample) -> ExitStatus | None:
+    """How a rank ended, from its files; None if it finished normally or never began."""
+    rank = sample.rank
+    if (folder / protocol.error_file(rank)).exists():
+        return ExitStatus(code=1)
+    if sample.state == "finished" or sample.progress < 0:
+        return None
+    text = ""
+    with suppress(OSError):
+        path = folder / protocol.stacks_file(rank)
+        text = path.read_text(encoding="utf-8", errors="replace")
+    for words, name in _FATAL.items():
+        if f"Fatal Python error: {words}" in text:
+            return ExitStatus(signal=name)
+    if text and not (folder / "capture" / f"rank-{rank}.proc.txt").exists():
+        return ExitStatus(signal="SIGTERM", by_us=True)  # its launcher ended it with the others
+    return ExitStatus(signal=UNTOLD)
+
+
+def slow(stall: Stall, seconds: float, worked: Mapping[int, str]) -> str:
+    """What is told of a stall that ended by itself. ``worked``: what ranks were seen doing."""
+    found = f"slow: {wording.ranks(stall.waiting)} waited {seconds:.0f} s"
+    if not stall.waiting:
+        found = f"slow: {wording.ranks(stall.elsewhere)} took {seconds:.0f} s to end"
+    elif stall.elsewhere:
+        found += f" for {wording.ranks(stall.elsewhere)}"
+    away = [(rank, work) for rank, work in sorted(worked.items()) if rank not in stall.waiting]
+    does = [f"rank {rank} {work}" for rank, work in away[:_SHOWN]]
+    return "; ".join(
+        [f"{found}, from {stall.at:.0f} s after the start", *does, "the job went on by itself"]
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
@@ -21,27 +21,26 @@ from moediag.launch.capture.activity import Activity
 from moediag.launch.capture.collect import python_frames
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
-from moediag.launch.follow.seen import status_of
+from moediag.launch.follow.seen import slow, status_of, traces
 from moediag.launch.follow.supervise import NATIVE, Supervisor
 from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.processes import Process
 from moediag.launch.rank_sample import RankSample
 from moediag.launch.settings import LaunchOptions, OnProgress
-from moediag.result import wording
+from moediag.launch.unnamed import unnamed
 
 AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is reported
 LATE_RANKS = 60.0  # seconds after which moediag no longer waits for a missing rank
+SEARCH_EVERY = 2.0  # seconds between two searches for ranks that have not named themselves
 STALE = 30.0  # seconds after which what a rank did before is no longer compared
-_SHOWN = 4  # ranks of which a note tells what they did
 LOADS_EVERY = 5.0  # seconds between two reads of tokens per expert
-_FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
-          "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
 
 
 class Then(Enum):
     """What to do with the job after a stall or a death was reported."""
 
     WATCH = "keep watching"
+    AGAIN = "tell again once the stall is no longer early"
     LEAVE = "wait for its end"
     END = "end it"
 
@@ -77,11 +76,14 @@ class JobSupervisor(Supervisor):
         self._on_trouble = on_trouble
         self._ends = False
         self._leaves = False
+        self._again = False
         self._told_death = False
         self._told_at: tuple[tuple[int, int], ...] | None = None
         self._expected: int | None = None
         self._local: int | None = None
         self._last_found = time.monotonic()
+        self._unnamed: dict[int, Process] = {}
+        self._searched = 0.0
         self._loads: Mapping[str, Sequence[int]] = {}
         self._loads_read = 0.0
         self.patience = Patience(self.watchdog, options.patience, self._stacks, self._activities)
@@ -126,8 +128,10 @@ class JobSupervisor(Supervisor):
             self.seen.not_seen += [lost] if lost not in self.seen.not_seen else []
 
     def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
-        every = [*samples, *self.nodes.others]
-        stall = self.patience.observe(now, every, whole=len(every) == self.nodes.world)
+        whole = len(samples) == self.nodes.world
+        stall = self.patience.observe(now, [*samples, *self.nodes.others], whole)
+        if stall is not None and stall.early:  # other nodes would take it for one that is not
+            return None if self._again else stall
         return self.nodes.agreed(stall, samples)
 
     def _blocked(self, ranks: Sequence[int]) -> list[int]:
@@ -149,7 +153,8 @@ class JobSupervisor(Supervisor):
             before, after = self._active.pop(rank, None), activity.look(process, now)
             if after is None:
                 continue
-            self._active[rank] = after
+            beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
+            self._active[rank] = after = replace(after, turns=beat.turns if beat else 0)
             if before is not None and now - before.at < STALE:
                 found[rank] = activity.work(before, after)
         return found
@@ -190,7 +195,27 @@ class JobSupervisor(Supervisor):
                     self._local = raw.get("local_ranks")
                     self._expected = self._local or raw.get("world_size")
                     self.nodes.world = max(self.nodes.world, raw.get("world_size") or 0)
-        self.ranks = sorted(found)
+        self._search(set(range(self._expected or 0)) - found)
+        self.ranks = sorted(found | set(self._unnamed))
+
+    def _search(self, missing: Set[int]) -> None:
+        """Looks for ``missing`` ranks that have not named themselves."""
+        now = time.monotonic()
+        if not missing or self.nodes.world != self._expected or now - self._last_found > LATE_RANKS:
+            return
+        if now - self._searched > SEARCH_EVERY:
+            self._searched = now
+            family = self.running.family.alive().values()
+            self._unnamed.update(unnamed(family, self.seen.processes, missing))
+
+    def _find(self, rank: int) -> Process | None:
+        if (named := super()._find(rank)) is not None:
+            self._unnamed.pop(rank, None)
+        return named or self._unnamed.get(rank)
+
+    def _of(self, ranks: Iterable[int]) -> dict[int, Process]:
+        ranks = tuple(ranks)
+        return {r: self._unnamed[r] for r in ranks if r in self._unnamed} | super()._of(ranks)
 
     def _reclaimed(self, rank: int) -> None:
         """Looks for a new process of ``rank``: a script may run several programs in sequence."""
@@ -210,29 +235,11 @@ class JobSupervisor(Supervisor):
         certain = self.seen.stall is not None or self._root_code not in (None, 0)
         for s in samples:
             gone = s.known and not s.alive and s.rank not in self.seen.exits
-            if gone and self.seen.processes[s.rank].pid != self.running.root:
-                status = self._traces(s)
+            if gone and self._of([s.rank])[s.rank].pid != self.running.root:
+                status = traces(self.folder, s)
                 if status is not None and (certain or status.signal != UNTOLD):
                     self.seen.exits[s.rank] = status
                     self.seen.ended_at[s.rank] = time.time()
-
-    def _traces(self, sample: RankSample) -> ExitStatus | None:
-        """How a rank ended, from its files; None if it finished normally or never began."""
-        rank = sample.rank
-        if (self.folder / protocol.error_file(rank)).exists():
-            return ExitStatus(code=1)
-        if sample.state == "finished" or sample.progress < 0:
-            return None
-        text = ""
-        with suppress(OSError):
-            path = self.folder / protocol.stacks_file(rank)
-            text = path.read_text(encoding="utf-8", errors="replace")
-        for words, name in _FATAL.items():
-            if f"Fatal Python error: {words}" in text:
-                return ExitStatus(signal=name)
-        if text and not (self.folder / "capture" / f"rank-{rank}.proc.txt").exists():
-            return ExitStatus(signal="SIGTERM", by_us=True)  # its launcher ended it with the others
-        return ExitStatus(signal=UNTOLD)
 
     # ------------------------------------------------------------------ what to do about it
 
@@ -247,9 +254,12 @@ class JobSupervisor(Supervisor):
         return self._stands() and self._tell_trouble()
 
     def _stands(self) -> bool:
-        """Whether no rank has made progress since the stall was seen. Stacks take seconds to
-        collect, and an abort cannot be taken back."""
-        return self._told_at is None or self._told_at == _progress(super()._look())
+        """Whether no rank has made progress since the stall was seen, and none of those that others
+        wait for has ended. Stacks take seconds to collect, and an abort cannot be taken back."""
+        samples, stall = super()._look(), self.seen.stall
+        ended = {s.rank for s in samples if not s.alive}
+        stood = self._told_at is None or self._told_at == _progress(samples)
+        return stood and not (stall is not None and ended & {*stall.elsewhere})
 
     def _tell_interruption(self) -> None:
         """Reports what is known before the job is ended: a scheduler may soon kill moediag. A stall
@@ -263,14 +273,12 @@ class JobSupervisor(Supervisor):
 
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
         if self._told_at is not None:
-            if self._told_at == _progress(samples):
+            if self._told_at != _progress(samples):
+                self._told_at, self._leaves, self._again = None, False, False
+                self.nodes.went_on()
+                self._withdraw(now)
+            elif not self._again:
                 return True  # still the reported stall
-            self._told_at, self._leaves = None, False
-            self.nodes.went_on()
-            if self.seen.stall is not None:
-                quiet = self.patience.quiet(now)
-                self.seen.notes.append(_slow(self.seen.stall, quiet, self.patience.worked))
-            self.seen.stall = None
         if self._leaves:
             return True
         if not super()._died(now, samples):
@@ -286,12 +294,19 @@ class JobSupervisor(Supervisor):
         self._keep_sources()
         self._share()
         then = self._on_trouble(self.record("watch"), self._stands)
-        self._leaves = then is Then.LEAVE
+        self._leaves, self._again = then is Then.LEAVE, then is Then.AGAIN
         return then is Then.END
+
+    def _withdraw(self, now: float) -> None:
+        """The reported stall has ended by itself."""
+        if self.seen.stall is not None:
+            quiet = self.patience.quiet(now)
+            self.seen.notes.append(slow(self.seen.stall, quiet, self.patience.worked))
+        self.seen.stall = None
 
     def _keep_sources(self) -> None:
         with suppress(OSError, ValueError, TypeError):
-            source_files.keep(self.folder, self.seen.processes)
+            source_files.keep(self.folder, self._of(self.ranks))
 
     # ------------------------------------------------------------------ the end
 
@@ -304,6 +319,10 @@ class JobSupervisor(Supervisor):
         processes (such as a log uploader) may be meant to stay."""
         ours = self.seen.interrupted or self._root_code is None
         left = {rank for rank, process in self.seen.processes.items() if process.alive}
+        if self._root_code == 0 and not ours and not left:
+            self._withdraw(time.monotonic())
+        if self.patience.slowest is not None and not self.seen.notes:
+            self.seen.notes.append(slow(*self.patience.slowest))
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
             self._clear()
@@ -353,14 +372,3 @@ class JobSupervisor(Supervisor):
 
 def _progress(samples: Sequence[RankSample]) -> tuple[tuple[int, int], ...]:
     return tuple((s.rank, s.progress) for s in samples)
-
-
-def _slow(stall: Stall, seconds: float, worked: Mapping[int, str]) -> str:
-    """What is told of a stall that ended by itself. ``worked``: what ranks were seen doing."""
-    found = f"slow: {wording.ranks(stall.waiting)} waited {seconds:.0f} s"
-    if stall.elsewhere:
-        found += f" for {wording.ranks(stall.elsewhere)}"
-    does = [f"rank {rank} {work}" for rank, work in sorted(worked.items())][:_SHOWN]
-    return "; ".join(
-        [f"{found}, from {stall.at:.0f} s after the start", *does, "the job went on by itself"]
-    )

@@ -260,7 +260,23 @@ def _before(args: Any, kwargs: Any) -> bool:
         rank = _of_url(method, "rank", "RANK")
     if size is None or size < 0:
         size = _of_url(method, "world_size", "WORLD_SIZE")
-    return rank is not None and size is not None and _start(rank, size)
+    if rank is None or size is None:
+        return False
+    store = kwargs.get("store", args[5] if len(args) > 5 else None)
+    told = {
+        "backend": str(kwargs.get("backend", args[0] if args else None) or ""),
+        "address": _address(method) if store is None else "",
+        "world_size": size,
+    }
+    _folder().mkdir(parents=True, exist_ok=True)
+    protocol.write_json(_folder() / protocol.meeting_file(rank), told)
+    return _start(rank, size)
+
+
+def _address(method: Any) -> str:
+    if method is not None and not str(method).startswith("env:"):
+        return str(method).partition("?")[0]
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
 
 
 def _after(module: Any) -> None:

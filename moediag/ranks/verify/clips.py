@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, List, Optional
 
-import torch
-from torch.nn.utils import clip_grad
-
 from moediag.ranks.verify.model_pieces import NotReduced, Piece
-from moediag.ranks.verify.replaced import Replaced
 from moediag.ranks.verify.tensor_files import Tensors
+from moediag.recorder.step.hooks import StepHooks
 from moediag.recorder.step.pieces import axes_of, held
 
-# Every function of torch.nn.utils that clips by a norm uses one of these names.
-_SCALE = ("_clip_grads_with_norm_", "clip_grads_with_norm_")
 _CLIPPED = 0.999  # gradients that were scaled by less than this were clipped
 
 
@@ -21,46 +17,28 @@ class Clips:
     """Watches the calls that clip. ``before(parameters)`` is called before each of them, with None
     for all parameters of the model; it returns whether any is measured."""
 
-    def __init__(self, before: Callable[[Optional[List[Any]]], bool]) -> None:
+    def __init__(self, hooks: StepHooks, before: Callable[[Optional[List[Any]]], bool]) -> None:
+        self._hooks = hooks
         self._before = before
         self._fsdp1 = False  # its method is replaced
         self._calls = 0
         self._limit: Optional[float] = None
         self._norm: Optional[float] = None
 
-    def install(self, replaced: Replaced) -> None:
-        places = [(place, name) for place in (clip_grad, torch.nn.utils) for name in _SCALE]
-        found = [(*place, getattr(*place)) for place in places if hasattr(*place)]
-        watched = {id(original): self._watched(original) for _, _, original in found}
-        for place, name, original in found:
-            replaced.replace(place, name, watched[id(original)])
+    def install(self) -> None:
+        self._hooks.before_clipping(self._scaled)
 
-    def _watched(self, original: Any) -> Any:
-        def scale(parameters: Any, max_norm: Any, norm: Any, *args: Any, **kwargs: Any) -> Any:
-            single = isinstance(parameters, torch.Tensor)
-            parameters = [parameters] if single else list(parameters)
-            if self._before(parameters):
-                self._clipped(max_norm, norm)
-            return original(parameters, max_norm, norm, *args, **kwargs)
+    def _scaled(self, parameters: List[Any], max_norm: Any, norm: Any, _frame: Any) -> None:
+        if self._before(parameters):
+            self._clipped(max_norm, norm)
 
-        return scale
-
-    def of_fsdp1(self, module: Any, replaced: Replaced) -> None:
+    def of_fsdp1(self, module: Any) -> None:
         """FSDP1 clips by a method of its own."""
         kind: Any = type(module)
-        if kind.__name__ != "FullyShardedDataParallel" or self._fsdp1:
-            return
-        self._fsdp1 = True
-        original = kind.clip_grad_norm_
-
-        def clip_grad_norm_(fsdp: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            mine = self._before(None)
-            norm = original(fsdp, max_norm, *args, **kwargs)
-            if mine:
-                self._clipped(max_norm, norm)
-            return norm
-
-        replaced.replace(kind, "clip_grad_norm_", clip_grad_norm_)
+        if kind.__name__ == "FullyShardedDataParallel" and not self._fsdp1:
+            self._fsdp1 = True
+            before = functools.partial(self._before, None)
+            self._hooks.around_clipping_of(kind, before, self._clipped)
 
     def _clipped(self, max_norm: Any, norm: Any) -> None:
         self._calls += 1

@@ -7,6 +7,7 @@ torch's optimizers is the step, and clipping goes through functions of ``torch.n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import threading
 import traceback
@@ -25,7 +26,6 @@ from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
 from moediag.ranks.verify.model_pieces import NotReduced, Piece, pieces, tied
 from moediag.ranks.verify.rank_answer import Answer
-from moediag.ranks.verify.replaced import Replaced
 from moediag.ranks.verify.room import enough_room
 from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.not_applicable import NotApplicable
@@ -61,10 +61,8 @@ class Measuring:
         self._folder = Path(request.folder)
         self._ending = ending
         self._scope = scope
-        self._replaced = Replaced()
         self._hooks = StepHooks()
         self._pid = os.getpid()
-        self._inside = False
         self._off = False  # another process has this rank, or measuring failed
         self._answer = Answer(self._folder)
         self._pieces: Dict[str, Piece] = {}
@@ -75,7 +73,7 @@ class Measuring:
         self._steps_of: Dict[int, int] = {}  # id of an optimizer -> its steps
         self._keep: List[Any] = []  # those optimizers: ids stay theirs
         self._now = MeasuredStep()
-        self._clips = Clips(self._before_clip)
+        self._clips = Clips(self._hooks, self._before_clip)
         self._dtypes: Set[torch.dtype] = set()  # of what modules have returned
         self._gradients: Tensors = {}  # of this step, before clipping
         self._strange = 0  # steps of optimizers that hold no parameter of the model
@@ -83,10 +81,14 @@ class Measuring:
     def install(self) -> None:
         """Replaces what the program will call. Call it once, right after torch was imported, or
         where the model of the scope is about to make a step."""
-        replaced, module, tensor = self._replaced, torch.nn.Module, torch.Tensor
-        replaced.replace(module, "__call__", self._forward(module.__call__))
-        replaced.replace(tensor, "backward", self._backward(tensor.backward))
-        self._clips.install(replaced)
+        self._hooks.around_forward(
+            self._outermost,
+            functools.partial(self._guarded, self._before_forward),
+            functools.partial(self._guarded, self._after_forward),
+            self._returned,
+        )
+        self._hooks.before_backward(self._before_backward)
+        self._clips.install()
         self._hooks.before_step(self._before_step)
         self._hooks.after_step(self._after_step)
         if self._scope is not None:
@@ -94,7 +96,6 @@ class Measuring:
 
     def remove(self) -> None:
         """Takes everything back that :meth:`install` has replaced."""
-        self._replaced.undo()
         self._hooks.remove()
 
     def _begin(self, module: Any) -> None:
@@ -158,26 +159,6 @@ class Measuring:
 
     # ------------------------------------------------------------------ forward and backward
 
-    def _forward(self, original: Any) -> Any:
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(module, *args, **kwargs)
-            if self._inside or not self._outermost(module):
-                result = original(module, *args, **kwargs)
-                if self._inside and isinstance(result, torch.Tensor):
-                    self._dtypes.add(result.dtype)
-                return result
-            self._inside = True
-            try:
-                before = self._guarded(self._before_forward, module, args, kwargs)
-                result = original(module, *args, **kwargs)
-                self._guarded(self._after_forward, before, result)
-                return result
-            finally:
-                self._inside = False
-
-        return __call__
-
     def _outermost(self, module: Any) -> bool:
         """Whether a forward that trains begins here."""
         if self._scope is not None and module is not self._scope.model:
@@ -201,6 +182,10 @@ class Measuring:
         if self._roots[0]() is module:
             self._now.samples.extend(samples.hashes(args, kwargs))
         return model_facts.random_state()
+
+    def _returned(self, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._dtypes.add(result.dtype)
 
     def _after_forward(self, before: Any, result: Any) -> None:
         answer = self._answer.value
@@ -233,7 +218,7 @@ class Measuring:
         self._roots.append(weakref.ref(module))
         known = {id(p.owner) for p in self._pieces.values() if p.owner is not None}
         found = [p for p in pieces(module, prefix) if p.owner is None or id(p.owner) not in known]
-        self._clips.of_fsdp1(module, self._replaced)
+        self._clips.of_fsdp1(module)
         enough_room(found, self._request, alone=self._answer.known.world_size == 1)
         self._first.give(found)
         self._start.update({p.name: _stored(p, p.read()) for p in found})
@@ -256,13 +241,9 @@ class Measuring:
     def _write_start(self) -> None:
         self._answer.write_start(self._start, self._states)
 
-    def _backward(self, original: Any) -> Any:
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._active() and self._answer.value is not None and tensor.numel() == 1:
-                self._guarded(self._loss, tensor)
-            return original(tensor, *args, **kwargs)
-
-        return backward
+    def _before_backward(self, tensor: Any) -> None:
+        if self._active() and self._answer.value is not None and tensor.numel() == 1:
+            self._guarded(self._loss, tensor)
 
     def _loss(self, tensor: Any) -> None:
         if not distributed(tensor):

@@ -85,7 +85,7 @@ class ClearedGradients:
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
-        self._context.on_forward.append(self._forward)
+        recorder.on_forward.append(self._forward)
         recorder.hooks.before_step(functools.partial(guarded, WATCHER, self._end))
         recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._begin))
         recorder.on_uninstall.append(self._forget)
@@ -103,7 +103,7 @@ class ClearedGradients:
         self._waiting += steps.followed
         steps.last = self._context.recorder.current_step
 
-    def _forward(self, _root: Any, _step: int) -> None:
+    def _forward(self, *_: Any) -> None:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.begin(self._context)

@@ -1,10 +1,8 @@
-"""Records, at checked steps, the norm by which torch's ``clip_grad_norm_`` scales gradients, and
-whether a GradScaler has yet to divide them by the loss scale."""
+"""Records, at checked steps, the norm by which torch.nn.utils scales gradients, and whether a
+GradScaler has yet to divide them by the loss scale."""
 
 from __future__ import annotations
 
-import functools
-import sys
 from typing import Any, List
 
 from moediag.recorder.laws.context import LawContext
@@ -15,14 +13,10 @@ WATCHER = "laws of norms"
 
 
 def install(context: LawContext, scale: LossScale) -> None:
-    """Wraps the function that clip_grad_norm_ looks up when it is called: programs that imported
-    clip_grad_norm_ itself before are seen, too."""
-    from torch.nn.utils import clip_grad
-
     recorder = context.recorder
 
     def record(parameters: List[Any], max_norm: float, norm: Any, frame: Any) -> None:
-        if not isinstance(parameters, list) or hasattr(norm, "placements"):
+        if hasattr(norm, "placements"):
             return
         known = context.names.of(parameters)
         if not known or None in known:
@@ -33,14 +27,9 @@ def install(context: LawContext, scale: LossScale) -> None:
             scale=scale.still_in(parameters),
         )  # fmt: skip
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def clip(parameters: Any, max_norm: Any, norm: Any, *more: Any, **options: Any) -> Any:
-            if context.checking and not capturing():
-                context.guarded(WATCHER, record, parameters, max_norm, norm, sys._getframe(1))
-            return original(parameters, max_norm, norm, *more, **options)
+    def before(*given: Any) -> None:
+        if context.checking and not capturing():
+            context.guarded(WATCHER, record, *given)
 
-        return clip
-
-    if not recorder.patches.replace(clip_grad, "_clip_grads_with_norm_", make):
+    if not recorder.hooks.before_clipping(before):
         recorder.note_not_seen("laws: norms of clip_grad_norm_ (this torch has another one)")

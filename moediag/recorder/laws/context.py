@@ -9,7 +9,7 @@ from typing import Any, Callable, List
 import torch
 
 from moediag.protocol import ENV_LAWS, laws_file, older_laws_file
-from moediag.recorder.core import ByObject, Recorder
+from moediag.recorder.core import Recorder
 from moediag.recorder.laws.replica_sets import ReplicaSets
 from moediag.recorder.log import EventLog
 from moediag.recorder.parameter_names import ParameterNames
@@ -19,7 +19,7 @@ _FIRST = 3  # steps that are always checked
 
 
 class LawContext:
-    """One rank's log of the laws and what is known of its models."""
+    """One rank's log of the laws and what its parts have in common."""
 
     def __init__(self, recorder: Recorder, folder: str) -> None:
         self.recorder = recorder
@@ -32,11 +32,8 @@ class LawContext:
         )
         self.sets = ReplicaSets(recorder)
         self.names = ParameterNames(recorder, self.sets.wrapped)
-        self.models = ByObject()  # model that was seen running, with its wrapper -> True
         self.steps = 0  # calls of step() of all optimizers
         self.closure = False  # the running one was given a closure
-        # Called with a model and the step when it runs with gradients.
-        self.on_forward: List[Callable[[Any, int], None]] = []
         # Called with a checked step when an optimizer is about to step.
         self.on_check: List[Callable[[int], None]] = []
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 
-from moediag.recorder.core import ByObject, Recorder
+from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.modules import Hook
 from moediag.recorder.step.numbers import Fingerprints, capturing
 
 WATCHER = "laws of data"
@@ -39,11 +38,10 @@ class _Pass:
 
 
 class ModelInputs:
-    """Hooks the models that are seen running, and follows the passes of data loaders."""
+    """Reads what models are called with, and follows the passes of data loaders."""
 
     def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._handles: List[Any] = []
         self._forwards: Tuple[int, int] = 0, 0  # step, forwards of it so far
         self._passes = ByObject()  # iterator -> _Pass
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
@@ -51,34 +49,15 @@ class ModelInputs:
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
-        recorder.on_root = self._observe
+        recorder.on_forward.append(self._called)
         recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
         recorder.on_batch.append(functools.partial(guarded, WATCHER, self._given))
         recorder.on_pass_end.append(functools.partial(guarded, WATCHER, self._ended))
-        recorder.on_uninstall.append(self._remove)
-
-    def _remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._context.recorder.on_root = None
 
     # ------------------------------------------------------------------ inputs of models
 
-    def _observe(self, root: Any) -> None:
-        self._context.models.set(root, True)
-        hook = Hook(self._called)
-        self._handles.append(root.register_forward_pre_hook(hook, with_kwargs=True))
-
-    def _called(self, recorder: Recorder, root: Any, args: Any, kwargs: Any) -> None:
-        """The hook of an observed model; the step is known by now."""
-        step = recorder.current_step
-        if not torch.is_grad_enabled():
-            return
-        recomputed = torch._C._current_graph_task_id() != -1
-        if recomputed or len(recorder.thread.blocks) > 1 or not self._context.models.get(root):
-            return  # or a part of a model that is running, or a copy of the model
-        for tell in self._context.on_forward:
-            tell(root, step)
+    def _called(self, root: Any, args: Any, kwargs: Any) -> None:
+        step = self._context.recorder.current_step
         if not self._context.is_checked(step) or not root.training:
             return
         before = self._forwards[1] if self._forwards[0] == step else 0
@@ -94,7 +73,7 @@ class ModelInputs:
         of = self._latest
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.data_parallel(root)), sampler=of.name if of else "",
+            over=list(self._context.sets.averaged(root)), sampler=of.name if of else "",
             replicas=of.replicas if of else 0, number=of.number if of else -1,
             line=of.line if of else "",
         )  # fmt: skip

@@ -39,10 +39,11 @@ class ModelModes:
         self._seen = 0  # models so far; a freed one's number is not used again
 
     def install(self) -> None:
-        self._context.on_forward.append(self._called)
+        self._context.recorder.on_forward.append(self._called)
         self._context.on_check.append(self._write)
 
-    def _called(self, root: Any, step: int) -> None:
+    def _called(self, root: Any, *_: Any) -> None:
+        step = self._context.recorder.current_step
         ran = self._models.get(root)
         if ran is None:
             ran = self._models.set(root, _Ran(self._seen))

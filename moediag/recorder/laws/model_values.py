@@ -52,7 +52,7 @@ class ModelValues:
             return
         self._step = step
         prints = Fingerprints()
-        models = [self._model(model, prints) for model in self._context.models.owners()]
+        models = [self._model(model, prints) for model in self._context.recorder.models.owners()]
         owned = self._owned()
         left_out = self._left_out(owned, prints)
         read = prints.read()
@@ -100,7 +100,7 @@ class ModelValues:
         ids = set(map(id, owned))
         left = [
             parameter
-            for model in self._context.models.owners()
+            for model in self._context.recorder.models.owners()
             for parameter in model.parameters()
             if parameter.requires_grad
             and parameter.grad is not None

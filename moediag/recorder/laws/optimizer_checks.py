@@ -16,7 +16,7 @@ from moediag.recorder.laws.context import LawContext, next_checked
 from moediag.recorder.laws.loss_scale import LossScale
 from moediag.recorder.laws.replica_sets import PLACED, Piece
 from moediag.recorder.step.numbers import Fingerprints, capturing
-from moediag.recorder.step.pieces import local
+from moediag.recorder.step.pieces import local, placed_alike
 
 WATCHER = "laws"
 _MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not checked further
@@ -183,9 +183,7 @@ class OptimizerChecks:
 def _gradient(parameter: Any) -> Any:
     """The local part of the gradient; None without one, or if it is laid out differently."""
     gradient = parameter.grad
-    if gradient is None:
-        return None
-    if getattr(gradient, "placements", None) != getattr(parameter, "placements", None):
+    if gradient is None or not placed_alike(parameter, gradient):
         return None
     return local(gradient)
 

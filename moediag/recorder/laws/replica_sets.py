@@ -103,6 +103,25 @@ class ReplicaSets:
                 return tuple(sorted(group.mesh_info.mesh.mesh.flatten().tolist()))
         return ()
 
+    def averaged(self, root: Any) -> Tuple[int, ...]:
+        """The same, also if the model that is called contains the wrapper: a task with its loss,
+        say. What is outside the wrapper may differ between ranks."""
+        known = self.data_parallel(root)
+        return known or self._inside(root)
+
+    def _inside(self, root: Any) -> Tuple[int, ...]:
+        parts = {id(module) for module in root.modules()}
+        alive = [reference() for reference in self._ddp]
+        inside = [ddp for ddp in alive if ddp is not None and id(ddp) in parts]
+        wrapped = {id(parameter) for ddp in inside for parameter in ddp.parameters()}
+        ranks = {_ranks(ddp.process_group) for ddp in inside}
+        if len(ranks) != 1 or any(
+            parameter.requires_grad and id(parameter) not in wrapped
+            for parameter in root.parameters()
+        ):
+            return ()
+        return ranks.pop()
+
     def _of_ddp(self, declared: Dict[int, Piece]) -> None:
         alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]
         for ddp in alive:

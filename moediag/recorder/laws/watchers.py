@@ -20,7 +20,6 @@ def record(recorder: Recorder, folder: str) -> None:
     context = LawContext(recorder, folder)
     recorder.on_uninstall.append(context.log.close)
     context.sets.install()
-    ModelInputs(context).install()
     scale = LossScale(context)
     scale.install()
     clip_norms.install(context, scale)
@@ -31,3 +30,4 @@ def record(recorder: Recorder, folder: str) -> None:
     Loading(context).install()
     ModelValues(context, checks.optimizers).install()
     ModelModes(context, checks.optimizers).install()
+    ModelInputs(context).install()

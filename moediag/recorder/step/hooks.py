@@ -1,19 +1,121 @@
-"""The hooks of a training step: the only module that registers them in torch."""
+"""The hooks of a training step, in its order: forward, backward, clipping, update. Laws, ``verify``
+and the recorder register theirs here."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Optional
 
+import torch
+from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
+
+from moediag.recorder.patches import Patches
+
+# Every function of torch.nn.utils that clips by a norm calls one of these.
+_SCALE = ("_clip_grads_with_norm_", "clip_grads_with_norm_")
 
 
 class StepHooks:
     """The hooks of one instrument. They run in the order in which they were registered and handle
     their own errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, patches: Optional[Patches] = None) -> None:
+        self._patches = patches or Patches()
         self._handles: List[Any] = []
+
+    def around_forward(
+        self,
+        wanted: Callable[[Any], bool],
+        before: Callable[[Any, Any, Any], Any],
+        after: Callable[[Any, Any], None],
+        inside: Callable[[Any], None],
+    ) -> None:
+        """Of each outermost call of a module that ``wanted(module)`` accepts, calls ``value =
+        before(module, args, kwargs)`` and ``after(value, result)``, and in between
+        ``inside(result)`` with what every module in it returns.
+
+        It costs something in every call of every module; a recorded job uses
+        :attr:`moediag.recorder.core.Recorder.on_forward`."""
+        running = False
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+                nonlocal running
+                if torch.compiler.is_compiling():
+                    return original(module, *args, **kwargs)
+                if running or not wanted(module):
+                    result = original(module, *args, **kwargs)
+                    if running:
+                        inside(result)
+                    return result
+                running = True
+                try:
+                    value = before(module, args, kwargs)
+                    result = original(module, *args, **kwargs)
+                    after(value, result)
+                    return result
+                finally:
+                    running = False
+
+            return __call__
+
+        self._patches.replace(torch.nn.Module, "__call__", make)
+
+    def before_backward(self, act: Callable[[Any], None]) -> None:
+        """Calls ``act(loss)`` before ``loss.backward()``."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                act(tensor)
+                return original(tensor, *args, **kwargs)
+
+            return backward
+
+        self._patches.replace(torch.Tensor, "backward", make)
+
+    def before_clipping(self, act: Callable[[List[Any], Any, Any, Any], None]) -> bool:
+        """Calls ``act(parameters, max_norm, norm, frame)`` before torch scales gradients to a norm;
+        ``frame``: of the caller. Returns whether this torch has a function for it."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def scale(
+                parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any
+            ) -> Any:
+                if not torch.compiler.is_compiling():
+                    single = isinstance(parameters, torch.Tensor)
+                    parameters = [parameters] if single else list(parameters)
+                    act(parameters, max_norm, total_norm, sys._getframe(1))
+                return original(parameters, max_norm, total_norm, *args, **kwargs)
+
+            return scale
+
+        places = [(place, name) for place in (clip_grad, torch.nn.utils) for name in _SCALE]
+        replaced = [self._patches.replace(place, name, make) for place, name in places]
+        return any(replaced)
+
+    def around_clipping_of(
+        self, fsdp1: Any, before: Callable[[], bool], after: Callable[[Any, Any], None]
+    ) -> None:
+        """Calls ``before()`` and, if that is true, ``after(max_norm, norm)`` around the method by
+        which the class ``fsdp1`` clips."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def clip_grad_norm_(module: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+                told = before()
+                norm = original(module, max_norm, *args, **kwargs)
+                if told:
+                    after(max_norm, norm)
+                return norm
+
+            return clip_grad_norm_
+
+        self._patches.replace(fsdp1, "clip_grad_norm_", make)
 
     def before_step(self, act: Callable[[Any, bool, Any], None]) -> None:
         """Calls ``act(optimizer, closure, frame)`` before every optimizer's update, wrapped or not.
@@ -34,5 +136,7 @@ class StepHooks:
         self._handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
 
     def remove(self) -> None:
+        """Removes all hooks, and restores the attributes of torch that ``patches`` replaced."""
         while self._handles:
             self._handles.pop().remove()
+        self._patches.restore()

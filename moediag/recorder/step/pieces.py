@@ -74,6 +74,12 @@ def local(tensor: Any) -> torch.Tensor:
     return result
 
 
+def placed_alike(one: Any, other: Any) -> bool:
+    """Whether two tensors are both plain, or DTensors with the same placements: a gradient that is
+    still to be reduced is not placed like its parameter."""
+    return bool(getattr(one, "placements", None) == getattr(other, "placements", None))
+
+
 def axes_of(tensor: Any) -> Tuple[MeshAxis, ...]:
     """Returns the axes of a DTensor's mesh in order; () of a plain tensor."""
     if not distributed(tensor):

@@ -33,6 +33,14 @@ def main():
     except ValueError:
         dist.all_reduce(x)
     queue.get()
+
+
+def split():
+    rank = dist.get_rank()
+    if rank == 1:
+        dist.all_gather(parts, x)
+    else:
+        dist.all_reduce(x)
 """
 SOURCES = Sources({TRAIN: SOURCE}, 2)
 
@@ -40,7 +48,7 @@ SOURCES = Sources({TRAIN: SOURCE}, 2)
 def rank(number: int, line: int, op: str = "", source: Sources = SOURCES) -> RankEvidence:
     """A rank at a line of the program, in a call of torch.distributed."""
     inside = (Frame(C10D, 1, op),) if op else ()
-    frames = (*inside, Frame(TRAIN, line, "main"))
+    frames = (*inside, Frame(TRAIN, line, "main" if line < 18 else "split"))
     found, _ = source.conditions(frames)
     return RankEvidence(number, stacks=(Stack("MainThread", "py-spy", frames),), conditions=found)
 
@@ -82,6 +90,15 @@ def test_stacks_alone_name_nobody(one: RankEvidence, other: RankEvidence) -> Non
     found = judged(one, other, does=BOTH)
     assert (found.verdict, found.culprits) == ("hang", ())
     assert "not known which" in found.cause
+
+
+def test_two_branches_are_told_and_nobody_is_named() -> None:
+    found = judged(rank(0, 24, "all_reduce"), rank(1, 22, "all_gather"), does=BOTH)
+    assert (found.verdict, found.culprits) == ("hang", ())
+    assert found.next_step == (
+        "`if rank == 1` at train.py:21 sends rank 1 to train.py:22 and rank 0 to train.py:24: both "
+        "must make the same calls."
+    )
 
 
 def test_a_minority_in_another_call_is_not_at_fault() -> None:
@@ -147,6 +164,13 @@ def test_slow_is_not_hung(does: RankLook, says: str) -> None:
     assert says in found.cause
 
 
+def test_a_very_long_computation_is_undecided() -> None:
+    computes = RankLook(11, looks.WORKS, words="computes")
+    found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(130.0), 1: computes})
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "waited for 130 s: a long computation or an endless loop" in found.cause
+
+
 def test_a_rank_whose_process_is_gone() -> None:
     found = judged(rank(0, 7, "barrier"), does={0: waits(5.0)}, missing=(1,))
     assert (found.verdict, found.culprits) == ("crash", (1,))
@@ -163,6 +187,17 @@ def test_ranks_that_cannot_be_read() -> None:
     found = judged(RankEvidence(0), RankEvidence(1), does={0: unread, 1: unread})
     assert (found.verdict, found.culprits) == ("inconclusive", ())
     assert "ranks 0, 1 sleep" in found.cause
+
+
+def test_the_table_has_ranks_that_did_the_same_together() -> None:
+    does = {n: RankLook(n, looks.WAITS, 60.0 + n, values={"step": "3"}) for n in range(3)}
+    does[3] = RankLook(9, looks.WORKS, words="computes", cpu=0.98, values={"step": "2"})
+    every = (*(rank(n, 7, "barrier") for n in range(3)), rank(3, 16))
+    (table,) = judged(*every, does=does).tables
+    assert table.rows == (
+        ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", "step=3"),
+        ("rank 3", "computes", "train.py:16 main", None, "98%", "step=2"),
+    )
 
 
 def test_a_job_that_ended_meanwhile() -> None:

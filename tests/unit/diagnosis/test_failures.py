@@ -480,6 +480,32 @@ def test_an_abort_after_a_silent_divergence_is_a_mismatch() -> None:
     assert "out of step" in found.cause
 
 
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({}, Verdict.COLLECTIVE_MISMATCH),
+        # own words, another backend, or outside any collective: the program's own abort
+        ({"last_lines": ("assertion failed",)}, Verdict.CRASH),
+        ({"backend": "nccl"}, Verdict.CRASH),
+        ({"completed": True}, Verdict.CRASH),
+    ],
+)
+def test_an_abort_without_words_after_a_silent_divergence(
+    changed: dict[str, object], verdict: Verdict
+) -> None:
+    evidence = aborted_on_gloo(fsdp2_job({(1, 3)}, {(1, 5)}).run(), 1)
+    last = replace(evidence.ranks[1].collectives[-1], completed="completed" in changed)
+    aborted = replace(
+        evidence.ranks[1],
+        error=None,
+        collectives=(*evidence.ranks[1].collectives[:-1], last),
+        last_lines=changed.get("last_lines", ()),
+    )
+    backend = str(changed.get("backend", "gloo"))
+    found = diagnose(replace(evidence, ranks={**evidence.ranks, 1: aborted}, backend=backend))
+    assert found.verdict == verdict
+
+
 def empty(world: int = 2, **fields: object) -> Evidence:
     return replace(Evidence(world, {r: RankEvidence(r) for r in range(world)}), **fields)  # type: ignore[arg-type]
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from moediag.diagnosis.blame.culprits import Blame
+from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import differs, mismatched_pairs, view, wire_numel
-from moediag.evidence.model import Collective
+from moediag.diagnosis.words import cause
+from moediag.evidence.model import Collective, Group
 
 ORDER = (0, 1)
 
@@ -153,3 +156,19 @@ def test_unknown_kind_compares_the_whole_call() -> None:
     assert view("size")(call("all_to_all")) is None
     assert view("whatever")(one) == view("whatever")(replace(one, position=5))
     assert view("whatever")(one) != view("whatever")(replace(one, splits_in=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (
+            (256, 384),
+            "Rank 0 sends 256 elements in all, rank 1 384: equal splits need equal totals on ep.",
+        ),
+        ((8, 8), "Rank 0 sends rank 1 an equal share"),  # the difference is elsewhere
+    ],
+)
+def test_equal_splits_with_unequal_totals_say_so(sizes: tuple[int, int], said: str) -> None:
+    calls = {r: call("all_to_all", n, n) for r, n in enumerate(sizes)}
+    found = Divergence("splits", Group("0", ORDER, desc="ep"), 0, calls, pairs=((0, 1),))
+    assert said in cause.of_divergence(found, Blame(), "gloo", died=False)

@@ -349,6 +349,8 @@ def test_ray_train_names_the_ranks_that_it_waits_for(tmp_path: Path) -> None:
     found = page(tmp_path, f"(TrainController pid=9) {said}")
     assert told(found) == ("hang", (2,), ())
     assert "Rank 2 did not come to a collective operation of Ray Train" in found.cause
+    many = page(tmp_path, f"(TrainController pid=9) {said.replace('[2]', '[0, 2]')}")
+    assert told(many) == ("hang", (), ()) and "Ranks 0, 2 did not come" in many.cause
 
 
 def test_a_gpu_that_reported_a_hang(tmp_path: Path) -> None:
@@ -363,3 +365,115 @@ def test_a_group_that_only_one_of_two_ranks_names(tmp_path: Path) -> None:
     same, apart = (page(tmp_path, whole + line.format(*rank)) for rank in ((0, 0), (9, 1)))
     assert "Ranks 0, 2 wait in all_gather (64 to 512 elements) on ep (SeqNum 41)." in same.cause
     assert "Ranks 2, 9" not in apart.cause and told(apart) == ("hang", (), ())
+
+
+DEVICE = """Thread 1 (Thread 0x7f22 (LWP 400) "python"):
+#0  0x00007f3a in sched_yield () from /lib/libc.so.6
+#1  0x00007f3b in {} () from /opt/libcudart.so.12
+#2  0x00007f3d in _PyEval_EvalFrameDefault () from /usr/lib/libpython3.12.so
+"""
+
+
+def test_all_ranks_that_wait_for_their_devices_may_hang(tmp_path: Path) -> None:
+    waits, works = (DEVICE.format(f) for f in ("cudaStreamSynchronize", "at::native::add"))
+    found = page(tmp_path, rank0=waits, rank1=waits)
+    assert told(found) == ("hang", (), ()) and "cudaStreamSynchronize" in found.cause
+    assert page(tmp_path, rank0=waits, rank1=works).verdict == "inconclusive"
+    assert page(tmp_path, rank0=waits[:40], rank1=works[:40]).verdict == "inconclusive"
+
+
+THREADS = """Thread 4 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:9)
+    step (/job/train.py:10)
+Thread 5 (idle): "Thread-1 (save)"
+    {} (torch/distributed/{}:9)
+    save (/job/save.py:3)
+Thread 6 (idle): "Thread-2"
+    run (/job/prefetch.py:3)
+"""
+
+
+def test_two_threads_in_collectives_are_a_finding(tmp_path: Path) -> None:
+    both = THREADS.format("gather_object", "distributed_c10d.py")
+    (note,) = page(tmp_path, rank0=both, rank1=THREADS.format("x", "elastic/agent.py")).notes
+    assert note.startswith("2 threads of rank 0 are in collectives (MainThread in all_reduce")
+    assert "Thread-1 (save) in gather_object, called by save (save.py:3)" in note
+
+
+def failed(rank: int, said: str, head: str = "") -> str:
+    """One block of torchrun's summary."""
+    return (
+        f"{head}[{rank}]:\n  time      : 2023-11-14_22:13:20\n  host      : localhost\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: {100 + rank})\n"
+        f"  error_file: /tmp/e{rank}.json\n  traceback : {said}\n  \n"
+    )
+
+
+def summary(*blocks: str) -> str:
+    root = f"{'-' * 60}\nRoot Cause (first observed failure):\n"
+    *others, first = blocks
+    text = f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n{'=' * 60}\n"
+    return f"{text}train.py FAILED\nFailures:\n{''.join(others)}{root}{first}{'=' * 60}\n"
+
+
+RAISED = (
+    "Traceback (most recent call last):\n"
+    '    File "/env/site-packages/torch/distributed/elastic/errors.py", line 3, in wrapper\n'
+    '    File "/home/me/train.py", line 1{rank}, in main\n      work(x)\n  {error}'
+)
+NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+def test_the_summary_of_torchrun_tells_errors(tmp_path: Path) -> None:
+    lost, bad = (
+        "RuntimeError: Connection closed by peer [10.0.0.1]:33",
+        "ValueError: row 21: 5 columns",
+    )
+    blocks = [failed(r, RAISED.format(rank=r, error=e)) for r, e in ((1, bad), (0, lost))]
+    found = page(tmp_path, summary(*blocks))
+    assert told(found) == ("crash", (1,), (0,)) and found.confidence == "high"
+    assert "Rank 1 raised ValueError at train.py:11 main: row 21: 5 columns." in found.cause
+    marked = "".join(f"[rank7]: step\n{line}\n" for line in blocks[0].splitlines())
+    assert "raised" not in page(tmp_path, marked).cause  # no summary
+
+
+def test_the_summary_of_torchrun_tells_a_mismatch(tmp_path: Path) -> None:
+    prints = [
+        f"CollectiveFingerPrint(SequenceNumber=5, OpType={op})" for op in ("ALLREDUCE", "GATHER")
+    ]
+    error = (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running "
+        f"collective: {prints[0]}, but Rank 0 is running collective: {prints[1]}."
+    )
+    found = page(tmp_path, summary(failed(1, RAISED.format(rank=1, error=error))))
+    assert told(found) == ("collective-mismatch", (), ())
+    assert "rank 1 is in all_reduce" in found.cause and "rank 0 is in gather" in found.cause
+
+
+@pytest.mark.parametrize(
+    "said", [NO_TRACEBACK, RAISED[:80], "Signal 9 (SIGKILL) received by PID 7"]
+)
+def test_a_summary_without_a_traceback_tells_ends_only(tmp_path: Path, said: str) -> None:
+    found = page(tmp_path, summary(failed(0, NO_TRACEBACK), failed(1, said)))
+    assert found.verdict == "crash" and "raised" not in found.cause
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "worker 7: collective aborted by the fabric manager (code 113)",
+        "[mesh] step barrier timed out, 3 of 4 hosts present",
+        "watchdog: rank 2 unresponsive, giving up",
+    ],
+)
+def test_what_is_not_understood_is_quoted(tmp_path: Path, line: str) -> None:
+    found = page(tmp_path, f"starting\n{line}\nbye\n")
+    assert told(found) == ("inconclusive", (), ()) and f'The log says: "{line}"' in found.cause
+
+
+@pytest.mark.parametrize(
+    "text", ["timeout: 600\nnccl_timeout=30\n", "about hanging plants\n", "x\n"]
+)
+def test_texts_of_something_else_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_text(text)
+    assert not sources.read([tmp_path]).files

@@ -61,7 +61,7 @@ def test_the_error_of_a_spawned_process() -> None:
 
 
 def test_the_error_of_a_checkpoint_stands_at_the_call_of_the_user() -> None:
-    reason = "Missing key in checkpoint state_dict: optimizer.state.w.exp_avg."
+    reason = "Missing key in checkpoint state_dict: optimizer.state.w.exp_avg"
     for error in both("CheckpointException", CHECKPOINT, module="torch.distributed.api."):
         assert seen(error) == (
             "RuntimeError", f"{reason} (on rank 1, and others)", "train.py:67 main", "",

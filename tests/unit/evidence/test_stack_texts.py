@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.evidence.rank_stacks import in_backward, in_collective, stand, that_counts
+from moediag.evidence.rank_stacks import (
+    in_backward,
+    in_collective,
+    on_the_device,
+    stand,
+    that_counts,
+)
 from moediag.evidence.stack_texts import read
 
 MAIN = """Thread 40 (idle): "MainThread"
@@ -120,3 +126,36 @@ def test_a_process_whose_stack_is_cut_off_is_told() -> None:
         ("process 40", True),
         ("process 50", False),
     ]
+
+
+DEVICE = """Thread 3 (Thread 0x7f11 (LWP 410) "pt_nccl_watchdg"):
+#0  0x00007f2a in pthread_cond_timedwait () from /lib/x86_64-linux-gnu/libc.so.6
+#1  0x00007f2b in c10d::ProcessGroupNCCL::watchdogHandler() () from /opt/libtorch_cuda.so
+
+Thread 1 (Thread 0x7f22 (LWP 400) "python"):
+#0  0x00007f3a in sched_yield () from /lib/x86_64-linux-gnu/libc.so.6
+#1  0x00007f3b in {} () from /opt/cuda/lib64/libcudart.so.12
+#2  0x00007f3c in {} () from /opt/libtorch_cuda.so
+#3  0x00007f3d in _PyEval_EvalFrameDefault () from /usr/lib/libpython3.12.so
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "waits", "at"),
+    [
+        (("cudaStreamSynchronize", "at::native::_local_scalar_dense_cuda(at::Tensor)"), True,
+         "cudaStreamSynchronize, called by at::native::_local_scalar_dense_cuda (.item())"),
+        (("cudaDeviceSynchronize", "THCPModule_cudaSynchronize"), True, "cudaDeviceSynchronize"),
+        (("hipStreamSynchronize", "c10::hip::stream_synchronize(hipStream_t)"), True,
+         "hipStreamSynchronize, called by c10::hip::stream_synchronize"),
+        (("memcpy", "at::native::copy_"), False, "sched_yield"),
+    ],
+)  # fmt: skip
+def test_a_thread_of_python_waits_for_the_device(
+    calls: tuple[str, str], waits: bool, at: str
+) -> None:
+    (one,) = read(DEVICE.format(*calls))
+    (stack,) = one.stacks
+    assert (on_the_device(stack), stand(stack)) == (waits, at)
+    native = DEVICE.replace("_PyEval_EvalFrameDefault", "start_thread").format(*calls)
+    assert not on_the_device(read(native)[0].stacks[0])

@@ -39,7 +39,7 @@ def look(
     state: str = "S", wrote: int = 0,
 ) -> One:  # fmt: skip
     seen = Seen(7, 1, state, cpu, 99)
-    return One(at, seen, asleep, main, spy.Dump(found), Activity(at, {SAVED: wrote}, 0, 0.0))
+    return One(at, seen, asleep, main, spy.Dump(found), Activity(at, {SAVED: wrote}))
 
 
 WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)

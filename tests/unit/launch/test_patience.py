@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from moediag.evidence.model import Stall
-from moediag.launch.follow.patience import Patience, work_of
+from moediag.launch.capture.shown_work import work_of
+from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.rank_sample import RankSample
 
@@ -136,6 +137,25 @@ def test_the_time_of_a_save_is_not_that_of_the_wait_after_it() -> None:
     assert 59.0 <= at < 65.0
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(50.0, True), (9.0, False)])
+def test_a_pause_that_ended_is_kept_with_what_ranks_did(seconds: float, told: bool) -> None:
+    patience = Patience(
+        Watchdog(3.0, 100.0),
+        10.0,
+        lambda ranks, _: {r: stack("/torch/_dynamo/x.py") for r in ranks},
+    )
+    for tick in range(int(2 * seconds / TURN)):
+        t = tick * TURN
+        assert not patience.observe(t, [replace(WAITS, progress=7 + int(t > seconds)), IDLE])
+    if not told:
+        assert patience.slowest is None
+        return
+    assert patience.slowest is not None
+    stall, length, worked = patience.slowest
+    assert (stall.waiting, stall.elsewhere, worked) == ((0,), (1,), {1: "compiles"})
+    assert seconds <= length < seconds + 1
+
+
 def test_two_saves_with_a_wait_between_count_together() -> None:
     """A rank that alternates between work and waits hangs in the end."""
     at = with_activity(
@@ -237,17 +257,21 @@ def test_an_interruption_before_the_first_look_finds_no_pause() -> None:
 JOINING = stack("/x/torch/distributed/distributed_c10d.py").replace(b'"f"', b'"init_process_group"')
 
 
-def joining(joined: tuple[int, ...], whole: bool) -> tuple[float, Stall] | None:
-    """Two ranks before their first call; ``joined`` ones are in the rendezvous."""
+def joining(
+    joined: tuple[int, ...], whole: bool, cpu: float = 0.0, until: float = 60
+) -> tuple[float, Stall] | None:
+    """Two ranks before their first call; ``joined`` ones are in the rendezvous, others compute."""
 
     def look(ranks: Sequence[int], _: bool) -> dict[int, bytes]:
         return {rank: JOINING if rank in joined else stack("/x/train.py") for rank in ranks}
 
     patience = Patience(Watchdog(3.0, 100.0), 10.0, look)
-    ranks = [RankSample(rank, state="starting", progress=0) for rank in (0, 1)]
-    for tick in range(int(60 / TURN)):
-        if stall := patience.observe(tick * TURN, ranks, whole):
-            return tick * TURN, stall
+    for tick in range(int(until / TURN)):
+        t = tick * TURN
+        used = [0.0 if rank in joined else cpu * t for rank in (0, 1)]
+        ranks = [RankSample(rank, progress=0, cpu=used[rank]) for rank in (0, 1)]
+        if stall := patience.observe(t, ranks, whole):
+            return t, stall
     return None
 
 
@@ -268,8 +292,99 @@ def test_a_late_start_leaves_the_rendezvous_its_patience() -> None:
         assert patience.observe(tick * TURN, ranks, True) is None or tick * TURN > 110
 
 
-def test_a_rank_that_joins_late_is_no_hang() -> None:
-    assert joining((0,), whole=True) is None
+def test_a_rank_that_joins_late_is_reported_early() -> None:
+    """It may wait for data that is still copied, so it is only a reason to end the job after the
+    time that any rank has. Until torch gives up (30 minutes) nothing else would tell of it."""
+    found = joining((0,), whole=True)
+    assert found is not None
+    assert 20.0 <= found[0] < 32.0
+    assert (found[1].waiting, found[1].elsewhere, found[1].early) == ((0,), (1,), True)
+    assert joining((0,), whole=False) is None
+
+
+@pytest.mark.parametrize("cpu", [0.2, 1.0])
+def test_a_rank_that_computes_before_it_joins_has_the_longest_time(cpu: float) -> None:
+    assert joining((0,), whole=True, cpu=cpu, until=390) is None
+    found = joining((0,), whole=True, cpu=cpu, until=420)
+    assert found is not None and not found[1].early
+
+
+def at_the_end(
+    dumps: Callable[[float], bytes], until: float, active: str = "", peer: bool = False
+) -> list[tuple[float, Stall]]:
+    """When and how rank 1 is reported, whose stacks are ``dumps``. Rank 0 has ended; with ``peer``
+    it computes."""
+    patience = Patience(
+        Watchdog(3.0, 100.0), 10.0,
+        lambda ranks, _: {r: dumps(now.t) for r in ranks if r == 1},
+        lambda ranks: dict.fromkeys(ranks, active),
+    )  # fmt: skip
+    found = []
+    for tick in range(int(until / TURN)):
+        now.t = tick * TURN
+        first = replace(WAITS, state="running", alive=peer, cpu=now.t * peer)
+        if stall := patience.observe(now.t, [first, IDLE], True):
+            found.append((now.t, stall))
+    return found
+
+
+def threads(*main: str, other: str = "/home/me/train.py") -> bytes:
+    """``main``: functions of the main thread, innermost first; ``other``: another thread's file."""
+    files = {"_shutdown": "/lib/threading.py", "destroy_process_group": "/torch/distributed/c.py"}
+    frames = [{"name": name, "filename": files.get(name, "/home/me/train.py")} for name in main]
+    logger = {"thread_name": "logger", "frames": [{"name": "run", "filename": other}]}
+    return json.dumps([{"thread_name": "MainThread", "frames": frames}, logger]).encode()
+
+
+@pytest.mark.parametrize(
+    "main", [("_shutdown",), ("flush",), ("destroy_process_group", "<module>")], ids=lambda m: m[0]
+)
+def test_a_rank_that_does_not_end_is_reported_early_at_first(main: tuple[str, ...]) -> None:
+    found = at_the_end(lambda _: threads(*main), 420)
+    assert 20.0 <= found[0][0] < 32.0
+    assert (found[0][1].waiting, found[0][1].elsewhere, found[0][1].early) == ((), (1,), True)
+    certain = next(at for at, stall in found if not stall.early)
+    assert 399.0 <= certain < 412.0
+
+
+@pytest.mark.parametrize(
+    ("dumps", "active"),
+    [
+        pytest.param(lambda _: threads("f", "<module>"), "", id="its-program-runs"),
+        pytest.param(
+            lambda _: threads("_shutdown", other="/lib/ssl.py"), "", id="a-thread-sends"
+        ),
+        pytest.param(
+            lambda _: threads("_shutdown", other="/lib/torch/serialization.py"), "",
+            id="a-thread-saves",
+        ),
+        pytest.param(
+            lambda _: threads("_shutdown"), "sends over the network at 3.0 MB/s", id="it-sends"
+        ),
+        pytest.param(
+            lambda t: threads("_shutdown", other="/lib/ssl.py" if t < 380 else "/me/train.py"), "",
+            id="the-time-of-an-upload-is-not-that-of-the-wait-after-it",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rank_that_works_at_its_end_is_not_reported(
+    dumps: Callable[[float], bytes], active: str
+) -> None:
+    assert not at_the_end(dumps, 390, active)
+
+
+def test_a_rank_that_does_not_end_waits_for_those_that_train() -> None:
+    assert not at_the_end(lambda _: threads("_shutdown"), 390, peer=True)
+
+
+def test_an_interruption_finds_a_rank_that_does_not_end() -> None:
+    patience = Patience(Watchdog(3.0, 100.0), 30.0, lambda ranks, _: {1: threads("_shutdown")})
+    samples = [replace(WAITS, alive=False), IDLE]
+    for tick in range(60):
+        patience.observe(tick * TURN, samples)
+    found = patience.pause(12.0, samples)
+    assert found is not None
+    assert (found.waiting, found.elsewhere) == ((), (1,))
 
 
 def test_ranks_of_other_nodes_may_still_join() -> None:

@@ -103,8 +103,10 @@ class Told:
         )  # fmt: skip
         self.job._diagnose = lambda record, folder: trial(verdict)  # type: ignore[method-assign]
 
-    def trouble(self, stands: Callable[[], bool] = lambda: True, **fields: bool) -> Then:
-        stall = Stall(0.5, 3.0, (0,), (1,))
+    def trouble(
+        self, stands: Callable[[], bool] = lambda: True, early: bool = False, **fields: bool
+    ) -> Then:
+        stall = Stall(0.5, 3.0, (0,), (1,), early=early)
         record = LaunchRecord(0.0, 1.0, stall=stall, **fields)  # type: ignore[arg-type]
         running = WatchedJob.__new__(WatchedJob)
         then = self.job._trouble(record, self.job.folder, running, stands)
@@ -122,6 +124,21 @@ def test_the_page_of_an_aborted_job_follows_its_last_words(
     told = Told(tmp_path, "hang", on_hang)
     assert told.trouble() is then
     assert (told.during, told.pages) == (during, ["hang"])
+
+
+@pytest.mark.parametrize(
+    ("on_hang", "then"),
+    [
+        ("report", Then.LEAVE), ("continue", Then.WATCH), ("abort", Then.AGAIN),
+        ("false", Then.AGAIN),
+    ],
+)  # fmt: skip
+def test_an_early_stall_is_told_and_nothing_is_done(
+    on_hang: str, then: Then, tmp_path: Path
+) -> None:
+    told = Told(tmp_path, "hang", on_hang)
+    assert told.trouble(early=True) is then
+    assert told.during == ["hang"] and told.job.commands == []
 
 
 @pytest.mark.parametrize("on_hang", ["report", "abort", "continue", "false"])
@@ -263,6 +280,47 @@ def test_a_rank_that_its_launcher_ended_is_well_if_the_launcher_is(
     ended.job.seen.exits[0] = BY_LAUNCHER
     ended.job._end()
     assert ended.job.seen.exits[0] == status
+
+
+STALL = Stall(4.0, 60.0, (), (0,), early=True)
+
+
+def test_a_stall_of_a_job_that_ended_well_is_a_note(ended: Ended) -> None:
+    ended.job.ranks, ended.job._root_code, ended.job.seen.stall = [0], 0, STALL
+    ended.job._end()
+    assert ended.job.seen.stall is None
+    (note,) = ended.job.seen.notes
+    assert note.startswith("slow: rank 0 took ")
+
+
+def test_a_stall_of_a_rank_that_outlives_its_launcher_stays(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    ended.job.ranks, ended.job._root_code, ended.job.seen.stall = [0], 0, STALL
+    ended.job.seen.processes[0] = Process.of(other.pid)
+    ended.job._end()
+    assert other.wait(10) == -signal.SIGTERM
+    assert ended.job.seen.stall == STALL
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_stall_that_was_told_early_is_told_again_once_it_is_not(
+    ended: Ended, early: bool
+) -> None:
+    stall = dataclasses.replace(STALL, early=early)
+    ended.job._again, ended.job._told_at = True, ()
+    ended.job.patience.observe = lambda *_: stall  # type: ignore[method-assign]
+    assert not ended.job._died(0.0, [])
+    assert ended.job._stalled(0.0, []) == (None if early else stall)
+
+
+def test_a_rank_that_ended_stands_no_longer(ended: Ended, other: subprocess.Popen[bytes]) -> None:
+    ended.job.ranks, ended.job.seen.stall = [0], STALL
+    ended.job.seen.processes[0] = Process.of(other.pid)
+    assert ended.job._stands()
+    other.kill()
+    other.wait()
+    assert not ended.job._stands()
 
 
 def test_a_rank_that_outlives_its_launcher_did_not_end_well(

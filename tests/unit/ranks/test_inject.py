@@ -199,6 +199,24 @@ def test_a_recorder_that_cannot_start_is_noted_and_the_job_continues(
     assert "torch" in job.notes()
 
 
+@pytest.mark.parametrize(
+    ("call", "address"),
+    [
+        ("'gloo', rank=1, world_size=2", "127.0.0.1:29500"),
+        ("'gloo', 'env://', None, 2, 1", "127.0.0.1:29500"),
+        ("'gloo', 'tcp://a:1?rank=1&world_size=2'", "tcp://a:1"),
+        ("'gloo', rank=1, world_size=2, store=object()", ""),
+    ],
+)
+def test_what_a_rank_passes_to_the_rendezvous_is_recorded(
+    job: Job, call: str, address: str
+) -> None:
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    job.python(f"import torch.distributed as d; d.init_process_group({call})", **variables)
+    told = protocol.read_json(job.file(protocol.meeting_file(1)))
+    assert told == {"backend": "gloo", "address": address, "world_size": 2}
+
+
 def test_a_rank_known_only_to_the_backend_is_recorded(job: Job) -> None:
     done = job.python("import torch.distributed as d; print(d.init_process_group('mpi'))")
     assert done.stdout.strip() == "joined"

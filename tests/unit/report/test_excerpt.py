@@ -7,12 +7,8 @@ from moediag.report.text_layout import plain
 from moediag.result import PathLine
 
 LINES = (
-    PathLine(
-        "train.py", 51, "loss = model(batch).loss", (((0,), "waits in all_gather"),), indent=8
-    ),
-    PathLine(
-        "train.py", 55, "if stopper.update(loss):", (((0,), "false"), ((1,), "true")), indent=8
-    ),
+    PathLine("train.py", 51, "loss = model(batch)", (((0,), "waits in all_gather"),), indent=8),
+    PathLine("train.py", 55, "if stop(loss):", (((0,), "false"), ((1,), "true")), indent=8),
     PathLine("train.py", 56, "break", (((1,), "alone came here"),), indent=12),
     PathLine("train.py", 58, "dist.barrier()", (((1,), "waits in barrier"),), indent=4),
 )
@@ -25,10 +21,10 @@ def shown(lines: tuple[PathLine, ...], width: int) -> list[str]:
 def test_lines_keep_their_order_and_relative_indentation() -> None:
     assert shown((LINES[3], *LINES[:3]), 80) == [
         " train.py",
-        "  51 |      loss = model(batch).loss  rank 0 waits in all_gather",
-        "  55 |      if stopper.update(loss):  false on rank 0; true on rank 1",
-        "  56 |          break                 rank 1 alone came here",
-        "  58 |  dist.barrier()                rank 1 waits in barrier",
+        "  51 |      loss = model(batch)  rank 0 waits in all_gather",
+        "  55 |      if stop(loss):       false on rank 0; true on rank 1",
+        "  56 |          break            rank 1 alone came here",
+        "  58 |  dist.barrier()           rank 1 waits in barrier",
     ]
 
 

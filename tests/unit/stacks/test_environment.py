@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import http.server
 import importlib.metadata
 import json
 import os
@@ -24,6 +23,7 @@ from moediag.lab.stacks import construct, environment, offline, overlay, uv
 from moediag.lab.stacks.base import Part, cache_root, current_base
 from moediag.lab.stacks.indexes import IndexConfig
 from moediag.lab.stacks.resolve import Target
+from tests.unit.stacks.loopback import Loopback
 
 # name -> version -> (day of upload, requirements)
 Releases = Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]]
@@ -59,30 +59,12 @@ def wheel(folder: Path, name: str, version: str, requires: tuple[str, ...] = ())
     return path
 
 
-class Index:
-    """A JSON index on loopback; without ``dates`` it serves no upload times."""
+class Index(Loopback):
+    """Serves JSON; without ``dates`` no upload times."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.asked, self.dates = folder, 0, True
-        index = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                index.asked += 1
-                code, kind, body = index.answer(self.path)
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}/simple"
+        self.folder, self.dates = folder, True
+        super().__init__()
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
         last = path.strip("/").rpartition("/")[2]
@@ -104,11 +86,6 @@ class Index:
             files.append(file)
         page = {"meta": {"api-version": "1.1"}, "name": last, "versions": [], "files": files}
         return 200, "application/vnd.pypi.simple.v1+json", json.dumps(page).encode()
-
-    def stop(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -218,13 +195,13 @@ def test_a_second_run_uses_neither_uv_nor_the_index(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = environment.ensure({"transformers": "1.0"})
-    asked = index.asked
+    asked = len(index.asked)
     no_uv(monkeypatch)
     again = environment.ensure({"Transformers": "==1.0"})
     assert (again.python, again.versions, again.notes) == (
         first.python, first.versions, first.notes,
     )  # fmt: skip
-    assert index.asked == asked
+    assert len(index.asked) == asked
 
 
 def test_requests_with_one_resolution_share_one_environment(index: Index) -> None:

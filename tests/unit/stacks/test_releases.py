@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import socket
 import threading
@@ -16,42 +15,20 @@ from moediag.errors import NoSuchRelease, StackError
 from moediag.lab.stacks import releases
 from moediag.lab.stacks.index_pages import IndexFile, Unreachable, read_index, read_links
 from moediag.lab.stacks.indexes import IndexConfig, read_config, redacted
+from tests.unit.stacks.loopback import Loopback
 
 JSON = "application/vnd.pypi.simple.v1+json"
 
 
-class Server:
-    """An index on loopback: pages by path, and the requests made."""
+class Server(Loopback):
+    """Serves pages by path."""
 
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, str, bytes]] = {}
-        self.asked: list[str] = []
-        self.headers: list[dict[str, str]] = []
-        server = self
+        super().__init__()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.asked.append(self.path)
-                server.headers.append(dict(self.headers))
-                code, kind, body = server.pages.get(self.path, (404, "text/html", b""))
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/simple"
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        return self.pages.get(path, (404, "text/html", b""))
 
 
 @pytest.fixture

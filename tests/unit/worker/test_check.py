@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,6 @@ from moediag.lab.check.plan_rules import Rules  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     FAILS,
     MAY_FAIL,
-    Checked,
     CheckTask,
     MeshSlice,
     PlannedParameter,
@@ -40,29 +38,7 @@ from moediag.protocol import (  # noqa: E402
     WrapperSpec,
 )
 from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
-
-SMALL: dict[str, Any] = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
-    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8,
-    num_experts_per_tok=2, decoder_sparse_step=1,
-)  # fmt: skip
-
-
-def checked(
-    tmp_path: Path, layout: dict[str, int], wrapper: str = "fsdp2", **changes: Any
-) -> Checked:
-    """Returns the plan. No simulation: its backward needs a process that ran none before."""
-    config = transformers.Qwen3MoeConfig(**{**SMALL, **changes})
-    config.save_pretrained(tmp_path / "model")
-    folder = tmp_path / "out"
-    folder.mkdir()
-    trial = Trial(
-        name="check", scenario="check", variant="check", layout=layout, record=False,
-        task=CheckTask(str(tmp_path / "model"), simulate=False),
-        world_size=math.prod(layout.values()), wrapper=WrapperSpec(kind=wrapper),
-    )  # fmt: skip
-    return check.run(trial, folder)
-
+from tests.unit.worker.checked_model import SMALL, checked  # noqa: E402
 
 # ------------------------------------------------------------------------ arithmetic
 

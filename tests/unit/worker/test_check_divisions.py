@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 transformers = pytest.importorskip("transformers")
 
 from moediag.axes import Layout  # noqa: E402
-from moediag.lab import check  # noqa: E402
 from moediag.lab.check import divisions  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     FAILS,
     MAY_FAIL,
     NOTE,
     Checked,
-    CheckTask,
     PlannedParameter,
-    Trial,
-    WrapperSpec,
 )
-
-SMALL: dict[str, Any] = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
-    num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8,
-    num_experts_per_tok=2, decoder_sparse_step=1,
-)  # fmt: skip
+from tests.unit.worker.checked_model import SMALL, checked  # noqa: E402
 
 
 def test_a_sequence_is_cut_into_two_parts_for_each_rank_of_cp() -> None:
@@ -42,7 +31,7 @@ def test_a_sequence_is_cut_into_two_parts_for_each_rank_of_cp() -> None:
 
 
 def test_sizes_that_a_framework_divides_equally() -> None:
-    config = transformers.Qwen3MoeConfig(**SMALL)
+    config = transformers.Qwen3MoeConfig(**{**SMALL, "num_hidden_layers": 4})
 
     def found(**axes: int) -> list[str]:
         told = list(divisions.unplanned(config, Layout(axes)))
@@ -78,20 +67,6 @@ def test_the_stages_of_a_pipeline() -> None:
     (told,) = divisions.of_stages(first, 8, 7)
     assert "7 of pp=8 stages hold no layer, the last one 0" in told.text
     assert list(divisions.of_stages({0: stage(4, 10)}, 1, 0)) == []
-
-
-def checked(
-    tmp_path: Path, layout: dict[str, int], wrapper: str = "fsdp2", length: int = 0
-) -> Checked:
-    transformers.Qwen3MoeConfig(**SMALL).save_pretrained(tmp_path / "model")
-    folder = tmp_path / "out"
-    folder.mkdir()
-    trial = Trial(
-        name="check", scenario="check", variant="check", layout=layout, record=False,
-        task=CheckTask(str(tmp_path / "model"), simulate=False, length=length),
-        world_size=math.prod(layout.values()), wrapper=WrapperSpec(kind=wrapper),
-    )  # fmt: skip
-    return check.run(trial, folder)
 
 
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim")

@@ -71,7 +71,7 @@ class Observer:
                 continue
             norm = torch.linalg.vector_norm(pieces.local(gradient).double())
             total += float(norm) ** 2
-            if self._shared(parameter) and _same_slice(parameter, gradient):
+            if self._shared(parameter) and pieces.placed_alike(parameter, gradient):
                 self._gradients[fqn] = sketch(pieces.local(gradient))
         self._local_norm = numbers.for_json(math.sqrt(total))
 
@@ -144,7 +144,7 @@ def state_sketches(optimizer: Any, parameter: Any) -> Dict[str, Sketch]:
         for name, value in sorted(state.items())
         if isinstance(value, torch.Tensor)
         and value.shape == parameter.shape
-        and _same_slice(parameter, value)
+        and pieces.placed_alike(parameter, value)
         and value.is_floating_point()
     }
 
@@ -163,12 +163,3 @@ def learning_rates(optimizer: Any) -> List[float]:
     if optimizer is None:
         return []
     return [float(group["lr"]) for group in optimizer.param_groups]
-
-
-def _same_slice(parameter: Any, gradient: Any) -> bool:
-    """Whether it is a replica: a gradient to be reduced (Partial) or sharded otherwise is not."""
-    if not pieces.distributed(parameter):
-        return not pieces.distributed(gradient)
-    return pieces.distributed(gradient) and tuple(gradient.placements) == tuple(
-        parameter.placements
-    )

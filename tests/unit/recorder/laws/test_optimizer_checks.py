@@ -144,12 +144,17 @@ def test_passes_of_evaluation_may_have_the_same_order(recorder: Recorder, tmp_pa
     assert not laws(tmp_path).same_order
 
 
-def test_the_norm_of_clipping(recorder: Recorder, tmp_path: Path) -> None:
-    from torch.nn.utils import clip_grad_norm_
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_norm_of_clipping(recorder: Recorder, tmp_path: Path, at_once: bool) -> None:
+    from torch.nn import utils
 
     net = model()
     net(torch.ones(1, 4)).sum().backward()
-    returned = clip_grad_norm_(net.parameters(), 0.5)
+    if at_once:
+        returned = utils.clip_grad_norm_(net.parameters(), 0.5)
+    else:
+        returned = utils.get_total_norm([p.grad for p in net.parameters()])  # type: ignore[misc]
+        utils.clip_grads_with_norm_(net.parameters(), 0.5, returned)
     (norm,) = laws(tmp_path).norms
     assert norm.norm == pytest.approx(float(returned))
     assert norm.factor == pytest.approx(0.5 / float(returned), rel=1e-3)

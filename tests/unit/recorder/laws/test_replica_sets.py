@@ -80,3 +80,28 @@ def test_fsdp2_reduces_over_its_replicate_dimension(
     found = sets.pieces(list(model.parameters()))[0]
     assert (found.how, found.ranks) == (how, (1, 3))
     assert sets.data_parallel(model) == (0, 1, 2, 3)
+
+
+class Task(nn.Module):
+    """A model that is called, with the wrapper inside, and perhaps parameters outside it."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+
+def test_a_wrapper_inside_the_model_that_is_called(sets: ReplicaSets) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    sets.install()
+    wrapped = DistributedDataParallel(nn.Linear(2, 2))
+    outside, frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(requires_grad=False)
+    for root, over in (
+        (wrapped, (0, 1, 2, 3)),
+        (Task(wrapped), (0, 1, 2, 3)),
+        (Task(wrapped, frozen), (0, 1, 2, 3)),
+        (Task(wrapped, outside), ()),
+        (outside, ()),
+    ):
+        assert sets.averaged(root) == over
+    assert sets.data_parallel(Task(wrapped)) == ()  # buffers outside the wrapper may differ

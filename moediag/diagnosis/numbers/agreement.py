@@ -1,0 +1,42 @@
+"""Whether values of several ranks agree: the sides, the minority, and how far they lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def sides(values: Mapping[int, T]) -> dict[T, tuple[int, ...]]:
+    """Each value with its ranks, in order of the lowest rank."""
+    found: dict[T, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        found.setdefault(value, []).append(rank)
+    return {value: tuple(who) for value, who in found.items()}
+
+
+def minority(sides: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """All ranks outside a strict majority; () without one."""
+    largest_first = sorted(sides, key=len, reverse=True)
+    others = [rank for side in largest_first[1:] for rank in side]
+    return tuple(sorted(others)) if len(largest_first[0]) > len(others) else ()
+
+
+def apart(values: Iterable[float], tolerance: float) -> bool:
+    """Whether values, of ranks or of a rank and a reference, differ by more than ``tolerance``,
+    relative to the largest. nan differs from nothing."""
+    known = [value for value in values if value == value]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    within = isfinite(high - low) and high - low <= tolerance * max(abs(low), abs(high))
+    return high != low and not within
+
+
+def far(sketches: Sequence[tuple[float, float]]) -> float:
+    """About the norm of the largest difference of tensors, as a part of their norm; 0 where it is
+    not known. A sketch is a random sum of the elements, and the norm."""
+    totals, norms = [total for total, _ in sketches], [norm for _, norm in sketches]
+    most = max(norms)
+    found = max(max(totals) - min(totals), most - min(norms)) / most if most else 0.0
+    return found if isfinite(found) else 0.0

@@ -1,0 +1,78 @@
+"""Sentences about ranks whose program has returned and whose process does not end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from moediag.diagnosis.end_states.whereabouts import busy_workers, program_line
+from moediag.evidence.model import Evidence, RankEvidence, Stack
+from moediag.protocol import innermost_user
+from moediag.result.wording import ranks
+
+_THREADS = ("_shutdown", "_python_exit")
+_CHILDREN = "_exit_function"
+_LAST_CALL = "destroy_process_group"
+_MAIN = ("<module>", "_run_module_as_main")
+_OURS = "moediag-recorder"  # a daemon
+_MOST = 3  # threads that are named
+NEXT = (
+    "Let the program end what it started before it returns: tell a thread to stop and join it, or "
+    "make it a daemon; end and join child processes."
+)
+
+
+def unended(evidence: Evidence) -> tuple[int, ...]:
+    """The ranks that do not end, if no rank waits and each that is left is about to end."""
+    stall = evidence.stall
+    if stall is None or stall.waiting or not stall.elsewhere:
+        return ()
+    found = stall.elsewhere
+    return found if all(_main(evidence.ranks.get(rank)) for rank in found) else ()
+
+
+def sentences(evidence: Evidence, found: Sequence[int]) -> str:
+    """What each of the ranks ``found`` waits for, and which have ended."""
+    texts = [_one(evidence.ranks[rank]) for rank in found]
+    ended = [rank for rank, seen in evidence.ranks.items() if seen.exit and seen.exit.code == 0]
+    if ended:
+        texts.append(f"{ranks(ended).capitalize()} ended with exit code 0.")
+    return " ".join(texts)
+
+
+def _one(seen: RankEvidence) -> str:
+    main = _main(seen)
+    names = {frame.function for frame in main.frames} if main is not None else set()
+    line = program_line(seen)
+    text = f"The program of rank {seen.rank} has returned, but its process does not end: it "
+    if threads := list(_threads(seen, main)) if names & {*_THREADS} else []:
+        word = "the thread" if len(threads) == 1 else "one of the threads"
+        return f"{text}waits for {word} {', '.join(threads[:_MOST])}."
+    if names & {*_THREADS}:
+        return f"{text}waits for a thread to end."
+    if _CHILDREN in names:
+        return f"{text}waits for its child processes to end. {busy_workers(seen)}".rstrip()
+    at = f" at {line}" if line else ""
+    if _LAST_CALL in names:
+        return f"Rank {seen.rank} waits in destroy_process_group{at}."
+    return f"{text}is still in a handler of its end (atexit){at}."
+
+
+def _main(seen: RankEvidence | None) -> Stack | None:
+    """The main thread's stack, if it shows that its program has returned."""
+    stacks = seen.stacks if seen is not None else ()
+    main = next((s for s in stacks if s.thread == "MainThread" and s.frames), None)
+    python = [frame for frame in main.frames if not frame.native] if main is not None else []
+    names = {frame.function for frame in python}
+    returned = bool(python) and python[-1].function not in _MAIN
+    return main if returned or names & {*_THREADS, _CHILDREN, _LAST_CALL} else None
+
+
+def _threads(seen: RankEvidence, main: Stack | None) -> Iterator[str]:
+    """``'logger' (train.py:12 drain)``: other threads that run the user's code."""
+    for stack in seen.stacks:
+        python = [frame for frame in stack.frames if not frame.native]
+        own = innermost_user([frame.file for frame in python], seen.libraries)
+        other = main is not None and stack.source == main.source and stack is not main
+        other = other and stack.thread != _OURS
+        if other and own is not None:
+            yield f"'{stack.thread}' ({python[own].place})"

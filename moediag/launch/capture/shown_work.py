@@ -1,0 +1,69 @@
+"""What py-spy's JSON of a rank shows of long work, and of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from moediag.launch.capture.collect import LAST_CALL, main_frames, threads
+
+# By the files on a stack.
+_WORK = {
+    "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/",
+                 "/triton/runtime/", "/triton/backends/", "/torch/utils/cpp_extension"),
+    "saves or loads a checkpoint": (
+        "/torch/distributed/checkpoint/", "/torch/serialization.py", "/safetensors/torch.py",
+        "/torch/distributed/_state_dict_utils.py", "checkpoint_engine",
+    ),
+    "transfers files over the network": (
+        "/urllib3/", "/http/client.py", "/urllib/request.py", "/huggingface_hub/", "/botocore/",
+        "/fsspec/", "/gcsfs/", "/s3fs/", "/aiohttp/", "/ftplib.py", "/paramiko/",
+    ),
+    "copies files": ("/shutil.py", "/tarfile.py", "/zipfile"),
+    "imports": ("importlib._bootstrap",),
+}  # fmt: skip
+_SOCKETS = ("/socket.py", "/ssl.py")
+# Functions that wait until a process may end, and their files.
+_ENDS = (
+    ("_shutdown", "threading.py"), ("_exit_function", "multiprocessing/util.py"),
+    ("_python_exit", "concurrent/futures/"), (LAST_CALL, "torch/distributed/"),
+)  # fmt: skip
+
+
+def work_of(dump: bytes) -> str:
+    """Returns a key of ``_WORK``, as ``compiles``, or "", from py-spy's JSON of the main thread."""
+    return _work(main_frames(dump))
+
+
+def work_at_the_end(dump: bytes) -> str:
+    """The same of any thread of a rank that is about to end. There a thread that is inside of a
+    socket also counts: it may send the last results."""
+    found = [t.get("frames") or [] for t in threads(dump)]
+    sockets = "sends or receives over a socket" if any(map(_in_socket, found)) else ""
+    return next(filter(None, map(_work, found)), sockets)
+
+
+def _work(frames: Iterable[Mapping[str, object]]) -> str:
+    files = [str(f.get("filename", "")) for f in frames]
+    for words, parts in _WORK.items():
+        if any(part in file for file in files for part in parts):
+            return words
+    return ""
+
+
+def _in_socket(frames: list[dict[str, object]]) -> bool:
+    """Not of a server that waits for a client."""
+    first = next((f for f in frames if not f.get("module")), {})
+    name = str(first.get("name", ""))
+    return str(first.get("filename", "")).endswith(_SOCKETS) and "accept" not in name
+
+
+def leaves(dump: bytes, peers_ended: bool) -> bool:
+    """Whether the program of the main thread has returned, and only what must happen before the
+    process may end is left: threads and children that it waits for, or a handler of ``atexit``. The
+    latter only looks like that, so it counts once a peer has ended."""
+    frames = [f for f in main_frames(dump) if not f.get("module")]
+    named = [(str(f.get("name", "")), str(f.get("filename", ""))) for f in frames]
+    if any(name == end and file in path for name, path in named for end, file in _ENDS):
+        return True
+    # No code of a module called the handler.
+    return peers_ended and bool(named) and named[-1][0] not in ("<module>", "_run_module_as_main")

@@ -1,0 +1,141 @@
+"""`moediag attach` on real jobs under a real torchrun that were started without moediag."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag.launch.attach import jobs
+from moediag.launch.attach.looking import asleep
+from moediag.launch.attach.proc import Proc
+from tests.victims.table import marked
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = Path(__file__).parents[1] / "victims" / "attached_jobs.py"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+SAID = ["rank 0 is done", "rank 1 is done"]
+
+
+class Running:
+    """A job, and the file that lets it end."""
+
+    def __init__(self, process: subprocess.Popen[str], end: Path) -> None:
+        self.process = process
+        self.end = end
+
+    def states(self) -> list[tuple[str, float]]:
+        """(state, seconds asleep) of each rank that has joined its group; [] until all have."""
+        found = jobs.of_process(Proc(), self.process.pid)
+        ranks = found.ranks if found is not None and found.root == self.process.pid else ()
+        seen = [(Proc().seen(one.pid), asleep(Proc(), one.pid) or 0.0) for one in ranks]
+        return [(one.state, at) for one, at in seen if one is not None]
+
+    def attach(self, *options: str) -> tuple[int, dict[str, Any]]:
+        done = subprocess.run(
+            [sys.executable, "-m", "moediag", "attach", str(self.process.pid), "--json",
+             "--patience", "3", "--out", str(self.end.with_name("run")), *options],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)["trials"][0]
+
+    def pids(self) -> list[int]:
+        found = jobs.of_process(Proc(), self.process.pid)
+        assert found is not None
+        return [one.pid for one in found.ranks]
+
+    def finish(self) -> tuple[int, list[str]]:
+        """Lets the job end; returns its exit code and what it printed."""
+        self.end.touch()
+        output, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, sorted(output.splitlines())
+
+
+@contextmanager
+def running(name: str, folder: Path, ready: Callable[[list[tuple[str, float]]], bool]
+            ) -> Iterator[Running]:  # fmt: skip
+    end = folder / "end"
+    process = subprocess.Popen(
+        [*TORCHRUN, str(PROGRAM), name, str(end)], stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"),
+    )  # fmt: skip
+    job = Running(process, end)
+    try:
+        while len(states := job.states()) < 2 or not ready(states):
+            assert process.poll() is None
+            time.sleep(0.3)
+        yield job
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def both_sleep(states: list[tuple[str, float]]) -> bool:
+    return all(at > 2.0 for _, at in states)
+
+
+def names_the_line(name: str, trial: dict[str, Any]) -> bool:
+    return any(f"{line} " in str(trial["cause"]) for line in marked(name, PROGRAM)) or any(
+        f"{line})" in str(trial["cause"]) for line in marked(name, PROGRAM)
+    )
+
+
+def test_a_hang_with_a_condition_on_the_rank(tmp_path: Path) -> None:
+    with running("condition", tmp_path, both_sleep) as job:
+        before = job.states()
+        code, trial = job.attach()
+        after = job.states()
+    assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [0]), trial["cause"]
+    assert names_the_line("condition", trial), trial["cause"]
+    # No look has woken a rank.
+    assert all(late[1] > early[1] for early, late in zip(before, after, strict=True))
+
+
+def test_a_job_that_computes(tmp_path: Path) -> None:
+    with running("computes", tmp_path, lambda states: all(s == "R" for s, _ in states)) as job:
+        code, trial = job.attach()
+        ended = job.finish()
+    assert (code, trial["verdict"], trial["culprits"]) == (0, "clean", []), trial["cause"]
+    assert ended == (0, SAID)
+
+
+def test_a_slow_save(tmp_path: Path) -> None:
+    def saving(states: list[tuple[str, float]]) -> bool:
+        return states[1][1] > 2.0 and (tmp_path / "end.checkpoint").exists()
+
+    with running("saves", tmp_path, saving) as job:
+        code, trial = job.attach()
+        ended = job.finish()
+    assert (code, trial["verdict"], trial["culprits"]) == (0, "clean", []), trial["cause"]
+    assert "writes end.checkpoint at" in str(trial["cause"])
+    assert ended == (0, SAID)
+
+
+def test_a_stopped_rank(tmp_path: Path) -> None:
+    with running("stopped", tmp_path, lambda s: s[1][0] == "T" and s[0][1] > 2.0) as job:
+        code, trial = job.attach()
+        assert job.states()[1][0] == "T"  # nothing continued it
+        os.kill(job.pids()[1], signal.SIGCONT)
+        ended = job.finish()
+    assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1]), trial["cause"]
+    assert "SIGSTOP" in str(trial["cause"])
+    assert names_the_line("stopped", trial), trial["cause"]
+    assert ended == (0, SAID)
+
+
+def test_a_file_lock(tmp_path: Path) -> None:
+    with running("locked", tmp_path, both_sleep) as job:
+        code, trial = job.attach()
+    assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1]), trial["cause"]
+    assert "the lock of the file end.lock, which rank 0 holds" in str(trial["cause"])

@@ -1,0 +1,210 @@
+"""`moediag attach`: which job is taken, and evidence that travels as one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from moediag.errors import EvidenceError, UsageError
+from moediag.evidence import looks
+from moediag.evidence.looks import Looks, RankLook
+from moediag.launch.attach import collecting, spy
+from moediag.launch.attach.jobs import Job, Rank
+from moediag.launch.attach.proc import Proc
+from moediag.pipeline import archives, attach
+from moediag.pipeline.examine import examine
+from moediag.protocol import AttachTask, Trial, write_json
+
+C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+SOURCE = "rank = dist.get_rank()\nif rank == 0:\n    dist.all_gather(a, b)\ndist.barrier()\n"
+
+
+def evidence(folder: Path, ranks: Mapping[int, tuple[str, int]], does: str = looks.WAITS,
+             world_size: int = 2) -> Path:  # fmt: skip
+    """What `attach` leaves of ranks that wait at these lines in these calls."""
+    attempt = folder / "attempt-0"
+    capture = attempt / "capture"
+    capture.mkdir(parents=True)
+    for rank, (op, line) in ranks.items():
+        frames = [
+            {"filename": C10D, "name": op, "line": 1},
+            {"filename": "/home/me/train.py", "name": "<module>", "line": line},
+        ]
+        raw = [{"thread_name": "MainThread", "frames": frames}]
+        write_json(capture / f"rank-{rank}.pyspy.json", raw)
+        write_json(attempt / f"rank-{rank}.job.json", {"job": "abc"})
+    write_json(capture / "source.json", {"files": {"/home/me/train.py": SOURCE}, "lost": {}})
+    seen = Looks(4.0, 30.0, {r: RankLook(1, does, 60.0) for r in ranks}, world_size)
+    write_json(attempt / "looks.json", dataclasses.asdict(seen))
+    trial = Trial("attempt-0", "train.py", "attached", task=AttachTask(), world_size=world_size)
+    trial.write(attempt)
+    return attempt
+
+
+BOTH = {0: ("all_gather", 3), 1: ("barrier", 4)}
+
+
+def test_evidence_as_one_file(tmp_path: Path) -> None:
+    attempt = evidence(tmp_path / "run", BOTH)
+    archive = tmp_path / "out.tgz"
+    archives.pack(attempt, archive, redact=True)
+    for path in (attempt.parent, archive):
+        (trial,) = examine([path]).result.trials
+        assert (trial.verdict, trial.culprits) == ("hang", (0,)), trial.cause
+    assert trial.evidence == f"{archive}/attempt-0"
+    with tarfile.open(archive) as packed:
+        texts = [found.read() for one in packed if (found := packed.extractfile(one))]
+    assert texts and not any(b"/home/me" in text for text in texts)
+
+
+def test_several_machines_are_one_job(tmp_path: Path) -> None:
+    found = []
+    for node, rank in enumerate(BOTH):
+        attempt = evidence(tmp_path / str(node), {rank: BOTH[rank]})
+        found.append(tmp_path / f"node-{node}.tgz")
+        archives.pack(attempt, found[-1], redact=False)
+    (alone,) = examine(found[:1]).result.trials
+    assert (alone.verdict, alone.culprits) == ("inconclusive", ())
+    (trial,) = examine(found).result.trials
+    assert (trial.verdict, trial.culprits) == ("hang", (0,)), trial.cause
+
+
+def test_a_machine_that_works_ends_the_wait_of_another(tmp_path: Path) -> None:
+    one = evidence(tmp_path / "0", {0: BOTH[0]})
+    other = evidence(tmp_path / "1", {1: BOTH[1]}, does=looks.MOVES)
+    (trial,) = examine([one, other]).result.trials
+    assert (trial.verdict, trial.culprits) == ("clean", ())
+
+
+def test_a_rank_that_ended_between_two_looks(tmp_path: Path) -> None:
+    attempt = evidence(tmp_path / "run", {0: BOTH[0]})
+    raw = json.loads((attempt / "looks.json").read_text())
+    raw["ranks"]["1"] = dataclasses.asdict(RankLook(2, looks.GONE))
+    write_json(attempt / "looks.json", raw)
+    (trial,) = examine([attempt]).result.trials
+    assert (trial.verdict, trial.culprits) == ("crash", (1,)), trial.cause
+
+
+def test_damaged_looks_are_told(tmp_path: Path) -> None:
+    attempt = evidence(tmp_path / "run", BOTH)
+    (attempt / "looks.json").write_text("{")
+    (trial,) = examine([attempt]).result.trials
+    assert trial.verdict == "inconclusive"
+    assert "what the looks saw" in trial.diagnosis.not_seen[0]
+
+
+def test_an_archive_that_leaves_its_folder_writes_nothing_there(tmp_path: Path) -> None:
+    archive = tmp_path / "bad.tgz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for name in ("../outside.json", "/tmp/outside.json", "inside.json"):
+            member = tarfile.TarInfo(name)
+            member.size = 2
+            packed.addfile(member, io.BytesIO(b"{}"))
+    with archives.unpacked([archive]) as (folder,):
+        assert [path.name for path in folder.parent.rglob("*.json")] == ["inside.json"]
+
+
+def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
+    archive = tmp_path / "out.tgz"
+    archives.pack(evidence(tmp_path / "run", BOTH), archive, redact=False)
+    archive.write_bytes(archive.read_bytes()[:-60])
+    with pytest.raises(EvidenceError, match="cannot be read"):
+        examine([archive])
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    attempt = evidence(tmp_path / "run", BOTH)
+    with pytest.raises(UsageError, match="--collect"):
+        archives.pack(attempt, tmp_path / "no" / "out.tgz", redact=False)
+
+
+# ------------------------------------------------------------------------ choosing
+
+
+def job(root: int, *numbers: int | None, size: int = 2) -> Job:
+    ranks = tuple(Rank(root + 1 + at, 5, number, size) for at, number in enumerate(numbers))
+    return Job(ranks, "torchrun", root, ("python", "train.py"))
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (job(10, 0, 1), "10  train.py  ranks 0, 1  torchrun"),
+        (job(10, 2, 3, size=8), "10  train.py  ranks 2, 3 of 8  torchrun"),
+        (job(10, None, None), "10  train.py  2 ranks  torchrun"),
+    ],
+)
+def test_a_job_in_one_line(found: Job, line: str) -> None:
+    assert attach.described(found) == line
+
+
+def test_the_only_job_is_taken_and_several_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[Job] = []
+    monkeypatch.setattr(attach.jobs, "of_user", lambda *_: running)
+    with pytest.raises(UsageError, match="no training job of yours"):
+        attach.choose(None)
+    running.append(job(10, 0, 1))
+    assert attach.choose(None).root == 10
+    running.append(job(20, 0, 1))
+    with pytest.raises(UsageError, match=r"2 training jobs.*\n  10  train\.py.*\n  20  train\.py"):
+        attach.choose(None)
+
+
+def test_a_process_that_is_no_job() -> None:
+    with pytest.raises(UsageError, match="there is no process"):
+        attach.choose(1 << 22)
+
+
+def test_a_process_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(f"7 (python) S 1 {' '.join('0' * 40)}")
+    (tmp_path / "7" / "status").write_text("Uid:\t4242\t4242\t4242\t4242\n")
+    monkeypatch.setattr(attach, "Proc", lambda: Proc(tmp_path))
+    with pytest.raises(UsageError, match="belongs to another user"):
+        attach.choose(7)
+
+
+# ------------------------------------------------------------------------ what is missing
+
+
+def test_a_job_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "py-spy"
+    tool.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(spy, "find_tool", lambda _: str(tool))
+    program = "import sys; print(flush=True); sys.stdin.readline()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = attach.choose(process.pid)
+        options = collecting.AttachOptions(patience=1.0)
+        done = attach.attach(found, options, tmp_path / "run", lambda _: None)
+        process.communicate("")
+    (trial,) = done.result.trials
+    assert (trial.verdict, process.returncode) == ("inconclusive", 0)
+    assert "rank 0: Python stack (ptrace refused)" in trial.diagnosis.not_seen
+    assert any(text.startswith("Python stacks: ") for text in trial.diagnosis.not_seen)
+
+
+@pytest.mark.parametrize(
+    ("scope", "says"),
+    [("1", "sysctl kernel.yama.ptrace_scope=0"), ("3", "until the machine restarts"),
+     ("0", "--cap-add SYS_PTRACE")],
+)  # fmt: skip
+def test_the_setting_that_would_help(
+    scope: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scope").write_text(scope)
+    monkeypatch.setattr(collecting, "_YAMA", tmp_path / "scope")
+    monkeypatch.setattr(collecting.os, "geteuid", lambda: 1000)
+    assert says in collecting.setting()

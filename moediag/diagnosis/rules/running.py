@@ -49,12 +49,17 @@ def _computes(seen: Looks) -> bool:
     """Whether ranks wait for others that only compute, at one place."""
     works = seen.doing(looks.WORKS)
     computes = bool(works) and all(seen.ranks[rank].words == "computes" for rank in works)
-    return computes and bool(seen.doing(looks.WAITS)) and not seen.doing(looks.MOVES)
+    return computes and bool(_at_rest(seen)) and not seen.doing(looks.MOVES)
+
+
+def _at_rest(seen: Looks) -> tuple[int, ...]:
+    """Ranks that wait; one that sleeps beside a rank that works may do so in native code."""
+    return seen.doing(looks.WAITS, looks.IDLE)
 
 
 def _overdue(seen: Looks) -> bool:
     """Whether ranks wait for one that computes for longer than most computations take."""
-    waited = (seen.ranks[rank].still for rank in seen.doing(looks.WAITS))
+    waited = [seen.ranks[rank].still for rank in _at_rest(seen)]
     return _computes(seen) and min(waited) >= _BUSY * seen.patience
 
 
@@ -203,7 +208,7 @@ def _longer(seen: Looks) -> str:
 
 
 def _still(seen: Looks) -> str:
-    return f"{min(seen.ranks[r].still for r in seen.doing(looks.WAITS)):.0f}"
+    return f"{min(seen.ranks[rank].still for rank in _at_rest(seen)):.0f}"
 
 
 def _doing(evidence: Evidence, seen: Looks) -> list[str]:

@@ -44,7 +44,7 @@ def _did(look: RankLook) -> str:
 def _numbers(those: list[RankLook]) -> str:
     """``step=3``: local variables that all of these ranks have alike; others say how many values
     there are."""
-    told = []
+    told: list[str] = []
     for name in those[0].values:
         found = {look.values.get(name, "") for look in those}
         if "" not in found and len(told) < _MOST_NUMBERS:

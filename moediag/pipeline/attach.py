@@ -52,7 +52,9 @@ def choose(pid: int | None) -> Job:
             raise UsageError(f"process {pid} belongs to another user", NO_JOB)
         job = jobs.of_process(proc, pid)
         if job is None:
-            raise UsageError(f"process {pid} is no training job and starts none", NO_JOB)
+            raise UsageError(
+                f"process {pid} is no training job, and no rank of one runs below it", NO_JOB
+            )
         return job
     found = jobs.of_user(proc, os.getuid())
     if not found:

@@ -125,8 +125,8 @@ def of_process(proc: Proc, pid: int) -> Job | None:
         if {rank.pid for rank in job.ranks} & inside:
             return job
     seen = every.get(pid)
-    if seen is None or not _is_python(proc, pid):
-        return None
+    if seen is None or not _is_python(proc, pid) or _launcher(proc.command(pid)):
+        return None  # the ranks of a launcher may not have started
     alone = Rank(pid, seen.started, 0, 1)
     return Job((alone,), "", pid, proc.command(pid))
 

@@ -173,6 +173,8 @@ def test_a_process_without_ranks(machine: Machine) -> None:
     assert alone is not None
     assert (alone.world_size, alone.ranks[0].rank) == (1, 0)
     assert jobs.of_process(machine.proc, 11) is None
+    machine.add(12, 1, ("python", "/venv/bin/torchrun", "train.py"))  # its ranks come later
+    assert jobs.of_process(machine.proc, 12) is None
     assert jobs.of_process(machine.proc, 99) is None
 
 

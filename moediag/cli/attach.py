@@ -48,6 +48,7 @@ def attach(
     html: o.Html = None,
     out: o.Out = None,
     as_json: o.Json = False,
+    details: o.Details = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
@@ -76,5 +77,5 @@ def attach(
     if as_json:
         stdout.write(json_view.render(done.result))
     elif Path("-") not in chosen.values():
-        terminal.render(done.result, consoles.output(no_color), views.short(done.folder))
+        terminal.render(done.result, consoles.output(no_color), views.short(done.folder), details)
     raise typer.Exit(page.exit_code(done.result))

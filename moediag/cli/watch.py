@@ -66,7 +66,7 @@ def watch(
         typer.Option(
             "--laws",
             help="Check at steps 1, 2, 3, 6, 12, 24 and so on what must hold in any healthy job: "
-            "equal replicas, other samples on each rank, parameters that train.",
+            "equal replicas, different samples on each rank, parameters that train.",
         ),
     ] = False,
     laws_every: Annotated[

@@ -42,6 +42,7 @@ def read(
         stall = found.stall
     return replace(
         found,
+        sources=kept.files,
         world_size=max(found.world_size, seen.world_size),
         ranks=ranks,
         stall=stall,
@@ -50,7 +51,6 @@ def read(
         ),
         attached=attached,
         looks=seen,
-        sources=kept.files,
     )
 
 

@@ -79,7 +79,7 @@ def summary_errors(text: str) -> dict[int, RankError]:
         return {}
     rows = list(_ROW.finditer(text, at))
     found = {}
-    for row, end in zip(rows, [*(row.start() for row in rows[1:]), len(text)], strict=True):
+    for row, end in zip(rows, [*(row.start() for row in rows[1:]), len(text)], strict=False):
         begins = _TRACEBACK.search(text, row.end(), end)
         if begins is None:
             continue

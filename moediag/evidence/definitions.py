@@ -31,6 +31,8 @@ class Definitions:
     ) -> None:
         self.tree = tree
         self._others = others
+        #: What expressions stand for in a scope, where it was asked.
+        self.known: dict[tuple[ast.AST, ast.AST], list[Defined]] = {}
         self._functions: dict[str, list[Function]] = {}
         self._attributes: dict[str, list[tuple[ast.expr, ast.AST]]] = {}
         self._calls: dict[str, list[tuple[ast.Call, ast.AST]]] = {}
@@ -136,11 +138,18 @@ class Where:
 
     def stands_for(self, node: ast.expr) -> list[Defined]:
         """What a name, an attribute or a call stands for; empty if unknown."""
+        known = None if self.arguments else self.file.known.get((node, self.scope))
+        if known is not None:
+            return known
         if isinstance(node, ast.Name):
-            return self.file.variable(node.id, self)
-        if isinstance(node, ast.Attribute):
-            return self.file.attribute(node.attr)
-        return self.file.returned(node, self) if isinstance(node, ast.Call) else []
+            found = self.file.variable(node.id, self)
+        elif isinstance(node, ast.Attribute):
+            found = self.file.attribute(node.attr)
+        else:
+            found = self.file.returned(node, self) if isinstance(node, ast.Call) else []
+        if not self.arguments:
+            self.file.known[node, self.scope] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ _TENSOR = re.compile(
     r"\[(?P<what>ready|missing) ranks: (?P<ranks>[\d, ]+)"
 )
 _RANK = re.compile(r"^(?P<rank>\d{1,7})!?: \[(?P<names>[^\]\n]{1,4000})\]?", re.MULTILINE)
-_GOES_ON = re.compile(r"\b(?:step|epoch|iter(?:ation)?|loss)\b[^\n]{0,40}\d", re.IGNORECASE)
+#: A line of training after a report: the ranks came.
+GOES_ON = re.compile(r"\b(?:step|epoch|iter(?:ation)?|loss)\b[^\n]{0,40}\d", re.IGNORECASE)
 _MOST_NAMES = 3
 
 
@@ -46,7 +47,7 @@ def read(text: str) -> tuple[Report, ...]:
         for name in re.findall(r"[^\s,]+", one["names"].removesuffix(" ...")):
             missing.setdefault(name, set()).add(int(one["rank"]))
         end = max(end, one.end())
-    if _GOES_ON.search(part, end):
+    if GOES_ON.search(part, end):
         told = f"Horovod reported ranks that came more than {seconds:g} s late"
         return (Report("stall-over", text=told, seconds=seconds),)
     if not missing and not ready:

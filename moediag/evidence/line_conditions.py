@@ -22,6 +22,7 @@ class Sources:
         self.files = {path: text for path, text in files.items() if isinstance(text, str)}
         self._program = Program(self.files, one_node)
         self._parsed: dict[str, Source | None] = {}
+        self._known: dict[tuple[str, int, str], tuple[Condition, ...] | None] = {}
 
     def conditions(self, frames: Iterable[Frame], rank: int = -1) -> tuple[Found, tuple[str, ...]]:
         """(the conditions of each frame of a rank whose source is known, names of files that could
@@ -31,17 +32,25 @@ class Sources:
         for frame in frames:
             if frame.native or frame.file not in self.files:
                 continue
-            source = self._source(frame.file)
-            here = (
-                source.conditions(frame.line, frame.function, self._world_size, rank)
-                if source is not None
-                else None
-            )
+            here = self._of_frame(frame, rank)
             if here is None:
                 unusable[frame.name] = None
             else:
                 found.setdefault(frame.place, set()).add(here)
         return {at: here.pop() for at, here in found.items() if len(here) == 1}, tuple(unusable)
+
+    def _of_frame(self, frame: Frame, rank: int) -> tuple[Condition, ...] | None:
+        key = frame.file, frame.line, frame.function
+        if key in self._known:
+            return self._known[key]
+        source = self._source(frame.file)
+        if source is None:
+            return None
+        found = source.conditions(frame.line, frame.function, self._world_size, rank)
+        # Only a choice within the line is another one on each rank.
+        if not any(condition.side == "inline" for condition in found or ()):
+            self._known[key] = found
+        return found
 
     def of_lines(self, lines: Iterable[str], paths: Iterable[str], rank: int = -1) -> Found:
         """The conditions of ``train.py:12 step``, whose file is the one of ``paths`` with that base

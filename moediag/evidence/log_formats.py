@@ -74,6 +74,13 @@ OF_TOOLS = (
         "{seconds:g} s: {why}",
     ),
     Meaning("stall-over", whole=True),
+    Meaning(
+        "not-called", "named", whole=True, says="{why}; these have waited for up to {seconds:.0f} s"
+    ),
+    Meaning(
+        "called-by-few", "unnamed", whole=True,
+        says="{why}; these have waited for up to {seconds:.0f} s",
+    ),
     Meaning("fr-missing", "named", whole=True, says="{text}"),
     Meaning("fr-apart", "unnamed", whole=True, says="{text}"),
     Meaning(
@@ -107,6 +114,13 @@ _STATUS = (
 _PRINT = (
     r"CollectiveFingerPrint\((?:SequenceNumber=(?P<seq{n}>\d{{1,15}}?),?\s*)?OpType=(?P<op{n}>\w+)"
     r"(?:,\s*TensorShape=\[(?P<shape{n}>[^\]]{{0,500}})\])?(?:,\s*TensorDtypes=(?P<dtype{n}>\w+))?"
+)
+_NOT_REPORTED = (
+    "{about} did not come to a collective operation of Ray Train, such as ray.train.report"
+)
+_FOLLOWING = (
+    "The following ranks (?:are not reaching the collective operation|have not called it|have not "
+    "joined the collective operation)"
 )
 _RANKS = r"(?P<about>\d[\d, ]{0,8000})"
 
@@ -231,16 +245,17 @@ FORMATS = (
         r"(?P<why>(?:Getting socket times out|The wait execution of the Notify register times out)"
         r"\. Reason: [^\n.]{1,160})",
     ),
-    # -- Ray Train: ranks that have not come to ray.train.report, by their ranks in the job
+    # -- Ray Train: ranks that have not come to ray.train.report, by their ranks in the job. Of
+    # several, those that did come may be wrong.
     _format(
-        Meaning(
-            "not-reported", "named", waits=True,
-            says="{about} did not come to a collective operation of Ray Train, such as "
-            "ray.train.report",
-        ),
+        Meaning("not-reported", "named", waits=True, says=_NOT_REPORTED),
         "The following ranks", "Ray 2.44, train/v2/_internal/exceptions.py",
-        r"The following ranks (?:are not reaching the collective operation|have not called it|"
-        rf"have not joined the collective operation): \[{_RANKS}\]",
+        rf"{_FOLLOWING}: \[(?P<about>\d{{1,7}})\]",
+    ),
+    _format(
+        Meaning("not-reported-by-many", "unnamed", waits=True, says=_NOT_REPORTED),
+        "The following ranks", "Ray 2.44, train/v2/_internal/exceptions.py",
+        rf"{_FOLLOWING}: \[(?P<about>\d{{1,7}},[\d, ]{{1,8000}})\]",
     ),
     # -- TORCH_NCCL_DESYNC_DEBUG=1; the ranks are those in the group
     _format(

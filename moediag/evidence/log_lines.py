@@ -53,7 +53,8 @@ PREFIXES = (
     # TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE with both numbers, in either order: `[trainer22|6]:`
     _prefix(
         "torchrun, with a template",
-        r"\[[A-Za-z_][\w.-]{0,60}?/?(?P<rank>\d{1,7})\|(?P<local>\d{1,7})\]: ?",
+        r"\[(?!(?i:epoch|ep|step|iter|it|batch|train|eval|val|fold)\d)"
+        r"[A-Za-z_][\w.-]{0,60}?/?(?P<rank>\d{1,7})\|(?P<local>\d{1,7})\]: ?",
     ),
     # mpirun --tag-output: job and rank
     _prefix("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
@@ -79,8 +80,12 @@ PREFIXES = (
     _prefix("docker compose", r"[\w.-]{1,60} +\|(?: |$)"),
     # Slurm wrappers, benchmark harnesses: "node [stderr] "
     _prefix("stream", r"(?:[\w./:-]{1,80} )?\[std(?:out|err)\] ?"),
-    _prefix("timestamp", r"\[?\d{4}-\d\d-\d\d[T "
-                         r"]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?"),
+    # (a stack behind it keeps its margin)
+    _prefix(
+        "timestamp",
+        r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+        r"(?:[ \t]*(?=[\[(])|[ \t]?)",
+    ),
     _prefix(
         "vLLM's logger",
         r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\] ?",

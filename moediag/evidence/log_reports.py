@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from moediag.evidence import frtrace, horovod, log_lines, nccl_calls, nccl_ras
+from moediag.evidence import frtrace, horovod, log_lines, nccl_calls, nccl_ras, ray_train
 from moediag.evidence.flight_names import plain_dtype, plain_op
 from moediag.evidence.log_formats import FORMATS
 from moediag.evidence.log_lines import Line
@@ -32,7 +32,7 @@ _FRAME = re.compile(r"\s*#\d+ (\S.*)")
 _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
 
 # Readers of what tools print about the whole job, on several lines.
-TOOLS = (nccl_ras.read, horovod.read, frtrace.read, nccl_calls.read)
+TOOLS = (nccl_ras.read, horovod.read, ray_train.read, frtrace.read, nccl_calls.read)
 Writer = tuple[int | None, int | None, int | None]
 Call = tuple[int | None, str, int | None, int | None]
 

@@ -17,7 +17,9 @@ from moediag.evidence.model import Report
 from moediag.records import dataclass
 from moediag.result.wording import plural
 
-_AT = r"(?P<host>[\w.-]{1,80}):(?P<pid>\d{1,9}):\d{1,9} \[(?P<device>\d{1,4})\] NCCL INFO "
+_AT = (
+    r"(?<![\w.-])(?P<host>[\w.-]{1,80}):(?P<pid>\d{1,9}):\d{1,9} \[(?P<device>\d{1,4})\] NCCL INFO "
+)
 _CALL = re.compile(
     _AT + r"(?P<op>[A-Z]\w{1,30}): opCount (?P<n>[0-9a-f]{1,16}) sendbuff \S{1,40} recvbuff "
     r"\S{1,40} count (?P<count>\d{1,18}) datatype (?P<type>\d{1,4}) op (?P<reduce>\d{1,9}) root "

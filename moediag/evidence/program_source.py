@@ -21,6 +21,7 @@ class Program:
         self._texts = texts
         self._one_node = one_node
         self._files: dict[str, ProgramFile | None] = {}
+        self._with: dict[str, list[Definitions]] = {}
 
     def at(self, path: str) -> ProgramFile | None:
         """None if the file is not known, or not Python that this interpreter can read."""
@@ -35,8 +36,10 @@ class Program:
 
     def _having(self, name: str) -> list[Definitions]:
         """The definitions of the files whose text has ``name``."""
-        files = [self.at(path) for path, text in self._texts.items() if name in text]
-        return [file.names.definitions for file in files if file is not None]
+        if name not in self._with:
+            files = [self.at(path) for path, text in self._texts.items() if name in text]
+            self._with[name] = [file.names.definitions for file in files if file is not None]
+        return self._with[name]
 
 
 @dataclass(frozen=True, slots=True)

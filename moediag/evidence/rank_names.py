@@ -74,6 +74,7 @@ class RankNames:
         others: Callable[[str], Sequence[Definitions]] = lambda _: (),
     ) -> None:
         self.definitions = Definitions(tree, others)
+        self._on_all: dict[tuple[ast.expr, int], tuple[bool | None, ...]] = {}
         self._numbers = _GLOBAL | _LOCAL if one_node else _GLOBAL
         self._first = _FIRST | _FIRST_OF_NODE if one_node else _FIRST
 
@@ -86,6 +87,16 @@ class RankNames:
         """Whether ``test`` is true on global rank ``rank`` of ``size``, if its names mean what they
         say; None where that is not known."""
         return self._holds(test, Where(self.definitions, scope), rank, size, 0)
+
+    def on_all(self, test: ast.expr, scope: ast.AST, size: int) -> tuple[bool | None, ...]:
+        """:meth:`holds` on each of ``size`` ranks."""
+        known = self._on_all.get((test, size))
+        if known is None:
+            by_rank = size and self.names_rank(test, scope)
+            ranks = range(size) if by_rank else ()
+            known = tuple(self.holds(test, scope, rank, size) for rank in ranks)
+            self._on_all[test, size] = known
+        return known
 
     def singled_out(self, test: ast.expr, scope: ast.AST, size: int = 0) -> int | None:
         """The one global rank that ``test`` compares with: 0 of ``rank == 0``, ``rank != 0``,

@@ -140,9 +140,8 @@ class Source:
 
     def _kept_out(self, test: ast.expr, scope: ast.AST, size: int, *, when: bool) -> frozenset[int]:
         """The ranks on which ``test`` is certainly ``when``."""
-        return frozenset(
-            rank for rank in range(size) if self.names.holds(test, scope, rank, size) is when
-        )
+        held = self.names.on_all(test, scope, size)
+        return frozenset(rank for rank, holds in enumerate(held) if holds is when)
 
     def _earlier_exits(
         self, parent: ast.AST, child: ast.AST, scope: ast.AST, size: int

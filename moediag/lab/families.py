@@ -110,24 +110,13 @@ def _glm4_moe(s: ModelSpec) -> Dict[str, Any]:
 
 
 def _gpt_oss(s: ModelSpec) -> Dict[str, Any]:
-    return dict(
-        _common(s),
-        head_dim=s.head_dim,
-        intermediate_size=s.intermediate,
-        num_local_experts=s.experts,
-        num_experts_per_tok=s.top_k,
-        sliding_window=128,
-    )
+    return dict(_mixtral(s), sliding_window=128)
 
 
 def _llama4(s: ModelSpec) -> Dict[str, Any]:
     return dict(
-        _common(s),
-        head_dim=s.head_dim,
-        intermediate_size=s.intermediate,
+        _mixtral(s),
         intermediate_size_mlp=s.intermediate * 2,
-        num_local_experts=s.experts,
-        num_experts_per_tok=s.top_k,
         interleave_moe_layer_step=1,
         attention_chunk_size=4096,
     )

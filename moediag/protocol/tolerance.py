@@ -39,5 +39,8 @@ REPLICA_GRADIENT = Share(1e-4, 5.12)
 REPLICA_STATE = FACTOR
 REPLICA_WEIGHT = Share(2e-7, 0.256)
 
+# Of a tensor's norm: a difference that no rounding makes (bfloat16: 0.004).
+LARGE = 0.2
+
 # Numbers, relative: a loss, a learning rate, and of the largest logit of a generated token.
 SAME_LOSS, SAME_RATE, SAME_LOGIT = 1e-5, 1e-6, 1e-3

@@ -12,8 +12,8 @@ from pathlib import Path
 from moediag.lab.campaign.bisect import state as states
 from moediag.lab.campaign.bisect.drive import drive
 from moediag.lab.campaign.bisect.probe_verdict import GOOD, ProbeVerdict
-from moediag.lab.campaign.bisect.prober import Probed, Setting
-from moediag.lab.campaign.bisect.question import Asked, Question
+from moediag.lab.campaign.bisect.prober import Probed
+from moediag.lab.campaign.bisect.question import Asked, Question, Setting
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.search.search import Search
 from moediag.lab.campaign.bisect.signature_match import Target

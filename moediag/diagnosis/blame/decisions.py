@@ -121,8 +121,9 @@ def _names(one: Parted, sides: list[tuple[Value, tuple[int, ...]]]) -> str:
         orders = [f"{', '.join(names)} on {ranks(who)}" for names, who in listed[:_FEW]]
         return f"the {one.what}s came in another order: {'; '.join(orders)}"
     texts = []
-    for name, who in list(lacking.items())[:_FEW]:
-        texts.append(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} no {one.what} `{name}`")
+    for name, without in list(lacking.items())[:_FEW]:
+        has = "has" if len(without) == 1 else "have"
+        texts.append(f"{ranks(without)} {has} no {one.what} `{name}`")
     more = len(lacking) - _FEW
     return ", ".join(texts) + (f" and {more} more are not on all ranks" if more > 0 else "")
 

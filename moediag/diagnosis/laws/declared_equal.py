@@ -10,11 +10,11 @@ from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import DeclaredTensor
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import LARGE
 from moediag.result import Verdict
 from moediag.result.wording import ranks
 
 _ENOUGH = 2  # steps
-_LARGE = 0.2  # of the norm; no rounding makes such a difference
 
 # The tensors of all ranks at one place of the program.
 _Row = tuple[DeclaredTensor, ...]
@@ -22,8 +22,8 @@ _Row = tuple[DeclaredTensor, ...]
 
 @law(Verdict.WRONG_GRADIENTS)
 def declared_inputs_apart(facts: Facts) -> Findings:
-    """Ranks of one tensor-parallel group of a watched job called their model with other samples,
-    which the program declares to be the same."""
+    """Ranks of one tensor-parallel group of a watched job called their model with different
+    samples, which the program declares to be the same."""
     given = _given(facts.evidence)
     for who, steps in _declared(facts.evidence):
         compared: list[int] = []
@@ -59,7 +59,7 @@ def declared_tensors_apart(facts: Facts) -> Findings:
         for step, rows in steps.items():
             for row in rows:
                 sketches = [one.sketch for one in row if one.sketch is not None]
-                if len(sketches) == len(row) and (size := agreement.far(sketches)) > _LARGE:
+                if len(sketches) == len(row) and (size := agreement.far(sketches)) > LARGE:
                     apart.setdefault(step, (row[0], size))
         if len(apart) >= _ENOUGH and set(apart) == set(steps):
             first, size = next(iter(apart.values()))

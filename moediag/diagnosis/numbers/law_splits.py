@@ -13,13 +13,13 @@ from dataclasses import field, replace
 from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import LawCheck, LawPiece
 from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
 
 PARAMETERS, HYPER, GRADIENTS, STATE = "parameters", "hyperparameters", "gradients", "state"
 LOSS_SCALE = "loss_scale"  # the number of an optimizer whose steps a GradScaler makes
-# A difference of gradients, as a part of their norm, that no rounding makes (bfloat16: 0.004); and
-# the norm below which a gradient may be rounding alone, as a part of the largest one.
-_LARGE, _LEAST_NORM = 0.2, 1e-3
+# The norm below which a gradient may be rounding alone, as a part of the largest one.
+_LEAST_NORM = 1e-3
 # Numbers of a parameter group that decide what an update does.
 _DECIDING = frozenset(
     ("lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad",
@@ -217,7 +217,7 @@ def _sizes(members: Mapping[int, _Member], names: tuple[str, ...]) -> dict[str, 
         ]
         if len(own) < len(members) or min(norm for _, norm in own) <= least:
             continue
-        if (size := agreement.far(own)) > _LARGE:
+        if (size := agreement.far(own)) > LARGE:
             found[name] = size
     return found
 

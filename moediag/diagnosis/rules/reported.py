@@ -197,7 +197,8 @@ def unchanged_counts(facts: Facts) -> Judgement | None:
     found = nccl_ras.unchanged(facts.evidence.reports)
     if not found:
         return None
-    behind = tuple(sorted({rank for one in found for rank in one.about}))
+    # A rank may be behind in one communicator because it waits in another.
+    behind = found[0].about if len({one.about for one in found}) == 1 else ()
     text = (
         f"{' '.join(sentence(one.text) for one in found)} Two readings of NCCL's RAS show it alike."
     )

@@ -178,7 +178,7 @@ def ranks_elsewhere(facts: Facts) -> Judgement | None:
 
 @detector(Verdict.INCONCLUSIVE)
 def undecided_looks(facts: Facts) -> Judgement | None:
-    """Looks at a running job do not show whether it stands still."""
+    """Looks at a running job do not show whether it hangs."""
     seen = facts.evidence.looks
     if seen is None or (facts.evidence.stall is not None and facts.waiting):
         return None

@@ -76,9 +76,9 @@ def under_way(found: Frontier | None, missing: str, at_once: bool) -> str:
     )
     text += ": the job may have been running."
     if missing:
-        text += f" If it stood still: {missing[:1].lower() + missing[1:]}"
+        text += f" If it hung: {missing[:1].lower() + missing[1:]}"
     elif found is not None and found.call is not None and found.group is not None:
-        text += f" If it stood still, it did so in {describe(found.call)} on {found.group.label}"
+        text += f" If it hung, it did so in {describe(found.call)} on {found.group.label}"
         text += f" (call {found.call.position} of that group)"
         text += f" and in {plural(found.others, 'other call')}." if found.others else "."
     return text

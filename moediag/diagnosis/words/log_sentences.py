@@ -9,6 +9,7 @@ from moediag.diagnosis.words.calls import sentence
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence, Report
 from moediag.evidence.rank_stacks import in_collective, runs_python, stand, that_counts
+from moediag.protocol import is_moediag
 from moediag.result.wording import plural, ranks
 
 _FEW = 4  # messages that notes repeat
@@ -224,10 +225,14 @@ def threads(evidence: Evidence) -> tuple[str, ...]:
     process group is then not defined."""
     texts = []
     for rank, seen in sorted(evidence.ranks.items()):
+        source = next((stack.source for stack in seen.stacks if stack.frames), "")
         inside = {
             stack.thread: stand(stack, seen.libraries)
             for stack in seen.stacks
-            if runs_python(stack) and in_collective(stack)
+            if stack.source == source
+            and runs_python(stack)
+            and in_collective(stack)
+            and not any(is_moediag(frame.file) for frame in stack.frames)
         }
         if len(inside) > 1:
             told = "; ".join(f"{name} in {at}" for name, at in list(inside.items())[:_FEW])

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from moediag.diagnosis.blame.forks import Decision, Fork, Side
+from moediag.diagnosis.blame.fork_search import Decision
+from moediag.diagnosis.blame.fork_sides import Side
+from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.standings import Standing
 from moediag.evidence.control_flow import CAUGHT, FALSE, OVER, TRUE, TURN
 from moediag.evidence.model import Condition, Evidence

@@ -63,8 +63,8 @@ def check(
         str,
         typer.Option(
             metavar="IN[/BETWEEN]",
-            help="GB/s that one rank can send inside its node and between nodes: tells how long "
-            "FSDP2's calls occupy the wires.",
+            help="GB/s that one rank can send inside its node and between nodes; adds the "
+            "communication time of FSDP2's collectives.",
         ),
     ] = "",
     step_time: Annotated[

@@ -120,9 +120,9 @@ ExecutorArgs = Annotated[
     typer.Option(
         "--executor-arg",
         metavar="KEY=VALUE",
-        help="Pass this to the executor: jobs= (jobs at once), limit= (seconds for a job), "
-        "partition=, time= and others for Slurm, address=, num_cpus= and others for Ray; "
-        "repeatable.",
+        help="Pass this to the executor: jobs= (items at once), limit= (seconds for an item from "
+        "its start), queue= (seconds before it), partition=, time= and others for Slurm, address=, "
+        "num_cpus= and others for Ray; repeatable.",
     ),
 ]
 Nnodes = Annotated[

@@ -64,7 +64,7 @@ class CheckOptions:
     length: int = 0
     """Tokens of a sequence; 0: not told."""
     bandwidth: Bandwidth | None = None
-    """None: the wires' time is not told."""
+    """None: no communication time is computed."""
     timeout: float = 600.0
     out: Path | None = None
 

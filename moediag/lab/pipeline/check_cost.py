@@ -66,7 +66,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How long the calls of one axis occupy the wires in a step."""
+    """Communication time of the calls of one axis in a step."""
 
     axis: str
     bytes: int

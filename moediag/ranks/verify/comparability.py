@@ -79,7 +79,7 @@ def _samples(job: Run, runs: Sequence[Run]) -> Optional[Incomparable]:
         other = [step.samples for step in run.ranks[0].steps]
         if other[:1] != single[:1]:
             return Incomparable(
-                "the reference saw other samples when it ran again with the same command",
+                "the reference saw different samples when it ran again with the same command",
                 "Set the seed of its data.",
             )
     ranks = {rank: [step.samples for step in one.steps] for rank, one in job.ranks.items()}

@@ -250,7 +250,9 @@ class _Comparison:
         known = [norm for norm in norms if norm is not None]
         losses = _losses([step.losses for step in single])
         if compared < min(self._job.steps, len(self._reference.steps)) and compared == steps:
-            self._not_seen[f"steps after step {compared}: the two runs saw other samples"] = None
+            self._not_seen[f"steps after step {compared}: the two runs saw different samples"] = (
+                None
+            )
         found = []
         for rank, one in self._job.ranks.items():
             mine = one.steps[:compared]

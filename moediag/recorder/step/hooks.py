@@ -1,4 +1,5 @@
-"""The hooks of a training step: the only module that registers them in torch."""
+"""The hooks of a training step, in its order: forward, backward, clipping, update. Laws, ``verify``
+and the recorder register theirs here."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _SCALE = ("_clip_grads_with_norm_", "clip_grads_with_norm_")
 
 
 class StepHooks:
-    """The hooks of one instrument, in the order of a step. They run in the order in which they were
-    registered and handle their own errors."""
+    """The hooks of one instrument. They run in the order in which they were registered and handle
+    their own errors."""
 
     def __init__(self, patches: Optional[Patches] = None) -> None:
         self._patches = patches or Patches()

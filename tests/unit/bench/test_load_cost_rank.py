@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from bench.load_cost import __main__ as command  # noqa: E402
-from bench.load_cost import methods as ways  # noqa: E402
-from bench.load_cost import model, rank  # noqa: E402
-from bench.load_cost.methods import Job, Missing, buckets  # noqa: E402
-from bench.load_cost.timing import METHODS, RankTimings, Spec, Timing  # noqa: E402
-from moediag.lab.stacks import environment  # noqa: E402
+from bench.load_cost import __main__ as command
+from bench.load_cost import methods as ways
+from bench.load_cost import model, rank
+from bench.load_cost.methods import Job, Missing, buckets
+from bench.load_cost.timing import METHODS, RankTimings, Spec, Timing
+from moediag.lab.stacks import environment
 
 # torch's own set_model_state_dict uses what torch deprecates.
 pytestmark = pytest.mark.filterwarnings(

@@ -16,7 +16,7 @@ from moediag.lab.campaign.bisect.companions.companion_answer import CompanionAns
 from moediag.lab.campaign.bisect.companions.companions import Sides, who_is_to_blame
 from moediag.lab.campaign.bisect.follow import Follow
 from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, other, skip
-from moediag.lab.campaign.bisect.prober import Setting
+from moediag.lab.campaign.bisect.question import Setting
 from moediag.lab.campaign.bisect.search.corners import Blame
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.engine import Display

@@ -20,8 +20,8 @@ from moediag.lab.campaign import prebuild as builders
 from moediag.lab.campaign.bisect import probe as module
 from moediag.lab.campaign.bisect.probe import Releases, TooRare
 from moediag.lab.campaign.bisect.probe_verdict import Kind
-from moediag.lab.campaign.bisect.prober import Probed, Setting
-from moediag.lab.campaign.bisect.question import Asked, Question
+from moediag.lab.campaign.bisect.prober import Probed
+from moediag.lab.campaign.bisect.question import Asked, Question, Setting
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.timeline import ProbeRecord

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from moediag.errors import Interrupted, MachineError, MoediagError, StackError, UsageError
 from moediag.lab.campaign.engine import Display, Header, Line, Records, Strategy, drive, opened
-from moediag.lab.campaign.executors import Choice, Lost, Remote, choice
+from moediag.lab.campaign.executors import Choice, Lost, Remote, choice, ray_tasks
 from moediag.lab.campaign.executors.executor import Call, Executor, Job, Reply
 from moediag.lab.campaign.executors.remote import TooLong
 from moediag.lab.campaign.executors.worker import perform, unfit
@@ -30,6 +31,13 @@ class Fake(Executor):
         self.names: list[str] = []
         self.cancelled: list[str] = []
         self.closed = False
+        self.starts = True
+        self.avoided: list[str] = []
+
+    def avoid(self, node: str, why: str) -> None:
+        self.avoided.append(node)
+        if not node.startswith("n"):
+            super().avoid(node, why)
 
     def submit(self, name: str, call: Call) -> Job:
         self.names.append(name)
@@ -42,6 +50,7 @@ class Fake(Executor):
 class FakeJob(Job):
     def __init__(self, executor: Fake, name: str, number: int, call: Call) -> None:
         self.executor, self.name, self.number, self.call = executor, name, number, call
+        self.running = executor.starts
 
     def reply(self) -> Reply | None:
         return self.executor.answer(self.number, lambda: perform(*self.call.arguments))
@@ -73,8 +82,8 @@ def said() -> list[str]:
 
 @pytest.fixture
 def remote(tmp_path: Path, said: list[str]) -> Callable[..., Remote]:
-    def make(executor: Executor, limit: float = 60.0) -> Remote:
-        return Remote(executor, tmp_path, limit, said.append, poll=0.001)
+    def make(executor: Executor, limit: float = 60.0, queue: float = 60.0) -> Remote:
+        return Remote(executor, tmp_path, limit, said.append, poll=0.001, queue=queue)
 
     return make
 
@@ -126,9 +135,12 @@ def test_a_job_without_a_reply_is_cancelled_and_not_repeated(
     remote: Callable[..., Remote],
 ) -> None:
     fake = Fake(lambda _, run: None)
-    with pytest.raises(TooLong, match=r"no result within 0\.01 s"):
+    with pytest.raises(TooLong, match=r"not decided: it gave no result within 0\.01 s"):
         remote(fake, limit=0.01).call("a", functools.partial(int, "7"))
     assert fake.names == fake.cancelled == ["a"]
+    fake.starts = False
+    with pytest.raises(TooLong, match=r"not run, because it waited 0\.02 s in the queue"):
+        remote(fake, limit=0.01, queue=0.02).call("a", functools.partial(int, "7"))
 
 
 def test_stop_cancels_running_jobs_and_starts_no_other(remote: Callable[..., Remote]) -> None:
@@ -187,6 +199,19 @@ def test_a_worker_must_see_the_shared_folders(
         remote(Fake(unseen)).call("a", functools.partial(int, "7"))
 
 
+def test_an_unfit_node_costs_no_attempt(remote: Callable[..., Remote]) -> None:
+    def unfit(number: int, run: Callable[[], Reply]) -> Reply:
+        return Reply(unfit="no cache", node=f"n{number}") if number < 4 else run()
+
+    fake = Fake(unfit)
+    assert remote(fake).call("a", functools.partial(int, "7")) == 7
+    assert fake.avoided == ["n1", "n2", "n3"]
+    with pytest.raises(MachineError, match="no cache"):
+        remote(Fake(lambda *_: Reply(unfit="no cache", node="last"))).call(
+            "a", functools.partial(int, "7")
+        )
+
+
 def test_a_token_with_other_content_is_another_folder(tmp_path: Path) -> None:
     import moediag
 
@@ -202,6 +227,9 @@ def test_close_leaves_no_file(remote: Callable[..., Remote], tmp_path: Path) -> 
     assert len([*tmp_path.rglob(".seen-by-workers-*")]) == 2
     one.close()
     assert fake.closed and not [*tmp_path.rglob(".seen-by-workers-*")]
+    remote(Fake())  # killed
+    remote(Fake()).close()
+    assert not [*tmp_path.rglob(".seen-by-workers-*")]
 
 
 # ------------------------------------------------------------------------ makers on the worker
@@ -315,9 +343,11 @@ def test_a_worker_that_does_not_fit_ends_the_campaign(
 
 def test_arguments_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_missing", lambda kind: "")
-    chosen = Choice.parse("ray", ["num_cpus=2", "jobs=8", "limit=600", "address=ray://a:1"])
+    chosen = Choice.parse(
+        "ray", ["num_cpus=2", "jobs=8", "limit=600", "queue=5", "address=ray://a:1"]
+    )
     assert dict(chosen.arguments) == {"num_cpus": "2", "address": "ray://a:1"}
-    assert (chosen.limit, chosen.at_once(3)) == (600.0, 8)
+    assert (chosen.limit, chosen.queue, chosen.at_once(3)) == (600.0, 5.0, 8)
     assert Choice.parse("local", []).at_once(3) == 3
 
 
@@ -329,7 +359,7 @@ def test_arguments_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ray", ["num_cpus=1", "num_cpus=2"], "gives num_cpus twice: 1 and 2"),
         ("ray", ["limit=soon"], "limit=soon: give a number from 1 on"),
         ("ray", ["jobs=0"], "jobs=0: give a number from 1 on"),
-        ("local", ["jobs=2"], "--executor-arg jobs=2: nothing takes it"),
+        ("local", ["jobs=2"], "--executor-arg jobs=2: the local executor has no arguments"),
     ],
 )
 def test_unknown_arguments_are_refused(
@@ -346,3 +376,23 @@ def test_a_missing_package_is_one_message(monkeypatch: pytest.MonkeyPatch) -> No
         Choice.parse("ray", [])
     assert "pip install 'moediag[ray]'" in raised.value.help_text
     assert isinstance(raised.value, MoediagError) and raised.value.exit_code == 4
+
+
+# ------------------------------------------------------------------------ what Ray can never run
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"CPU": 2.0}, ""),
+        ({"CPU": 64.0}, r"CPU 64 \(the largest has 2\)"),
+        ({"CPU": 2.0, "GPU": 1.0}, r"CPU 2 \(the largest has 2\), GPU 1 \(the largest has 1\)"),
+    ],
+)
+def test_a_task_that_fits_on_no_node_is_told_at_once(asked: dict[str, float], says: str) -> None:
+    nodes: list[dict[str, Any]] = [{"Resources": {"CPU": 2.0}},
+                                   {"Resources": {"CPU": 1.0, "GPU": 1.0}}]  # fmt: skip
+    found = ray_tasks.lacking(asked, nodes)
+    assert re.search(f"{says}$", found) and bool(found) == bool(says)
+    grows = [{**node, "Labels": {"ray.io/node-group": "workers"}} for node in nodes]
+    assert ray_tasks.lacking(asked, grows) == ""

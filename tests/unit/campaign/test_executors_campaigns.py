@@ -15,9 +15,9 @@ import pytest
 from moediag.errors import ExitCode, Interrupted, MachineError, StackError
 from moediag.lab.campaign.bisect.probe import Releases
 from moediag.lab.campaign.bisect.probe_verdict import Kind
-from moediag.lab.campaign.bisect.prober import Probed, Prober, Setting, made
+from moediag.lab.campaign.bisect.prober import Probed, Prober, made
 from moediag.lab.campaign.bisect.prober import probe as probed
-from moediag.lab.campaign.bisect.question import Asked
+from moediag.lab.campaign.bisect.question import Asked, Setting
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.engine import Display, opened
 from moediag.lab.campaign.executors import Choice, Maker, choice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import replace
+from typing import Any
 
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame.forks import Fork
@@ -15,7 +16,7 @@ GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
 TIMES = 3  # common calls
 
 
-def job(source: str, **known: object) -> Evidence:
+def job(source: str, **known: Any) -> Evidence:
     """Ranks 0 and 1 made calls at the lines marked ``C``, then rank 0 makes one at ``A``, rank 1
     one at ``B``, or it ended. ``Cc``, ``Aa`` and ``Bb`` mark the lines that led there."""
     text = textwrap.dedent(source).lstrip()
@@ -46,15 +47,15 @@ def job(source: str, **known: object) -> Evidence:
             )
             for call, mark in zip(seen.collectives, made, strict=False)
         )
-        ranks[rank] = replace(seen, collectives=calls, **known.get(f"rank{rank}", {}))  # type: ignore[attr-defined]
+        ranks[rank] = replace(seen, collectives=calls, **known.get(f"rank{rank}", {}))
     return replace(evidence, ranks=ranks, watched=True, sources={"/me/train.py": text})
 
 
-def fork_of(source: str, **known: object) -> Fork | None:
+def fork_of(source: str, **known: Any) -> Fork | None:
     return Facts(job(source, **known)).fork
 
 
-def decisions(source: str, **known: object) -> list[tuple[str, tuple[str, str]]]:
+def decisions(source: str, **known: Any) -> list[tuple[str, tuple[str, str]]]:
     found = fork_of(source, **known)
     assert found is not None
     return [(one.text, one.ways) for one in found.decisions]
@@ -170,7 +171,7 @@ class TestDataLoaders:
             all_reduce(total)  # B
     """
 
-    def known(self, one: int, two: int) -> dict[str, object]:
+    def known(self, one: int, two: int) -> dict[str, Any]:
         line = "train.py:2 main"
         return {
             "rank0": {"batches": (BatchCount(line, one, False),)},

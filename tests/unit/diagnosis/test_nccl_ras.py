@@ -132,6 +132,14 @@ def test_nobody_is_named_where_the_ranks_may_be_others(
     assert (found.verdict, found.culprits, found.victims) == ("hang", (), ())
 
 
+def test_a_rank_that_differs_in_two_ways_is_not_named(tmp_path: Path) -> None:
+    other = AHEAD.replace("AllReduce", "AllGather").replace("operation 6649", "operation 6651")
+    files = {took: text(AHEAD, other, took=f"0.0{took[-1]}") for took in ("t1", "t2")}
+    found = page(tmp_path, **files)
+    assert (found.verdict, found.culprits) == ("hang", ())
+    assert "AllReduce 6649" in found.cause and "AllGather 6651" in found.cause
+
+
 @pytest.mark.parametrize(
     "missing",
     ["The missing rank: 5", "Rank 5 -- GPU 5 managed by process 3487984 on node 172.16.64.213"],

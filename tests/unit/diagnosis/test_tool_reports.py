@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence import foreign, frtrace, horovod, nccl_calls, sources
+from moediag.evidence import foreign, frtrace, horovod, nccl_calls, ray_train, sources
 from moediag.result import Diagnosis
 
 
@@ -73,6 +73,46 @@ def test_a_job_that_went_on_was_slow(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", ["", "Missing ranks:\n", "Missing ranks:\n3", "Stalled ops:\ngrad"])
 def test_a_report_of_horovod_that_is_cut(cut: str) -> None:
     assert horovod.read(STALL + cut) == () and horovod.read("Missing ranks:\n3: [a]") == ()
+
+
+# ------------------------------------------------------------------------ Ray Train
+
+RAY = """(SynchronizationActor pid=71)
+(SynchronizationActor pid=71) `ray.train.report` has not been called by all {} workers in the group.
+(SynchronizationActor pid=71) Please ensure that all workers call `ray.train.report`. Here are the
+(SynchronizationActor pid=71) so far and how long they have been waiting in seconds:
+(SynchronizationActor pid=71) {}
+(SynchronizationActor pid=71) You can set the RAY_TRAIN environment variable: 60 seconds.
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "waiting", "culprits"),
+    [
+        (4, "{0: 61.2, 1: 60.0, 2: 59.5}", (3,)),
+        (6, "{1: 61.2, 2: 60.0, 4: 59.5, 5: 3.25}", (0, 3)),
+        (4, "{1: 61.2}", ()),  # who came may be wrong
+        (2, "{1: 61.2}", ()),
+    ],
+)
+def test_ranks_that_ray_train_waits_for(
+    tmp_path: Path, size: int, waiting: str, culprits: tuple[int, ...]
+) -> None:
+    found = page(tmp_path, RAY.format(size, waiting))
+    assert told(found)[:2] == ("hang", culprits)
+    assert "did not call ray.train.report" in found.cause and "61 s" in found.cause
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RAY.format(2, "{0: 61.2, 1: 60.0}"),
+        RAY.format(2, "{0: 61.2}") + "epoch 2 loss 1.5\n",
+        RAY.format(2, "{0: 61.2}")[:130],
+    ],
+)
+def test_a_warning_of_ray_train_that_is_over_or_cut(text: str) -> None:
+    assert ray_train.read(text) == ()
 
 
 # ------------------------------------------------------------------------ torchfrtrace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,17 @@ def test_last_words_of_a_log_are_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("a\nb\nc\n")
     assert last_words(tmp_path / "log", 2) == "b\nc"
     assert last_words(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("exits", 3), ("exits", {"x": {"code": 0}}), ("deaths", {"rank": 1}), ("pids", {"x": 1}),
+    ("stall", {"at": "x"}), ("started", None), ("notes", [1]), ("timed_out", "yes"),
+])  # fmt: skip
+def test_a_broken_field_leaves_the_others(tmp_path: Path, field: str, value: object) -> None:
+    path = FULL.write(tmp_path)
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps({**raw, field: value}))
+    read = read_launch(path)
+    assert getattr(read, field) == getattr(LaunchRecord(), field)
+    assert replace(read, **{field: getattr(FULL, field)}, not_seen=FULL.not_seen) == FULL
+    assert (read.not_seen != FULL.not_seen) == (field == "stall" or value == {"x": {"code": 0}})

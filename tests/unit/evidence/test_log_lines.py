@@ -21,6 +21,8 @@ def lines(text: str) -> list[tuple[int | None, str]]:
         ("[trainer21|5]: boom", 21),
         ("[trainers/13|5]:boom", 13),
         ("[worker_a5|13]: boom", 13),
+        ("[epoch3|20]: boom", None),
+        ("2031-05-06 07:08:09   [rank5]: boom", 5),
         ("[1,5]<stderr>: boom", 5),
         ("[ERROR] 2025-10-11-15:09:34 (PID:29, Device:0, RankID:5) boom", 5),
         ("[ERROR] 2025-10-11-15:09:34 (PID:29, Device:0, RankID:-1) boom", None),

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-from moediag.evidence.events import read_log  # noqa: E402
-from moediag.recorder import Recorder, install  # noqa: E402
+from moediag.evidence.events import read_log
+from moediag.recorder import Recorder, install
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from moediag.recorder import call_site, user_lines
 from moediag.recorder.call_site import CallSites
 from moediag.recorder.user_lines import UserLines

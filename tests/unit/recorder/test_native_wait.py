@@ -10,13 +10,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.protocol import Heartbeat  # noqa: E402
-from moediag.recorder.completion import Completion, Native, Thread  # noqa: E402
-from moediag.recorder.heartbeat import HeartbeatWriter  # noqa: E402
-from moediag.recorder.native_wait import NativeWait, asleep  # noqa: E402
+from moediag.protocol import Heartbeat
+from moediag.recorder.completion import Completion, Native, Thread
+from moediag.recorder.heartbeat import HeartbeatWriter
+from moediag.recorder.native_wait import NativeWait, asleep
 
 TORCH = str(Path(torch.__file__).parent)
 ENGINE = f"{TORCH}/autograd/graph.py"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
 from moediag.evidence.events import read_log
 from moediag.recorder import install
 

@@ -7,16 +7,16 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.step import data, preparation, training  # noqa: E402
-from moediag.lab.step.measure import gradients, reference  # noqa: E402
-from moediag.lab.step.measure.block_inputs import InputGradients  # noqa: E402
-from moediag.lab.step.models import tiny  # noqa: E402
-from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
-from moediag.protocol import ModelSpec, StepSpec, Trial  # noqa: E402
+from moediag.lab.step import data, preparation, training
+from moediag.lab.step.measure import gradients, reference
+from moediag.lab.step.measure.block_inputs import InputGradients
+from moediag.lab.step.models import tiny
+from moediag.lab.step.shard.wrapped import Wrapped
+from moediag.protocol import ModelSpec, StepSpec, Trial
 
 MODEL = ModelSpec(experts=4, vocab=64)
 BLOCKS = {"model.layers.0.mlp", "model.layers.1.mlp"}

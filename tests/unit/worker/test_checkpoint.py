@@ -9,21 +9,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from moediag.lab.step import preparation  # noqa: E402
-from moediag.lab.step.models import checkpoint, tiny  # noqa: E402
-from moediag.lab.step.models.tiny import Anatomy  # noqa: E402
-from moediag.lab.step.shard import expert_parallel, fsdp2_internals  # noqa: E402
-from moediag.lab.step.shard.kinds import kind_of  # noqa: E402
-from moediag.lab.step.shard.wrapped import Wrapped, ep_rank  # noqa: E402
-from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
-from tests.unit.sharded import placed, rank_of  # noqa: E402
+from moediag.lab.step import preparation
+from moediag.lab.step.models import checkpoint, tiny
+from moediag.lab.step.models.tiny import Anatomy
+from moediag.lab.step.shard import expert_parallel, fsdp2_internals
+from moediag.lab.step.shard.kinds import kind_of
+from moediag.lab.step.shard.wrapped import Wrapped, ep_rank
+from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
+from moediag.recorder.not_applicable import NotApplicable
+from tests.unit.sharded import placed, rank_of
 
 # Fields of DistributedConfig, by the release that added them.
 FIELDS = {

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.lab.step.collector import Collector, Unrecorded  # noqa: E402
-from moediag.lab.step.models.skew import RouterSkew  # noqa: E402
-from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
-from moediag.protocol import SkewSpec, Starve, StepSpec, Trial  # noqa: E402
-from scenarios.programs.matrices import Held, Matrices  # noqa: E402
+from moediag.lab.step.collector import Collector, Unrecorded
+from moediag.lab.step.models.skew import RouterSkew
+from moediag.lab.step.shard.declared_slices import PlainShards
+from moediag.protocol import SkewSpec, Starve, StepSpec, Trial
+from scenarios.programs.matrices import Held, Matrices
 
 CPU = torch.device("cpu")
 TRIAL = Trial("t", "s", "v", world_size=1, step=StepSpec(steps=3))

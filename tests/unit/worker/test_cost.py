@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.judgement import step_time as control  # noqa: E402
-from moediag.lab.step import data, preparation, training  # noqa: E402
-from moediag.lab.step.collector import Collector  # noqa: E402
-from moediag.lab.step.measure import gradients, reference  # noqa: E402
-from moediag.lab.step.models import tiny  # noqa: E402
-from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
-from moediag.lab.step.tasks import cost  # noqa: E402
-from moediag.protocol import (  # noqa: E402
+from moediag.lab.judgement import step_time as control
+from moediag.lab.step import data, preparation, training
+from moediag.lab.step.collector import Collector
+from moediag.lab.step.measure import gradients, reference
+from moediag.lab.step.models import tiny
+from moediag.lab.step.shard.wrapped import Wrapped
+from moediag.lab.step.tasks import cost
+from moediag.protocol import (
     CostTask,
     ModelSpec,
     Outcome,
@@ -28,7 +28,7 @@ from moediag.protocol import (  # noqa: E402
     StepTask,
     Trial,
 )
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable
 
 TINY = ModelSpec(layers=1, experts=4, vocab=64)
 CPU = torch.device("cpu")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.lab.step import data  # noqa: E402
-from moediag.protocol import ModelSpec, SkewSpec, Trial  # noqa: E402
+from moediag.lab.step import data
+from moediag.protocol import ModelSpec, SkewSpec, Trial
 
 
 def test_only_replicas_share_their_batch() -> None:

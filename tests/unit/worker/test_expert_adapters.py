@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from scenarios.programs import expert_adapters  # noqa: E402
+from scenarios.programs import expert_adapters
 
 EXPERTS, RANK, INPUTS, OUTPUTS = 4, 2, 6, 10
 

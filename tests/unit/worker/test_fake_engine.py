@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.scenario import content  # noqa: E402
-from moediag.lab.step.models import tiny  # noqa: E402
-from moediag.protocol import ModelSpec, Trial  # noqa: E402
-from scenarios.programs import fake_engine  # noqa: E402
+from moediag.lab.scenario import content
+from moediag.lab.step.models import tiny
+from moediag.protocol import ModelSpec, Trial
+from scenarios.programs import fake_engine
 
 SPEC = ModelSpec(layers=1, experts=4, config={"initializer_range": 0.2})
 TRIAL = Trial("t", "s", "v", world_size=1, layout={}, model=SPEC)

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.lab.step.tasks import generation  # noqa: E402
-from moediag.protocol import GenerateTask, StepSpec, Trial  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from moediag.lab.step.tasks import generation
+from moediag.protocol import GenerateTask, StepSpec, Trial
+from moediag.recorder.not_applicable import NotApplicable
 
 START = 4  # the first generated token; each further one is the next number
 

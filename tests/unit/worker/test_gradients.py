@@ -7,17 +7,15 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Partial, Replicate, Shard
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
-
-from moediag.lab.step.measure import gradients as compare  # noqa: E402
-from moediag.lab.step.models.tiny import Anatomy  # noqa: E402
-from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
-from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
-from tests.unit.sharded import numbered, placed, rank_of  # noqa: E402
+from moediag.lab.step.measure import gradients as compare
+from moediag.lab.step.models.tiny import Anatomy
+from moediag.lab.step.shard.wrapped import Wrapped
+from moediag.protocol import ModelSpec, Trial, WrapperSpec
+from tests.unit.sharded import numbered, placed, rank_of
 
 TRIAL = Trial("t", "s", "v", world_size=2)
 EXPERTS, WIDTH = 4, 3

@@ -7,17 +7,15 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from moediag.lab.step import kernels  # noqa: E402
-from moediag.lab.step.measure import reference  # noqa: E402
-from moediag.lab.step.models import skew, tiny  # noqa: E402
-from moediag.lab.step.shard import expert_parallel  # noqa: E402
-from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from moediag.lab.step import kernels
+from moediag.lab.step.measure import reference
+from moediag.lab.step.models import skew, tiny
+from moediag.lab.step.shard import expert_parallel
+from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
+from moediag.recorder.not_applicable import NotApplicable
 
 ROUTED = SkewSpec(routing="zero-token", batches="identical")
 

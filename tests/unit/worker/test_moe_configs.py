@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from transformers import MixtralConfig, Qwen3MoeConfig  # noqa: E402
-from transformers.models.mixtral.modeling_mixtral import MixtralForCausalLM  # noqa: E402
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM  # noqa: E402
+from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
-from moediag.lab.step.models import moe_configs, release_families, tiny_family  # noqa: E402
-from moediag.lab.step.models.moe_configs import Found  # noqa: E402
-from moediag.lab.step.models.release_families import ReleaseFamily  # noqa: E402
-from moediag.protocol import SIZES  # noqa: E402
-from scenarios.programs import router_logits_guard as guards  # noqa: E402
+from moediag.lab.step.models import moe_configs, release_families, tiny_family
+from moediag.lab.step.models.moe_configs import Found
+from moediag.lab.step.models.release_families import ReleaseFamily
+from moediag.protocol import SIZES
+from scenarios.programs import router_logits_guard as guards
 
 QWEN = Found(Qwen3MoeConfig, Qwen3MoeForCausalLM, has_loss=True)
 MIXTRAL = Found(MixtralConfig, MixtralForCausalLM, has_loss=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.lab.step.shard import clipping, optimizers  # noqa: E402
-from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
-from moediag.protocol import StepSpec  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
-from tests.unit.fake_ranks import fake_rank  # noqa: E402
+from moediag.lab.step.shard import clipping, optimizers
+from moediag.lab.step.shard.declared_slices import PlainShards
+from moediag.protocol import StepSpec
+from moediag.recorder.not_applicable import NotApplicable
+from tests.unit.fake_ranks import fake_rank
 
 
 @pytest.fixture

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Shard
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.distributed.tensor import Shard  # noqa: E402
-
-from moediag.lab.step.measure import ownership, row_map  # noqa: E402
-from moediag.lab.step.models.tiny import Anatomy, MoeBlock  # noqa: E402
-from moediag.lab.step.shard.wrapped import expert_parameters  # noqa: E402
-from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
-from tests.unit.sharded import fully_sharded, placed, rank_of  # noqa: E402
+from moediag.lab.step.measure import ownership, row_map
+from moediag.lab.step.models.tiny import Anatomy, MoeBlock
+from moediag.lab.step.shard.wrapped import expert_parameters
+from moediag.protocol import ModelSpec, Trial, WrapperSpec
+from tests.unit.sharded import fully_sharded, placed, rank_of
 
 EXPERTS = 4
 UP, DOWN = "layers.0.mlp.experts.up", "layers.0.mlp.experts.down"

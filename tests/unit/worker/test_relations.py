@@ -10,18 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.lab.relations import compiled, conditions  # noqa: E402
-from moediag.lab.relations.adapters import Adapters  # noqa: E402
-from moediag.lab.relations.cached_steps import CachedSteps  # noqa: E402
-from moediag.lab.relations.known_relations import RELATIONS  # noqa: E402
-from moediag.lab.relations.relation import Case, Relation, Tensors, Undecided  # noqa: E402
-from moediag.lab.relations.resumed_training import ResumedTraining  # noqa: E402
-from moediag.lab.step.models.plan_names import matches, mentioned  # noqa: E402
-from moediag.protocol import CONDITIONS, SIZES  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable, NotInStack  # noqa: E402
+from moediag.lab.relations import compiled, conditions
+from moediag.lab.relations.adapters import Adapters
+from moediag.lab.relations.cached_steps import CachedSteps
+from moediag.lab.relations.known_relations import RELATIONS
+from moediag.lab.relations.relation import Case, Relation, Tensors, Undecided
+from moediag.lab.relations.resumed_training import ResumedTraining
+from moediag.lab.step.models.plan_names import matches, mentioned
+from moediag.protocol import CONDITIONS, SIZES
+from moediag.recorder.not_applicable import NotApplicable, NotInStack
 
 CASE = Case(family=None)  # type: ignore[arg-type] - planted relations build nothing
 RIGHT = torch.linspace(-1.0, 1.0, 16)

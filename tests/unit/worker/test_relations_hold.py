@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.lab.relations import cell, compiled, conditions, earlier_checkpoint, numerical  # noqa: E402
-from moediag.lab.relations.known_relations import RELATIONS  # noqa: E402
-from moediag.lab.step.models import release_families  # noqa: E402
-from moediag.protocol import ModelSpec, RelationOutcome, RelationTask, Trial  # noqa: E402
-from tests.unit.planted_model import Planted, case  # noqa: E402
+from moediag.lab.relations import cell, compiled, conditions, earlier_checkpoint, numerical
+from moediag.lab.relations.known_relations import RELATIONS
+from moediag.lab.step.models import release_families
+from moediag.protocol import ModelSpec, RelationOutcome, RelationTask, Trial
+from tests.unit.planted_model import Planted, case
 
 # Relation, planted failure, the ways that must show it.
 FAILURES = [

@@ -6,17 +6,17 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.step.measure import replicas  # noqa: E402
-from moediag.lab.step.models import tiny  # noqa: E402
-from moediag.lab.step.shard import declared_slices  # noqa: E402
-from moediag.lab.step.shard.declared_slices import PlainShards  # noqa: E402
-from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
-from moediag.protocol import ModelSpec, Outcome, StepReplicas, Trial  # noqa: E402
-from tests.unit.fake_ranks import fake_rank  # noqa: E402
+from moediag.lab.step.measure import replicas
+from moediag.lab.step.models import tiny
+from moediag.lab.step.shard import declared_slices
+from moediag.lab.step.shard.declared_slices import PlainShards
+from moediag.lab.step.shard.wrapped import Wrapped
+from moediag.protocol import ModelSpec, Outcome, StepReplicas, Trial
+from tests.unit.fake_ranks import fake_rank
 
 
 @pytest.fixture(autouse=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.step import content, data  # noqa: E402
-from moediag.lab.step.measure import gradients as compare  # noqa: E402
-from moediag.lab.step.measure import reference  # noqa: E402
-from moediag.lab.step.models import tiny  # noqa: E402
-from moediag.lab.step.models.skew import RouterSkew  # noqa: E402
-from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
-from moediag.protocol import ModelSpec, SkewSpec, Starve, Trial, WrapperSpec  # noqa: E402
-from moediag.protocol.names import clean_fqn  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from moediag.lab.step import content, data
+from moediag.lab.step.measure import gradients as compare
+from moediag.lab.step.measure import reference
+from moediag.lab.step.models import tiny
+from moediag.lab.step.models.skew import RouterSkew
+from moediag.lab.step.shard.wrapped import Wrapped
+from moediag.protocol import ModelSpec, SkewSpec, Starve, Trial, WrapperSpec
+from moediag.protocol.names import clean_fqn
+from moediag.recorder.not_applicable import NotApplicable
 
 FOUR = {"world_size": 4, "layout": {"dp_shard": 4}}
 STARVED = SkewSpec(starve=[Starve(expert=3, layer=1)])
@@ -233,7 +233,7 @@ class TestReferenceAndComparison:
 
     def test_a_router_without_a_top_k_cannot_be_skewed(self, tmp_path, monkeypatch):
         # Like a router that samples its experts: its top-k does not use the experts' scores.
-        monkeypatch.setattr(RouterSkew, "_bent", lambda self, original: original)
+        monkeypatch.setattr(RouterSkew, "_choose", lambda *_: None)
         path = tmp_path / "reference.pt"
         with pytest.raises(NotApplicable, match="does not choose experts by a top-k"):
             reference.run(trial(reference_path=str(path), skew=STARVED))

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
-pytest.importorskip("torch")
-
 from moediag.lab.step.models import tiny_family
 from moediag.protocol import VOCAB
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.step import data  # noqa: E402
-from moediag.lab.step.collector import Collector  # noqa: E402
-from moediag.lab.step.measure import reference  # noqa: E402
-from moediag.lab.step.models import tiny  # noqa: E402
-from moediag.lab.step.models.pretrain import pretrain  # noqa: E402
-from moediag.lab.step.shard import accelerate_on_cpu  # noqa: E402
-from moediag.lab.step.tasks import trainer_arguments  # noqa: E402
-from moediag.lab.step.tasks.trainer import Watched  # noqa: E402
-from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from moediag.lab.step import data
+from moediag.lab.step.collector import Collector
+from moediag.lab.step.measure import reference
+from moediag.lab.step.models import tiny
+from moediag.lab.step.models.pretrain import pretrain
+from moediag.lab.step.shard import accelerate_on_cpu
+from moediag.lab.step.tasks import trainer_arguments
+from moediag.lab.step.tasks.trainer import Watched
+from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
+from moediag.recorder.not_applicable import NotApplicable
 
 TRAINER = WrapperSpec(kind="trainer")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.lab.step import data  # noqa: E402
-from moediag.lab.step.measure import training_state  # noqa: E402
-from moediag.lab.step.models import tiny  # noqa: E402
-from moediag.lab.step.shard.wrapped import Wrapped  # noqa: E402
-from moediag.lab.step.tasks import save_and_load  # noqa: E402
-from moediag.protocol import ResumeTask, Trial, WrapperSpec  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from moediag.lab.step import data
+from moediag.lab.step.measure import training_state
+from moediag.lab.step.models import tiny
+from moediag.lab.step.shard.wrapped import Wrapped
+from moediag.lab.step.tasks import save_and_load
+from moediag.protocol import ResumeTask, Trial, WrapperSpec
+from moediag.recorder.not_applicable import NotApplicable
 
 TRIAL = Trial("t", "s", "v", world_size=1, layout={"dp_shard": 1})
 

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.lab.step.measure import training_state, whole_state  # noqa: E402
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from moediag.lab.step.measure import training_state, whole_state
+from moediag.recorder.not_applicable import NotApplicable
 
 SHAPES = {"weight": (4, 6), "bias": (6,)}
 

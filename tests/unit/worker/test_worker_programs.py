@@ -6,12 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.lab.scenario import content  # noqa: E402
-from moediag.protocol import ProgramTask, StepSpec, Trial  # noqa: E402
-from scenarios.programs import matrices, metrics, skipped_step  # noqa: E402
+from moediag.lab.scenario import content
+from moediag.protocol import ProgramTask, StepSpec, Trial
+from scenarios.programs import matrices, metrics, skipped_step
 
 
 def trial(name: str, steps: int = 3, **options: Any) -> Trial:

@@ -23,8 +23,8 @@ from moediag.errors import (
 from moediag.hardware import cores
 from moediag.lab.campaign import run as runner
 from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict, skip
-from moediag.lab.campaign.bisect.prober import Probed, Setting
-from moediag.lab.campaign.bisect.question import Question
+from moediag.lab.campaign.bisect.prober import Probed
+from moediag.lab.campaign.bisect.question import Question, Setting
 from moediag.lab.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name
 from moediag.lab.campaign.engine import Display, opened

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from moediag.lab.campaign.bisect.probe_verdict import skip
+from moediag.lab.campaign.bisect.question import Question, Setting
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name
 from moediag.lab.campaign.engine import Display
 from moediag.lab.campaign.executors import Choice, Lost, Maker, opened
-from moediag.lab.stacks.releases import Release
 from moediag.records import dataclass
-
-if TYPE_CHECKING:
-    from moediag.lab.campaign.bisect.question import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +24,6 @@ class Probed:
     record: ProbeRecord
     target: Target | None = None  # the failure that it was to learn; None if it did not show
     problem: str = ""  # then says what showed instead
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a probe runs on."""
-
-    name: str  # in the state file and in messages; a release's is its version
-    # environments for stacks.environment, tried in order until one decides
-    requests: tuple[Mapping[str, str], ...]
-    source: Path | None = None  # folder to import packages from before the installed ones
-    release: Release | None = None  # None: not one of the searched releases
-    problem: str = ""  # why there is no environment
 
 
 class Prober(Protocol):
@@ -78,7 +63,7 @@ def probe(prober: Maker[Prober], setting: Setting, attempt: int, target: Target 
     return found
 
 
-MakeProber = Callable[["Question", Path, Display], Prober]
+MakeProber = Callable[[Question, Path, Display], Prober]
 """Gets the folder of the campaign."""
 
 

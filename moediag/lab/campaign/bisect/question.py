@@ -7,12 +7,12 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.lab.campaign.bisect.candidates import as_of, searched, spelled
-from moediag.lab.campaign.bisect.prober import Setting
 from moediag.lab.campaign.bisect.search.direction import schedule
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.search.search import Options
@@ -51,6 +51,18 @@ class Asked:
     launcher: str = "auto"
     timeout: float | None = None
     calibrate: int = 3  # trials of the bad end
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a probe runs on."""
+
+    name: str  # in the state file and in messages; a release's is its version
+    # environments for stacks.environment, tried in order until one decides
+    requests: tuple[Mapping[str, str], ...]
+    source: Path | None = None  # folder to import packages from before the installed ones
+    release: Release | None = None  # None: not one of the searched releases
+    problem: str = ""  # why there is no environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ LOCAL = "local"
 RAY = "ray"
 SLURM = "slurm"
 LIMIT = 3600.0  # seconds
+QUEUE = 86400.0  # seconds
 _KEYS = {RAY: ray_tasks.KEYS, SLURM: slurm.KEYS}
 _NEEDS = {RAY: ray_tasks.NEEDS, SLURM: slurm.NEEDS}
 
@@ -31,7 +32,9 @@ class Choice:
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For the engine."""
     limit: float = LIMIT
-    """Seconds for one job, its time in the queue included."""
+    """Seconds for one item, from its start."""
+    queue: float = QUEUE
+    """Seconds that an item waits for its start."""
     jobs: int | None = None
     """Jobs at once; None: as many as the command runs items at once."""
 
@@ -40,12 +43,13 @@ class Choice:
         """Returns the choice. ``texts``: ``key=value``. Raises UsageError for a key or value that
         the executor does not know, MachineError if its package is missing."""
         found: dict[str, str] = {}
-        known = ("jobs", "limit", *_KEYS.get(kind, ()))
+        known = ("jobs", "limit", "queue", *_KEYS.get(kind, ()))
         for text in texts:
             key, _, value = text.partition("=")
             if kind == LOCAL:
                 raise UsageError(
-                    f"--executor-arg {text}: nothing takes it", "Add --executor slurm or ray."
+                    f"--executor-arg {text}: the local executor has no arguments",
+                    "Add --executor slurm or ray.",
                 )
             if key not in known or not value:
                 raise UsageError(
@@ -58,8 +62,9 @@ class Choice:
         if kind != LOCAL and (missing := _missing(kind)):
             raise MachineError(f"--executor {kind} needs {missing}", _NEEDS[kind])
         limit = _positive("limit", found.pop("limit", str(LIMIT)))
+        queue = _positive("queue", found.pop("queue", str(QUEUE)))
         jobs = int(_positive("jobs", found.pop("jobs"))) if "jobs" in found else None
-        return cls(kind, found, limit, jobs)
+        return cls(kind, found, limit, queue, jobs)
 
     @property
     def here(self) -> bool:
@@ -78,27 +83,30 @@ HERE = Choice()
 def opened(choice: Choice, folder: Path, say: Callable[[str], None]) -> Iterator[Remote | None]:
     """Connects to the engine; None for the local executor, which needs none. ``folder``: of the
     campaign. Raises MachineError if the engine cannot be reached."""
+    if choice.kind != SLURM:
+        slurm.cancel_orphans(folder)
     if choice.here:
         yield None
         return
-    remote = Remote(_executor(choice, folder), folder, choice.limit, say)
+    executor = _executor(choice, folder, say)
+    remote = Remote(executor, folder, choice.limit, say, queue=choice.queue)
     with contextlib.closing(remote):
         yield remote
 
 
 def _missing(kind: str) -> str:
     """Returns what this machine lacks, "" if nothing."""
-    package = slurm.PACKAGE if kind == SLURM else ray_tasks.PACKAGE
-    if importlib.util.find_spec(package) is None:
-        return f"the package {package}"
-    programs = slurm.PROGRAMS if kind == SLURM else ()
-    return ", ".join(f"the command {name}" for name in programs if shutil.which(name) is None)
+    if kind == RAY:
+        found = importlib.util.find_spec(ray_tasks.PACKAGE)
+        return "" if found else f"the package {ray_tasks.PACKAGE}"
+    lacking = (name for name in slurm.PROGRAMS if shutil.which(name) is None)
+    return ", ".join(f"the command {name}" for name in lacking)
 
 
-def _executor(choice: Choice, folder: Path) -> Executor:
+def _executor(choice: Choice, folder: Path, say: Callable[[str], None]) -> Executor:
     if choice.kind == SLURM:
-        return slurm.Slurm(choice.arguments, folder, choice.limit)
-    return ray_tasks.RayTasks(choice.arguments)
+        return slurm.Slurm(choice.arguments, folder, choice.limit, say)
+    return ray_tasks.RayTasks(choice.arguments, folder, say)
 
 
 def _positive(key: str, text: str) -> float:

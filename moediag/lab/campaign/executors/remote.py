@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import math
 import os
 import pickle
 import threading
@@ -14,22 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import moediag
-from moediag.errors import Interrupted, MachineError
-from moediag.lab.campaign.executors.executor import Call, Executor, Lost
+from moediag.errors import Interrupted
+from moediag.lab.campaign.executors.executor import Call, Executor, Lost, Reply, TooLong
 from moediag.lab.campaign.executors.worker import on_maker
 from moediag.lab.stacks.base import cache_root
 
 T = TypeVar("T")
 
 POLL = 0.5  # seconds between two questions for a reply
-NEEDS = (
-    "Each worker needs the same release of moediag, and must see the folder of --out and the cache "
-    "(MOEDIAG_CACHE) under the same paths: put both on a shared file system."
-)
-
-
-class TooLong(Lost):
-    """The time limit of an item passed. It is not repeated: it would take as long again."""
 
 
 class Remote:
@@ -38,21 +32,25 @@ class Remote:
 
     def __init__(
         self, executor: Executor, folder: Path, limit: float, say: Callable[[str], None],
-        poll: float = POLL,
+        poll: float = POLL, queue: float = math.inf,
     ) -> None:  # fmt: skip
-        """``folder``: of the campaign; ``limit``: seconds for one job, its time in a queue
-        included; ``say``: gets lines for the user."""
+        """``folder``: of the campaign; ``limit``: seconds for one item from its start; ``queue``:
+        seconds before it; ``say``: gets lines for the user."""
         self._executor = executor
         self._limit = limit
+        self._queue = queue
         self._say = say
         self._poll = poll
         self._stopping = threading.Event()
         cache = cache_root()
         cache.mkdir(parents=True, exist_ok=True)
-        token = uuid.uuid4().hex
-        self._tokens = {
-            str(shared.resolve() / f".seen-by-workers-{token}"): token for shared in (folder, cache)
-        }
+        campaign = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+        token, name = uuid.uuid4().hex, f".seen-by-workers-{campaign}-"
+        self._tokens: dict[str, str] = {}
+        for shared in (folder.resolve(), cache.resolve()):
+            for left in shared.glob(f"{name}*"):  # by a command that was killed
+                left.unlink(missing_ok=True)
+            self._tokens[str(shared / f"{name}{token}")] = token
         for path in self._tokens:
             Path(path).write_text(token, encoding="utf-8")
 
@@ -85,19 +83,8 @@ class Remote:
         if self._stopping.is_set():
             raise Interrupted(f"stopped before {name}")
         call = Call(pickle.dumps(work), moediag.__version__, self._tokens, environment)
-        end = time.monotonic() + self._limit
-        job = self._executor.submit(name, call)
-        try:
-            while (reply := job.reply()) is None:
-                if self._stopping.wait(self._poll):
-                    raise Interrupted(f"interrupted during {name}")
-                if time.monotonic() > end:
-                    raise TooLong(f"not decided: its job gave no result within {self._limit:g} s")
-        except BaseException:
-            job.cancel()
-            raise
-        if reply.unfit:
-            raise MachineError(reply.unfit, NEEDS)
+        while (reply := self._reply(name, call)).unfit:
+            self._executor.avoid(reply.node, reply.unfit)
         if isinstance(reply.error, Interrupted):
             raise Lost("it was interrupted on its worker")
         if reply.error is not None:
@@ -106,6 +93,24 @@ class Remote:
             raise RuntimeError(f"on the worker, {name}:\n{reply.bug}")
         value: T = reply.value
         return value
+
+    def _reply(self, name: str, call: Call) -> Reply:
+        submitted, started = time.monotonic(), None
+        job = self._executor.submit(name, call)
+        try:
+            while (reply := job.reply()) is None:
+                if self._stopping.wait(self._poll):
+                    raise Interrupted(f"interrupted during {name}")
+                now = time.monotonic()
+                started = now if started is None and job.running else started
+                if started is None and now - submitted > self._queue:
+                    raise TooLong(f"not run, because it waited {self._queue:g} s in the queue")
+                if started is not None and now - started > self._limit:
+                    raise TooLong(f"not decided: it gave no result within {self._limit:g} s")
+        except BaseException:
+            job.cancel()
+            raise
+        return reply
 
     def stop(self) -> None:
         """Cancels all jobs: each thread that waits for one raises Interrupted."""

@@ -24,7 +24,8 @@ def perform(
     """Runs a call of this release of moediag; see :class:`~.executor.Call`. Raises nothing."""
     problem = unfit(version, tokens)
     if problem:
-        return Reply(unfit=f"the worker on {socket.gethostname()} {problem}")
+        node = os.environ.get("SLURMD_NODENAME", "")
+        return Reply(unfit=f"the worker on {node or socket.gethostname()} {problem}", node=node)
     os.environ.update(environment)
     try:
         return Reply(pickle.loads(work)())  # noqa: S301 - from the command that submitted it
@@ -59,3 +60,9 @@ def on_maker(make: bytes, method: str, *arguments: Any) -> Any:
     for spare in list(_makers)[:-KEPT]:
         _makers.pop(spare).close()
     return getattr(maker, method)(*arguments)
+
+
+def close() -> None:
+    """Closes the makers that this process keeps."""
+    while _makers:
+        _makers.popitem()[1].close()

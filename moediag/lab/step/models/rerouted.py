@@ -9,10 +9,12 @@ correct result.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator
+from typing import Any, Iterator
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from moediag.lab.step.models import top_k
 
 _FAR = 1e4  # larger than any router score
 NOISE = 0.05  # of the router's noise; scores are probabilities of 8 experts, about 1/8 each
@@ -46,31 +48,18 @@ class Rerouted:
         if self._change == "none" or not active:
             yield
             return
-        originals: Dict[Any, Any] = {torch: torch.topk, torch.Tensor: torch.Tensor.topk}
-        for owner, original in originals.items():
-            owner.topk = self._bent(original)
-        try:
+        with top_k.chosen_by(self._experts, self._choose):
             yield
-        finally:
-            for owner, original in originals.items():
-                owner.topk = original
 
-    def _bent(self, original: Any) -> Any:
-        def topk(scores: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
-            router = scores.shape[-1] == self._experts and dim in (-1, scores.dim() - 1)
-            if not router:
-                return original(scores, k, dim, *args, **kwargs)
-            # The forward and the recomputation must run the same operations, or checkpointing would
-            # detect that instead: the computation of the other scores is hidden from it. Selective
-            # checkpointing returns the saved top-k of the forward, whatever the scores.
-            by = scores.detach()
-            if self._change == "noise" or recomputing():
-                with _disable_current_modes():
-                    by = self._other(by, k)
-            indices = original(by, k, dim, *args, **kwargs)[1]
-            return torch.return_types.topk((scores.gather(-1, indices), indices))
-
-        return topk
+    def _choose(self, scores: torch.Tensor, k: int, best: top_k.Best) -> torch.Tensor:
+        # The forward and the recomputation must run the same operations, or checkpointing would
+        # detect that instead: the computation of the other scores is hidden from it. Selective
+        # checkpointing returns the saved top-k of the forward, whatever the scores.
+        by = scores.detach()
+        if self._change == "noise" or recomputing():
+            with _disable_current_modes():
+                by = self._other(by, k)
+        return best(by)
 
     def _other(self, scores: torch.Tensor, k: int) -> torch.Tensor:
         """Returns the scores (tokens, experts) to select by instead."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import Any, Dict, FrozenSet, Iterator, List
+from typing import Any, Dict, FrozenSet, Iterator, List, Optional
 
 import torch
 from torch import nn
 
+from moediag.lab.step.models import top_k
 from moediag.lab.step.models.tiny import Anatomy
 from moediag.protocol import SkewSpec
 
@@ -97,14 +98,10 @@ class RouterSkew:
         for index, (_, layer) in enumerate(anatomy.layers):
             handles.append(layer.register_forward_pre_hook(self._entering(index)))
             handles.append(layer.register_forward_hook(self._leaving, always_call=True))
-        originals: Dict[Any, Any] = {torch: torch.topk, torch.Tensor: torch.Tensor.topk}
-        for owner, original in originals.items():
-            owner.topk = self._bent(original)
         try:
-            yield
+            with top_k.chosen_by(self._experts, self._choose):
+                yield
         finally:
-            for owner, original in originals.items():
-                owner.topk = original
             for handle in handles:
                 handle.remove()
 
@@ -128,21 +125,15 @@ class RouterSkew:
             self._made[key] = routed(self._skew.routing, rows, self._experts, k).to(device)
         return self._made[key]
 
-    def _bent(self, original: Any) -> Any:
-        def topk(scores: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
-            ours = dim in (-1, scores.dim() - 1) and scores.shape[-1] == self._experts
-            if ours and self._layers and self._skew.routing is not None:
-                self._bent_some = True
-                shape = (*scores.shape[:-1], k)
-                pinned = self._routed(scores.numel() // self._experts, k, scores.device).view(shape)
-                return torch.return_types.topk((scores.gather(-1, pinned), pinned))
-            banned = self._banned() if ours else frozenset()
-            if not banned:
-                return original(scores, k, dim, *args, **kwargs)
+    def _choose(self, scores: torch.Tensor, k: int, best: top_k.Best) -> Optional[torch.Tensor]:
+        if self._layers and self._skew.routing is not None:
             self._bent_some = True
-            ban = torch.zeros(self._experts, dtype=scores.dtype, device=scores.device)
-            ban[sorted(banned)] = _BAN
-            indices = original(scores.detach() - ban, k, dim, *args, **kwargs)[1]
-            return torch.return_types.topk((scores.gather(-1, indices), indices))
-
-        return topk
+            shape = (*scores.shape[:-1], k)
+            return self._routed(scores.numel() // self._experts, k, scores.device).view(shape)
+        banned = self._banned()
+        if not banned:
+            return None
+        self._bent_some = True
+        ban = torch.zeros(self._experts, dtype=scores.dtype, device=scores.device)
+        ban[sorted(banned)] = _BAN
+        return best(scores.detach() - ban)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from moediag.evidence.law_records import read_laws  # noqa: E402
-from moediag.protocol import ENV_LAWS  # noqa: E402
-from moediag.recorder import install  # noqa: E402
-from moediag.recorder.laws import watchers  # noqa: E402
-from tests.unit.recorder.laws import example_law  # noqa: E402
+from moediag.evidence.law_records import read_laws
+from moediag.protocol import ENV_LAWS
+from moediag.recorder import install
+from moediag.recorder.laws import watchers
+from tests.unit.recorder.laws import example_law
 
 
 def test_each_checked_step_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

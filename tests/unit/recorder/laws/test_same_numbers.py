@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from moediag.evidence.law_records import read_laws  # noqa: E402
-from moediag.protocol import ENV_LAWS  # noqa: E402
-from moediag.recorder import install  # noqa: E402
-from tests.victims import same_numbers  # noqa: E402
+from moediag.evidence.law_records import read_laws
+from moediag.protocol import ENV_LAWS
+from moediag.recorder import install
+from tests.victims import same_numbers
 
 
 def numbers() -> str:

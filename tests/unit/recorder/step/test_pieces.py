@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-torch = pytest.importorskip("torch")
-
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402
-
-from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
-from moediag.recorder.step import pieces  # noqa: E402
-from tests.unit.sharded import fully_sharded, numbered, placed, rank_of  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import pieces
+from tests.unit.sharded import fully_sharded, numbered, placed, rank_of
 
 
 def same(found: Any, parameter: Any) -> bool:

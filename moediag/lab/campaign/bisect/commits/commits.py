@@ -18,8 +18,7 @@ from moediag.lab.campaign.bisect.commits.commit_answer import CommitAnswer, Told
 from moediag.lab.campaign.bisect.follow import Follow, Ready, settle
 from moediag.lab.campaign.bisect.installed_source import installed
 from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict
-from moediag.lab.campaign.bisect.prober import Setting
-from moediag.lab.campaign.bisect.question import PATIENCE
+from moediag.lab.campaign.bisect.question import PATIENCE, Setting
 from moediag.lab.campaign.bisect.search.answer import Answer
 from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
 from moediag.lab.stacks import environment

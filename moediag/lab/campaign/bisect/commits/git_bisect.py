@@ -18,8 +18,8 @@ from moediag.lab.campaign.bisect.commits.commits import tops_of
 from moediag.lab.campaign.bisect.follow import Follow
 from moediag.lab.campaign.bisect.probe_lines import probe_line, target_lines
 from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict
-from moediag.lab.campaign.bisect.prober import MakeProber, Prober, Setting, made, probe
-from moediag.lab.campaign.bisect.question import Question
+from moediag.lab.campaign.bisect.prober import MakeProber, Prober, made, probe
+from moediag.lab.campaign.bisect.question import Question, Setting
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.state import State
 from moediag.lab.campaign.bisect.timeline import probe_name

@@ -22,7 +22,7 @@ from moediag.lab.campaign.bisect.companions.companion_answer import CompanionAns
 from moediag.lab.campaign.bisect.follow import Follow, settle
 from moediag.lab.campaign.bisect.installed_source import installed
 from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict
-from moediag.lab.campaign.bisect.prober import Setting
+from moediag.lab.campaign.bisect.question import Setting
 from moediag.lab.campaign.bisect.search.corners import (
     COMPANION_ONLY,
     NEW,

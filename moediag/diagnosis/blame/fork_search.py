@@ -1,0 +1,254 @@
+"""The search for the decisions after which two groups of ranks took different paths.
+
+From the last call that both made, the control flow of the functions that both ran shows which
+statements lead one side to its call and not the other. What the evidence rules out is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+
+from moediag.diagnosis.blame.fork_sides import Line, Side, made_at, part_from
+from moediag.evidence.control_flow import BEGIN, CAUGHT, END, Edge, Flow, Node
+from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.program_source import Program, ProgramFile
+from moediag.evidence.source_tree import Scope, calls_once
+from moediag.records import dataclass
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SOMETIMES = "?"  # a library's function that does not always make a call
+_DEEP = 4  # calls that are followed
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A statement after which the two sides may have parted."""
+
+    file: str
+    line: int
+    #: The ``if``, loop or ``except`` as the user wrote it.
+    text: str
+    #: How each side left it, as far as only one way leads to where it is; "" otherwise. One of
+    #: control_flow's words.
+    ways: tuple[str, str]
+    #: The first line that only that side executed, and its text; 0 without one.
+    only: tuple[tuple[int, str], tuple[int, str]]
+
+
+class Search:
+    """Finds the decisions between two sides."""
+
+    def __init__(self, evidence: Evidence, sides: tuple[Side, Side]) -> None:
+        self._sides = sides
+        self._evidence = evidence
+        self.program = Program(evidence.sources)
+        self._calls = self._made()
+
+    def _made(self) -> dict[tuple[str, str], set[tuple[int, str]]]:
+        """By function, the lines that made calls, with the function called there, or ""."""
+        found: dict[tuple[str, str], set[tuple[int, str]]] = {}
+        own = frozenset(path.rpartition("/")[2] for path in self._evidence.sources)
+        for chain, always in self._chains(own):
+            inner = [one.function for one in chain[1:]]
+            for one, called in zip(chain, (*inner, "" if always else _SOMETIMES), strict=True):
+                found.setdefault((one.file, one.function), set()).add((one.line, called))
+        return found
+
+    def _chains(self, own: Collection[str]) -> Iterator[tuple[tuple[Line, ...], bool]]:
+        """The lines that led to each place of calls, and whether the innermost certainly makes one:
+        it is the call itself, or a library made one for it in every step."""
+        for side in self._sides:
+            calls = self._evidence.ranks[side.ranks[0]].collectives
+            steps: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+            examples: dict[tuple[str, tuple[str, ...]], Collective] = {}
+            for call in calls:
+                steps.setdefault((call.site, call.callers), set()).add(call.step)
+                examples[call.site, call.callers] = call
+            every = {call.step for call in calls[:-1]} - {calls[-1].step} if calls else set()
+            for place, call in examples.items():
+                direct = call.site.partition(":")[0] in own
+                if chain := made_at(call, own):
+                    yield chain, direct or every <= steps[place]
+
+    def decisions(self) -> list[Decision]:
+        """Those in the functions that made the last common call, the innermost first, up to one in
+        which both sides still are."""
+        one, two = self._sides
+        found: list[Decision] = []
+        for level in self._levels():
+            chains = (part_from(one.chain, level), part_from(two.chain, level))
+            if not any(chains):
+                continue
+            found_there = self._scope(level)
+            if found_there is None:
+                return []
+            file, scope = found_there
+            start = file.node(level.line) if one.common is not None else BEGIN
+            if any(self._same_visit(side, level, start) for side in self._sides):
+                return []
+            found += self._between(file, scope, start, chains, 0)
+            if all(chains):
+                break
+        return found
+
+    def _same_visit(self, side: Side, level: Line, start: Node | None) -> bool:
+        """Whether a side may still be in the statement that made the last common call: one such as
+        ``loss.backward()`` makes several."""
+        if side.common is None or side.call is None or side.chain[-1] != side.before[-1]:
+            return False
+        if level != side.before[-1] or side.call.step > side.common.step:
+            return False
+        return not (isinstance(start, ast.stmt) and calls_once(start))
+
+    def _levels(self) -> list[Line]:
+        """The lines of the last common call, innermost first, as far as both sides made it there;
+        without one the innermost function in which both sides are."""
+        one, two = self._sides
+        if one.common is None or two.common is None:
+            shared = [line for line in reversed(one.chain) if part_from(two.chain, line)]
+            return shared[:1]
+        return [line for line in reversed(one.before) if line in two.before]
+
+    def _between(
+        self,
+        file: ProgramFile,
+        scope: Scope,
+        start: Node | None,
+        chains: tuple[tuple[Line, ...], tuple[Line, ...]],
+        depth: int,
+    ) -> list[Decision]:
+        """The decisions from ``start`` in a function to the places of both chains; an empty chain
+        is the function's end."""
+        if depth > _DEEP:
+            return []
+        function = getattr(scope, "name", "<module>")
+        # The last common call was made in `start` itself and completed.
+        direct = any(
+            not called and file.node(line) is start for line, called in self._lines(file, function)
+        )
+        nodes = [file.node(chain[0].line) if chain else END for chain in chains]
+        targets = [node for node in nodes if node is not None]
+        if start is None or len(targets) < len(nodes):
+            return []
+        repeats = function != "<module>" and END not in targets and start != BEGIN
+        full = [n for n in file.around(start) if file.same_on_all_ranks(n, scope)]
+        flow = Flow(scope, repeats=repeats, full=full)
+        closed = self._closed(file, function)
+        ways = [
+            frozenset(
+                edge
+                for edge in flow.paths(start, target, closed - {target})
+                if edge.start is not start or edge.how != CAUGHT or not direct
+            )
+            for target in targets
+        ]
+        for own, other in ((0, 1), (1, 0)):
+            if targets[own] is start and not direct and not ways[own]:
+                # This side did not leave the function that is called there; an exception may have
+                # taken the other side out of it.
+                return [
+                    _decision(file, edge.to, (set(), {edge}) if own == 0 else ({edge}, set()))
+                    for edge in ways[other]
+                    if edge.start is start and edge.how == CAUGHT and isinstance(edge.to, ast.AST)
+                ]
+        if not all(ways):
+            return []
+        found = list(self._split(file, scope, ways))
+        for own, other in ((0, 1), (1, 0)):
+            inner = chains[own][1:]
+            through = any(edge.to is targets[own] for edge in ways[other])
+            if inner and through and targets[own] is not targets[other]:
+                found += self._inside(inner, own, depth)
+        return found
+
+    def _inside(self, inner: tuple[Line, ...], own: int, depth: int) -> list[Decision]:
+        """Those in a function that one side is in, and that the other left without a call."""
+        found = self._scope(inner[0])
+        chains = (inner, ()) if own == 0 else ((), inner)
+        return self._between(*found, BEGIN, chains, depth + 1) if found is not None else []
+
+    def _scope(self, line: Line) -> tuple[ProgramFile, Scope] | None:
+        """The file and the function of a line, if its source is known."""
+        file = self.program.file(line.file)
+        scope = file.scope(line.line, line.function) if file is not None else None
+        return (file, scope) if file is not None and scope is not None else None
+
+    def _lines(self, file: ProgramFile, function: str) -> set[tuple[int, str]]:
+        return self._calls.get((file.name, function), set())
+
+    def _closed(self, file: ProgramFile, function: str, depth: int = 0) -> frozenset[Node]:
+        """Statements that certainly make a call when they run."""
+        found = set()
+        for line, called in self._lines(file, function):
+            node = file.node(line)
+            if node is not None and (not called or self._always(called, depth)):
+                found.add(node)
+        return frozenset(found)
+
+    def _always(self, function: str, depth: int) -> bool:
+        """Whether a function makes a call in every case."""
+        made = [(f, lines) for (f, name), lines in self._calls.items() if name == function]
+        if depth > _DEEP or len(made) != 1:
+            return False
+        found = self._scope(Line(made[0][0], min(made[0][1])[0], function))
+        if found is None:
+            return False
+        file, scope = found
+        closed = self._closed(file, function, depth + 1)
+        return not Flow(scope).paths(BEGIN, END, closed)
+
+    # -------------------------------------------------------------------- what parts them
+
+    def _split(
+        self,
+        file: ProgramFile,
+        scope: Scope,
+        ways: Sequence[frozenset[Edge]],
+    ) -> Iterator[Decision]:
+        by_node: dict[Node, tuple[set[Edge], set[Edge]]] = {}
+        for side, edges in enumerate(ways):
+            for edge in edges:
+                by_node.setdefault(edge.start, (set(), set()))[side].add(edge)
+        told: set[Node] = set()
+        for node, (one, two) in by_node.items():
+            if not one or not two or one == two or not isinstance(node, ast.AST):
+                continue
+            if file.same_on_all_ranks(node, scope) or self._same_batches(file, node):
+                continue
+            handler = next((e.to for e in one ^ two | one | two if e.how == CAUGHT), None)
+            shown = handler if isinstance(handler, ast.AST) else node
+            if shown not in told:
+                told.add(shown)
+                yield _decision(file, shown, (one, two))
+
+    def _same_batches(self, file: ProgramFile, node: ast.AST) -> bool:
+        """Whether a loop over a data loader took as many turns on both sides."""
+        counts = [self._batches(file, node, side) for side in self._sides]
+        return None not in counts and len(set(counts)) == 1
+
+    def _batches(self, file: ProgramFile, node: ast.AST, side: Side) -> int | None:
+        line = f"{file.name}:{getattr(node, 'lineno', 0)} "
+        given = [
+            one.number
+            for one in self._evidence.ranks[side.ranks[0]].batches
+            if one.line.startswith(line)
+        ]
+        return sum(given) if given else None
+
+
+def _decision(file: ProgramFile, node: ast.AST, sides: tuple[set[Edge], set[Edge]]) -> Decision:
+    ways, only = [], []
+    for own, other in (sides, sides[::-1]):
+        taken = own - other or own
+        edge = next(iter(taken)) if len({(e.to, e.how) for e in taken}) == 1 else None
+        ways.append(edge.how if edge is not None else "")
+        # A loop was executed before as well.
+        again = isinstance(edge.to, _LOOPS) if edge is not None else True
+        if edge is None or again or edge.to in {e.to for e in other}:
+            line = 0
+        else:
+            line = getattr(edge.to, "lineno", 0)
+        only.append((line, file.text(line)))
+    line = getattr(node, "lineno", 0)
+    return Decision(file.name, line, file.head(node), (ways[0], ways[1]), (only[0], only[1]))

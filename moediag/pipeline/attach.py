@@ -52,9 +52,7 @@ def choose(pid: int | None) -> Job:
             raise UsageError(f"process {pid} belongs to another user", NO_JOB)
         job = jobs.of_process(proc, pid)
         if job is None:
-            raise UsageError(
-                f"process {pid} is no training job, and no rank of one runs below it", NO_JOB
-            )
+            raise UsageError(f"process {pid} is no rank of a job, and starts none", NO_JOB)
         return job
     found = jobs.of_user(proc, os.getuid())
     if not found:

@@ -19,11 +19,8 @@ from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
-# Calls that all ranks of a group must make; a send or a receive has one other side.
-_OF_ALL = re.compile(
-    r"(?:_?(?:all|reduce)_(?:reduce|gather|to_all|scatter)|broadcast|barrier|reduce|gather|scatter"
-    r"|monitored_barrier)\w*|c10d::Reducer::\w+"
-)
+# Calls that one other side meets, or that do not tell: a wait may be for either kind.
+_ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
 _BUSY = 4.0  # times the patience, as for watched jobs
 _AGAIN = (
     "A rank that computes may also be in an endless loop: attach again if it stays at that line "
@@ -155,7 +152,7 @@ def _of_all(evidence: Evidence, rank: int) -> bool:
     if stack is None or not in_collective(stack):
         return False
     operation = stand(stack, evidence.ranks[rank].libraries).partition(",")[0]
-    return _OF_ALL.fullmatch(operation) is not None
+    return _ONE_SIDED.search(operation) is None
 
 
 @detector(Verdict.INCONCLUSIVE)

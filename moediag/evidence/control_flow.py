@@ -21,6 +21,9 @@ BEGIN, END = "begin", "end"
 TRUE, FALSE, TURN, OVER, CAUGHT, NEXT = "true", "false", "turn", "over", "caught", ""
 
 
+_NEVER_RAISE = (ast.Break, ast.Continue, ast.Pass)
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """From a node to one that may run next."""
@@ -90,8 +93,9 @@ class Flow:
         return after
 
     def _statement(self, node: ast.stmt, after: Node, to: _Targets) -> Node:
-        for handler in to.handlers:
-            self._add(node, handler, CAUGHT)
+        if not isinstance(node, _NEVER_RAISE):
+            for handler in to.handlers:
+                self._add(node, handler, CAUGHT)
         if isinstance(node, ast.If):
             self._add(node, self._block(node.body, after, to), TRUE)
             self._add(node, self._block(node.orelse, after, to), FALSE)

@@ -260,7 +260,8 @@ def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
     python = [frame for frame in stack.frames if not frame.native]
     inside = [f for f in python if _communicates(f) and "/elastic/" not in f.file]
     own = innermost_user([frame.file for frame in python], libraries)
-    called = [f.function for f in inside if not f.file.endswith("c10d_logger.py")]
+    called = [f.function for f in inside if not f.file.endswith("c10d_logger.py")
+              and not f.function.startswith("_dynamo_disable.")]  # fmt: skip
     if called:
         operation = called[-1]
     elif not python and on_the_device(stack):

@@ -50,13 +50,17 @@ def choose(pid: int | None) -> Job:
         owner = proc.owner(pid)
         if owner != os.getuid() and not proc.environment(pid):
             raise UsageError(f"process {pid} belongs to another user", NO_JOB)
-        job = jobs.of_process(proc, pid)
-        if job is None:
-            raise UsageError(f"process {pid} is no training job and starts none", NO_JOB)
-        return job
+        found = jobs.of_process(proc, pid)
+        if not found:
+            raise UsageError(f"process {pid} is no rank of a job, and starts none", NO_JOB)
+        return _only(found)
     found = jobs.of_user(proc, os.getuid())
     if not found:
         raise UsageError("no training job of yours was found on this machine", NO_JOB)
+    return _only(found)
+
+
+def _only(found: Sequence[Job]) -> Job:
     if len(found) > 1:
         listed = "\n".join(f"  {line}" for line in map(described, found))
         raise UsageError(

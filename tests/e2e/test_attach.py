@@ -37,7 +37,7 @@ class Running:
     def states(self) -> list[tuple[str, float]]:
         """(state, seconds asleep) of each rank that has joined its group; [] until all have."""
         found = jobs.of_process(Proc(), self.process.pid)
-        ranks = found.ranks if found is not None and found.root == self.process.pid else ()
+        ranks = found[0].ranks if found else ()
         seen = [(Proc().seen(one.pid), asleep(Proc(), one.pid) or 0.0) for one in ranks]
         return [(one.state, at) for one, at in seen if one is not None]
 
@@ -51,8 +51,7 @@ class Running:
         return done.returncode, json.loads(done.stdout)["trials"][0]
 
     def pids(self) -> list[int]:
-        found = jobs.of_process(Proc(), self.process.pid)
-        assert found is not None
+        (found,) = jobs.of_process(Proc(), self.process.pid)
         return [one.pid for one in found.ranks]
 
     def finish(self) -> tuple[int, list[str]]:

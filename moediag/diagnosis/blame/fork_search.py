@@ -44,6 +44,7 @@ class Search:
         self._evidence = evidence
         self.program = Program(evidence.sources)
         self._calls = self._made()
+        self._sure: dict[str, bool] = {}
 
     def _made(self) -> dict[tuple[str, str], set[tuple[int, str]]]:
         """By function, the lines that made calls, with the function called there, or ""."""
@@ -148,7 +149,7 @@ class Search:
                 # This side did not leave the function that is called there; an exception may have
                 # taken the other side out of it.
                 return [
-                    _decision(file, edge.to, (set(), {edge}) if own == 0 else ({edge}, set()))
+                    _caught(file, edge, other)
                     for edge in ways[other]
                     if edge.start is start and edge.how == CAUGHT and isinstance(edge.to, ast.AST)
                 ]
@@ -177,50 +178,56 @@ class Search:
     def _lines(self, file: ProgramFile, function: str) -> set[tuple[int, str]]:
         return self._calls.get((file.name, function), set())
 
-    def _closed(self, file: ProgramFile, function: str, depth: int = 0) -> frozenset[Node]:
+    def _closed(self, file: ProgramFile, function: str) -> frozenset[Node]:
         """Statements that certainly make a call when they run."""
         found = set()
         for line, called in self._lines(file, function):
             node = file.node(line)
-            if node is not None and (not called or self._always(called, depth)):
+            if node is not None and (not called or self._always(called)):
                 found.add(node)
         return frozenset(found)
 
-    def _always(self, function: str, depth: int) -> bool:
+    def _always(self, function: str) -> bool:
         """Whether a function makes a call in every case."""
+        if function not in self._sure:
+            self._sure[function] = False  # as long as it is not known, of one that calls itself
+            self._sure[function] = self._leaves_by_a_call(function)
+        return self._sure[function]
+
+    def _leaves_by_a_call(self, function: str) -> bool:
         made = [(f, lines) for (f, name), lines in self._calls.items() if name == function]
-        if depth > _DEEP or len(made) != 1:
+        if len(made) != 1:
             return False
         found = self._scope(Line(made[0][0], min(made[0][1])[0], function))
         if found is None:
             return False
         file, scope = found
-        closed = self._closed(file, function, depth + 1)
-        return not Flow(scope).paths(BEGIN, END, closed)
+        return not Flow(scope).paths(BEGIN, END, self._closed(file, function))
 
     # -------------------------------------------------------------------- what parts them
 
     def _split(
-        self,
-        file: ProgramFile,
-        scope: Scope,
-        ways: Sequence[frozenset[Edge]],
+        self, file: ProgramFile, scope: Scope, ways: Sequence[frozenset[Edge]]
     ) -> Iterator[Decision]:
         by_node: dict[Node, tuple[set[Edge], set[Edge]]] = {}
         for side, edges in enumerate(ways):
             for edge in edges:
                 by_node.setdefault(edge.start, (set(), set()))[side].add(edge)
-        told: set[Node] = set()
-        for node, (one, two) in by_node.items():
-            if not one or not two or one == two or not isinstance(node, ast.AST):
+        for node, sides in by_node.items():
+            if not all(sides) or not isinstance(node, ast.AST):
                 continue
-            if file.same_on_all_ranks(node, scope) or self._same_batches(file, node):
-                continue
-            handler = next((e.to for e in one ^ two | one | two if e.how == CAUGHT), None)
-            shown = handler if isinstance(handler, ast.AST) else node
-            if shown not in told:
-                told.add(shown)
-                yield _decision(file, shown, (one, two))
+            one, two = plain = (
+                {e for e in sides[0] if e.how != CAUGHT},
+                {e for e in sides[1] if e.how != CAUGHT},
+            )
+            even = file.same_on_all_ranks(node, scope) or self._same_batches(file, node)
+            if one and two and one != two and not even:
+                yield _decision(file, node, plain)
+            for own, other in ((0, 1), (1, 0)):
+                for edge in sides[own] - plain[own]:
+                    # Only by the exception, or never by it on the other side.
+                    if (plain[other] and not plain[own]) or edge not in sides[other]:
+                        yield _caught(file, edge, own)
 
     def _same_batches(self, file: ProgramFile, node: ast.AST) -> bool:
         """Whether a loop over a data loader took as many turns on both sides."""
@@ -237,7 +244,13 @@ class Search:
         return sum(given) if given else None
 
 
-def _decision(file: ProgramFile, node: ast.AST, sides: tuple[set[Edge], set[Edge]]) -> Decision:
+def _caught(file: ProgramFile, edge: Edge, own: int) -> Decision:
+    """That one side came into a handler."""
+    edges = (set(), {edge}) if own else ({edge}, set())
+    return _decision(file, edge.to, edges)
+
+
+def _decision(file: ProgramFile, node: Node, sides: tuple[set[Edge], set[Edge]]) -> Decision:
     ways, only = [], []
     for own, other in (sides, sides[::-1]):
         taken = own - other or own
@@ -251,4 +264,5 @@ def _decision(file: ProgramFile, node: ast.AST, sides: tuple[set[Edge], set[Edge
             line = getattr(edge.to, "lineno", 0)
         only.append((line, file.text(line)))
     line = getattr(node, "lineno", 0)
-    return Decision(file.name, line, file.head(node), (ways[0], ways[1]), (only[0], only[1]))
+    head = file.head(node) if isinstance(node, ast.AST) else ""
+    return Decision(file.name, line, head, (ways[0], ways[1]), (only[0], only[1]))

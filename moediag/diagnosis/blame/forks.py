@@ -50,6 +50,9 @@ def fork(found: Divergence, aligned: Aligned, evidence: Evidence) -> Fork | None
     if not one.chain:
         return None
     search = Search(evidence, (one, two))
-    decisions = sorted(set(search.decisions()), key=lambda one: (one.file, one.line))
+    try:
+        decisions = sorted(set(search.decisions()), key=lambda one: (one.file, one.line))
+    except RecursionError:  # source that is nested too deeply
+        decisions = []
     told = tuple(decisions) if len(decisions) <= _MOST else ()
     return Fork((one, two), told, search.program)

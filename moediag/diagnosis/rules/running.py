@@ -19,11 +19,8 @@ from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
-# Calls that all ranks of a group must make; a send or a receive has one other side.
-_OF_ALL = re.compile(
-    r"(?:_?(?:all|reduce)_(?:reduce|gather|to_all|scatter)|broadcast|barrier|reduce|gather|scatter"
-    r"|monitored_barrier)\w*|c10d::Reducer::\w+"
-)
+# Calls that one other side meets, or that do not tell: a wait may be for either kind.
+_ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
 _BUSY = 4.0  # times the patience, as for watched jobs
 _AGAIN = (
     "A rank that computes may also be in an endless loop: attach again if it stays at that line "
@@ -49,12 +46,17 @@ def _computes(seen: Looks) -> bool:
     """Whether ranks wait for others that only compute, at one place."""
     works = seen.doing(looks.WORKS)
     computes = bool(works) and all(seen.ranks[rank].words == "computes" for rank in works)
-    return computes and bool(seen.doing(looks.WAITS)) and not seen.doing(looks.MOVES)
+    return computes and bool(_at_rest(seen)) and not seen.doing(looks.MOVES)
+
+
+def _at_rest(seen: Looks) -> tuple[int, ...]:
+    """Ranks that wait; one that sleeps beside a rank that works may do so in native code."""
+    return seen.doing(looks.WAITS, looks.IDLE)
 
 
 def _overdue(seen: Looks) -> bool:
     """Whether ranks wait for one that computes for longer than most computations take."""
-    waited = (seen.ranks[rank].still for rank in seen.doing(looks.WAITS))
+    waited = [seen.ranks[rank].still for rank in _at_rest(seen)]
     return _computes(seen) and min(waited) >= _BUSY * seen.patience
 
 
@@ -150,7 +152,7 @@ def _of_all(evidence: Evidence, rank: int) -> bool:
     if stack is None or not in_collective(stack):
         return False
     operation = stand(stack, evidence.ranks[rank].libraries).partition(",")[0]
-    return _OF_ALL.fullmatch(operation) is not None
+    return _ONE_SIDED.search(operation) is None
 
 
 @detector(Verdict.INCONCLUSIVE)
@@ -203,7 +205,7 @@ def _longer(seen: Looks) -> str:
 
 
 def _still(seen: Looks) -> str:
-    return f"{min(seen.ranks[r].still for r in seen.doing(looks.WAITS)):.0f}"
+    return f"{min(seen.ranks[rank].still for rank in _at_rest(seen)):.0f}"
 
 
 def _doing(evidence: Evidence, seen: Looks) -> list[str]:

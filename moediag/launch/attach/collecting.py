@@ -67,7 +67,7 @@ def collect(
     for rank, dump in dumps.items():
         if dump.json:
             (capture / f"rank-{rank}.pyspy.json").write_bytes(spy.without_text(dump.json))
-    lost = [*_lost(dumps, found)]
+    lost = [*_lost(dumps, found), *looked.lost()]
     if found.stands:
         lost += listeners.ask(folder, capture, targets, proc)
     _workers(capture, targets, dumps)

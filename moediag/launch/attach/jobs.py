@@ -107,28 +107,26 @@ def of_user(proc: Proc, uid: int) -> list[Job]:
     return _jobs(proc, proc.owned(uid))
 
 
-def of_process(proc: Proc, pid: int) -> Job | None:
-    """The job that process ``pid`` belongs to: a launcher, a rank, or a process of either. A Python
-    process that belongs to none is a job of one rank. None if there is no such process, or it is no
-    Python process."""
+def of_process(proc: Proc, pid: int) -> list[Job]:
+    """The job that process ``pid`` belongs to: a launcher, a rank, or a process of either; several
+    if more than one runs below it. A Python process that belongs to none is a job of one rank."""
     owner = proc.owner(pid)
     if owner is None:
-        return None
+        return []
     every = proc.owned(owner)
     line = {pid, *above(pid, every)}
     found = _jobs(proc, every)
     for job in found:
         if {rank.pid for rank in job.ranks} & line or job.root == pid:
-            return job
+            return [job]
     inside = {pid, *below(pid, every)}
-    for job in found:
-        if {rank.pid for rank in job.ranks} & inside:
-            return job
+    if started := [job for job in found if {rank.pid for rank in job.ranks} & inside]:
+        return started
     seen = every.get(pid)
-    if seen is None or not _is_python(proc, pid):
-        return None
+    if seen is None or not _is_python(proc, pid) or _launcher(proc.command(pid)):
+        return []  # the ranks of a launcher may not have started
     alone = Rank(pid, seen.started, 0, 1)
-    return Job((alone,), "", pid, proc.command(pid))
+    return [Job((alone,), "", pid, proc.command(pid))]
 
 
 # ------------------------------------------------------------------------ ranks

@@ -224,7 +224,7 @@ class LookingJob:
                 number += 1
                 passed = time.monotonic() - begun
                 if number >= LEAST:
-                    found = self._found(known, passed)
+                    found = self.found(known, passed)
                     if found.stands or found.progresses or passed > self.patience + 0.5:
                         return found
                     resting = found.doing(looks.WAITS, looks.IDLE, looks.STOPPED)
@@ -241,7 +241,8 @@ class LookingJob:
             for looker in self.lookers:
                 looker.sample()
 
-    def _found(self, known: Looks, passed: float) -> Looks:
+    def found(self, known: Looks, passed: float) -> Looks:
+        """What the looks so far say, ``passed`` seconds after the first."""
         ranks = {looker.pid: looker.target.rank for looker in self.lookers}
         owner = self.proc.owner(self.lookers[0].pid) if self.lookers else None
         every = self.proc.owned(owner) if owner is not None else {}
@@ -258,10 +259,17 @@ class LookingJob:
             inside = list(pool.map(Looker.waits_in_native_code, idle))
         ranks = dict(found.ranks)
         for one, waits in zip(idle, inside, strict=True):
+            rank = one.target.rank
             if waits:
-                rank = one.target.rank
                 ranks[rank] = replace(ranks[rank], does=looks.WAITS)
+            elif one.native.lost:  # it may wait where Python does not show it
+                ranks[rank] = replace(ranks[rank], does=looks.UNREAD)
         return replace(found, ranks=ranks)
+
+    def lost(self) -> list[str]:
+        """Native frames that were wanted and could not be read."""
+        return [f"rank {one.target.rank}: native frames ({one.native.lost})"
+                for one in self.lookers if one.native.lost]  # fmt: skip
 
     def dumps(self) -> dict[int, spy.Dump]:
         """The last stacks of each rank."""

@@ -39,6 +39,8 @@ class Activity:
     """CPU seconds of the process's descendants so far."""
     busiest: str = ""
     """The name of the descendant with most CPU time."""
+    wants_cpu: bool = False
+    """A descendant runs, or waits for a CPU or a disk."""
     connections: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By connection: bytes sent and received so far."""
     turns: int = 0
@@ -62,6 +64,7 @@ def look(process: Process, now: float) -> Activity | None:
         calls,
         itself.reaped + sum(stat.cpu + stat.reaped for stat in below),
         _name(busiest.pid) if busiest is not None else "",
+        any(stat.state in "RD" for stat in below),
         {one: moved[one] for pid in pids for one in network.sockets_of(pid) if one in moved},
     )
 
@@ -90,7 +93,9 @@ def work(before: Activity, after: Activity) -> str:
     ):  # fmt: skip
         if number >= least:
             return f"{words} {number / seconds / 1e6:.1f} MB/s"
-    if after.children - before.children >= LEAST_CPU * seconds:
+    used = after.children - before.children
+    # On a busy machine a child that computes gets little CPU time.
+    if used >= LEAST_CPU * seconds or (used > 0 and before.wants_cpu and after.wants_cpu):
         child = f"{WAITS} {after.busiest}, which works" if after.busiest else ""
         return child or "waits for child processes, which work"
     return ""

@@ -44,6 +44,7 @@ AS_BEFORE = 3.0
 STARVED = 0.1  # share of elapsed time that counts for a rank that waits for a CPU or a disk
 _LOOK_AGAIN = 10.0  # seconds between two reads of stacks: each stops a rank for milliseconds
 _LOOKS = 0.3  # of ``patience``: the same, if that is less
+_COMPARED = 2  # looks at a rank before it is reported: one shows no bytes and no CPU time
 _LOOK_THERE = 10.0  # seconds that the supervisor of another node gets to read its ranks' stacks
 # (ranks, with native frames): py-spy's JSON of the ranks that answer.
 Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
@@ -93,6 +94,7 @@ class Patience:
         self._progress: tuple[tuple[int, int, bool], ...] = ()
         self._since = float("inf")
         self._looked = 0.0
+        self._looks = 0  # in this pause
         self._joining = float("inf")  # when the stacks first showed all ranks in the rendezvous
         self._step = 0
         self._work: dict[int, str] = {}
@@ -160,6 +162,8 @@ class Patience:
         )
         if not (waiting or outside) or beyond < 0 or quiet < AS_BEFORE * self.longest:
             return None
+        if away and self._looks < _COMPARED:
+            return None
         if beyond < _LOOK_THERE and not all(s.looked or s.silent or s.unseen for s in away):
             return None
         early = outside and any(self._elapsed(s) < AT_WORK * self.seconds for s in away)
@@ -213,6 +217,7 @@ class Patience:
     def _look(self, ranks: Sequence[int], native: bool, ended: bool) -> None:
         """Reads from the stacks of ``ranks`` what they do, whether they wait in a collective and,
         with ``native``, whether they wait for their devices. ``ended``: a rank has ended."""
+        self._looks += 1
         found = self._stacks(ranks, native)
         active = dict(self._activities(ranks))
         # A worker of a data loader may loop for ever: it counts as the rank itself would.
@@ -261,7 +266,7 @@ class Patience:
             self.slowest = self._present, quiet, self.worked
         self._present = None
         self._step = max((s.step for s in samples), default=0)
-        self._since, self._looked = now, -_LOOK_AGAIN
+        self._since, self._looked, self._looks = now, -_LOOK_AGAIN, 0
         self._work, self._on_device, self._blocked = {}, set(), set()
         self._loading, self._joined, self._leaving = set(), set(), set()
         self.worked = {}

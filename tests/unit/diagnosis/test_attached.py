@@ -92,6 +92,16 @@ def test_stacks_alone_name_nobody(one: RankEvidence, other: RankEvidence) -> Non
     assert "not known which" in found.cause
 
 
+def test_a_collective_of_a_sharded_tensor_counts_as_one() -> None:
+    found = judged(rank(0, 4, "OpDispatcher.dispatch"), rank(1, 7, "barrier"), does=BOTH)
+    assert found.culprits == (0,)
+
+
+@pytest.mark.parametrize("op", ["recv", "batch_isend_irecv", "Work.wait", "wait"])
+def test_a_call_that_may_have_one_other_side_names_nobody(op: str) -> None:
+    assert judged(rank(0, 4, op), rank(1, 7, "barrier"), does=BOTH).culprits == ()
+
+
 def test_two_branches_are_told_and_nobody_is_named() -> None:
     found = judged(rank(0, 24, "all_reduce"), rank(1, 22, "all_gather"), does=BOTH)
     assert (found.verdict, found.culprits) == ("hang", ())

@@ -270,6 +270,22 @@ class TestOneOfSeveral:
         """
         assert [text for text, _ in decisions(source)] == ["if flag(x)", "except RuntimeError"]
 
+    def test_a_handler_around_all(self) -> None:
+        source = """
+            def main():
+                try:
+                    while True:
+                        all_reduce()  # C A
+                        if done():
+                            break
+                except RuntimeError:
+                    log()
+                barrier()  # B
+        """
+        assert [text for text, _ in decisions(source)] == ["if done()", "except RuntimeError"]
+        ends = source.replace("log()", "raise")
+        assert decisions(ends) == [("if done()", ("false", "true"))]
+
     def test_more_than_three_tell_nothing(self) -> None:
         exits = "".join(f"        if test{n}():\n            break\n" for n in range(4))
         source = f"def main():\n    while True:\n        all_reduce()  # C A\n{exits}"

@@ -57,6 +57,11 @@ def seen(at: float, offsets: Mapping[tuple[str, bool], int], **more: Any) -> Act
         ),
         (seen(0, {LOG: 0}), seen(10, {LOG: 5_000}), ""),  # a rank that prints while it waits
         (seen(0, {}, children=1.0), seen(10, {}, children=1.5), ""),  # a monitoring process
+        (  # a busy machine
+            seen(0, {}, children=1.0, wants_cpu=True), seen(10, {}, children=1.5, wants_cpu=True),
+            "waits for the child process nvcc, which works",
+        ),
+        (seen(0, {}, wants_cpu=True), seen(10, {}, children=0.5), ""),
         (seen(0, {}), seen(10, {SAVED: 10**9}), ""),  # opened in between
         (seen(10, {SAVED: 0}), seen(10, {SAVED: 10**9}), ""),
     ],

@@ -161,19 +161,25 @@ def test_a_job_by_any_of_its_processes(machine: Machine, pid: int) -> None:
     torchrun(machine, 10)
     torchrun(machine, 50, port=2)
     machine.add(20, 11, ("nvcc",), "", of_torch(0))
-    found = jobs.of_process(machine.proc, pid)
-    assert found is not None
-    assert found.root == 10
+    assert [job.root for job in jobs.of_process(machine.proc, pid)] == [10]
+
+
+def test_several_jobs_below_one_process(machine: Machine) -> None:
+    machine.add(1, 0, ("bash",), "")
+    torchrun(machine, 10)
+    torchrun(machine, 50, port=2)
+    assert [job.root for job in jobs.of_process(machine.proc, 1)] == [10, 50]
 
 
 def test_a_process_without_ranks(machine: Machine) -> None:
     machine.add(10, 1, ("python", "train.py"))
     machine.add(11, 1, ("bash",), "")
-    alone = jobs.of_process(machine.proc, 10)
-    assert alone is not None
+    (alone,) = jobs.of_process(machine.proc, 10)
     assert (alone.world_size, alone.ranks[0].rank) == (1, 0)
-    assert jobs.of_process(machine.proc, 11) is None
-    assert jobs.of_process(machine.proc, 99) is None
+    assert jobs.of_process(machine.proc, 11) == []
+    machine.add(12, 1, ("python", "/venv/bin/torchrun", "train.py"))  # its ranks come later
+    assert jobs.of_process(machine.proc, 12) == []
+    assert jobs.of_process(machine.proc, 99) == []
 
 
 def test_the_real_proc(tmp_path: Path) -> None:

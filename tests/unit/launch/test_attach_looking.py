@@ -213,6 +213,17 @@ def test_the_number_of_a_spawned_process() -> None:
     assert spy.rank_of(json.dumps([{"thread_name": "MainThread", "frames": made}]).encode()) == 1
 
 
+def test_a_rank_without_native_frames_is_not_called_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spy, "native", lambda *_: spy.Dump(lost="ptrace refused"))
+    monkeypatch.setattr(Proc, "maps", lambda *_: True)
+    monkeypatch.setattr(Proc, "owned", lambda *_: {})
+    looked = LookingJob([Target(0, Process(7, 99))], 4.0)
+    looked.lookers[0].taken = [look(0, OUTSIDE), look(4, OUTSIDE)]
+    found = looked.found(Looks(0.0, 4.0, {}, 1), 4.0)
+    assert found.ranks[0].does == looks.UNREAD
+    assert looked.lost() == ["rank 0: native frames (ptrace refused)"]
+
+
 def test_looks_at_a_process_leave_it_as_it_was() -> None:
     program = "import sys; print(flush=True); print(sys.stdin.readline(), end='')"
     with subprocess.Popen(

@@ -67,6 +67,15 @@ def test_an_idle_rank_is_given_the_patience() -> None:
     assert 10.0 <= at < 11.0
 
 
+def test_a_rank_is_reported_after_a_second_look_however_late_that_is() -> None:
+    """As on a busy machine, where a look takes long: what ranks did is known from two."""
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda ranks, _: {})
+    times = (0.0, 0.2, 6.0, 40.0)
+    assert [patience.observe(t, [WAITS, IDLE]) is None for t in times] == [True, True, True, False]
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda ranks, _: {})
+    assert [patience.observe(t, [WAITS, IDLE]) for t in (0.0, 0.2, 40.0)] == [None] * 3
+
+
 def test_a_computing_rank_is_given_four_times_the_patience() -> None:
     at = called(lambda t: [WAITS, replace(IDLE, cpu=t, runnable=True)], 60)
     assert at is not None

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,7 +117,7 @@ def test_a_watcher_that_is_killed_while_it_removes_leaves_a_run_that_can_be_read
 
     for _ in range(FIRST + NEWEST):
         restarts.end()
-    monkeypatch.setattr(attempts.shutil, "rmtree", killed)
+    monkeypatch.setattr(attempts, "shutil", SimpleNamespace(rmtree=killed))
     with pytest.raises(KeyboardInterrupt):
         restarts.end()
     assert (restarts.folder / f"attempt-{FIRST}").is_dir()

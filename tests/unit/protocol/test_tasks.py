@@ -11,6 +11,7 @@ import pytest
 
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import (
+    AttachTask,
     CheckpointTask,
     CheckTask,
     CostTask,
@@ -49,6 +50,7 @@ TASKS = [
     SequenceTask(["one", "other"]),
     WatchTask(),
     VerifyTask(),
+    AttachTask(),
 ]
 # The fields of trial.json before there was a task.
 OLD: list[tuple[dict[str, Any], Task]] = [

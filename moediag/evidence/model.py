@@ -402,6 +402,8 @@ class Evidence:
     interrupted: bool = False
     #: Ranks that failed by themselves, first one first, as far as that is known.
     deaths: tuple[int, ...] = ()
+    #: When its watcher noticed the death of a rank, in seconds since the epoch.
+    noticed: Mapping[int, float] = field(default_factory=dict)
     #: The program that ran in place of a whole model's step, or "".
     program: str = ""
     not_seen: tuple[str, ...] = ()

@@ -98,6 +98,7 @@ def _read(folder: Path) -> Evidence:
         launch_error=launch.launch_error,
         interrupted=launch.interrupted,
         deaths=tuple(death.rank for death in launch.deaths),
+        noticed={death.rank: death.time for death in launch.deaths},
         program=str(task.get("name", "")) if task["kind"] == "program" else "",
         not_seen=(*launch.not_seen, *lost),
         oom_kills=launch.oom_kills,

@@ -7,8 +7,9 @@ error shows *that* ranks disagreed, never which one is at fault.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moediag.evidence.model import UNTOLD, Evidence, RankError, RankEvidence
 from moediag.records import dataclass
@@ -40,6 +41,7 @@ _MISMATCH = re.compile(
 )
 _SUMMARY = 480  # characters: two or three sentences
 # Nobody sends these to a rank because another one failed, as launchers do with SIGTERM and SIGKILL.
+_LAUNCHER_WAITS = 5.0  # seconds before SIGKILL; torchrun waits 30
 FATAL_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 _ENDED_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException", "SystemExit"})
 
@@ -115,16 +117,29 @@ def _failure(seen: RankEvidence) -> Failure | None:
     )
 
 
-def first_of(own: Sequence[Failure], deaths: Sequence[int]) -> tuple[tuple[Failure, ...], bool]:
+def first_of(
+    own: Sequence[Failure], deaths: Sequence[int], seen_at: Mapping[int, float]
+) -> tuple[tuple[Failure, ...], bool]:
     """The failures among ``own`` that may have come first, and whether that is certain.
 
     An exception has its own time. A fatal signal leaves none: its launcher notices the death a
     moment later. So a death noticed before an exception (``deaths``: ranks in that order) came
-    first, and one noticed after it may have come first too.
+    first, and one noticed after it may have come first too. A SIGKILL soon after it (``seen_at``)
+    did not come from a launcher, which lets the other ranks end by themselves first.
     """
     lead = own[0]
-    killed = [f for f in own if f.name in FATAL_SIGNALS and f.rank != lead.rank]
-    if not lead.time or not killed or lead.rank not in deaths:
+    if not lead.time or lead.rank not in deaths:
+        return (lead,), True
+    killed = [
+        f
+        for f in own
+        if f.rank != lead.rank
+        and (
+            f.name in FATAL_SIGNALS
+            or (f.name == "SIGKILL" and seen_at.get(f.rank, math.inf) - lead.time < _LAUNCHER_WAITS)
+        )
+    ]
+    if not killed:
         return (lead,), True
     noticed = {rank: place for place, rank in enumerate(deaths)}
     before = [f for f in killed if noticed.get(f.rank, len(deaths)) < noticed[lead.rank]]

@@ -107,7 +107,7 @@ def crash(facts: Facts) -> Judgement | None:
     found = facts.own
     if not found:
         return None
-    leading, ordered = first_of(found, facts.evidence.deaths)
+    leading, ordered = first_of(found, facts.evidence.deaths, facts.evidence.noticed)
     first = leading[0]
     kinds = dict.fromkeys((f.name, f.where) for f in leading)
     alike = {kind: [f for f in found if (f.name, f.where) == kind] for kind in kinds}

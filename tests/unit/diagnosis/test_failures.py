@@ -214,12 +214,21 @@ def test_a_rank_that_died_by_itself_is_never_a_victim(
     assert words in found.cause
 
 
-def test_a_launcher_that_ends_the_others_adds_no_culprit() -> None:
+@pytest.mark.parametrize(
+    ("noticed", "culprits"),
+    [({1: 7.0, 2: 37.0}, (1,)), ({}, (1,)), ({1: 7.0, 2: 7.1}, (1, 2))],
+)
+def test_a_launcher_that_ends_the_others_adds_no_culprit(
+    noticed: dict[int, float], culprits: tuple[int, ...]
+) -> None:
+    """A SIGKILL at the same moment came from elsewhere: torchrun waits half a minute before it."""
     error = RankError("ValueError", "bad batch", "feed.py:9 read", time=7.0)
     evidence = died(fsdp2_job(set(), set(), set()).run(), 1, error)
-    evidence = replace(died(evidence, 2, signal="SIGKILL"), deaths=(1, 2))
+    evidence = replace(died(evidence, 2, signal="SIGKILL"), deaths=(1, 2), noticed=noticed)
     found = diagnose(evidence)
-    assert (found.culprits, found.victims) == ((1,), (0, 2))
+    assert found.culprits == culprits
+    assert found.victims == tuple(rank for rank in (0, 2) if rank not in culprits)
+    assert ("Not known which of them came first." in found.cause) == (len(culprits) > 1)
 
 
 def test_one_rank_without_a_trace_is_named() -> None:

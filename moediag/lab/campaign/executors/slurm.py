@@ -246,7 +246,8 @@ class SlurmJob(Job):
         if job is not None and job.alive:
             self._ended = None
             return None
-        return self._lost(worker, number, job)
+        self._lost(worker, number, job)
+        return None
 
     def _lost(self, worker: str, number: int, job: Queued | None) -> None:
         """Waits for a reply on its way; then raises Lost, or lets another worker start anew if this

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-STARTING = 60.0  # seconds
+STARTING = 120.0  # seconds
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "munged")
 CONFIGURATION = """\
 ClusterName=test

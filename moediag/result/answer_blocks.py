@@ -105,7 +105,7 @@ class Case:
     group: str
     """What it belongs to, for example the scenario."""
     state: AnswerState | None
-    """None: it does not apply here."""
+    """None: it is skipped, because it does not apply here or fails as it did before."""
     message: str = ""
     text: str = ""
     seconds: float = 0.0

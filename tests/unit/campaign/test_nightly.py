@@ -382,7 +382,7 @@ def week() -> Summary:
     )  # fmt: skip
     tonight = night(
         2, entry("good", scenario="b"), entry(scenario="d"), entry(scenario="c"),
-        entry("unknown", scenario="e", why="its control fails"),
+        entry("unknown", scenario="e", why="its control fails", seconds=2.5),
         entry(scenario="a", why="rank 1: 50% | <gone>\nfor good"),
         jobs=(job("a"), job("z", finished=False, problem="did not fit: it took 99 s before")),
         notes=("torch=pre: no pre-release is newer than the newest release",),
@@ -436,10 +436,14 @@ def test_at_most_ten_annotations_of_one_line_are_written(new: int, lines: int) -
 def test_junit_has_a_case_for_every_variant(week: Summary) -> None:
     own, suite = ElementTree.fromstring(answer_views.junit(pages.answer(week)))
     assert own.get("failures") == "1"
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "3", "1")
-    kinds = {c.get("classname"): [x.get("message", "")[:4] for x in c] for c in suite}
-    assert kinds["a.transformers=newest"] == ["new:"]
-    assert kinds["b.transformers=newest"] == []
+    counts = ("tests", "failures", "errors", "skipped", "time")
+    assert [suite.get(name) for name in counts] == ["5", "1", "1", "2", "2.500"]
+    kinds = {str(c.get("classname"))[0]: [(x.tag, x.get("message", "").split(":")[0]) for x in c]
+             for c in suite}  # fmt: skip
+    assert kinds == {
+        "a": [("failure", "new")], "b": [], "c": [("skipped", "still")],
+        "d": [("skipped", "flaky")], "e": [("error", "unknown")],
+    }  # fmt: skip
 
 
 def tonight(week: Summary) -> Summary:

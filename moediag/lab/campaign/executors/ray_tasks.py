@@ -71,6 +71,7 @@ class RayTasks(Executor):
         self._say = say
         self._told = 0.0
         if problem := lacking(self._asked or {"CPU": 1.0}, self._nodes()):
+            self.close()
             raise MachineError(problem, "Ask for less with --executor-arg num_cpus=, memory=, ….")
 
     def submit(self, name: str, call: Call) -> Job:

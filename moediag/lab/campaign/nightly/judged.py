@@ -43,6 +43,7 @@ def _entry(result: RunResult, repeats: Sequence[TrialResult], track: Track, evid
         why=shown.cause,
         stack={name: version for name, version in shown.stack.items() if version},
         evidence=evidence,
+        seconds=round(sum(trial.seconds.total or 0.0 for trial in repeats), 3),
     )
 
 

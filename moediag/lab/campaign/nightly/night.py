@@ -36,6 +36,7 @@ class Entry:
     stack: Mapping[str, str] = field(default_factory=dict)
     evidence: str = ""  # its run directory, relative to the folder of the night's artifacts
     command: str = ""  # repeats the run
+    seconds: float = 0.0  # of all its trials
 
     @property
     def key(self) -> tuple[str, str, str]:

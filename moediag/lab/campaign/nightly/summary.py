@@ -231,16 +231,18 @@ def _table(night: Night) -> Iterator[Table]:
 
 
 def _case(one: Compared) -> Case:
-    """A failing variant is a failure, also if known; one that does not apply is skipped."""
+    """A new failure is a failure. One that does not fail the night, because it continues or is
+    flaky, is skipped, as is what does not apply: CI shows it, but does not turn red again."""
     entry = one.entry
-    state = _CASES[State(entry.state)]
+    skipped = entry.verdict == Verdict.NOT_APPLICABLE or one.change in (Change.STILL, Change.FLAKY)
     return Case(
         entry.variant,
         f"{entry.scenario}.{entry.track}",
-        None if entry.verdict == Verdict.NOT_APPLICABLE else state,
+        None if skipped else _CASES[State(entry.state)],
         f"{one.change}: {what(one)}",
         f"{entry.why}\n\n{entry.command}\n{entry.evidence}",
-        suite=entry.track,
+        entry.seconds,
+        entry.track,
     )
 
 

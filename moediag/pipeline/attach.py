@@ -14,9 +14,9 @@ from pathlib import Path
 from moediag import protocol
 from moediag.errors import UsageError
 from moediag.evidence.trial_folder import read_trial
-from moediag.launch.attach import collecting, jobs
+from moediag.launch.attach import collecting, found_jobs
 from moediag.launch.attach.collecting import AttachOptions
-from moediag.launch.attach.jobs import Job
+from moediag.launch.attach.found_jobs import Job
 from moediag.launch.attach.proc import Proc
 from moediag.pipeline import archives
 from moediag.pipeline.examine import result_of
@@ -50,11 +50,11 @@ def choose(pid: int | None) -> Job:
         owner = proc.owner(pid)
         if owner != os.getuid() and not proc.environment(pid):
             raise UsageError(f"process {pid} belongs to another user", NO_JOB)
-        found = jobs.of_process(proc, pid)
+        found = found_jobs.of_process(proc, pid)
         if not found:
             raise UsageError(f"process {pid} is no rank of a job, and starts none", NO_JOB)
         return _only(found)
-    found = jobs.of_user(proc, os.getuid())
+    found = found_jobs.of_user(proc, os.getuid())
     if not found:
         raise UsageError("no training job of yours was found on this machine", NO_JOB)
     return _only(found)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from moediag.launch.attach import jobs
+from moediag.launch.attach import found_jobs
 from moediag.launch.attach.looking import asleep
 from moediag.launch.attach.proc import Proc
 from tests.victims.table import marked
@@ -36,7 +36,7 @@ class Running:
 
     def states(self) -> list[tuple[str, float]]:
         """(state, seconds asleep) of each rank that has joined its group; [] until all have."""
-        found = jobs.of_process(Proc(), self.process.pid)
+        found = found_jobs.of_process(Proc(), self.process.pid)
         ranks = found[0].ranks if found else ()
         seen = [(Proc().seen(one.pid), asleep(Proc(), one.pid) or 0.0) for one in ranks]
         return [(one.state, at) for one, at in seen if one is not None]
@@ -51,7 +51,7 @@ class Running:
         return done.returncode, json.loads(done.stdout)["trials"][0]
 
     def pids(self) -> list[int]:
-        (found,) = jobs.of_process(Proc(), self.process.pid)
+        (found,) = found_jobs.of_process(Proc(), self.process.pid)
         return [one.pid for one in found.ranks]
 
     def finish(self) -> tuple[int, list[str]]:

@@ -21,6 +21,7 @@ SAME: dict[str, str] = {
     # One command: its options and its implementation.
     "run": "cli parses `moediag run`, campaign runs it",
     "watch": "cli parses `moediag watch`, pipeline watches",
+    "attach": "cli parses `moediag attach`, pipeline attaches",
     "api": "functions for programs, of the job tool and of the laboratory",
     "doctor": "cli parses `moediag doctor`, the module at the root checks",
     "options": "options of commands: those of all, and those of the laboratory",

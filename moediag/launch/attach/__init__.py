@@ -1,3 +1,3 @@
 """Finds running training jobs that were started without moediag, and looks at them from outside."""
 
-__all__ = ["jobs"]
+__all__ = ["found_jobs"]

@@ -14,7 +14,7 @@ from moediag import protocol
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks
 from moediag.launch.attach import listeners, spy
-from moediag.launch.attach.jobs import Job, Rank
+from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.looking import LookingJob, Target
 from moediag.launch.attach.proc import Proc
 from moediag.launch.capture import source_files, worker_stacks

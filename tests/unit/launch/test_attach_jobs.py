@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.launch.attach import jobs
+from moediag.launch.attach import found_jobs
 from moediag.launch.attach.proc import Proc
 
 ME, OTHER = 1000, 1001
@@ -39,7 +39,7 @@ class Machine:
     def found(self) -> list[tuple[str, int, list[int | None]]]:
         return [
             (job.launcher, job.world_size, [one.rank for one in job.ranks])
-            for job in jobs.of_user(self.proc, ME)
+            for job in found_jobs.of_user(self.proc, ME)
         ]
 
 
@@ -63,7 +63,7 @@ def test_ranks_of_torchrun_without_what_they_started(machine: Machine) -> None:
     torchrun(machine, 10)
     machine.add(20, 11, env=of_torch(0))  # a worker of a data loader
     machine.add(21, 20, ("nvcc",), "", of_torch(0))
-    [job] = jobs.of_user(machine.proc, ME)
+    [job] = found_jobs.of_user(machine.proc, ME)
     assert [one.pid for one in job.ranks] == [11, 12]
     assert (job.launcher, job.root, job.name, job.missing) == ("torchrun", 10, "train.py", ())
 
@@ -89,7 +89,7 @@ def test_a_job_of_several_machines(machine: Machine) -> None:
 def test_a_rank_that_is_gone(machine: Machine) -> None:
     torchrun(machine, 10)
     (machine.root / "11" / "stat").write_text("")
-    [job] = jobs.of_user(machine.proc, ME)
+    [job] = found_jobs.of_user(machine.proc, ME)
     assert job.missing == (0,)
 
 
@@ -152,8 +152,8 @@ def test_ranks_that_number_themselves(machine: Machine) -> None:
 def test_no_process_of_another_user(machine: Machine) -> None:
     torchrun(machine, 10)
     machine.add(40, 1, env=of_torch(0, 1), uid=OTHER)
-    assert len(jobs.of_user(machine.proc, ME)) == 1
-    assert jobs.of_user(machine.proc, 0) == []
+    assert len(found_jobs.of_user(machine.proc, ME)) == 1
+    assert found_jobs.of_user(machine.proc, 0) == []
 
 
 @pytest.mark.parametrize("pid", [10, 11, 12, 20])
@@ -161,25 +161,25 @@ def test_a_job_by_any_of_its_processes(machine: Machine, pid: int) -> None:
     torchrun(machine, 10)
     torchrun(machine, 50, port=2)
     machine.add(20, 11, ("nvcc",), "", of_torch(0))
-    assert [job.root for job in jobs.of_process(machine.proc, pid)] == [10]
+    assert [job.root for job in found_jobs.of_process(machine.proc, pid)] == [10]
 
 
 def test_several_jobs_below_one_process(machine: Machine) -> None:
     machine.add(1, 0, ("bash",), "")
     torchrun(machine, 10)
     torchrun(machine, 50, port=2)
-    assert [job.root for job in jobs.of_process(machine.proc, 1)] == [10, 50]
+    assert [job.root for job in found_jobs.of_process(machine.proc, 1)] == [10, 50]
 
 
 def test_a_process_without_ranks(machine: Machine) -> None:
     machine.add(10, 1, ("python", "train.py"))
     machine.add(11, 1, ("bash",), "")
-    (alone,) = jobs.of_process(machine.proc, 10)
+    (alone,) = found_jobs.of_process(machine.proc, 10)
     assert (alone.world_size, alone.ranks[0].rank) == (1, 0)
-    assert jobs.of_process(machine.proc, 11) == []
+    assert found_jobs.of_process(machine.proc, 11) == []
     machine.add(12, 1, ("python", "/venv/bin/torchrun", "train.py"))  # its ranks come later
-    assert jobs.of_process(machine.proc, 12) == []
-    assert jobs.of_process(machine.proc, 99) == []
+    assert found_jobs.of_process(machine.proc, 12) == []
+    assert found_jobs.of_process(machine.proc, 99) == []
 
 
 def test_the_real_proc(tmp_path: Path) -> None:

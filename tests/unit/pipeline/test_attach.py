@@ -17,7 +17,7 @@ from moediag.errors import EvidenceError, UsageError
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import collecting, spy
-from moediag.launch.attach.jobs import Job, Rank
+from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.proc import Proc
 from moediag.pipeline import archives, attach
 from moediag.pipeline.examine import examine
@@ -148,7 +148,7 @@ def test_a_job_in_one_line(found: Job, line: str) -> None:
 
 def test_the_only_job_is_taken_and_several_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[Job] = []
-    monkeypatch.setattr(attach.jobs, "of_user", lambda *_: running)
+    monkeypatch.setattr(attach.found_jobs, "of_user", lambda *_: running)
     with pytest.raises(UsageError, match="no training job of yours"):
         attach.choose(None)
     running.append(job(10, 0, 1))

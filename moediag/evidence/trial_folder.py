@@ -29,7 +29,7 @@ from moediag.evidence.launch_record import LaunchRecord, read_launch
 from moediag.evidence.law_records import read_laws
 from moediag.evidence.line_conditions import Sources
 from moediag.evidence.model import Collective, Evidence, Meeting, RankEvidence, Stack
-from moediag.protocol import Outcome, parse_json, read_stored
+from moediag.protocol import Outcome, innermost_user, parse_json, read_stored
 
 CAPTURE = "capture"
 SOURCE_FILE = "source.json"  # written by launch.capture.source_files
@@ -177,8 +177,11 @@ def _rank(
     own = tracebacks.unwrapped(log.error, libraries) if log.error is not None else None
     error = own or filed
     if own is not None and filed is not None and filed.type == own.type:
-        where = filed.where or own.where
-        error = replace(filed, where=where, time=own.time)
+        # Of a trial of our own all frames are a library's, so the place is that of the recorder,
+        # which skips frames of torch only.
+        of_user = innermost_user([frame.file for frame in filed.frames], libraries) is not None
+        where = filed.where if of_user or filed.message != own.message else own.where
+        error = replace(filed, where=where or own.where, time=own.time)
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
     stacks = _stacks(folder, rank)

@@ -27,8 +27,8 @@ from moediag.lab.campaign.executors import Maker
 from moediag.lab.scenario import catalogue, load
 from moediag.lab.stacks import releases
 from moediag.launch.settings import LaunchOptions
+from tests.e2e.marked import MARK, eventually, marked
 from tests.e2e.pipeline import need
-from tests.e2e.test_command import MARK, marked, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
 GOOD, BAD = "4.52.4", "4.53.2"
@@ -62,7 +62,7 @@ def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) ->
     line = f"moediag bisect expert-starvation --good {GOOD} --bad {BAD} --cpu 2 --jobs 2 --out out"
     first = start(tmp_path, shlex.split(line), mark)
     try:
-        until(
+        eventually(
             lambda: started(folder) or first.poll() is not None,
             "no probe was begun after the bad end",
             300,
@@ -72,7 +72,7 @@ def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) ->
     finally:
         first.kill()
     assert (first.returncode, out) == (130, ""), errors
-    until(lambda: marked(mark) == [], "something was left behind")
+    eventually(lambda: marked(mark) == [], "something was left behind")
     (command,) = [x for x in errors.splitlines() if x.startswith("To resume: ")]
     before = probed(folder)
     again = start(tmp_path, shlex.split(command.removeprefix("To resume: ")) + ["--json"], mark)
@@ -89,7 +89,7 @@ def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) ->
     assert after[: len(before)] == before
     assert len(set(after)) == len(after)
     assert (folder / "report.md").read_text(encoding="utf-8").count(STARVED) >= 3
-    until(lambda: marked(mark) == [], "something was left behind")
+    eventually(lambda: marked(mark) == [], "something was left behind")
 
 
 def test_the_first_good_release_and_its_changes_are_found(tmp_path: Path) -> None:

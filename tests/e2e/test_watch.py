@@ -43,9 +43,11 @@ def watch(
 
 def under_torchrun(tmp_path: Path, victim: Victim, *options: str) -> tuple[int, dict[str, object]]:
     launcher = [*TORCHRUN, str(victim.ranks)] if victim.name != "ray" else [sys.executable]
+    # The other programs take no further arguments.
+    more = ("--api-key", SECRET) if victim.command[0].endswith("victims/jobs.py") else ()
     done = watch(
         tmp_path, ("--json", *victim.options, *options),
-        *launcher, *victim.command, "--api-key", SECRET,
+        *launcher, *victim.command, *more,
     )  # fmt: skip
     assert done.stdout, done.stderr
     kept = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]

@@ -411,7 +411,7 @@ def test_pairs_accept_pip_spelling() -> None:
 def test_no_command_prints_the_help_with_a_usage_error() -> None:
     result = invoke()
     assert result.exit_code == ExitCode.USAGE
-    assert "moediag run expert-starvation" in result.stdout
+    assert "Example: moediag watch -- torchrun" in result.stdout
 
 
 def test_version_is_printed() -> None:

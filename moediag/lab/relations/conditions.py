@@ -18,7 +18,7 @@ from moediag.recorder.not_applicable import NotApplicable
 
 TIMES_ROUNDING = 32.0  # allowed error as a multiple of what one rounding of each weight changes
 UNSTABLE = 0.05  # an output that one rounding changes by this share decides nothing
-GRADIENT = "gradient of "
+GRADIENT_OF = "gradient of "
 SHOWN = 3  # differing tensors named in a text
 STAYS = 0.1  # in float64 a real error keeps this share of its size in float32
 TEXT = 300  # characters of an exception
@@ -98,7 +98,7 @@ def allowed(relation: Relation, case: Case, way: str, plain: Tensors) -> Shares:
     found = _least_allowed(relation, plain)
     for name, tensor in plain.items():
         share = _share(tensor, nudged[name], least)
-        if not share <= UNSTABLE and not name.startswith(GRADIENT):
+        if not share <= UNSTABLE and not name.startswith(GRADIENT_OF):
             raise Unstable(f"one rounding of the weights changes {name} by {_percent(share)}")
         found[name] = max(TIMES_ROUNDING * share, found[name])
     return found
@@ -217,7 +217,7 @@ def _quantity(wrong: Sequence[str]) -> str:
     kinds = [name for name in ("logits", "loss") if any(n.startswith(name) for n in wrong)]
     if kinds:
         return kinds[0]
-    if wrong[0].startswith(GRADIENT):
+    if wrong[0].startswith(GRADIENT_OF):
         return "gradients"
     return ".".join(part for part in wrong[0].split(".")[-2:] if not part.isdigit())
 

@@ -26,6 +26,7 @@ from typing import Any
 from moediag import protocol
 from moediag.launch.capture import source_files, worker_stacks
 from moediag.launch.processes import Process, catches
+from moediag.masking import masked
 from moediag.records import dataclass
 
 CAPTURE_FOLDER = "capture"
@@ -165,7 +166,10 @@ class _Looker:
             if not self.gone:
                 self.miss(f"{what} ({command[0]}: {reason(done.stderr)})")
             return False
-        path.write_bytes(done.stdout)
+        if path.suffix == ".txt":  # it begins with the command of the process
+            path.write_text(masked(done.stdout.decode("utf-8", "replace")), encoding="utf-8")
+        else:
+            path.write_bytes(done.stdout)
         return True
 
     def _request_flight(self) -> None:

@@ -24,8 +24,9 @@ def diagnose(
 ) -> None:
     """Diagnose a run, a trial, or files that other tools left behind.
 
-    Flight Recorder dumps, py-spy and pystack output, torchrun's error files and logs are recognised
-    by their content and read together as one job. --html and --trace are written in addition to
+    Flight Recorder dumps, stacks of py-spy, pystack and gdb, reports of NCCL RAS, Horovod and
+    torchfrtrace, torchrun's error files, logs, and archives of `moediag attach --collect` are
+    recognised by their content and read together as one job. --html and --trace are written in addition to
     the page, or instead of it if they go to stdout (-).
     """
     chosen = o.views(as_json, html=html, trace=trace)

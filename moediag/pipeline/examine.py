@@ -31,7 +31,8 @@ from moediag.result import (
 
 HELP = (
     "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
-    "Flight Recorder dumps, py-spy or pystack output, torchrun's error files or the ranks' logs."
+    "Flight Recorder dumps, stacks (py-spy, pystack, gdb), reports (NCCL RAS, Horovod), torchrun's "
+    "error files or the ranks' logs."
 )
 _SHOWN = 4  # refused files, or runs, that an error lists
 

@@ -26,8 +26,8 @@ def diagnose(
 
     Flight Recorder dumps, stacks of py-spy, pystack and gdb, reports of NCCL RAS, Horovod and
     torchfrtrace, torchrun's error files, logs, and archives of `moediag attach --collect` are
-    recognised by their content and read together as one job. --html and --trace are written in addition to
-    the page, or instead of it if they go to stdout (-).
+    recognised by their content and read together as one job. --html and --trace are written in
+    addition to the page, or instead of it if they go to stdout (-).
     """
     chosen = o.views(as_json, html=html, trace=trace)
     from moediag.pipeline.examine import examine

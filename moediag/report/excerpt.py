@@ -67,10 +67,19 @@ def excerpt_lines(files: Iterable[ExcerptFile], width: int, indent: int = 1) -> 
         code = min(longest, max((width - head) // 2, _NARROWEST))
         beside = width - head - code - 2
         for line in file.lines:
-            text = line.code if len(line.code) <= code else f"{line.code[: code - 1]}…"
+            text = _fitting(line.code, code)
             notes = wrap(line.acts, beside) if line.acts else [""]
             number = f"{line.number:>{indent + digits + 1}} | "
             for at, note in enumerate(notes):
                 shown = text if at == 0 else ""
                 left = number if at == 0 else " " * (len(number) - 2) + "| "
                 yield (left, "faint"), (f" {shown:<{code}}  ", "plain"), (note, "doubt")
+
+
+def _fitting(code: str, width: int) -> str:
+    """``code`` in at most ``width`` columns: its begin and its end, where a condition often names
+    the rank."""
+    if len(code) <= width:
+        return code
+    end = (width - 1) // 3
+    return f"{code[: width - 1 - end]}…{code[-end:]}"

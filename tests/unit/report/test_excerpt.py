@@ -50,3 +50,9 @@ def test_a_line_of_both_sides_appears_once_and_files_apart() -> None:
 
 def test_nothing_is_shown_without_lines() -> None:
     assert shown((), 80) == []
+
+
+def test_a_long_line_keeps_its_end() -> None:
+    long = PathLine("a.py", 7, f"if {'x and ' * 30}rank == 0:", (((0,), "true"),))
+    (line,) = shown((long,), 80)[1:]
+    assert "if x and" in line and "rank == 0:  true on rank 0" in line and len(line) <= 80

@@ -25,7 +25,7 @@ def diagnose(
     """Diagnose a run, a trial, or files that other tools left behind.
 
     Flight Recorder dumps, stacks of py-spy, pystack and gdb, reports of NCCL RAS, Horovod and
-    torchfrtrace, torchrun's error files, logs, and archives of `moediag attach --collect` are
+    torchfrtrace, torchrun's error files, logs, and archives that `moediag attach` collected are
     recognised by their content and read together as one job. --html and --trace are written in
     addition to the page, or instead of it if they go to stdout (-).
     """

@@ -132,7 +132,9 @@ def _munge(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _daemon(command: list[str], environ: Mapping[str, str]) -> Iterator[None]:
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, env=environ, stdout=quiet, stderr=quiet, stdin=quiet)
+    process = subprocess.Popen(
+        command, env=environ, stdout=quiet, stderr=quiet, stdin=quiet, cwd="/"
+    )
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         pytest.skip(f"Ray: {why}")
     folder = tmp_path_factory.mktemp("r")
     with (
-        cluster.ray(folder, {"PYTHON": _without_moediag(folder)}) as address,
+        cluster.ray(folder, {"PYTHON": _without_moediag(folder), "PYTHONPATH": ""}) as address,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("RAY_ADDRESS", address)
@@ -75,6 +75,7 @@ def said() -> list[str]:
 def run(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs items that sleep; returns what became of each."""
     monkeypatch.setenv("MOEDIAG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)  # Ray's workers search the command's folder too
 
     def one(remote: Remote, seconds: float, number: int) -> str:
         try:

@@ -84,7 +84,7 @@ def held_up(facts: Facts) -> Judgement | None:
 
 
 def _suspended(seen: Looks) -> bool:
-    """Whether somebody stopped the whole job."""
+    """Whether all ranks are stopped by a signal."""
     return len(seen.doing(looks.STOPPED)) == len(seen.ranks)
 
 
@@ -141,7 +141,9 @@ def _singled_out(
         for condition in one.apart:
             single = condition.singles
             if condition.side == "handler":
-                yield one.ranks, (one, condition)
+                # All ranks may come there in time: those outside communication are late, or stuck.
+                if not facts.elsewhere:
+                    yield one.ranks, (one, condition)
             elif single is not None and (single in one.ranks or 2 * len(one.ranks) > every):
                 yield (single,), (one, condition)
 

@@ -123,6 +123,13 @@ def test_a_call_in_a_handler_names_the_rank() -> None:
     assert "in the handler `except ValueError`" in found.cause
 
 
+def test_a_call_in_a_handler_is_not_at_fault_if_another_rank_is_outside_communication() -> None:
+    """All ranks may come to that handler, as at the end of the data; the idle one never did."""
+    idle = RankLook(11, looks.IDLE, 60.0)
+    found = judged(rank(0, 15, "all_reduce"), rank(1, 16), does={0: waits(), 1: idle})
+    assert found.culprits == (1,)
+
+
 def held(why: str, does: str = looks.IDLE) -> RankLook:
     return RankLook(11, does, 5.0, held=why)
 

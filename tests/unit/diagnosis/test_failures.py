@@ -216,12 +216,13 @@ def test_a_rank_that_died_by_itself_is_never_a_victim(
 
 @pytest.mark.parametrize(
     ("noticed", "culprits"),
-    [({1: 7.0, 2: 37.0}, (1,)), ({}, (1,)), ({1: 7.0, 2: 7.1}, (1, 2))],
+    [({1: 7.0, 2: 37.0}, (1,)), ({1: 7.0, 2: 8.0}, (1,)), ({}, (1,)), ({1: 7.0, 2: 7.1}, (1, 2))],
 )
 def test_a_launcher_that_ends_the_others_adds_no_culprit(
     noticed: dict[int, float], culprits: tuple[int, ...]
 ) -> None:
-    """A SIGKILL at the same moment came from elsewhere: torchrun waits half a minute before it."""
+    """A SIGKILL at the same moment came from elsewhere: Open MPI waits a second before it, torchrun
+    half a minute."""
     error = RankError("ValueError", "bad batch", "feed.py:9 read", time=7.0)
     evidence = died(fsdp2_job(set(), set(), set()).run(), 1, error)
     evidence = replace(died(evidence, 2, signal="SIGKILL"), deaths=(1, 2), noticed=noticed)

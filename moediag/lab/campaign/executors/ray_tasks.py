@@ -25,7 +25,7 @@ PACKAGE = "ray"
 CONNECTING = 10.0  # seconds
 NEEDS = "Type: pip install 'moediag[ray]'   (on this machine and on every worker)"
 FOLDER = "ray"  # a file for each running task, in the campaign's folder
-SILENCE = 30.0  # seconds without a free node after which it is told
+SILENCE = 30.0  # seconds without a free node before that is printed
 _AMOUNTS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # ray's names
 
 

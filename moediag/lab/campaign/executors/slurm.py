@@ -38,7 +38,7 @@ PROGRAMS = ("sbatch", "squeue", "scancel")
 NEEDS = "Run it on a machine with Slurm's commands (sbatch, squeue, scancel)."
 FOLDER = "slurm"  # calls, replies and logs, in the campaign's folder
 PATIENCE = 30.0  # seconds that a file may take to show in a shared folder
-SILENCE = 30.0  # seconds in the queue after which the reason is told
+SILENCE = 30.0  # seconds in the queue before the reason is printed
 GLANCE = 0.3  # seconds between two looks into the folder
 _LATER = (  # what sbatch says of a request that it may accept later
     "temporarily unable", "try again", "submit limit", "timed out", "unable to contact",

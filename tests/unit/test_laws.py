@@ -95,5 +95,5 @@ def test_a_rank_that_ended_long_before_is_not_of_this_run(
     (tmp_path / "rank-1.events.jsonl").write_text("\n".join(map(json.dumps, events)) + "\n")
     trial = json.loads((tmp_path / "trial.json").read_text())
     (tmp_path / "trial.json").write_text(json.dumps({**trial, "world_size": 2}))
-    told = "rank 1: its record (the files here are of an earlier run)"
+    told = "rank 1: its record (it is of another run, or ended long before the newest began)"
     assert (told in page(tmp_path).diagnosis.not_seen) == (not read)

@@ -114,7 +114,9 @@ def _of_earlier_runs(logs: Mapping[int, RankLog]) -> dict[int, str]:
     run has another name, or the log ended long before the newest one began."""
     newest = max(logs.values(), key=lambda log: log.started, default=None)
     return {
-        rank: f"rank {rank}: its record (it is of another run, or ended long before the newest began)"
+        rank: (
+            f"rank {rank}: its record (it is of another run, or ended long before the newest began)"
+        )
         for rank, log in logs.items()
         if newest is not None
         and log.started

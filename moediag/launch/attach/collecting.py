@@ -105,7 +105,7 @@ def _numbered(job: Job) -> tuple[Job, bool]:
         ranks = tuple(replace(told[rank], rank=rank) for rank in sorted(told))
         return replace(job, ranks=ranks), False
     numbered = tuple(replace(one, rank=at) for at, one in enumerate(job.ranks))
-    return replace(job, ranks=numbered), True
+    return replace(job, ranks=numbered), len(numbered) > 1
 
 
 def _lost(dumps: Mapping[int, spy.Dump], found: Looks) -> Iterator[str]:

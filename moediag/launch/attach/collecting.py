@@ -82,6 +82,8 @@ def collect(
         world_size=job.world_size, backend="", launcher=job.launcher,
     )  # fmt: skip
     trial.write(folder)
+    if lost:
+        protocol.write_text(folder / protocol.NOT_SEEN_FILE, "\n".join(lost))
     return Collected(trial, found, tuple(lost), (UNNUMBERED,) if unnumbered else ())
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import PurePath
 
-from moediag.launch.attach.proc import TORCH, Connection, Proc, Seen, above, below
+from moediag.launch.attach.proc import LISTENS, TORCH, Connection, Proc, Seen, above, below
 from moediag.records import dataclass
 
 # Rank, world size, local rank, local world size; the later ones count only without the earlier.
@@ -58,6 +58,8 @@ class Rank:
     local_rank: int | None = None
     local_size: int | None = None
     key: tuple[str, ...] = ()
+    srun: int | None = None
+    """The port at which the srun that started it listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ def of_process(proc: Proc, pid: int) -> list[Job]:
     inside = {pid, *below(pid, every)}
     if started := [job for job in found if {rank.pid for rank in job.ranks} & inside]:
         return started
+    if by_port := [job for job in found if job.ranks[0].srun in _ports(proc, pid)]:
+        return by_port  # srun: slurmd starts the ranks
     seen = every.get(pid)
     if seen is None or not _is_python(proc, pid) or _launcher(proc.command(pid)):
         return []  # the ranks of a launcher may not have started
@@ -159,7 +163,8 @@ def _rank(proc: Proc, seen: Seen) -> Rank | None:
             if not sure and not proc.maps(seen.pid, *TORCH):
                 return None
             key = (names[0], *(own.get(name, "") for name in _KEYS))
-            return Rank(seen.pid, seen.started, rank, size, place, here, key)
+            srun = _number(own.get("SLURM_SRUN_COMM_PORT", ""))
+            return Rank(seen.pid, seen.started, rank, size, place, here, key, srun)
     return None
 
 
@@ -173,6 +178,11 @@ def _is_python(proc: Proc, pid: int) -> bool:
         _PYTHON.search(proc.link(pid, "exe"))
         or (words and (_PYTHON.search(words[0]) or _RAY.match(words[0])))
     )
+
+
+def _ports(proc: Proc, pid: int) -> set[int]:
+    """The TCP ports at which a process listens."""
+    return {int(own.rpartition(":")[2], 16) for own, _ in proc.connections(pid, LISTENS)}
 
 
 def _launcher(words: Sequence[str]) -> str:

@@ -219,3 +219,15 @@ def test_processes_that_were_started_one_by_one(machine: Machine) -> None:
         assert [one.pid for one in job.ranks] == [10, 20]
     (alone,) = found_jobs.of_process(machine.proc, 30)
     assert [one.pid for one in alone.ranks] == [30]
+
+
+def test_the_ranks_of_an_srun_are_children_of_its_daemon(machine: Machine) -> None:
+    machine.add(10, 1, ("srun", "-n2", "python", "train.py"), "")
+    connect(machine, 10, 5, ("00000000:9C4B", "00000000:0000"), state="0A")
+    machine.add(20, 1, ("slurmstepd: [7.0]",), "")
+    for rank in (0, 1):
+        env = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_SRUN_COMM_PORT": 0x9C4B}
+        machine.add(21 + rank, 20, env=env)
+    machine.add(30, 1, ("srun", "hostname"), "")
+    assert [job.world_size for job in found_jobs.of_process(machine.proc, 10)] == [2]
+    assert found_jobs.of_process(machine.proc, 30) == []

@@ -17,7 +17,7 @@ from moediag.evidence.looks import Looks
 from moediag.evidence.model import Condition, Evidence
 from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import agreeing, ranks
 
 # Calls that one other side meets, or that do not tell: a wait may be for either kind.
 _ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
@@ -233,16 +233,7 @@ def _doing(evidence: Evidence, seen: Looks) -> list[str]:
         else:
             what = f"moved on, last seen{at}" if _overdue(seen) and at else "moved on"
         together.setdefault(what, []).append(rank)
-    return [f"{ranks(who)} {_verb(what, who)}" for what, who in together.items()]
-
-
-def _verb(text: str, who: list[int]) -> str:
-    """The words for one rank, or for several."""
-    if len(who) == 1:
-        return text
-    first, _, rest = text.partition(" ")
-    plain = {"is": "are", "ended": "ended", "moved": "moved", "uses": "use"}
-    return f"{plain.get(first, first.removesuffix('s'))} {rest}".rstrip()
+    return [f"{ranks(who)} {agreeing(what, who)}" for what, who in together.items()]
 
 
 def _at(evidence: Evidence, rank: int) -> str:
@@ -273,4 +264,4 @@ def _places(evidence: Evidence, who: Iterable[int]) -> list[str]:
         waits = seen is not None and seen.does == looks.WAITS
         text = f"waits{_inside(evidence, rank)}" if waits else f"is{_at(evidence, rank)}"
         together.setdefault(text, []).append(rank)
-    return [f"{ranks(group)} {_verb(text, group)}" for text, group in together.items()]
+    return [f"{ranks(group)} {agreeing(text, group)}" for text, group in together.items()]

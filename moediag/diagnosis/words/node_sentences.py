@@ -29,7 +29,8 @@ def note(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _named(node: Node) -> str:
-    host = f" ({node.host})" if node.host and not node.name.startswith("host ") else ""
+    known = node.name == node.host or node.name.startswith("host ")
+    host = f" ({node.host})" if node.host and not known else ""
     return f"{node.name}{host}"
 
 

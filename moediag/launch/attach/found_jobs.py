@@ -108,7 +108,8 @@ class Job:
 def of_user(proc: Proc, uid: int) -> list[Job]:
     """The jobs of user ``uid``, by the pid of their launchers."""
     every = proc.owned(uid)
-    return _jobs(proc, every) or [_job(proc, group, every) for group in _connected(proc, every)]
+    found = [job for job in _jobs(proc, every) if job.world_size > 1 or job.ranks[0].rank == 0]
+    return found or [_job(proc, group, every) for group in _connected(proc, every)]
 
 
 def of_process(proc: Proc, pid: int) -> list[Job]:
@@ -238,7 +239,7 @@ def _grouped(ranks: Iterable[Rank], every: Mapping[int, Seen]) -> list[list[Rank
 
 
 def _siblings(proc: Proc, every: Mapping[int, Seen], numbered: set[int]) -> list[list[Rank]]:
-    """Processes that may be ranks and were not started as such: Ray's actors, and at least two
+    """Processes that may be ranks and were not started as such: actors of Ray, and at least two
     Python processes of one parent with torch, as ``torch.multiprocessing.spawn`` starts them. The
     workers of a data loader look the same; the stacks tell."""
     families: dict[tuple[int, str], list[Rank]] = {}
@@ -247,12 +248,16 @@ def _siblings(proc: Proc, every: Mapping[int, Seen], numbered: set[int]) -> list
         actor = _RAY.match(words[0]) if words else None
         spawned = any("multiprocessing.spawn" in word for word in words)
         spawned = spawned or (seen.ppid in every and words == proc.command(seen.ppid))
-        if not (actor or spawned) or numbered & {pid, *above(pid, every)}:
+        if (
+            not (actor or spawned)
+            or (actor and actor["actor"] == "IDLE")
+            or numbered & {pid, *above(pid, every)}
+        ):
             continue
         if _is_python(proc, pid) and proc.maps(pid, *TORCH):
             kind = actor["actor"] if actor is not None else "spawn"
             families.setdefault((seen.ppid, kind), []).append(Rank(pid, seen.started, None, None))
-    return [group for group in families.values() if len(group) > 1]
+    return [group for (_, kind), group in families.items() if len(group) > 1 or kind != "spawn"]
 
 
 def _connected(proc: Proc, every: Mapping[int, Seen]) -> list[list[Rank]]:

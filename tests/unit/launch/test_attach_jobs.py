@@ -231,3 +231,13 @@ def test_the_ranks_of_an_srun_are_children_of_its_daemon(machine: Machine) -> No
     machine.add(30, 1, ("srun", "hostname"), "")
     assert [job.world_size for job in found_jobs.of_process(machine.proc, 10)] == [2]
     assert found_jobs.of_process(machine.proc, 30) == []
+
+
+def test_the_only_actor_of_a_ray_job_is_found_by_its_driver(machine: Machine) -> None:
+    machine.add(10, 1, ("python", "driver.py"), "")
+    machine.add(11, 10, ("/venv/ray/raylet/raylet",), "")
+    machine.add(12, 11, ("ray::Trainer.fit",))
+    machine.add(13, 11, ("ray::IDLE",))
+    assert machine.found() == []
+    (job,) = found_jobs.of_process(machine.proc, 10)
+    assert [one.pid for one in job.ranks] == [12]

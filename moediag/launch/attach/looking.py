@@ -148,8 +148,9 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
     still = round(max(window, last.asleep or 0.0), 1)
     numbers = spy.values(last.dump.json) if last.dump.json else {}
     made = RankLook(0, looks.MOVES, cpu=round(cpu, 3), state=last.seen.state, values=numbers)
-    if states and all(state == "T" for state in states):
-        return replace(made, does=looks.STOPPED, still=still)
+    if last.seen.state == "T":
+        since = still if all(state == "T" for state in states) else last.asleep or 0.0
+        return replace(made, does=looks.STOPPED, still=round(since, 1))
     dumps = [one.dump.json for one in taken]
     if not all(dumps):
         return replace(made, does=looks.UNREAD, still=still if cpu <= _ASLEEP_CPU else 0.0)

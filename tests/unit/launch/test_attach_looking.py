@@ -63,6 +63,8 @@ WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
         ([look(0, OUTSIDE), look(4, OUTSIDE, wrote=10**7)], "SS", looks.WORKS, 0.0),
         ([look(0, OUTSIDE), look(4, dump(OTHER))], "SS", looks.MOVES, 0.0),
         ([look(0, WAIT), look(4, WAIT, state="T")], "TT", looks.STOPPED, 4.0),
+        ([look(0, OUTSIDE), look(4, WAIT, state="T", asleep=1)], "ST", looks.STOPPED, 1.0),
+        ([look(0, OUTSIDE), look(4, WAIT, state="T")], "ST", looks.STOPPED, 0.0),
         ([look(0, b""), look(4, b"", asleep=60)], "SS", looks.UNREAD, 60.0),
         ([look(0, b""), look(4, b"", cpu=4.0)], "SS", looks.UNREAD, 0.0),
         ([look(0, WAIT), One(4, None)], "SS", looks.GONE, 0.0),

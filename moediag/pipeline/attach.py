@@ -14,11 +14,10 @@ from pathlib import Path
 from moediag import protocol
 from moediag.errors import UsageError
 from moediag.evidence.trial_folder import read_trial
-from moediag.launch.attach import collecting, found_jobs
+from moediag.launch.attach import archives, collecting, found_jobs
 from moediag.launch.attach.collecting import AttachOptions
 from moediag.launch.attach.found_jobs import Job
 from moediag.launch.attach.proc import Proc
-from moediag.pipeline import archives
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.run_folder import run_folder
 from moediag.pipeline.watch import of_job

@@ -12,10 +12,9 @@ from pathlib import Path
 from moediag import protocol
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence import looks, nodes
-from moediag.launch.attach import machines
+from moediag.launch.attach import archives, machines
 from moediag.launch.attach.collecting import AttachOptions
 from moediag.launch.attach.machines import Answer, Machine
-from moediag.pipeline import archives
 from moediag.pipeline.attach import Attached, judged
 from moediag.pipeline.run_folder import run_folder
 from moediag.records import dataclass

@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moediag.launch.attach import collecting, found_jobs
+from moediag.launch.attach import archives, collecting, found_jobs
 from moediag.launch.attach.collecting import AttachOptions
 from moediag.launch.attach.found_jobs import Job
 from moediag.launch.attach.proc import Proc
-from moediag.pipeline import archives
 
 MOST_JOBS = 4  # of one machine
 

@@ -16,11 +16,11 @@ import pytest
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
-from moediag.launch.attach import collecting, spy
+from moediag.launch.attach import archives, collecting, spy
 from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.machines import Answer
 from moediag.launch.attach.proc import Proc
-from moediag.pipeline import archives, attach, attach_machines
+from moediag.pipeline import attach, attach_machines
 from moediag.pipeline.examine import examine
 from moediag.protocol import AttachTask, Trial, write_json
 from moediag.result import RunResult

@@ -75,6 +75,7 @@ def watch(
             min=1, metavar="N", help="As --laws, but check steps 1, 2, 3 and every N steps."
         ),
     ] = None,
+    notify: o.Notify = None,
     every: Annotated[
         float,
         typer.Option(
@@ -99,10 +100,12 @@ def watch(
     from moediag.launch.watched import JobOptions
     from moediag.pipeline import watch as watcher
     from moediag.report import consoles, json_view, terminal, views, watch_display
+    from moediag.report.notify import Notifier, of_result
     from moediag.report.text_layout import plain
     from moediag.result import FAILURES
 
     watcher.check_on_hang(on_hang)
+    notifier = Notifier(notify) if notify else None
     job = JobOptions(
         guard=guard,
         laws_every=laws_every or (0 if laws else None),
@@ -125,6 +128,9 @@ def watch(
         )
 
         def tell(found: TrialResult, folder: Path) -> None:
+            if notifier is not None and watcher.tells(found, folder):
+                told = of_result(watcher.of_job(name, [found]), folder)
+                notifier.tell(f"{found.evidence} {found.signature}", told)
             if as_json:
                 return
             if not found.world_size:
@@ -153,7 +159,9 @@ def watch(
             for found, folder in shown[-1:]:
                 close(watcher.of_job(name, [found]), folder)
             raise
-    for how in done.commands:
+        finally:
+            unsent = notifier.finish() if notifier is not None else []
+    for how in (*done.commands, *unsent):
         stderr.line(f"moediag: {how}")
     if done.lost:
         stderr.line(

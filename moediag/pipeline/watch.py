@@ -25,6 +25,7 @@ from moediag import hardware, protocol
 from moediag.errors import EvidenceError, ExitCode, Interrupted, UsageError
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import Evidence
+from moediag.evidence.nodes import read_nodes
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
@@ -394,6 +395,15 @@ def of_job(name: str, trials: Sequence[TrialResult], started: datetime | None = 
         trials=tuple(trials),
         conclusion=Conclusion(reproduced=None),
     )
+
+
+def tells(found: TrialResult, folder: Path) -> bool:
+    """Whether this watcher sends a message about ``found``, a failure: of several nodes, the first
+    that is alive does."""
+    nodes, _ = read_nodes(folder / found.evidence)
+    others = [one.ranks[:1] for one in nodes[1:] if one.silent is None and one.seen and one.ranks]
+    own = nodes[0].ranks[:1] if nodes else ()
+    return found.verdict in FAILURES and all(own and own < other for other in others)
 
 
 @contextmanager

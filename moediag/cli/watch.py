@@ -105,6 +105,9 @@ def watch(
     from moediag.result import FAILURES
 
     watcher.check_on_hang(on_hang)
+    if problem := watcher.no_folder(shared):
+        stderr.line(f"moediag: {problem}")
+        shared = None
     notifier = Notifier(notify) if notify else None
     job = JobOptions(
         guard=guard,

@@ -34,6 +34,15 @@ def _named(node: Node) -> str:
     return f"{node.name}{host}"
 
 
+def see_node(gone: tuple[Node, ...]) -> str:
+    """What to look at on nodes that are silent."""
+    named = ", ".join(map(_named, gone))
+    return (
+        f"See whether {named} is up and reachable: the scheduler's messages, the kernel's log "
+        "(Xid, out of memory, links), the network to the other nodes."
+    )
+
+
 def silence(gone: tuple[Node, ...]) -> str:
     told = []
     for node in gone:

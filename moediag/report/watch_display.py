@@ -102,7 +102,7 @@ def summary(views: list[RankView], doing: str, balance: str = "") -> str:
 
 
 def _head(views: list[RankView], progress: Progress) -> str:
-    waits = progress.awaited if progress.doing == "running" else ""
+    waits = progress.awaited if progress.doing in ("launching", "running") else ""
     return waits or summary(views, progress.doing, balance_of(progress))
 
 

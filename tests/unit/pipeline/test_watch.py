@@ -419,7 +419,7 @@ def test_a_node_that_is_awaited_is_shown(capsys: pytest.CaptureFixture[str]) -> 
     view = watch_display.View(10.0)
     for seconds in (1.0, 20.0, 22.0, 40.0):
         text = f"waiting for node 1 of 2 since {seconds:.0f} s" if seconds > 10 else ""
-        view.progress(Progress("running", {}, {}, seconds, awaited=text))
+        view.progress(Progress("launching", {}, {}, seconds, awaited=text))
     assert capsys.readouterr().err.splitlines() == [
         f"moediag: waiting for node 1 of 2 since {seconds} s" for seconds in (20, 40)
     ]

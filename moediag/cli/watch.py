@@ -86,6 +86,7 @@ def watch(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit code 1 also for what is only suspicious.")
     ] = False,
+    notify: o.Notify = None,
     every: Annotated[
         float,
         typer.Option(
@@ -110,10 +111,15 @@ def watch(
     from moediag.launch.watched import JobOptions
     from moediag.pipeline import watch as watcher
     from moediag.report import consoles, json_view, terminal, views, watch_display
+    from moediag.report.notify import Notifier, of_result
     from moediag.report.text_layout import plain
     from moediag.result import FAILURES
 
     watcher.check_on_hang(on_hang)
+    if problem := watcher.no_folder(shared):
+        stderr.line(f"moediag: {problem}")
+        shared = None
+    notifier = Notifier(notify) if notify else None
     job = JobOptions(
         guard=guard,
         laws_every=laws_every or (0 if laws else None),
@@ -137,6 +143,9 @@ def watch(
         )
 
         def tell(found: TrialResult, folder: Path) -> None:
+            if notifier is not None and watcher.tells(found, folder):
+                told = of_result(watcher.of_job(name, [found]), folder)
+                notifier.tell(f"{found.evidence} {found.signature}", told)
             if as_json:
                 return
             if not found.world_size:
@@ -166,7 +175,9 @@ def watch(
             for found, folder in shown[-1:]:
                 close(watcher.of_job(name, [found]), folder)
             raise
-    for how in done.commands:
+        finally:
+            unsent = notifier.finish() if notifier is not None else []
+    for how in (*done.commands, *unsent):
         stderr.line(f"moediag: {how}")
     if done.lost:
         stderr.line(

@@ -3,12 +3,14 @@ docs/reference/."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moediag import extension
 from moediag.diagnosis import CONFIDENCE, MEANINGS, NEXT_STEPS, SIGNATURE, Explained, explained
 from moediag.reference import finding_entries, option_entries
+from moediag.reference.json_schema import document
 from moediag.reference.option_entries import Command, Parameter
 from moediag.reference.result_fields import Record, records
 from moediag.reference.word_entry import Entry
@@ -19,6 +21,8 @@ _MADE = "This page is generated: `make golden` writes it. Do not edit it."
 
 def pages(group: Any) -> dict[str, str]:
     """File name -> text. ``group``: the command line's group of commands."""
+    from moediag.reference import job_outputs  # reads the source of every record
+
     return {
         "commands.md": _commands(option_entries.commands(group)),
         "exit-codes.md": _exit_codes(finding_entries.exit_codes()),
@@ -28,7 +32,25 @@ def pages(group: Any) -> dict[str, str]:
             map(extension.provided("scenario entry"), extension.provided("scenario names")())
         ),
         "verdicts.md": verdicts_page(explained()),
+        **_schemas(job_outputs.outputs()),
     }
+
+
+def _schemas(found: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+    """The schemas, and the page that lists them."""
+    made = {
+        f"schemas/{name}.json": document(f"moediag {name}", *one) for name, one in found.items()
+    }
+    rows = ((f"[{name}](schemas/{name}.json)", text) for name, (text, _) in found.items())
+    page = _page(
+        "# JSON", "", _MADE, "",
+        "A JSON Schema (draft 2020-12) of every JSON that moediag prints or keeps. It requires the "
+        "fields that this release writes. Later releases may add fields; with the same "
+        "`schema_version` none changes its meaning or disappears. "
+        "[result.json](result.md) explains the most important one.",
+        "", *_table(("schema", "what has this form"), rows),
+    )  # fmt: skip
+    return {"json.md": page, **{k: json.dumps(v, indent=1) + "\n" for k, v in made.items()}}
 
 
 def verdicts_page(detectors: Sequence[Explained]) -> str:
@@ -105,7 +127,8 @@ def _scenarios(entries: Iterable[Entry]) -> str:
 def _result(found: Iterable[Record]) -> str:
     lines = [
         "# result.json", "", _MADE, "",
-        "`--json` prints this object, and every run directory has it as `result.json`. "
+        "`--json` prints this object, and every run directory has it as `result.json`; "
+        "[its JSON Schema](schemas/result.json) is one of [several](json.md). "
         "`schema_version` is 1: fields may be added, and none changes its meaning or disappears. "
         "In `trials` the fields of the diagnosis are beside those of the trial. The types are "
         "Python's: a tuple is a list, and None is null.",

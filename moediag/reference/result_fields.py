@@ -36,6 +36,13 @@ def records() -> list[Record]:
     return sorted(found, key=lambda record: record.name != "RunResult")
 
 
+def class_record(kind: type) -> Record:
+    """The record of one class, from the source of its module."""
+    module = inspect.getmodule(kind)
+    assert module is not None
+    return next(record for record in _records(module) if record.name == kind.__name__)
+
+
 def _records(module: ModuleType) -> Iterator[Record]:
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.ClassDef):

@@ -42,6 +42,7 @@ class TrialResult:
     launcher: str
     backend: str
     world_size: int
+    """Number of ranks; 0 if it is not known."""
     diagnosis: Diagnosis
     expected: str
     """The expected verdicts in words; empty when nothing was expected."""

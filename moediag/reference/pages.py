@@ -9,7 +9,7 @@ from typing import Any
 
 from moediag import extension
 from moediag.diagnosis import CONFIDENCE, MEANINGS, NEXT_STEPS, SIGNATURE, Explained, explained
-from moediag.reference import finding_entries, option_entries
+from moediag.reference import finding_entries, option_entries, python_page
 from moediag.reference.json_schema import document
 from moediag.reference.option_entries import Command, Parameter
 from moediag.reference.result_fields import Record, records
@@ -27,6 +27,7 @@ def pages(group: Any) -> dict[str, str]:
         "commands.md": _commands(option_entries.commands(group)),
         "exit-codes.md": _exit_codes(finding_entries.exit_codes()),
         "laws.md": _laws(finding_entries.laws()),
+        "python.md": _page("# Python", "", _MADE, "", *python_page.lines()).rstrip("\n") + "\n",
         "result.md": _result(records()),
         "scenarios.md": _scenarios(
             map(extension.provided("scenario entry"), extension.provided("scenario names")())

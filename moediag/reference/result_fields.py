@@ -47,10 +47,11 @@ def _records(module: ModuleType) -> Iterator[Record]:
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.ClassDef):
             text = " ".join((ast.get_docstring(node) or "").split())
-            yield Record(node.name, text, tuple(_fields(node)))
+            yield Record(node.name, text, tuple(node_fields(node)))
 
 
-def _fields(node: ast.ClassDef) -> Iterator[Field]:
+def node_fields(node: ast.ClassDef) -> Iterator[Field]:
+    """The annotated fields of a class."""
     following = [*node.body[1:], None]
     for statement, after in zip(node.body, following, strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):

@@ -46,6 +46,8 @@ class Meaning:
     noted: bool = False
     #: It is of the whole job: no rank wrote it.
     whole: bool = False
+    #: The library that wrote it, if that is not torch with NCCL.
+    library: str = ""
 
 
 TIMEOUT = Meaning("timeout", "positions", waits=True)
@@ -60,9 +62,9 @@ CHILD = Meaning("child", "unknown", noted=True)
 CANCELLED = Meaning("cancelled", noted=True)
 
 
-def _peer(kind: str, says: str, fault: Fault = "unnamed") -> Meaning:
+def _peer(kind: str, says: str, fault: Fault = "unnamed", library: str = "") -> Meaning:
     """The writer's library gave up waiting for another rank."""
-    return Meaning(kind, fault, waits=True, says=says)
+    return Meaning(kind, fault, waits=True, says=says, library=library)
 
 
 # Of several lines, or of a whole log: no row has them.
@@ -80,12 +82,12 @@ OF_TOOLS = (
     Meaning("ras-apart", whole=True),
     Meaning("ras-equal", whole=True),
     Meaning(
-        "not-submitted", "named", whole=True,
+        "not-submitted", "named", whole=True, library="Horovod",
         says="{about} did not submit {why}, for which others have waited for more than "
         "{seconds:g} s, as Horovod reports",
     ),
     Meaning(
-        "submitted-apart", "unnamed", whole=True,
+        "submitted-apart", "unnamed", whole=True, library="Horovod",
         says="Horovod reports tensors that only some ranks have submitted for more than "
         "{seconds:g} s: {why}",
     ),
@@ -261,7 +263,7 @@ FORMATS = (
     # -- HCCL, on Ascend: another rank did not answer, with its number in the group if that is known
     _format(
         Meaning(
-            "unanswered-by-peer", "unnamed", waits=True,
+            "unanswered-by-peer", "unnamed", waits=True, library="HCCL",
             says="{writer} waited for another rank until HCCL gave up (EI0006: {why})",
         ),
         "times out", "CANN 7",
@@ -339,30 +341,31 @@ FORMATS = (
     ),
     _format(
         _peer("gloo", "{writer} waited {seconds:g} s in gloo to {why} (Timed out waiting for {why} "
-                      "operation)"),
+                      "operation)", library="gloo"),
         "Timed out waiting", "gloo",
         r"Timed out waiting (?P<ms>\d{1,15})ms for (?P<why>send|recv) operation to complete",
     ),
     _format(
-        _peer("mesh", "{writer} could not connect to the other ranks (gloo, connectFullMesh)"),
+        _peer("mesh", "{writer} could not connect to the other ranks (gloo, connectFullMesh)",
+              library="gloo"),
         "connectFullMesh", "gloo", r"Gloo connectFullMesh failed",
     ),
     _format(
         _peer("notify", "{writer} waited for {about} of its group, which did not send (HCCL)",
-              "suspected"),
+              "suspected", "HCCL"),
         "Notify re", "HCCL, EI0002",
         r"has not received the Notify record from remote rank:? ?\[(?P<about>\d{1,7})\]",
         r"(?:[^\n]{0,200}?hccl_world_group\], rankSize\[\d{1,7}\], rankId\[(?P<rank>\d{1,7}))?",
     ),
     _format(
         _peer("link", "{writer} waited {seconds:g} s for {about} of a group to connect (HCCL: wait "
-                      "socket establish timeout)", "suspected"),
+                      "socket establish timeout)", "suspected", "HCCL"),
         "socket establish timeout", "HCCL",
         r"wait socket establish timeout, role\[\d\] rank\[(?P<about>\d{1,7})\] ",
         r"timeout\[(?P<seconds>\d{1,9})\]",
     ),
     _format(
-        _peer("ccl", "{writer} waited for another rank and gave up ({why})"),
+        _peer("ccl", "{writer} waited for another rank and gave up ({why})", library="oneCCL"),
         "oneCCL", "Intel's oneCCL",
         r"oneCCL:[^\n]{0,120}?(?P<why>(?:wait|time|peer)[^\n]{0,80})",
     ),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from moediag.diagnosis.schedules.align import lost_prefix, was_recorded
 from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.diagnosis.words.calls import describe
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence
 from moediag.result.wording import plural, ranks
 
@@ -108,10 +109,7 @@ def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
     wanted = []
     dumped = [s for s in seen if was_recorded(s)]
     if not dumped or len(dumped) < evidence.world_size:
-        wanted.append(
-            "a Flight Recorder dump of every rank (TORCH_FR_BUFFER_SIZE=20000, "
-            "TORCH_NCCL_DUMP_ON_TIMEOUT=1)"
-        )
+        wanted.extend(_written_at_a_timeout(evidence))
     elif any(map(lost_prefix, dumped)):
         wanted.append("more calls in each dump (TORCH_FR_BUFFER_SIZE=20000)")
     elif not any(c.site for s in dumped for c in s.collectives):
@@ -121,8 +119,20 @@ def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
     text = f"Collect {' and '.join(wanted)}." if wanted else ""
     if culprits:
         whose = ranks(culprits)
-        text = f"See what {whose} did instead: its log, `py-spy dump` while it hangs. {text}"
+        text = f"See what {whose} did instead: its log, its stack while it hangs. {text}"
     return text.rstrip()
+
+
+def _written_at_a_timeout(evidence: Evidence) -> list[str]:
+    """What the communication library of the job can be told to write when it gives up."""
+    libraries = {meaning(one).library for one in evidence.reports} - {""}
+    if libraries and not any("NCCL" in one.text for one in evidence.reports):
+        # HCCL's own logs hold what each rank waited for; the others write nothing of the kind.
+        return ["the plog of every rank (~/ascend/log)"] if "HCCL" in libraries else []
+    return [
+        "a Flight Recorder dump of every rank (TORCH_FR_BUFFER_SIZE=20000, "
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1)"
+    ]
 
 
 def _completed(found: Frontier, evidence: Evidence) -> bool:

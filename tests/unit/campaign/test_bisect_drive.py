@@ -279,9 +279,14 @@ def test_new_releases_do_not_change_a_resumed_search(tmp_path: Path) -> None:
     assert bounds(search) == [(13, 12), (23, 24)]
 
 
-def searched(letters: str, own: int, folder: Path, **asked: Any) -> tuple[str, list[str], bool]:
+def searched(
+    letters: str, own: int, folder: Path, other_family: bool = False, **asked: Any
+) -> tuple[str, list[str], bool]:
     """The bad end that was found, the releases that were probed for it, and whether it failed."""
     wanted = question(letters, own)
+    if other_family:
+        changed = wanted.scenario.with_overrides(("model.family=mixtral",))
+        wanted = replace(wanted, scenario=changed)
     wanted = replace(wanted, asked=replace(wanted.asked, **asked))
     prober = Fake(letters)
     with opened(folder, wanted) as state:
@@ -296,6 +301,18 @@ def test_another_bad_end_is_found_if_the_own_release_lacks_the_family(tmp_path: 
     assert (found, shown) == ("1.5", True)
     assert versions[:4] == ["1.1", "1.2", "1.3", "1.5"]
     assert "1.4" in versions  # the search goes on from there, to the first that has the family
+
+
+def test_a_short_window_after_the_family_appeared_is_found(tmp_path: Path) -> None:
+    """Growing steps from 1.1 pass over 1.13 and 1.14; halving back from 1.17 comes to them."""
+    found, versions, shown = searched("N" * 13 + "BB" + "G" * 20, 1, tmp_path, other_family=True)
+    assert (found, shown) == ("1.13", True)
+    assert versions[:7] == ["1.1", "1.2", "1.3", "1.5", "1.9", "1.17", "1.33"]
+
+
+def test_no_window_is_found_where_there_is_none(tmp_path: Path) -> None:
+    _, versions, shown = searched("N" * 13 + "G" * 20, 1, tmp_path, other_family=True)
+    assert not shown and {"1.12", "1.13"} <= set(versions)
 
 
 def test_an_older_bad_end_is_found_if_newer_releases_lack_the_family(tmp_path: Path) -> None:

@@ -307,6 +307,7 @@ def test_a_rank_that_hccl_let_wait_is_not_at_fault(tmp_path: Path, who: tuple[in
     assert told(found) == ("hang", (), ())
     whose = {(1,): "Rank 1", (0, 3): "Ranks 0, 3"}[who]
     assert f"{whose} waited for another rank until HCCL gave up" in found.cause
+    assert "plog of every rank" in found.next_step and "NCCL" not in found.next_step
 
 
 def test_an_error_of_an_ascend_rank_itself_is_told(tmp_path: Path) -> None:
@@ -318,6 +319,13 @@ def test_gloo_that_gave_up_in_one_line(tmp_path: Path) -> None:
     said = "RuntimeError: [gloo/x.cc:81] Timed out waiting 1800000ms for recv operation to complete"
     found = page(tmp_path, f"[trainer22|6]:{said}")
     assert told(found) == ("hang", (), ()) and "Rank 22 waited 1800 s" in found.cause
+    assert found.next_step == "Collect `py-spy dump` of every rank while it hangs."
+
+
+def test_gloo_beside_nccl_leaves_the_dumps_of_nccl_to_collect(tmp_path: Path) -> None:
+    gloo = "[rank2]: [gloo/x.cc:81] Timed out waiting 1800000ms for recv operation to complete\n"
+    found = page(tmp_path, timeout(0, 41) + timeout(1, 41) + gloo)
+    assert "Flight Recorder dump of every rank" in found.next_step
 
 
 def test_calls_without_a_number(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from moediag.errors import MoediagError
@@ -53,9 +54,41 @@ def with_end(question: Question, state: State) -> Question:
     """Returns the question with the bad end that showed the failure."""
     if state.target is None:
         return question
-    # A release that was tried before it did not show the failure.
-    first = (v for v in question.ends if (p := state.probe(v)) is None or p.kind == Kind.BAD)
-    return dataclasses.replace(question, bad=next(first, question.bad))
+    # The failure was learned from the first probe that showed it.
+    shown = (r.version for r in state.records.values() if r.verdict.kind == Kind.BAD)
+    found = next(shown, None) or _next_end(question, state) or question.bad
+    return dataclasses.replace(question, bad=found)
+
+
+def _next_end(question: Question, state: State) -> str | None:
+    """Returns the release that is tried next as the bad end, or None if no other can be.
+
+    The failure may have ended soon after the family appeared, so after growing steps the gap
+    between a release that lacks the family and one that is good is halved."""
+    tried = {}
+    for version in question.ends:
+        told = state.probe(version)
+        if told is None:
+            return version
+        if not _elsewhere(question, told):
+            return None
+    if question.asked.bad:
+        return None
+    for place, version in enumerate(state.releases):
+        if (told := state.probe(version)) is not None:
+            if not _elsewhere(question, told):
+                return None
+            tried[place] = told.kind
+    for low, high in itertools.pairwise(tried):
+        if high - low > 1 and {tried[low], tried[high]} == {Kind.SKIP, Kind.GOOD}:
+            return state.releases[(low + high) // 2]
+    return None
+
+
+def _elsewhere(question: Question, told: ProbeVerdict) -> bool:
+    """Whether the failure may be in other releases than one with this verdict."""
+    changed = bool(question.scenario.overrides)
+    return told.kind == Kind.SKIP or (told.kind == Kind.GOOD and changed)
 
 
 class _Learning(Strategy[Probe, ProbeRecord]):
@@ -71,24 +104,20 @@ class _Learning(Strategy[Probe, ProbeRecord]):
         self.display = display
         self.records = state.records
         self.search = _search(question, state)
+        self.problem = ""
 
     def wanted(self, most: int) -> Sequence[Probe]:
-        if self.state.target is not None or self.state.passing:
+        if self.state.target is not None:
             return []
         if not self.search.known:
             return self.search.next(most)  # the bad end, and what probably comes next
-        for version in self.question.ends:
-            told = self.state.probe(version)
-            if told is None:
-                return [Probe(self.state.releases.index(version))]
-            if not self._elsewhere(told):
-                break
+        version = None if self.state.passing else _next_end(self.question, self.state)
+        if version is not None:
+            return [Probe(self.state.releases.index(version))]
+        if self.problem:
+            self.display.say(self.problem)
+            self.problem = ""
         return []
-
-    def _elsewhere(self, told: ProbeVerdict) -> bool:
-        """Whether the failure may be in other releases than one with this verdict."""
-        changed = bool(self.question.scenario.overrides)
-        return told.kind == Kind.SKIP or (told.kind == Kind.GOOD and changed)
 
     def name(self, item: Probe) -> str:
         return probe_name(self.state.releases[item.index], item.attempt)
@@ -97,8 +126,7 @@ class _Learning(Strategy[Probe, ProbeRecord]):
         version = self.state.releases[item.index]
         found = probe(self.prober, self.question.setting(version), item.attempt, None)
         if found.target is None:
-            if version == self.question.ends[-1] or not self._elsewhere(found.record.verdict):
-                self.display.say(found.problem)
+            self.problem = found.problem
         else:  # record it before its probe: without a target a probed bad end is not bad
             self.state.learned(found.target)
             for text in target_lines(found.target):

@@ -13,6 +13,7 @@ from moediag.report import stderr, stdout
 
 
 def attach(
+    context: typer.Context,
     pid: Annotated[
         int | None,
         typer.Argument(
@@ -63,7 +64,8 @@ def attach(
     from moediag.pipeline import attach as attaching
     from moediag.report import consoles, json_view, page, terminal, views
 
-    if redact and collect is None:
+    typed = context.get_parameter_source("redact")
+    if redact and collect is None and typed is not None and typed.name == "COMMANDLINE":
         raise UsageError("--redact needs --collect", "Add: --collect out.tgz")
     job = attaching.choose(pid)
     stderr.line(f"moediag: looking at {attaching.described(job)}")

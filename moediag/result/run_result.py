@@ -58,6 +58,8 @@ class TrialResult:
     """The verdict that at least one repeat of this variant must have."""
     step_time_spread: tuple[float, float] | None = None
     """Quartiles of the per-round ratio."""
+    step_time_rounds: tuple[float, ...] = ()
+    """The ratio of each round, in order: fixes were timed in the same rounds."""
     repairs: str = ""
     """For a fix: the unfixed variant it is meant for; empty for all of them."""
     what: str = ""

@@ -103,7 +103,24 @@ def finish(error: BaseException | None = None) -> None:
 
 @contextlib.contextmanager
 def recording(folder: str, every: int = 0) -> Iterator[None]:
-    """:func:`record` inside the block; an exception is recorded as the rank's end."""
+    """:func:`record` inside the block; an exception is recorded as the rank's end. Every rank calls
+    it; :func:`moediag.diagnose` reads the record.
+
+        import torch
+
+        import moediag
+
+        with moediag.laws.recording("laws-run"):
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+
+        (trial,) = moediag.diagnose("laws-run").trials
+        assert trial.verdict == "clean"
+    """
     record(folder, every)
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks
-from moediag.launch.attach import listeners, spy
+from moediag.launch.attach import listeners, signal_dump, spy
 from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.looking import LookingJob, Target
 from moediag.launch.attach.proc import Proc
@@ -36,6 +37,10 @@ class AttachOptions:
     """Seconds after which ranks that wait are called hung."""
     local_values: bool = True
     """Read numbers from local variables."""
+    dump: signal.Signals | None = None
+    """With the user's permission: the signal on which ranks write their stacks."""
+    dump_anyway: bool = False
+    """Ask for dumps also in a job that may still progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +73,13 @@ def collect(
         if dump.json:
             (capture / f"rank-{rank}.pyspy.json").write_bytes(spy.without_text(dump.json))
     lost = [*unread, *_lost(dumps, found), *looked.lost()]
-    if found.stands:
+    if found.stands or options.dump_anyway:
         lost += listeners.ask(folder, capture, targets, proc)
+    if options.dump is not None and (found.stands or found.quiet or options.dump_anyway):
+        lost += signal_dump.ask(folder, targets, options.dump, proc)
+        found = signal_dump.waiting(found, folder)
+    elif options.dump is not None:
+        lost.append(f"stacks on {options.dump.name} (not sent: the job may still progress)")
     _workers(capture, targets, dumps)
     processes = {target.rank: target.process for target in targets}
     source_files.keep(folder, processes)

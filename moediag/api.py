@@ -19,7 +19,14 @@ __all__ = ["diagnose"]
 def diagnose(*paths: str | Path, taken_at: float | None = None) -> RunResult:
     """Diagnoses runs, dumps, stacks and logs, as ``moediag diagnose``; also what `moediag.laws`
     recorded. ``taken_at``: when dumps of another job were written, in seconds since 1970; 0: when
-    NCCL's watchdog gave up."""
+    NCCL's watchdog gave up.
+
+        import moediag
+
+        result = moediag.diagnose("dumps/", taken_at=0)
+        for trial in result.trials:
+            print(trial.verdict, trial.culprits, trial.cause)
+    """
     from moediag import arguments
     from moediag.errors import UsageError
     from moediag.pipeline.examine import examine

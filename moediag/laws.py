@@ -23,7 +23,7 @@ from typing import Any
 
 from moediag import protocol
 
-__all__ = ["finish", "place", "record", "recording", "records"]
+__all__ = ["allow", "finish", "place", "record", "recording", "records"]
 
 _log = logging.getLogger("moediag")
 _recorder: Any = None
@@ -69,6 +69,16 @@ def record(folder: str, every: int = 0) -> bool:
     return True
 
 
+def allow(law: str) -> None:
+    """Says that the program breaks ``law`` on purpose: ``"replicas-apart"``, or only for parameters
+    whose names match a pattern of the shell, ``"replicas-apart:experts.*"``. The laws are those of
+    docs/reference/laws.md. Does nothing where nothing is recorded for the laws."""
+    from moediag.recorder import start
+
+    if start.installed is not None and start.installed.allow is not None:
+        start.installed.allow(law)
+
+
 def records() -> bool:
     """Whether this process records now."""
     return _recorder is not None
@@ -93,7 +103,24 @@ def finish(error: BaseException | None = None) -> None:
 
 @contextlib.contextmanager
 def recording(folder: str, every: int = 0) -> Iterator[None]:
-    """:func:`record` inside the block; an exception is recorded as the rank's end."""
+    """:func:`record` inside the block; an exception is recorded as the rank's end. Every rank calls
+    it; :func:`moediag.diagnose` reads the record.
+
+        import torch
+
+        import moediag
+
+        with moediag.laws.recording("laws-run"):
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+
+        (trial,) = moediag.diagnose("laws-run").trials
+        assert trial.verdict == "clean"
+    """
     record(folder, every)
     try:
         yield

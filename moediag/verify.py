@@ -54,7 +54,14 @@ def jobs(
 ) -> RunResult:
     """Compares the first ``steps`` steps of a distributed ``command`` with those of ``reference``
     in one process, as ``moediag verify``. The last trial has the verdict. The jobs' output goes
-    where this program's goes."""
+    where this program's goes.
+
+        import moediag
+
+        distributed = ["torchrun", "--nproc-per-node", "2", "train.py"]
+        result = moediag.verify.jobs(distributed, ["python", "train.py"], steps=1)
+        print(result.trials[-1].verdict, result.trials[-1].cause)
+    """
     from moediag import arguments
     from moediag.pipeline.verify import VerifyOptions, verify
 

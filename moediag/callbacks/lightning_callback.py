@@ -17,7 +17,8 @@ __all__ = ["LightningLaws"]
 
 
 class LightningLaws(Callback):
-    """Checks the laws of healthy training in the first ``fit()`` of a Trainer."""
+    """Checks the laws of healthy training in the first ``fit()`` of a Trainer. Its arguments are
+    those of :class:`moediag.callbacks.trainer_callback.TrainerLaws`."""
 
     def __init__(self, folder: str = "laws-run", every: int = 0, sinks: Sequence[Sink] = ()):
         """As :class:`moediag.callbacks.job_laws.JobLaws`."""

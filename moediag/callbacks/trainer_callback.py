@@ -18,7 +18,9 @@ __all__ = ["TrainerLaws"]
 class TrainerLaws(TrainerCallback):
     """Checks the laws of healthy training in each ``train()`` of a Trainer.
 
-    Give it to the Trainer's constructor, so that it sees how the model is wrapped.
+    Give it to the Trainer's constructor, so that it sees how the model is wrapped. ``folder``,
+    ``every``: as of :func:`moediag.laws.record`. ``sinks``: where findings go besides the logger
+    ``moediag``.
     """
 
     def __init__(self, folder: str = "laws-run", every: int = 0, sinks: Sequence[Sink] = ()):

@@ -9,15 +9,17 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import moediag
-from moediag import extension
+from moediag import configuration, extension
 from moediag.cli import is_interruption, tab_completion
 from moediag.cli import options as o
+from moediag.configuration import Configuration
 from moediag.errors import (
     ExitCode,
     MachineError,
@@ -139,7 +141,10 @@ def _app(commands: Iterable[Command]) -> typer.Typer:
         made.command(
             name=command.name,
             epilog=f"Example: moediag {command.example}",
-            context_settings={"allow_interspersed_args": not command.runs_a_command},
+            context_settings={
+                "allow_interspersed_args": not command.runs_a_command,
+                "auto_envvar_prefix": f"MOEDIAG_{command.name.upper()}",
+            },
         )(found)
     return made
 
@@ -156,10 +161,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str], debug: bool, for_good: bool) -> int:
     """The only place that catches errors."""
+    file = Configuration()
     try:
         with signals.as_interrupts(for_good=for_good):
-            called = _called(given)
-            code = called(args=given, prog_name="moediag", obj=tuple(given), standalone_mode=False)
+            names = [command.name for command in (*COMMANDS, *extension.commands())]
+            file = configuration.read(Path.cwd(), names)
+            called = typer.main.get_command(_called(given))
+            code = called(
+                args=given, prog_name="moediag", obj=tuple(given), standalone_mode=False,
+                default_map=file.defaults(called),
+            )  # fmt: skip
             if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
                 raise KeyboardInterrupt
             return code if isinstance(code, int) else ExitCode.OK
@@ -172,7 +183,7 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
         if is_interruption(error):
             stderr.line("error: interrupted")
             return ExitCode.INTERRUPTED
-        known = _known(error)
+        known = _known(error, file, given)
         if known is None:
             _apologise(error, debug)
             return ExitCode.BUG
@@ -196,14 +207,16 @@ def _called(given: Sequence[str]) -> typer.Typer:
     return _app(found) if found or "--version" in given else whole()
 
 
-def _known(error: Any) -> MoediagError | None:
-    """Returns the error that a user can fix; None for a bug."""
+def _known(error: Any, file: Configuration, given: Sequence[str]) -> MoediagError | None:
+    """Returns the error that a user can fix; None for a bug. ``file``: of the options' defaults."""
     if isinstance(error, MoediagError):
+        error.message = file.located(error.message, given[0] if given else "", given)
         return error
     if issubclass(type(error), _WRONG_USAGE):
         words = error.format_message().rstrip(".")
         command = error.ctx.command_path if error.ctx is not None else "moediag"
-        return UsageError(words[:1].lower() + words[1:], f"Type: {command} --help")
+        where = configuration.source(file, error)
+        return UsageError(f"{where}{words[:1].lower()}{words[1:]}", f"Type: {command} --help")
     if isinstance(error, MemoryError):
         return MachineError("not enough memory", "Type: ulimit -v   (it shows the shell's limit)")
     if isinstance(error, OSError):

@@ -40,6 +40,7 @@ def _on_machines(
 
 
 def attach(
+    context: typer.Context,
     pid: Annotated[
         int | None,
         typer.Argument(
@@ -117,7 +118,8 @@ def attach(
     from moediag.pipeline import attach as attaching
     from moediag.report import consoles, json_view, page, terminal, views
 
-    if redact and collect is None:
+    typed = context.get_parameter_source("redact")
+    if redact and collect is None and typed is not None and typed.name == "COMMANDLINE":
         raise UsageError("--redact needs --collect", "Add: --collect out.tgz")
     options = AttachOptions(patience, not no_locals, _signal(dump), dump_anyway)
 

@@ -75,6 +75,17 @@ def watch(
             min=1, metavar="N", help="As --laws, but check steps 1, 2, 3 and every N steps."
         ),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LAW[:PATTERN]",
+            help="What the job does on purpose, such as replicas-apart, everywhere or for "
+            "parameters whose names match PATTERN.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 1 also for what is only suspicious.")
+    ] = False,
     notify: o.Notify = None,
     every: Annotated[
         float,
@@ -112,6 +123,7 @@ def watch(
     job = JobOptions(
         guard=guard,
         laws_every=laws_every or (0 if laws else None),
+        allowed=watcher.check_allowed(allow or ()),
         segment_bytes=log_mb * 1024 * 1024 // 2,
     )
     options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
@@ -148,7 +160,8 @@ def watch(
                         answer=False,
                     )
             else:
-                for text in (found.cause, *(f"note: {note}" for note in found.notes)):
+                suspicious = (f"suspicious: {text}" for text in found.diagnosis.suspicious)
+                for text in (found.cause, *suspicious, *(f"note: {note}" for note in found.notes)):
                     view.line(text)
 
             shown.append((found, folder))
@@ -175,4 +188,4 @@ def watch(
         stdout.write(json_view.render(done.result))
     else:
         close(done.result, done.folder)
-    raise typer.Exit(done.exit_code)
+    raise typer.Exit(done.exit_code_if(strict))

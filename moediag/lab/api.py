@@ -35,6 +35,12 @@ def run(
     ``cpu``, ``gpus``: number of ranks; neither: the scenario's own, on the CPU. ``stack``: package
     -> version. ``overrides``: field -> value, as ``{"model.family": "mixtral"}``. ``cost``: time
     the fixes. ``out``: the run directory; default: a new one in moediag-runs.
+
+        import moediag
+
+        variants = ["unfixed", "zero-fill"]
+        result = moediag.run("expert-starvation", cpu=2, variants=variants, cost=False)
+        print(result.conclusion.reproduced, result.conclusion.fixes)
     """
     from moediag import arguments
     from moediag.errors import UsageError
@@ -86,6 +92,11 @@ def check(
     ``layout``: mesh axis -> size. ``world``: number of ranks; default: the product of the axes.
     ``wrapper``: ``fsdp2`` or ``transformers``, who shards; default: by the layout. ``simulate``:
     also a step on simulated ranks.
+
+        import moediag
+
+        found = moediag.check("Qwen3-30B-A3B", {"dp_shard": 4})
+        print(found.failing, found.undecided, [one.text for one in found.checked.findings])
     """
     from moediag import arguments
     from moediag.errors import UsageError

@@ -22,6 +22,7 @@ from types import FrameType
 
 import moediag
 from moediag import hardware, protocol
+from moediag.diagnosis import LAW_NAMES
 from moediag.errors import EvidenceError, ExitCode, Interrupted, UsageError
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import Evidence
@@ -91,6 +92,26 @@ class Watched:
         if self.code == 0:
             return ExitCode.OK
         return ExitCode.INCONCLUSIVE
+
+    def exit_code_if(self, strict: bool) -> int:
+        """Returns the exit code; ``strict``: what is suspicious is a failure, too."""
+        if strict and self.result.trials[-1].diagnosis.suspicious:
+            return ExitCode.FAILURE_FOUND
+        return self.exit_code
+
+
+def check_allowed(given: Sequence[str]) -> tuple[str, ...]:
+    """Returns ``given``. Raises UsageError for one that names no law."""
+    known = LAW_NAMES
+    for text in given:
+        name = text.partition(":")[0]
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise UsageError(
+                f"--allow {text}: there is no law {name!r}", f"{hint}Laws: {', '.join(known)}."
+            )
+    return tuple(given)
 
 
 def check_on_hang(choice: str) -> None:
@@ -352,10 +373,13 @@ class _Watch:
             text = (self.folder / protocol.NOT_RECORDED_FILE).read_text("utf-8", "replace")
             yield from text.splitlines()[:20]
         if not ranks:
+            alone = "a program of one process is recorded with --laws"
+            if self.options.job.laws_every is not None:
+                alone = "a program of one process is recorded once it makes an optimizer of torch"
             yield (
                 "no process of this job called init_process_group under a Python that reads "
                 "PYTHONPATH (python -I or -E, a container, or an environment that is not passed "
-                "on); a program of one process is recorded with --laws"
+                f"on); {alone}"
             )
 
     def _command(self, command: str, found: TrialResult, running: Running, folder: Path) -> None:

@@ -3,13 +3,21 @@ docs/reference/."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moediag import extension
 from moediag.diagnosis import CONFIDENCE, MEANINGS, NEXT_STEPS, SIGNATURE, Explained, explained
-from moediag.reference import finding_entries, option_entries
+from moediag.reference import (
+    configuration_page,
+    finding_entries,
+    option_entries,
+    python_page,
+)
+from moediag.reference.json_schema import document
 from moediag.reference.option_entries import Command, Parameter
+from moediag.reference.page_tables import table
 from moediag.reference.result_fields import Record, records
 from moediag.reference.word_entry import Entry
 
@@ -19,16 +27,41 @@ _MADE = "This page is generated: `make golden` writes it. Do not edit it."
 
 def pages(group: Any) -> dict[str, str]:
     """File name -> text. ``group``: the command line's group of commands."""
+    from moediag.reference import job_outputs  # reads the source of every record
+
+    commands = list(option_entries.commands(group))
     return {
-        "commands.md": _commands(option_entries.commands(group)),
+        "commands.md": _commands(commands),
+        "configuration.md": _page(
+            "# Configuration", "", _MADE, "", *configuration_page.lines(commands)
+        ),
         "exit-codes.md": _exit_codes(finding_entries.exit_codes()),
         "laws.md": _laws(finding_entries.laws()),
+        "python.md": _page("# Python", "", _MADE, "", *python_page.lines()).rstrip("\n") + "\n",
         "result.md": _result(records()),
         "scenarios.md": _scenarios(
             map(extension.provided("scenario entry"), extension.provided("scenario names")())
         ),
         "verdicts.md": verdicts_page(explained()),
+        **_schemas(job_outputs.outputs()),
     }
+
+
+def _schemas(found: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+    """The schemas, and the page that lists them."""
+    made = {
+        f"schemas/{name}.json": document(f"moediag {name}", *one) for name, one in found.items()
+    }
+    rows = ((f"[{name}](schemas/{name}.json)", text) for name, (text, _) in found.items())
+    page = _page(
+        "# JSON", "", _MADE, "",
+        "A JSON Schema (draft 2020-12) of every JSON that moediag prints or keeps. It requires the "
+        "fields that this release writes. Later releases may add fields; with the same "
+        "`schema_version` none changes its meaning or disappears. "
+        "[result.json](result.md) explains the most important one.",
+        "", *table(("schema", "what has this form"), rows),
+    )  # fmt: skip
+    return {"json.md": page, **{k: json.dumps(v, indent=1) + "\n" for k, v in made.items()}}
 
 
 def verdicts_page(detectors: Sequence[Explained]) -> str:
@@ -37,13 +70,13 @@ def verdicts_page(detectors: Sequence[Explained]) -> str:
     means = ((f"`{v}`", text, NEXT_STEPS[v]) for v, text in MEANINGS.items())
     return _page(
         "# Verdicts", "", _MADE, "", "`moediag explain WORD` prints a verdict with its detectors.",
-        "", "## What a verdict means", "", *_table(("verdict", "meaning", "next step"), means),
+        "", "## What a verdict means", "", *table(("verdict", "meaning", "next step"), means),
         "", "## The order", "",
         "moediag asks the detectors in this order. The first that finds something decides the "
         "verdict.",
-        "", *_table(("", "verdict", "what the detector finds", "detector"), rows),
+        "", *table(("", "verdict", "what the detector finds", "detector"), rows),
         "", "## Confidence", "",
-        *_table(("confidence", "meaning"), ((str(c), text) for c, text in CONFIDENCE.items())),
+        *table(("confidence", "meaning"), ((str(c), text) for c, text in CONFIDENCE.items())),
         "", "## Signature", "", SIGNATURE,
     )  # fmt: skip
 
@@ -60,7 +93,7 @@ def _commands(found: Iterable[Command]) -> str:
         lines += ["", "```console", f"$ {command.example}", "```"]
         if command.parameters:
             rows = ((f"`{option_entries.usage(p)}`", _meaning(p)) for p in command.parameters)
-            lines += ["", *_table(("argument or option", "meaning"), rows)]
+            lines += ["", *table(("argument or option", "meaning"), rows)]
     return _page(*lines)
 
 
@@ -71,7 +104,7 @@ def _meaning(parameter: Parameter) -> str:
 
 def _exit_codes(entries: Iterable[Entry]) -> str:
     rows = ((entry.word, entry.paragraphs[0]) for entry in entries)
-    return _page("# Exit codes", "", _MADE, "", *_table(("code", "meaning"), rows))
+    return _page("# Exit codes", "", _MADE, "", *table(("code", "meaning"), rows))
 
 
 def _laws(entries: Iterable[Entry]) -> str:
@@ -97,7 +130,7 @@ def _scenarios(entries: Iterable[Entry]) -> str:
         title, *paragraphs = entry.paragraphs
         lines += ["", f"## {entry.word}", "", f"**{title}**"]
         lines += [line for text in paragraphs for line in ("", text)]
-        lines += ["", *_table(("variant", "verdict"), entry.rows)]
+        lines += ["", *table(("variant", "verdict"), entry.rows)]
         lines += ["", *(f"- <{address}>" for address in entry.sources)] if entry.sources else []
     return _page(*lines)
 
@@ -105,7 +138,8 @@ def _scenarios(entries: Iterable[Entry]) -> str:
 def _result(found: Iterable[Record]) -> str:
     lines = [
         "# result.json", "", _MADE, "",
-        "`--json` prints this object, and every run directory has it as `result.json`. "
+        "`--json` prints this object, and every run directory has it as `result.json`; "
+        "[its JSON Schema](schemas/result.json) is one of [several](json.md). "
         "`schema_version` is 1: fields may be added, and none changes its meaning or disappears. "
         "In `trials` the fields of the diagnosis are beside those of the trial. The types are "
         "Python's: a tuple is a list, and None is null.",
@@ -113,17 +147,8 @@ def _result(found: Iterable[Record]) -> str:
     for record in found:
         rows = ((f"`{f.name}`", f"`{f.type}`", f.meaning) for f in record.fields)
         lines += ["", f"## {record.name}", "", record.meaning, ""]
-        lines += _table(("field", "type", "meaning"), rows)
+        lines += table(("field", "type", "meaning"), rows)
     return _page(*lines)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    for row in (head, ("---",) * len(head), *rows):
-        yield "| " + " | ".join(_cell(text) for text in row) + " |"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _paragraphs(text: str) -> Iterator[str]:

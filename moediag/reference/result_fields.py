@@ -36,14 +36,22 @@ def records() -> list[Record]:
     return sorted(found, key=lambda record: record.name != "RunResult")
 
 
+def class_record(kind: type) -> Record:
+    """The record of one class, from the source of its module."""
+    module = inspect.getmodule(kind)
+    assert module is not None
+    return next(record for record in _records(module) if record.name == kind.__name__)
+
+
 def _records(module: ModuleType) -> Iterator[Record]:
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.ClassDef):
             text = " ".join((ast.get_docstring(node) or "").split())
-            yield Record(node.name, text, tuple(_fields(node)))
+            yield Record(node.name, text, tuple(node_fields(node)))
 
 
-def _fields(node: ast.ClassDef) -> Iterator[Field]:
+def node_fields(node: ast.ClassDef) -> Iterator[Field]:
+    """The annotated fields of a class."""
     following = [*node.body[1:], None]
     for statement, after in zip(node.body, following, strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):

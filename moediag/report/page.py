@@ -6,6 +6,7 @@ fails where the unfixed code is clean) and what gets one row. Tables are always 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -181,21 +182,21 @@ def _claim_rows(result: RunResult) -> tuple[ClaimRow, ...]:
 
 
 def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
-    """Returns correct fixes first, cheapest first. Overlapping quartiles count as equal; the spread
-    of the unfixed step's own second timing is the noise."""
+    """Returns correct fixes first, cheapest first. The spread of the unfixed step's own second
+    timing is the noise."""
     judged = {f.variant: f for f in result.conclusion.fixes}
     by_variant: dict[str, list[TrialResult]] = {}
     for t in result.trials:
         if t.role == Role.FIX:
             by_variant.setdefault(t.variant, []).append(t)
     best = result.conclusion.cheapest_correct_fix
-    best_spread = by_variant[best][0].step_time_spread if best in by_variant else None
+    cheapest = by_variant[best][0] if best in by_variant else None
     timed = (t.step_time_spread for t in result.trials if t.role == Role.UNFIXED)
     noise = next(filter(None, timed), (1.0, 1.0))
     rows = []
     for variant, trials in by_variant.items():
         fix = judged.get(variant)
-        row = _fix_row(variant, trials, fix, result, best_spread, noise)
+        row = _fix_row(variant, trials, fix, result, cheapest, noise)
         cost = fix.step_time_ratio if fix and fix.step_time_ratio else float("inf")
         rows.append((row.judgement != "correct", variant != best, cost, row))
     return tuple(_said_once(row for *_, row in sorted(rows, key=lambda entry: entry[:3])))
@@ -214,7 +215,7 @@ def _fix_row(
     trials: Sequence[TrialResult],
     fix: FixJudgement | None,
     result: RunResult,
-    best_spread: tuple[float, float] | None,
+    best: TrialResult | None,
     noise: tuple[float, float],
 ) -> FixRow:
     first = trials[0]
@@ -226,7 +227,7 @@ def _fix_row(
         judgement = "unknown"
     else:
         judgement = "correct" if fix.correct else fix.effect or "wrong"
-    cheapest = variant == result.conclusion.cheapest_correct_fix
+    cheapest = best is not None and variant == best.variant
     measured = fix.step_time_ratio if fix else first.step_time_ratio
     remarks = [t.cause if not_here else f"expected {t.expected}" for t in trials if not t.met][:1]
     if fix is not None and fix.why and judgement == fix.effect:
@@ -234,9 +235,8 @@ def _fix_row(
     elif judgement == "wrong" and unfixed_clean(result.trials):
         remarks.append("fails where the unfixed code is clean")
     spread = first.step_time_spread
-    if judgement == "correct" and spread and not cheapest and best_spread:
-        if spread[0] <= best_spread[1] and best_spread[0] <= spread[1]:
-            remarks.append("equal to the cheapest within the noise")
+    if judgement == "correct" and best is not None and not cheapest:
+        remarks += ["equal to the cheapest within the noise"] * _as_cheap(first, best)
     elif cheapest and spread and spread[0] <= noise[1]:
         remarks.append("no slower than unfixed within the noise")
     elsewhere = [t.stack for t in result.trials if t.role == Role.UNFIXED]
@@ -255,6 +255,17 @@ def _fix_row(
         source=first.source,
         spread=spread,
     )
+
+
+def _as_cheap(fix: TrialResult, best: TrialResult) -> bool:
+    """Whether the middle half of the rounds shows no difference between the two fixes, each round
+    compared with itself: what slows down a round slows down both."""
+    pairs = zip(fix.step_time_rounds, best.step_time_rounds, strict=False)
+    ratios = [mine / other for mine, other in pairs if other > 0]
+    if len(ratios) < 2:
+        return False
+    lower, _, upper = statistics.quantiles(ratios, n=4, method="inclusive")
+    return lower <= 1 <= upper
 
 
 def _control_rows(trials: Sequence[TrialResult]) -> tuple[ControlRow, ...]:

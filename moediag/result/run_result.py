@@ -42,6 +42,7 @@ class TrialResult:
     launcher: str
     backend: str
     world_size: int
+    """Number of ranks; 0 if it is not known."""
     diagnosis: Diagnosis
     expected: str
     """The expected verdicts in words; empty when nothing was expected."""
@@ -57,6 +58,8 @@ class TrialResult:
     """The verdict that at least one repeat of this variant must have."""
     step_time_spread: tuple[float, float] | None = None
     """Quartiles of the per-round ratio."""
+    step_time_rounds: tuple[float, ...] = ()
+    """The ratio of each round, in order: fixes were timed in the same rounds."""
     repairs: str = ""
     """For a fix: the unfixed variant it is meant for; empty for all of them."""
     what: str = ""

@@ -16,10 +16,10 @@ from tests.unit.test_api import EXAMPLES, ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.wide, pytest.mark.stack]
 SAYS = {
-    "Laws": "",
-    "Run": "True (FixJudgement(variant='zero-fill', correct=True",
-    "Check": "",
-    "Verify": "clean ",
+    "moediag.laws.recording": "",
+    "moediag.run": "True (FixJudgement(variant='zero-fill', correct=True",
+    "moediag.check": "",
+    "moediag.verify.jobs": "clean ",
 }
 
 

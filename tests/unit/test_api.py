@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 
 import moediag
+from moediag.callbacks import sinks
 from moediag.errors import EvidenceError, ScenarioError, UsageError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
-EXAMPLES = dict(re.findall(r"## (\w+)\n.*?```python\n(.*?)```", PAGE, flags=re.DOTALL))
+EXAMPLES = {
+    part.partition("\n")[0]: example
+    for part in PAGE.split("\n## ")
+    for example in re.findall(r"```python\n(.*?)```", part, flags=re.DOTALL)
+}
 HUNG = ROOT / "tests" / "samples" / "flight-recorder" / "gloo-stuck"
 
 
@@ -33,7 +38,14 @@ def test_every_name_of_the_root_exists() -> None:
 
 
 def test_the_page_has_an_example_of_each_function() -> None:
-    assert {*EXAMPLES} == {"Diagnose", "Laws", "Run", "Check", "Verify"}
+    named = {".".join(name.split(".")[:2]) for name in EXAMPLES}
+    assert named == {f"moediag.{name}" for name in moediag.__all__ if name != "__version__"}
+
+
+def test_the_page_has_every_public_name() -> None:
+    for module in (moediag.laws, moediag.verify, sinks):
+        for name in module.__all__:
+            assert f"\n## {module.__name__}.{name}\n" in PAGE
 
 
 def test_the_example_of_diagnose_runs(
@@ -41,7 +53,7 @@ def test_the_example_of_diagnose_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(HUNG, "dumps")
-    exec(EXAMPLES["Diagnose"], {})
+    exec(EXAMPLES["moediag.diagnose"], {})
     assert capsys.readouterr().out.startswith("hang ")
 
 

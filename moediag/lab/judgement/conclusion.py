@@ -1,7 +1,7 @@
 """Draws the conclusion of a run: expectations met, failure reproduced, correct fixes.
 
 A failure other than the expected one never counts as it. A control that fails makes the whole
-comparison inconclusive. Differences within the noise do not count.
+comparison inconclusive.
 """
 
 from __future__ import annotations
@@ -127,27 +127,13 @@ def _ratio(own: Sequence[TrialResult]) -> float | None:
 
 
 def _cheapest(trials: Sequence[TrialResult], fixes: Sequence[FixJudgement]) -> str | None:
-    """The correct fix with the smallest step-time ratio; None where none was timed. A fix whose
-    spread overlaps the smallest one's is equally cheap; the first listed wins. A workaround that
-    trains on another batch is correct for that batch, but does not answer the question."""
+    """The correct fix with the smallest median ratio, each round paired with the unfixed step's;
+    None where none was timed. A workaround that trains on another batch is correct for that batch,
+    but does not answer the question."""
     other = {t.variant for t in trials if t.other_batch}
     timed = [
-        (fix.variant, fix.step_time_ratio)
+        (fix.step_time_ratio, fix.variant)
         for fix in fixes
         if fix.correct and fix.variant not in other and fix.step_time_ratio is not None
     ]
-    if not timed:
-        return None
-    best, least = min(timed, key=lambda item: item[1])
-    top = _spread(trials, best, least)
-    return next(v for v, ratio in timed if _overlap(_spread(trials, v, ratio), top))
-
-
-def _spread(trials: Sequence[TrialResult], variant: str, ratio: float) -> tuple[float, float]:
-    """Quartiles of the per-round ratio; the ratio alone where they were not measured."""
-    known = [t.step_time_spread for t in _of(trials, variant) if t.step_time_spread is not None]
-    return known[0] if known else (ratio, ratio)
-
-
-def _overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    return a[0] <= b[1] and b[0] <= a[1]
+    return min(timed, key=lambda item: item[0])[1] if timed else None

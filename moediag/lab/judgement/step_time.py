@@ -18,10 +18,12 @@ UNFIXED, AGAIN = "", "again"  # keys of Outcome.cost
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ratio:
-    """Median and quartiles over the rounds of (this step's time / the unfixed step's time)."""
+    """(This step's time / the unfixed step's time): median and quartiles over the rounds, and
+    each of them."""
 
     median: float
     quartiles: tuple[float, float]
+    rounds: tuple[float, ...]
 
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
@@ -37,9 +39,9 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
         if len(pairs) < 2:
             continue
         lower, _, upper = statistics.quantiles(pairs, n=4, method="inclusive")
-        found[name] = Ratio(statistics.median(pairs), (lower, upper))
+        found[name] = Ratio(statistics.median(pairs), (lower, upper), tuple(pairs))
     if AGAIN in found:
-        found[UNFIXED] = Ratio(1.0, found.pop(AGAIN).quartiles)
+        found[UNFIXED] = dataclasses.replace(found.pop(AGAIN), median=1.0)
     return found
 
 
@@ -87,6 +89,8 @@ def _filled(
     if ratio is None:
         return result
     spread = (round(ratio.quartiles[0], 3), round(ratio.quartiles[1], 3))
+    rounds = tuple(round(one, 4) for one in ratio.rounds)
     return dataclasses.replace(
-        result, step_time_ratio=round(ratio.median, 3), step_time_spread=spread
-    )
+        result, step_time_ratio=round(ratio.median, 3), step_time_spread=spread,
+        step_time_rounds=rounds,
+    )  # fmt: skip

@@ -162,11 +162,11 @@ def test_no_fix_is_judged_if_a_control_fails() -> None:
     ("fixes", "cheapest"),
     [
         ([("a", 1.2, (1.1, 1.3)), ("b", 1.02, (1.0, 1.04))], "b"),
-        # Inside the noise: equal, so the first listed.
-        ([("a", 1.04, (1.01, 1.07)), ("b", 1.02, (0.99, 1.05))], "a"),
-        ([("a", 1.84, (1.8, 1.9)), ("b", 1.05, (1.0, 1.1)), ("c", 1.02, (0.9, 1.06))], "b"),
-        # No spread: only equal numbers are equal.
+        # The smallest median, whatever overlaps.
+        ([("a", 1.04, (1.01, 1.07)), ("b", 1.02, (0.99, 1.05))], "b"),
+        ([("a", 1.84, (1.8, 1.9)), ("b", 1.05, (1.0, 1.1)), ("c", 1.02, (0.9, 1.06))], "c"),
         ([("a", 1.03, None), ("b", 1.02, None)], "b"),
+        # Equal: the first listed.
         ([("a", 1.02, None), ("b", 1.02, None)], "a"),
         # A fix that was not timed cannot be the cheapest, not even the only correct one.
         ([("a", None, None), ("b", 1.5, None)], "b"),

@@ -71,6 +71,7 @@ class TestResults:
             1.15,
             (1.125, 1.175),
         )
+        assert found["touch"].step_time_rounds == (1.1, 1.2)
         assert found["unfixed"].step_time_ratio == 1.0
         assert found["unfixed"].step_time_spread == (0.99, 1.01)
         # Other data, another stack, a control: not this step.

@@ -145,20 +145,29 @@ def test_repeats_with_one_outcome_are_one_finding() -> None:
     assert [finding.title[-1] for finding in page.findings] == ["2 of 3 repeats", "1 of 3 repeats"]
 
 
-def test_fixes_within_the_noise_are_called_equal() -> None:
-    unfixed = changed(MISMATCH, step_time_ratio=1.0, step_time_spread=(0.97, 1.03))
-    quick = changed(FIX, variant="quick", step_time_ratio=1.02, step_time_spread=(1.0, 1.05))
-    near = changed(FIX, variant="near", step_time_ratio=1.04, step_time_spread=(1.01, 1.06))
-    slow = changed(FIX, variant="slow", step_time_ratio=1.8, step_time_spread=(1.7, 1.9))
-    judged = tuple(FixJudgement(t.variant, True, t.step_time_ratio) for t in (slow, near, quick))
-    page = page_of(run_of(unfixed, slow, near, quick, fixes=judged, cheapest_correct_fix="quick"))
-    remarks = {row.variant: row.remark for row in page.fixes}
-    assert list(remarks) == ["quick", "near", "slow"]
-    assert remarks == {
+def test_fixes_are_called_equal_by_paired_rounds() -> None:
+    """Rounds differ by 10 %; `near` is as fast as `quick` in the same rounds, `later` is always
+    slower although its interval overlaps."""
+
+    def timed(variant: str, *rounds: float) -> TrialResult:
+        spread = (min(rounds), max(rounds))
+        median = sorted(rounds)[len(rounds) // 2]
+        return changed(FIX, variant=variant, step_time_ratio=median, step_time_spread=spread,
+                       step_time_rounds=rounds)  # fmt: skip
+
+    unfixed = changed(MISMATCH, step_time_ratio=1.0, step_time_spread=(0.9, 1.1))
+    quick = timed("quick", 0.95, 1.0, 1.05)
+    near = timed("near", 0.94, 1.01, 1.05)
+    later = timed("later", 0.97, 1.02, 1.07)
+    fixes = (later, near, quick)
+    judged = tuple(FixJudgement(t.variant, True, t.step_time_ratio) for t in fixes)
+    page = page_of(run_of(unfixed, *fixes, fixes=judged, cheapest_correct_fix="quick"))
+    assert {row.variant: row.remark for row in page.fixes} == {
         "quick": "no slower than unfixed within the noise",
         "near": "equal to the cheapest within the noise",
-        "slow": "",
+        "later": "",
     }
+    assert [row.variant for row in page.fixes] == ["quick", "near", "later"]
 
 
 def test_a_page_without_findings_is_a_few_lines() -> None:

@@ -1,0 +1,40 @@
+"""Every JSON that moediag prints or keeps, as shapes of :mod:`moediag.reference.json_schema`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from moediag import extension
+from moediag.doctor import Check
+from moediag.reference.json_schema import fields
+from moediag.reference.word_entry import Entry
+from moediag.result import Diagnosis, RunResult, TrialResult
+
+TRIAL = {**fields(TrialResult, without=("diagnosis",)), **fields(Diagnosis)}
+_RESULT = {
+    **fields(RunResult, without=("trials", "schema_version")),
+    "trials": [TRIAL],
+    "schema_version": Literal[1],
+}
+_TEXTS = dict[str, str]
+_ENV = {
+    "moediag": str, "os": str, "kernel": str, "arch": str, "cores": int, "memory_gb": float,
+    "gpus": list[str], "driver": str | None, "stack": str | None, "python": str,
+    "packages": dict[str, str | None], "torch_build": _TEXTS, "variables": _TEXTS,
+    "tools": _TEXTS, "problem": str | None,
+}  # fmt: skip
+_OWN = {
+    "result": (
+        "result.json, and `--json` of `attach`, `watch`, `diagnose`, `verify` and `run`.",
+        _RESULT,
+    ),
+    "doctor": ("`doctor --json`.", {"checks": [Check]}),
+    "env": ("`env --json`.", _ENV),
+    "explain": ("`explain WORD --json`.", {"entries": [Entry]}),
+    "explain-all": ("`explain --json`.", {"words": dict[str, list[str]]}),
+}
+
+
+def outputs() -> dict[str, tuple[str, Any]]:
+    """Returns name -> (what has this form, its shape)."""
+    return {**_OWN, **extension.provided("json outputs")}

@@ -1,4 +1,4 @@
-"""Whether the nodes of a job can meet in a folder, before the job starts."""
+"""Whether a folder can be shared by the nodes of a job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-_ROOM = 1 << 20  # bytes that must fit into it
+_ROOM = 1 << 20  # bytes that must fit into the folder before the job starts
 _ANSWERS = 15.0  # seconds
 
 

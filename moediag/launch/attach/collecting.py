@@ -60,7 +60,7 @@ def collect(
     capture = folder / CAPTURE_FOLDER
     capture.mkdir(parents=True, exist_ok=True)
     proc = Proc()
-    job, unnumbered, unread = _numbered(job, proc)
+    job, unnumbered, unread = numbered(job, proc)
     targets = [Target(r.rank or 0, Process(r.pid, r.started)) for r in job.ranks]
     known = Looks(
         0.0, options.patience, {}, job.world_size, socket.gethostname(), job.missing, job.launcher,
@@ -103,7 +103,7 @@ def _token(job: Job) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def _numbered(job: Job, proc: Proc) -> tuple[Job, bool, list[str]]:
+def numbered(job: Job, proc: Proc) -> tuple[Job, bool, list[str]]:
     """``job`` with a number for each rank, whether nothing tells these numbers, and which processes
     could not be read. Processes beside those that say which rank they are were not ranks."""
     if all(one.rank is not None for one in job.ranks):
@@ -124,8 +124,8 @@ def _numbered(job: Job, proc: Proc) -> tuple[Job, bool, list[str]]:
     if told:
         ranks = tuple(replace(told[rank], rank=rank) for rank in sorted(told))
         return replace(job, ranks=ranks), False, unread
-    numbered = tuple(replace(one, rank=at) for at, one in enumerate(job.ranks))
-    return replace(job, ranks=numbered), len(numbered) > 1, []
+    by_pid = tuple(replace(one, rank=at) for at, one in enumerate(job.ranks))
+    return replace(job, ranks=by_pid), len(by_pid) > 1, []
 
 
 def _lost(dumps: Mapping[int, spy.Dump], found: Looks) -> Iterator[str]:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import bisect_probes, diagnose_speed
+from bench.attach_to_page import attach_to_page
 from bench.stall_to_page import stall_to_page
 from moediag.lab.stacks import environment
 
@@ -162,6 +163,8 @@ def main() -> None:
         ("moediag --version less python -c pass", diagnose_speed.starts, "<= 0.12 s", "s"),
         ("hang to verdict beyond the window", hang_to_verdict, "<= 3 s", "s"),
         ("watch: stall to page beyond the window, 4 ranks", stall_to_page, "<= 1.5 s", "s"),
+        ("attach: command to page, 8 ranks", lambda: attach_to_page(8), "<= 5 s", "s"),
+        ("attach: command to page, 64 ranks", lambda: attach_to_page(64), "<= 15 s", "s"),
         ("diagnose : torchfrtrace, entries per second", diagnose_speed.throughput, ">= 10 x", "x"),
         ("the same without their starts", diagnose_speed.throughput_after_start, ">= 10 x", "x"),
         ("diagnose 16 dumps, beyond python -c pass", diagnose_speed.sixteen_dumps, "<= 0.3 s", "s"),

@@ -22,8 +22,8 @@ from moediag.records import dataclass
 FILE, PROJECT = "moediag.toml", "pyproject.toml"
 # Options that may stand in the file. Each applies to all commands that have it.
 SETTINGS = (
-    "details", "every", "grace", "guard", "laws", "laws-every", "log-mb", "no-color", "no-locals",
-    "on-hang", "patience", "quiescence", "redact", "silence",
+    "allow", "details", "every", "grace", "guard", "laws", "laws-every", "log-mb", "no-color",
+    "no-locals", "notify", "on-hang", "patience", "quiescence", "redact", "silence", "strict",
 )  # fmt: skip
 
 

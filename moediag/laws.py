@@ -23,7 +23,7 @@ from typing import Any
 
 from moediag import protocol
 
-__all__ = ["finish", "place", "record", "recording", "records"]
+__all__ = ["allow", "finish", "place", "record", "recording", "records"]
 
 _log = logging.getLogger("moediag")
 _recorder: Any = None
@@ -67,6 +67,16 @@ def record(folder: str, every: int = 0) -> bool:
             os.environ[protocol.ENV_LAWS] = before
     atexit.register(_at_exit)
     return True
+
+
+def allow(law: str) -> None:
+    """Says that the program breaks ``law`` on purpose: ``"replicas-apart"``, or only for parameters
+    whose names match a pattern of the shell, ``"replicas-apart:experts.*"``. The laws are those of
+    docs/reference/laws.md. Does nothing where nothing is recorded for the laws."""
+    from moediag.recorder import start
+
+    if start.installed is not None and start.installed.allow is not None:
+        start.installed.allow(law)
 
 
 def records() -> bool:

@@ -71,6 +71,8 @@ def is_secret(name: str) -> bool:
     if not words:
         return False
     before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "notify":  # the URL of a webhook
+        return True
     if words[-1] in ("token", "auth"):
         return not _OF_TEXT.fullmatch(before)
     if words[-1] in ("key", "keys"):

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moediag.cli import options as o
 from moediag.errors import UsageError
 from moediag.report import stderr, stdout
+
+if TYPE_CHECKING:
+    from moediag.launch.attach.collecting import AttachOptions
+    from moediag.pipeline.attach import Attached
+
+
+def _on_machines(
+    option: str, value: str, options: AttachOptions, out: Path | None,
+    progress: Callable[[str], None],
+) -> Attached:  # fmt: skip
+    from moediag.launch.attach import machines
+    from moediag.pipeline import attach_machines
+
+    of = {"--slurm": machines.of_slurm, "--hosts": machines.of_hosts, "--kubectl": machines.of_pods}
+    found = of[option](value)
+    progress(f"looking at {', '.join(one.name for one in found)}")
+    slurm = value if option == "--slurm" else ""
+    return attach_machines.attach(f"{option} {value}", found, options, slurm, out, progress)
 
 
 def attach(
@@ -19,6 +38,20 @@ def attach(
         typer.Argument(
             metavar="[PID]",
             help="A process of the job: its launcher or a rank.  [default: your only job here]",
+        ),
+    ] = None,
+    slurm: Annotated[
+        str | None,
+        typer.Option(metavar="JOB", help="All nodes of this Slurm job, by srun --overlap."),
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="The job on these machines, by ssh.")
+    ] = None,
+    kubectl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SELECTOR",
+            help="All pods with these labels, by kubectl exec: app=train, or 'app=train -n ml'.",
         ),
     ] = None,
     patience: Annotated[
@@ -67,10 +100,21 @@ def attach(
     typed = context.get_parameter_source("redact")
     if redact and collect is None and typed is not None and typed.name == "COMMANDLINE":
         raise UsageError("--redact needs --collect", "Add: --collect out.tgz")
-    job = attaching.choose(pid)
-    stderr.line(f"moediag: looking at {attaching.described(job)}")
     options = AttachOptions(patience=patience, local_values=not no_locals)
-    done = attaching.attach(job, options, out, lambda text: stderr.line(f"moediag: {text}"))
+
+    def progress(text: str) -> None:
+        stderr.line(f"moediag: {text}")
+
+    elsewhere = {"--slurm": slurm, "--hosts": hosts, "--kubectl": kubectl}
+    given = [(name, value) for name, value in elsewhere.items() if value is not None]
+    if len(given) + (pid is not None) > 1:
+        raise UsageError("give a PID, --slurm, --hosts or --kubectl: only one of them")
+    if given:
+        done = _on_machines(*given[0], options, out, progress)
+    else:
+        job = attaching.choose(pid)
+        progress(f"looking at {attaching.described(job)}")
+        done = attaching.attach(job, options, out, progress)
     if collect is not None:
         attaching.write_archive(done, collect, redact)
         stderr.line(f"wrote {collect}")

@@ -49,6 +49,17 @@ Silence = Annotated[
         help="Treat a node as silent after this many seconds without a heartbeat.",
     ),
 ]
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        "--notify",
+        metavar="URL",
+        envvar="MOEDIAG_NOTIFY",
+        show_envvar=True,
+        help="Send a few lines about each new failure to this webhook: Slack, Discord, Teams or "
+        "plain JSON; other services with apprise.",
+    ),
+]
 Quiescence = Annotated[
     float,
     typer.Option(

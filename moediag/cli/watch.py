@@ -75,6 +75,18 @@ def watch(
             min=1, metavar="N", help="As --laws, but check steps 1, 2, 3 and every N steps."
         ),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LAW[:PATTERN]",
+            help="What the job does on purpose, such as replicas-apart, everywhere or for "
+            "parameters whose names match PATTERN.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 1 also for what is only suspicious.")
+    ] = False,
+    notify: o.Notify = None,
     every: Annotated[
         float,
         typer.Option(
@@ -99,13 +111,19 @@ def watch(
     from moediag.launch.watched import JobOptions
     from moediag.pipeline import watch as watcher
     from moediag.report import consoles, json_view, terminal, views, watch_display
+    from moediag.report.notify import Notifier, of_result
     from moediag.report.text_layout import plain
     from moediag.result import FAILURES
 
     watcher.check_on_hang(on_hang)
+    if problem := watcher.no_folder(shared):
+        stderr.line(f"moediag: {problem}")
+        shared = None
+    notifier = Notifier(notify) if notify else None
     job = JobOptions(
         guard=guard,
         laws_every=laws_every or (0 if laws else None),
+        allowed=watcher.check_allowed(allow or ()),
         segment_bytes=log_mb * 1024 * 1024 // 2,
     )
     options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
@@ -125,6 +143,9 @@ def watch(
         )
 
         def tell(found: TrialResult, folder: Path) -> None:
+            if notifier is not None and watcher.tells(found, folder):
+                told = of_result(watcher.of_job(name, [found]), folder)
+                notifier.tell(f"{found.evidence} {found.signature}", told)
             if as_json:
                 return
             if not found.world_size:
@@ -139,7 +160,8 @@ def watch(
                         answer=False,
                     )
             else:
-                for text in (found.cause, *(f"note: {note}" for note in found.notes)):
+                suspicious = (f"suspicious: {text}" for text in found.diagnosis.suspicious)
+                for text in (found.cause, *suspicious, *(f"note: {note}" for note in found.notes)):
                     view.line(text)
 
             shown.append((found, folder))
@@ -153,7 +175,9 @@ def watch(
             for found, folder in shown[-1:]:
                 close(watcher.of_job(name, [found]), folder)
             raise
-    for how in done.commands:
+        finally:
+            unsent = notifier.finish() if notifier is not None else []
+    for how in (*done.commands, *unsent):
         stderr.line(f"moediag: {how}")
     if done.lost:
         stderr.line(
@@ -164,4 +188,4 @@ def watch(
         stdout.write(json_view.render(done.result))
     else:
         close(done.result, done.folder)
-    raise typer.Exit(done.exit_code)
+    raise typer.Exit(done.exit_code_if(strict))

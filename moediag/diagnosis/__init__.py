@@ -1,5 +1,6 @@
 """Derives verdict, culprits and cause of a trial from its evidence. Pure: no file, no process."""
 
+from moediag.diagnosis.laws import LAWS
 from moediag.diagnosis.rules.explanations import (
     CONFIDENCE,
     MEANINGS,
@@ -11,8 +12,11 @@ from moediag.diagnosis.rules.explanations import (
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.diagnosis.trial_diagnosis import broken_law, diagnose
 
+LAW_NAMES = tuple(law.name for law in LAWS)
+
 __all__ = [
     "CONFIDENCE",
+    "LAW_NAMES",
     "MEANINGS",
     "NEXT_STEPS",
     "SIGNATURE",

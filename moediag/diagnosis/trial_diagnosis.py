@@ -79,6 +79,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         parameters_compared=numbers.compared,
         not_seen=(*not_seen(evidence, facts.aligned.not_seen), *replica_sets.not_checked(facts)),
         stacks=divergence_view.stacks(evidence),
+        suspicious=tuple(text for law in LAWS for text in law.suspicious(facts)),
         notes=(
             *judged.notes,
             *(note for law in LAWS for note in law.notes(facts)),

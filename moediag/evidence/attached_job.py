@@ -47,7 +47,9 @@ def read(
         ranks=ranks,
         stall=stall,
         not_seen=tuple(
-            text for text in (*lost, *found.not_seen) if not text.endswith("no evidence found")
+            text
+            for text in (*lost, *found.not_seen)
+            if not text.endswith("no evidence found") and text != foreign.NO_WORLD_SIZE
         ),
         attached=attached,
         looks=seen,

@@ -36,6 +36,7 @@ from moediag.result.wording import ranks as of_ranks
 
 # Seconds. A dump written sooner than this after the youngest call shows calls in flight.
 IN_FLIGHT = 30.0
+NO_WORLD_SIZE = "how many ranks the job has (no line tells it)"
 
 
 def evidence(found: Found) -> Evidence:
@@ -78,7 +79,7 @@ def evidence(found: Found) -> Evidence:
     if unseen and ranks and known:
         not_seen.append(_unseen(unseen))
     elif ranks and not known:
-        not_seen.append("how many ranks the job has (no line tells it)")
+        not_seen.append(NO_WORLD_SIZE)
     ended = any(one.error or one.exit for one in ranks.values())
     quiet = stall is None and not found.reports and not ended
     return Evidence(

@@ -46,7 +46,8 @@ class LawCheck:
 
     #: The same on all ranks whose optimizers have the same parameters.
     key: str
-    #: Class of the optimizer.
+    #: Class of the optimizer; "": these are parameters of a model of which the rank's optimizers
+    #: have only a part.
     optimizer: str
     step: int
     #: Earlier calls of the optimizer's step().
@@ -71,6 +72,8 @@ class LawCheck:
     scaled: bool = False
     #: The user's line that called step(), "file.py:12 function", or "".
     line: str = ""
+    #: Of a model: the parameters that the rank's optimizers have.
+    owned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +248,8 @@ class RankLaws:
     modes: tuple[Mode, ...] = ()
     #: At most 100 of a model.
     mode_changes: tuple[ModeChange, ...] = ()
+    #: ``LAW`` or ``LAW:PATTERN``, as given.
+    allowed: tuple[str, ...] = ()
     #: Kind -> events of all other kinds, as they were written.
     others: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 

@@ -58,6 +58,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
         tuple(reader.cleared),
         tuple(reader.modes),
         tuple(dict.fromkeys(reader.mode_changes)),
+        tuple(str(event["law"]) for event in reader.others.pop("allow", ()) if "law" in event),
         {kind: tuple(events) for kind, events in reader.others.items()},
     )
     return found, not_seen
@@ -145,6 +146,7 @@ class _Reader:
                 nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
                 scaled=bool(event.get("scaler")),
                 line=str(event.get("line") or ""),
+                owned=tuple(map(plain_name, event.get("owned") or ())),
             )
         )
 

@@ -71,6 +71,8 @@ class Progress:
     """Of the ranks whose process is known."""
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """In a watched job, by MoE block: the tokens that each expert received last."""
+    awaited: str = ""
+    """``waiting for node 1 of 2 since 40 s``, if no rank has met the others."""
 
 
 OnProgress = Callable[[Progress], None]

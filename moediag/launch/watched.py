@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -47,6 +48,8 @@ class JobOptions:
     """Before each reduction, ranks check that they carry the same parameters."""
     laws_every: int | None = None
     """Check laws at steps 1, 2, 3 and every so many steps; 0: 6, 12, 24, …; None: never."""
+    allowed: tuple[str, ...] = ()
+    """Laws that the job may break, as ``LAW`` or ``LAW:PATTERN``."""
     segment_bytes: int = SEGMENT_BYTES
     """Size of a log segment of a rank; its log is a ring of two."""
     measure: protocol.MeasureRequest | None = None
@@ -63,7 +66,7 @@ def environment(
     of_another = (
         protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD,
         protocol.ENV_MEASURE,
-        protocol.ENV_LAWS, protocol.ENV_SIMULATE,
+        protocol.ENV_LAWS, protocol.ENV_ALLOW, protocol.ENV_SIMULATE,
     )  # fmt: skip
     for name in of_another:
         env.pop(name, None)  # moediag itself may run in a watched job
@@ -79,6 +82,8 @@ def environment(
         env[protocol.ENV_MEASURE] = options.measure.text()
     if options.laws_every is not None:
         env[protocol.ENV_LAWS] = str(options.laws_every)
+    if options.allowed:
+        env[protocol.ENV_ALLOW] = json.dumps(options.allowed)
     return env
 
 

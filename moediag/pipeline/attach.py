@@ -14,11 +14,10 @@ from pathlib import Path
 from moediag import protocol
 from moediag.errors import UsageError
 from moediag.evidence.trial_folder import read_trial
-from moediag.launch.attach import collecting, found_jobs
+from moediag.launch.attach import archives, collecting, found_jobs
 from moediag.launch.attach.collecting import AttachOptions
 from moediag.launch.attach.found_jobs import Job
 from moediag.launch.attach.proc import Proc
-from moediag.pipeline import archives
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.run_folder import run_folder
 from moediag.pipeline.watch import of_job
@@ -38,6 +37,8 @@ class Attached:
 
     result: RunResult
     folder: Path
+    hosts: tuple[str, ...] = ()
+    """The machines that were asked."""
 
 
 def choose(pid: int | None) -> Job:
@@ -87,23 +88,30 @@ def attach(
     started = datetime.now(timezone.utc)
     attempt = folder / protocol.attempt_folder(0)
     collected = collecting.collect(job, attempt, options, progress)
-    if collected.not_seen:
-        protocol.write_text(attempt / protocol.NOT_SEEN_FILE, "\n".join(collected.not_seen))
-    result = _result(collected.trial, attempt, collected.notes, started, job.root)
-    result.write(folder)
-    return Attached(result, folder)
+    return judged(folder, collected.trial, f"attach {job.root}", started, collected.notes)
 
 
 def write_archive(done: Attached, target: Path, redact: bool) -> None:
     """Writes the evidence of ``done`` as one file."""
-    archives.pack(done.folder / protocol.attempt_folder(0), target, redact)
+    archives.pack(done.folder / protocol.attempt_folder(0), target, redact, done.hosts)
+
+
+def judged(
+    folder: Path, trial: protocol.Trial, asked: str, started: datetime,
+    notes: Sequence[str] = (), hosts: Sequence[str] = (),
+) -> Attached:  # fmt: skip
+    """The diagnosis of the evidence in the run directory ``folder``, which gets the result."""
+    attempt = folder / protocol.attempt_folder(0)
+    result = _result(trial, attempt, asked, started, notes)
+    result.write(folder)
+    return Attached(result, folder, tuple(hosts))
 
 
 def _result(
-    trial: protocol.Trial, folder: Path, notes: Sequence[str], started: datetime, root: int
+    trial: protocol.Trial, folder: Path, asked: str, started: datetime, notes: Sequence[str]
 ) -> RunResult:
     evidence = read_trial(folder)
     found = result_of(trial, evidence, folder.name)
     found = found.diagnosed(notes=(*notes, *found.notes))
     result = of_job(trial.scenario, [found], started)
-    return dataclasses.replace(result, overrides=(f"attach {root}",))
+    return dataclasses.replace(result, overrides=(asked,))

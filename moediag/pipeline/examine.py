@@ -15,7 +15,8 @@ from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
-from moediag.pipeline import archives, rows
+from moediag.launch.attach import archives
+from moediag.pipeline import rows
 from moediag.pipeline.attempts import removed
 from moediag.protocol import TRIAL_FILE, natural
 from moediag.records import dataclass

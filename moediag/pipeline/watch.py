@@ -22,13 +22,17 @@ from types import FrameType
 
 import moediag
 from moediag import hardware, protocol
+from moediag.diagnosis import LAW_NAMES
 from moediag.errors import EvidenceError, ExitCode, Interrupted, UsageError
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import Evidence
+from moediag.evidence.nodes import read_nodes
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
+from moediag.launch.nodes.declared import NEVER_CAME, declared
+from moediag.launch.nodes.usable import unusable
 from moediag.launch.processes import Process
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 from moediag.masking import masked_command
@@ -89,6 +93,26 @@ class Watched:
             return ExitCode.OK
         return ExitCode.INCONCLUSIVE
 
+    def exit_code_if(self, strict: bool) -> int:
+        """Returns the exit code; ``strict``: what is suspicious is a failure, too."""
+        if strict and self.result.trials[-1].diagnosis.suspicious:
+            return ExitCode.FAILURE_FOUND
+        return self.exit_code
+
+
+def check_allowed(given: Sequence[str]) -> tuple[str, ...]:
+    """Returns ``given``. Raises UsageError for one that names no law."""
+    known = LAW_NAMES
+    for text in given:
+        name = text.partition(":")[0]
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise UsageError(
+                f"--allow {text}: there is no law {name!r}", f"{hint}Laws: {', '.join(known)}."
+            )
+    return tuple(given)
+
 
 def check_on_hang(choice: str) -> None:
     """Raises UsageError if ``choice`` is neither a known word nor a command: it would be found out
@@ -105,6 +129,13 @@ def check_on_hang(choice: str) -> None:
             f"--on-hang {choice}: there is no such command",
             f"Did you mean --on-hang {near[0]}? Known words: {', '.join(known)}.",
         )
+
+
+def no_folder(shared: Path | None) -> str:
+    """Why the nodes cannot meet in ``shared``, and where they meet instead; "" if they can."""
+    why = unusable(shared) if shared is not None else ""
+    store = "the nodes meet through the job's store instead"
+    return f"--shared {shared}: {why}; {store}" if why else ""
 
 
 OnResult = Callable[[TrialResult, Path], None]  # and the run directory
@@ -214,6 +245,7 @@ class _Watch:
                 ),
                 self.options.shared,
             )
+            supervisor.declared = declared(self.command, os.environ)
             try:
                 record = supervisor.run("watch")
                 self._finish(record, folder, attempt)
@@ -299,9 +331,9 @@ class _Watch:
         self._keep(lambda: record.write(folder))
         self._keep(lambda: trial.write(folder))
         evidence = self._read(folder)
-        evidence = dataclasses.replace(
-            evidence, not_seen=(*evidence.not_seen, *self._not_recorded(evidence.ranks))
-        )
+        if not any(NEVER_CAME in text for text in evidence.not_seen):
+            lost = (*evidence.not_seen, *self._not_recorded(evidence.ranks))
+            evidence = dataclasses.replace(evidence, not_seen=lost)
         found = result_of(trial, evidence, folder.name)
         return dataclasses.replace(
             found.diagnosed(notes=(*record.notes, *found.notes)),
@@ -341,10 +373,13 @@ class _Watch:
             text = (self.folder / protocol.NOT_RECORDED_FILE).read_text("utf-8", "replace")
             yield from text.splitlines()[:20]
         if not ranks:
+            alone = "a program of one process is recorded with --laws"
+            if self.options.job.laws_every is not None:
+                alone = "a program of one process is recorded once it makes an optimizer of torch"
             yield (
                 "no process of this job called init_process_group under a Python that reads "
                 "PYTHONPATH (python -I or -E, a container, or an environment that is not passed "
-                "on); a program of one process is recorded with --laws"
+                f"on); {alone}"
             )
 
     def _command(self, command: str, found: TrialResult, running: Running, folder: Path) -> None:
@@ -394,6 +429,15 @@ def of_job(name: str, trials: Sequence[TrialResult], started: datetime | None = 
         trials=tuple(trials),
         conclusion=Conclusion(reproduced=None),
     )
+
+
+def tells(found: TrialResult, folder: Path) -> bool:
+    """Whether this watcher sends a message about ``found``, a failure: of several nodes, the first
+    that is alive does."""
+    nodes, _ = read_nodes(folder / found.evidence)
+    others = [one.ranks[:1] for one in nodes[1:] if one.silent is None and one.seen and one.ranks]
+    own = nodes[0].ranks[:1] if nodes else ()
+    return found.verdict in FAILURES and all(own and own < other for other in others)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ ENV_GUARD_TIMEOUT = "MOEDIAG_GUARD_TIMEOUT"  # seconds until a rank that others 
 GUARD_TIMEOUT = 300.0
 # "0": each rank records fingerprints at steps 1, 2, 3, 6, 12, …; "N": at 1, 2, 3 and every N steps.
 ENV_LAWS = "MOEDIAG_LAWS"
+ENV_ALLOW = "MOEDIAG_ALLOW"  # a JSON list of LAW or LAW:PATTERN
 
 # A watched job: its run directory, the folder of this package, the marker of a process that is a
 # rank (its children inherit it), how often the elastic agent started its ranks before, and the size

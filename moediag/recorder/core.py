@@ -140,6 +140,10 @@ class Recorder:
         self.on_capture: List[Callable[[], None]] = []  # the rank is examined; in that thread
         self.on_end: List[Callable[[], None]] = []  # the rank ends normally or not; may run twice
         self.on_finish: List[Callable[[], None]] = []  # it ends normally; before the above
+        # Looks for models that run, after the first step.
+        self.look_for_models: Callable[[], None] = lambda: None
+        # Notes a law that the program breaks on purpose; None where laws are not recorded.
+        self.allow: Optional[Callable[[str], None]] = None
         self.on_uninstall: List[Callable[[], None]] = []
         self.after_uninstall: List[Callable[[], None]] = []  # after all attributes are restored
         self._next = 0

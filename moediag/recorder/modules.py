@@ -26,6 +26,7 @@ _OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "FullySh
 _LAYER = re.compile(r"(^|\.)[A-Za-z_]+\.\d+$")  # an element of a list: model.layers.3
 _COMPILE_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"
 _FIRST_ROOTS = 8  # limit, for jobs with many small models
+_MOST_AGAIN = 8  # times that the search begins again
 
 # The recorder whose hooks are on modules. Hooks are module-level functions that look it up: copying
 # or pickling a model must not reach the recorder's files and locks.
@@ -63,6 +64,8 @@ class Observer:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._roots = 0
+        self._found = 0  # roots since the global hook was last installed
+        self._again = 0  # how often it was installed again
         self._handles: List[Any] = []
         self._global: Optional[Any] = None
         self._filter: Any = None
@@ -71,11 +74,23 @@ class Observer:
     def install(self) -> None:
         global _recorder
         _recorder = self._recorder
+        self._arm()
+        self._recorder.look_for_models = self.again
+        self._recorder.on_uninstall.append(self.remove)
+
+    def again(self) -> None:
+        """Looks for roots for two more steps: a model was wrapped, or an optimizer steps on one
+        that was not seen running."""
+        if self._global is None and self._again < _MOST_AGAIN and self._roots < _FIRST_ROOTS:
+            self._again += 1
+            self._found, self._first_step = 0, self._recorder.current_step
+            self._arm()
+
+    def _arm(self) -> None:
         self._global = torch_module.register_module_forward_pre_hook(Hook(self._before_any))
         # A compiled module warns about global hooks; this one is removed before tracing.
         warnings.filterwarnings("ignore", message=_COMPILE_WARNING)
         self._filter = warnings.filters[0]
-        self._recorder.on_uninstall.append(self.remove)
 
     def remove(self) -> None:
         global _recorder
@@ -98,7 +113,8 @@ class Observer:
         """The global hook; cheap for modules inside a running root."""
         if recorder.thread.blocks:
             return
-        if self._roots and (recorder.stepped or recorder.current_step > self._first_step):
+        steps = recorder.current_step - self._first_step
+        if (self._found and (recorder.stepped or steps > 0)) or (self._again and steps > 1):
             self._disarm()  # the first step is over
             return
         if recorder.models.get(module):
@@ -115,6 +131,7 @@ class Observer:
         recorder = self._recorder
         recorder.models.set(root, True)
         self._roots += 1
+        self._found += 1
         inner = root
         while type(inner).__name__ in _OUTER and hasattr(inner, "module"):
             inner = inner.module
@@ -151,6 +168,9 @@ class Observer:
         _enter(recorder, root, ())
 
     def _hook(self, module: Any, fqn: str, experts: Tuple[int, ...]) -> None:
+        known = _blocks.get(id(module))
+        if known is not None and known[0]() is module:
+            return  # it is in a model that was seen before it was wrapped again
         _blocks[id(module)] = (weakref.ref(module), fqn, experts)
         # Run before and after FSDP's hooks: what they issue belongs to the module, too.
         self._handles.append(module.register_forward_pre_hook(Hook(_enter), prepend=True))

@@ -19,6 +19,7 @@ VARIABLES = {
     "MOEDIAG_INSTALLED": "`1`: run scenarios on the installed releases and build nothing; `first`: "
     "build only what is not installed.",
     "MOEDIAG_WHEELS": "Folder of wheels to build from, without a network.",
+    "MOEDIAG_NOTIFY": "The URL of `--notify`, which is a secret.",
     "MOEDIAG_GUARD": "`1` in the environment of ranks: compare parameters before each FSDP2 "
     "reduction.",
     "MOEDIAG_GUARD_TIMEOUT": "Seconds after which the guard reports a missing rank.",

@@ -51,7 +51,11 @@ def _file_lines(by_number: dict[int, list[PathLine]]) -> Iterator[ExcerptLine]:
 def _acts(line: PathLine) -> Iterator[str]:
     for ranks, did in line.acts:
         who = wording.ranks(ranks)
-        yield f"{did} on {who}" if did in ("true", "false") else f"{who} {did}"
+        yield (
+            f"{did} on {who}"
+            if did in ("true", "false")
+            else f"{who} {wording.agreeing(did, ranks)}"
+        )
     if not line.certain:
         yield "perhaps here"
 

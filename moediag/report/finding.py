@@ -72,6 +72,7 @@ class Finding:
     wrong_parameters: tuple[str, ...]
     cause: str
     stacks: tuple[StackGroup, ...]
+    suspicious: tuple[str, ...]
     notes: tuple[str, ...]
     not_seen: tuple[str, ...]
     evidence: str
@@ -133,6 +134,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         wrong_parameters=tuple(wording.compact(t.wrong_parameters)),
         cause=t.cause,
         stacks=_stacks(t),
+        suspicious=t.diagnosis.suspicious,
         notes=t.notes,
         not_seen=t.diagnosis.not_seen,
         evidence=t.evidence,

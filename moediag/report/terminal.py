@@ -131,6 +131,8 @@ def finding_lines(
         yield from labelled("NEXT", finding.next_step, width, "label")
     if finding.cause:
         yield from labelled("CAUSE", finding.cause, width)
+    for text in finding.suspicious:
+        yield from labelled("SUSPECT", text, width, "doubt")
     if not finding.excerpt or details:
         yield from _evidence_lines(finding, width)
     yield from _tables(finding.tables, width)
@@ -175,6 +177,8 @@ def answer_lines(finding: Finding, width: int) -> Iterator[Line]:
         yield from labelled("WHERE" if number == 0 else "", _shortened(text, width), width)
     if finding.cause and not finding.excerpt:
         yield from labelled("CAUSE", " ".join(_SENTENCE.split(finding.cause)[:2]), width)
+    for text in finding.suspicious[:1]:
+        yield from labelled("SUSPECT", text, width, "doubt")
     if finding.next_step:
         yield from labelled("NEXT", finding.next_step, width, "label")
 

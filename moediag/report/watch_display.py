@@ -101,6 +101,11 @@ def summary(views: list[RankView], doing: str, balance: str = "") -> str:
     return ", ".join(pieces) if doing == "running" else f"{doing}: {', '.join(pieces)}"
 
 
+def _head(views: list[RankView], progress: Progress) -> str:
+    waits = progress.awaited if progress.doing in ("launching", "running") else ""
+    return waits or summary(views, progress.doing, balance_of(progress))
+
+
 def memory_of(pids: Mapping[int, int]) -> dict[int, int]:
     """Returns the resident bytes of each running rank."""
     found = {}
@@ -131,9 +136,9 @@ class View:
         due = self._told is None or progress.seconds - self._told >= self.every
         news = progress.doing in ("capturing", "ending") and self._doing != progress.doing
         self._doing = progress.doing
-        if (views and due) or news:
+        if ((views or progress.awaited) and due) or news:
             self._told = progress.seconds
-            self.line(summary(views, progress.doing, balance_of(progress)))
+            self.line(_head(views, progress))
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -211,7 +216,7 @@ class LiveView(View):
         if self._told is None or time.monotonic() - self._told > 0.25:
             self._told = time.monotonic()
             self._views = self.pulse.ranks(progress, memory_of(progress.pids))
-            self._head = summary(self._views, progress.doing, balance_of(progress))
+            self._head = _head(self._views, progress)
 
     def table(self) -> Table:
         from rich.table import Table

@@ -145,6 +145,8 @@ class Diagnosis:
     """Wrong parameters of the first step that has any."""
     parameters_compared: int = 0
     """Number of distinct parameters."""
+    suspicious: tuple[str, ...] = ()
+    """What is most often a mistake, though a healthy job may do it on purpose."""
     notes: tuple[str, ...] = ()
     """Facts that a reader of the result must know."""
     tables: tuple[Table, ...] = ()

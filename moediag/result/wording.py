@@ -82,6 +82,14 @@ def ranks(numbers: Iterable[int]) -> str:
     return ("rank " if len(listed) == 1 else "ranks ") + spans(listed, ", ")
 
 
+def agreeing(text: str, who: Sequence[int]) -> str:
+    """``text``, whose first word is a verb, for one rank or for several: ``wait in barrier``."""
+    if len(who) == 1:
+        return text
+    first, blank, rest = text.partition(" ")
+    return f"{'are' if first == 'is' else first.removesuffix('s')}{blank}{rest}"
+
+
 def plural(number: int, noun: str) -> str:
     """``1 element``, ``15,696 elements``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -41,11 +41,12 @@ class Running:
         seen = [(Proc().seen(one.pid), asleep(Proc(), one.pid) or 0.0) for one in ranks]
         return [(one.state, at) for one, at in seen if one is not None]
 
-    def attach(self, *options: str) -> tuple[int, dict[str, Any]]:
+    def attach(self, *of: str, **more: str) -> tuple[int, dict[str, Any]]:
+        run = self.end.with_name("-".join(("run", *of)))
         done = subprocess.run(
-            [sys.executable, "-m", "moediag", "attach", str(self.process.pid), "--json",
-             "--patience", "3", "--out", str(self.end.with_name("run")), *options],
-            capture_output=True, text=True, timeout=120, check=False,
+            [sys.executable, "-m", "moediag", "attach", *(of or (str(self.process.pid),)), "--json",
+             "--patience", "3", "--out", str(run)],
+            capture_output=True, text=True, timeout=120, check=False, env=os.environ | more,
         )  # fmt: skip
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)["trials"][0]
@@ -67,7 +68,8 @@ def running(name: str, folder: Path, ready: Callable[[list[tuple[str, float]]], 
     end = folder / "end"
     process = subprocess.Popen(
         [*TORCHRUN, str(PROGRAM), name, str(end)], stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"),
+        stderr=subprocess.DEVNULL, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": str(os.getpid())},
     )  # fmt: skip
     job = Running(process, end)
     try:
@@ -90,13 +92,29 @@ def names_the_line(name: str, trial: dict[str, Any]) -> bool:
     )
 
 
+def slurm(folder: Path) -> str:
+    """A PATH with a stand-in for a Slurm of two nodes: this machine, and one that is down."""
+    tools = {
+        "squeue": "echo 'n[1-2]'",
+        "scontrol": "echo n1; echo n2",
+        "srun": 'case "$*" in *list=n2*) echo "srun: error: the node is down" >&2; exit 1;; esac\n'
+        'while [ "$1" != sh ]; do shift; done; exec "$@"',
+    }
+    for name, script in tools.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 def test_a_hang_with_a_condition_on_the_rank(tmp_path: Path) -> None:
     with running("condition", tmp_path, both_sleep) as job:
         before = job.states()
-        code, trial = job.attach()
+        found = [job.attach(), job.attach("--slurm", str(os.getpid()), PATH=slurm(tmp_path))]
         after = job.states()
-    assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [0]), trial["cause"]
-    assert names_the_line("condition", trial), trial["cause"]
+    for code, trial in found:
+        assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [0]), trial["cause"]
+        assert names_the_line("condition", trial), trial["cause"]
+    assert found[1][1]["not_seen"] == ["n2: srun: error: the node is down"]
     # No look has woken a rank.
     assert all(late[1] > early[1] for early, late in zip(before, after, strict=True))
 

@@ -131,6 +131,13 @@ def test_both_watchers_report_the_rank_on_the_other_node(nodes: Nodes) -> None:
         assert trial["world_size"] == 2
 
 
+def _page(run: Path) -> dict[str, Any]:
+    """What the page of a node says, without what differs by its nature."""
+    (trial,) = json.loads((run / "result.json").read_text())["trials"]
+    own = ("seconds", "not_seen", "attached")
+    return {name: value for name, value in trial.items() if name not in own}
+
+
 @pytest.mark.wide
 def test_a_rank_that_skips_a_collective_is_the_culprit(nodes: Nodes) -> None:
     nodes.agents("skips", ranks=(1, 2))
@@ -143,6 +150,7 @@ def test_a_rank_that_skips_a_collective_is_the_culprit(nodes: Nodes) -> None:
     (again,) = examine.examine([nodes.run(0), nodes.run(1)]).result.trials
     assert (again.verdict, again.culprits, again.victims) == ("hang", (1,), (0, 2))
     assert again.cause == trial["cause"]
+    assert _page(nodes.run(0)) == _page(nodes.run(1))
 
 
 @pytest.mark.wide
@@ -156,6 +164,7 @@ def test_a_killed_node_is_reported(nodes: Nodes, tmp_path: Path) -> None:
     assert "ode 1 (" in trial["cause"]
     assert "rank 2) has sent nothing for" in trial["cause"]
     assert any(text.startswith("node 1 (ranks 2)") for text in trial["not_seen"])
+    assert trial["next_step"].startswith("See whether node 1 (")
 
 
 @pytest.mark.wide

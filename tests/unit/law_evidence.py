@@ -25,7 +25,10 @@ def check(
         optimizer="AdamW",
         step=step,
         count=step - 1,
-        pieces=tuple(LawPiece(name, part, how, ranks) for name in names),
+        pieces=tuple(
+            LawPiece(name, part, how, ranks, shape="8x8" if "weight" in name else "8")
+            for name in names
+        ),
         clocks=(2 * step,),
         params=values,
         grads=values,

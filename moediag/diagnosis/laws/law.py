@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Detector, Judgement
@@ -28,10 +29,21 @@ class Broken:
     """No later step takes it back, so it is said while the job still runs."""
     beside: bool = False
     """It is a note if another failure decides the verdict."""
+    names: tuple[str, ...] = ()
+    """The parameters that it is about, if it is about some."""
 
 
-Findings = Iterator[Broken | str]
-"""What is broken, and notes: sentences about what may be deliberate."""
+@dataclass(frozen=True, slots=True)
+class Suspicious:
+    """What is most often a mistake, and what a healthy program may do on purpose."""
+
+    text: str
+    names: tuple[str, ...] = ()
+    """The parameters that it is about, if it is about some."""
+
+
+Findings = Iterator[Broken | Suspicious | str]
+"""What is broken, what is suspicious, and notes: sentences about what is often deliberate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +55,59 @@ class Law:
     verdict: Verdict | None
     """The verdict on a job that breaks it; None if all that it finds may be deliberate."""
 
+    @property
+    def name(self) -> str:
+        """The word for it that ``--allow`` and ``moediag explain`` know."""
+        return self.find.__name__.replace("_", "-")
+
     def broken(self, facts: Facts) -> Broken | None:
-        """The first thing that is broken."""
-        return next((one for one in self.find(facts) if isinstance(one, Broken)), None)
+        """The first thing that is broken and not allowed."""
+        return next((one for one in self._found(facts) if isinstance(one, Broken)), None)
+
+    def suspicious(self, facts: Facts) -> tuple[str, ...]:
+        """What is suspicious and not allowed, with the option that would allow it."""
+        return tuple(
+            f"{one.text} If it is meant: --allow {self.name}"
+            for one in self._found(facts)
+            if isinstance(one, Suspicious)
+        )
 
     def notes(self, facts: Facts) -> tuple[str, ...]:
-        return tuple(one for one in self.find(facts) if isinstance(one, str))
+        return tuple(one for one in self._found(facts) if isinstance(one, str))
+
+    def _found(self, facts: Facts) -> Findings:
+        allowed = facts.of(allowances)
+        for one in self.find(facts):
+            names = () if isinstance(one, str) else one.names
+            if not any(each.covers(self.name, names) for each in allowed):
+                yield one
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """A law that a program may break, everywhere or for parameters whose names match."""
+
+    law: str
+    pattern: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Allowance:
+        """Reads ``LAW`` or ``LAW:PATTERN``, where PATTERN is a pattern of the shell."""
+        law, _, pattern = text.partition(":")
+        return cls(law, pattern)
+
+    def covers(self, law: str, names: Sequence[str]) -> bool:
+        """Whether it allows all of a finding of ``law`` about parameters with these names."""
+        if law != self.law:
+            return False
+        every = not self.pattern
+        return every or (bool(names) and all(fnmatchcase(name, self.pattern) for name in names))
+
+
+def allowances(evidence: Evidence) -> tuple[Allowance, ...]:
+    """What the job was allowed to break."""
+    texts = (text for laws in recorded(evidence).values() for text in laws.allowed)
+    return tuple(map(Allowance.of, dict.fromkeys(texts)))
 
 
 def law(verdict: Verdict | None = None) -> Callable[[Callable[[Facts], Findings]], Law]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import Mode, ModeChange
 from moediag.result import Verdict
 
@@ -36,6 +36,12 @@ def left_in_evaluation(facts: Facts) -> Findings:
     modules = f"modules of class {' and '.join(kinds[:3])} did not do what they do in training."
     if not since:
         yield f"{name} was trained in evaluation mode in all checked steps: its {modules}"
+        return
+    if all("Norm" in kind for kind in kinds):  # detection recipes freeze batch norm like this
+        yield Suspicious(
+            f"{name} was trained in evaluation mode since step {since}: its {modules} Nothing else "
+            "in it depends on the mode."
+        )
         return
     yield Broken(
         f"{name} was trained in training mode at first and only in evaluation mode since step "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -74,11 +74,23 @@ def parameters_not_finite(facts: Facts) -> Findings:
         text += f" In step {before} the gradient of {listed(grads)} was not finite."
     if already:
         text += f" {listed(already)} had elements that are not finite before that."
+    spread = any(
+        check.nonfinite_grads
+        for of in facts.of(_optimizers)
+        for checks in of.values()
+        for check in checks
+        if check.step >= before
+    )
+    if not spread and len(names) < _MOST_NAMES:
+        # An expert that is pruned by a bias of -inf, for example: no gradient is affected.
+        yield Suspicious(f"{text} All gradients are finite, so it may be meant.", tuple(names))
+        return
     yield Broken(
         text,
         pattern="parameters",
         next_step="Run again with `--laws-every 1` to see which gradient is the first one.",
         lasting=True,
+        names=tuple(names),
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law
-from moediag.diagnosis.numbers.law_breaches import Breach, law_facts
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
+from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.evidence.law_model import PART, PLACED
+from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural, ranks
 
@@ -18,23 +21,149 @@ def replicas_apart(facts: Facts) -> Findings:
     """Values that a watched job must keep equal on several ranks differ: parameters of replicas, or
     numbers of their optimizer."""
     found = facts.of(law_facts)
-    if found.breach is not None:
-        reason = found.breach.reason
+    breach, averaged = found.breach, facts.of(_averaged)
+    if breach is not None and averaged and facts.of(_bare):
+        yield Suspicious(
+            f"{_of_breach(breach)} {_called_bare(facts)} The program also averages or sends its "
+            "parameters itself."
+        )
+    elif breach is not None:
+        reason = breach.reason
         first = reason.what if reason is not None else "weights"
         yield Broken(
-            _of_breach(found.breach),
-            pattern="initial weights" if found.breach.initial else first,
-            next_step=_next_step(found.breach),
-            culprits=found.breach.odd,
-            lasting=found.breach.parameters is not None,  # a number may still become equal
+            f"{_of_breach(breach)} {_called_bare(facts)} {_owners(facts, breach)}".rstrip(),
+            pattern="initial weights" if breach.initial else first,
+            next_step=_next_step(breach, facts),
+            culprits=breach.odd,
+            # A number may still become equal, and a program that calls the model inside its wrapper
+            # may average the parameters later.
+            lasting=breach.parameters is not None and not facts.of(_bare),
             beside=True,
+            names=breach.parameters.names if breach.parameters is not None else (),
         )
-    if found.apart:
-        yield (
-            f"All {plural(len(found.apart), 'plain parameter')} ({listed(found.apart)}) were equal "
-            f"on all ranks at first and differ since step {found.apart_from}: if the ranks train "
-            "one model, nothing keeps them equal."
+    if found.apart is not None:
+        yield _of_apart(found.apart, facts)
+
+
+def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
+    """What is said of parameters that no wrapper keeps equal."""
+    many, names = plural(len(apart.names), "parameter"), listed(apart.names)
+    if not apart.whole:
+        return Suspicious(
+            f"{many} ({names}) differ between ranks since step {apart.since}. They were equal at "
+            "first, and the other parameters stay equal while they train: a reduction of their "
+            "gradients or of their values may be missing.",
+            apart.names,
         )
+    text = (
+        f"All {many} that no wrapper keeps equal ({names}) were equal on all ranks at first and "
+        f"differ since step {apart.since}"
+    )
+    why, step = _why_unwrapped(apart, facts)
+    if why and not facts.of(_averaged):
+        return Broken(
+            f"{text}: every rank trains a model of its own. {why}",
+            pattern="not wrapped",
+            next_step=step,
+            beside=True,
+            names=apart.names,
+        )
+    return Suspicious(
+        f"{text}: if the ranks train one model, nothing keeps them equal.", apart.names
+    )
+
+
+def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
+    """What says that the ranks train one model, and what to change; ("", "") if nothing does."""
+    laws = facts.of(recorded)
+    unwrapped = [one for own in laws.values() for one in own.of("unwrapped", _line_of)]
+    if len(unwrapped) >= len(laws) > 1:
+        model, line = unwrapped[0]
+        at = f" at {line}" if line else ""
+        return (
+            f"accelerate's prepare{at} returned {model} without DistributedDataParallel, though it "
+            "runs several processes.",
+            "Do not prepare the model before training, as Trainer.evaluate() and "
+            "prepare_model(evaluation_mode=True) do: accelerate 1.14 and 1.15 then take it for "
+            "wrapped. Or use accelerate 1.13.",
+        )
+    if apart.lone_group:
+        return (
+            "DistributedDataParallel was given a process group of one rank, so it reduces nothing.",
+            "Give DistributedDataParallel a group of all ranks that train these parameters, those "
+            "of sequence parallelism included.",
+        )
+    samplers = {one for own in laws.values() for one in own.inputs if one.replicas > 1}
+    numbers = {one.number for one in samplers}
+    if len(numbers) == len(laws) > 1:
+        first = next(iter(sorted(samplers, key=lambda one: one.number)))
+        at = f" at {first.line}" if first.line else ""
+        return (
+            f"Its {first.sampler}{at} divides the samples among {first.replicas} ranks, and no "
+            "call of the ranks was large enough to carry gradients or parameters.",
+            "Wrap the model in DistributedDataParallel, or reduce its gradients before each "
+            "update.",
+        )
+    return "", ""
+
+
+def _line_of(event: Mapping[str, Any]) -> tuple[str, str]:
+    return str(event.get("model", "")), str(event.get("line") or "")
+
+
+def _bare(evidence: Evidence) -> tuple[str, ...]:
+    """The lines, one for each rank, that called a wrapped model without its wrapper."""
+    laws = recorded(evidence).values()
+    return tuple(line for own in laws for _, line in own.of("bare", _line_of)[:1])
+
+
+def _called_bare(facts: Facts) -> str:
+    lines = [line for line in facts.of(_bare) if line]
+    if not lines:
+        return ""
+    return (
+        f"The model inside DistributedDataParallel was called without it, at {lines[0]}: the "
+        "backward of such a call reduces nothing."
+    )
+
+
+def _owners(facts: Facts, breach: Breach) -> str:
+    """Which optimizers have the first parameter that differs, if only some have it (ZeRO)."""
+    if breach.parameters is None or breach.history.optimizer:
+        return ""
+    name = breach.parameters.names[0]
+    who = [
+        rank
+        for rank, own in facts.of(recorded).items()
+        if any(name in check.owned for check in own.checks)
+    ]
+    if not 0 < len(who) < len(breach.history.ranks):
+        return ""
+    return f"Only the optimizer of {ranks(who)} has {name}: its update did not reach the others."
+
+
+def _averaged(evidence: Evidence) -> bool:
+    """Whether ranks made a call outside the backward that is large enough to carry a matrix of the
+    model, between the first and the last step: the program may average parameters or gradients
+    itself. A call after the last update may only compare them."""
+    sizes = (
+        math.prod(map(int, piece.shape.split("x")))
+        for own in recorded(evidence).values()
+        for check in own.checks[:1]
+        for piece in check.pieces
+        if piece.shape.count("x")
+    )
+    least = min(sizes, default=0)
+    calls = [call for seen in evidence.ranks.values() for call in seen.collectives]
+    steps = [check.step for own in recorded(evidence).values() for check in own.checks]
+    last = max((*steps, *(call.step for call in calls)), default=0)
+    return any(
+        max(call.numel_in, call.numel_out) >= least
+        and "float" in call.dtype
+        and call.phase != "backward"
+        and 1 < call.step < last
+        for call in calls
+    )
 
 
 def checked(facts: Facts) -> str:
@@ -116,11 +245,16 @@ def _hyper(split: Split) -> str:
 
 def _step_call(b: Breach) -> str:
     at = f" at {b.history.line}" if b.history.line else ""
-    return f"{b.history.optimizer}.step(){at}"
+    call = f"{b.history.optimizer}.step()" if b.history.optimizer else "the update"
+    return f"{call}{at}"
 
 
-def _next_step(b: Breach) -> str:
+def _next_step(b: Breach, facts: Facts) -> str:
     """What to change."""
+    if facts.of(_bare) and not b.initial:
+        return "Call the wrapper, not the model inside it, wherever gradients are computed."
+    if not b.history.optimizer:
+        return "Send every updated parameter from the rank that updates it to all others."
     if b.initial:
         return (
             "Load and initialise parameters on every rank alike, or before the model is wrapped, "

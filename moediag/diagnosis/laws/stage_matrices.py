@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Findings, law
+from moediag.diagnosis.laws.law import Findings, Suspicious, law
 from moediag.diagnosis.numbers.law_splits import Checks, checks_of
 from moediag.evidence.law_model import NO_GRADIENT
 
@@ -44,7 +44,7 @@ def stage_matrices_apart(facts: Facts) -> Findings:
             named = (
                 f"{firsts[rank, key].pieces[at].name} on rank {rank}" for rank, key, at in pairs[0]
             )
-            yield (
+            yield Suspicious(
                 f"{' and '.join(named)} had the same values before the first update and differ "
                 f"since step {step}: if pipeline stages share this matrix, nothing adds up their "
                 "gradients."

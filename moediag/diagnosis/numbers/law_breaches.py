@@ -7,6 +7,7 @@ before gradients, and gradients before the optimizer's state.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from moediag.diagnosis.numbers import agreement
@@ -21,7 +22,7 @@ from moediag.diagnosis.numbers.law_splits import (
     checks_of,
     histories,
 )
-from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, REDUCED
+from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, REDUCED, LawCheck, LawPiece
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 
@@ -69,6 +70,20 @@ class Breach:
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """Parameters that were equal on all ranks at first and differ later, without a wrapper that
+    keeps them equal."""
+
+    names: tuple[str, ...]
+    since: int
+    """The first step in which they differ."""
+    whole: bool
+    """These are all matrices of the model; otherwise the others stayed equal while they trained."""
+    lone_group: bool = False
+    """Each rank wrapped the model for data parallelism over itself alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class LawFacts:
     """What the ranks' records say about the laws."""
 
@@ -77,11 +92,9 @@ class LawFacts:
     recorded."""
     breach: Breach | None
     """The first difference that no healthy program has."""
-    apart: tuple[str, ...] = ()
-    """Parameters that were equal on all ranks at first and differ later, and that nothing declares
-    to be replicas."""
-    apart_from: int = 0
-    """The first step in which they differ."""
+    apart: Apart | None = None
+    """Parameters that were equal on all ranks at first and differ later, and that no wrapper keeps
+    equal."""
     recorded: bool = False
     """Ranks recorded for the laws."""
     not_checked: tuple[str, ...] = ()
@@ -94,12 +107,10 @@ def law_facts(evidence: Evidence) -> LawFacts:
     compared = {m.step for h in found if h.how in (REDUCED, PLACED) for m in h.moments}
     if evidence.world_size == 1:
         compared = {step for _, step in checks}
-    apart, since = _apart(evidence)
     return LawFacts(
         checked=len(compared),
         breach=min(breaches, key=lambda b: (b.step, b.history.ranks), default=None),
-        apart=apart,
-        apart_from=since,
+        apart=_apart(evidence),
         recorded=any(seen.laws is not None for seen in evidence.ranks.values()),
         not_checked=_not_checked(evidence, found),
     )
@@ -171,30 +182,54 @@ def _of_parameters(history: History, parameters: Split) -> Breach:
     return Breach(history, parameters, reason, earlier.step, counts)
 
 
-def _apart(evidence: Evidence) -> tuple[tuple[str, ...], int]:
-    """Plain parameters that all ranks had in common at first."""
-    checks = checks_of(evidence)
-    equal: dict[str, set[str]] = {}
-    differ: dict[str, int] = {}
-    for (key, step), by_rank in checks.items():
+def _apart(evidence: Evidence) -> Apart | None:
+    """Parameters that nothing keeps equal, and that all ranks had in common at first.
+
+    Only matrices count as equal by more than chance: biases of zeros and norms of ones are equal on
+    ranks that hold different parts of a model."""
+    equal: set[str] = set()
+    different: set[str] = set()  # at first
+    apart: dict[str, int] = {}
+    moved: dict[str, set[str]] = {}
+    matrices: set[str] = set()
+    for (_, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2):
             continue
         rows = list(by_rank.values())
         for at, piece in enumerate(rows[0].pieces):
-            if any(row.pieces[at].how != PLAIN for row in rows):
-                continue
             values = {row.params[at] for row in rows}
-            if None in values:
+            if None in values or any(not _alone(row.pieces[at]) for row in rows):
                 continue
-            if len(values) == 1:
-                equal.setdefault(key, set()).add(piece.name)
-            elif piece.name in equal.get(key, ()):
-                differ.setdefault(piece.name, step)
-    # Single parameters may be meant to differ from some point on; a whole model is not.
-    whole = {name for names in equal.values() for name in names}
-    if not differ or len(differ) < len(whole):
-        return (), 0
-    return tuple(differ), min(differ.values())
+            matrices |= {piece.name} if "x" in piece.shape else set()
+            if piece.name not in equal | different:
+                (equal if len(values) == 1 else different).add(piece.name)
+            elif len(values) > 1 and piece.name in equal:
+                apart.setdefault(piece.name, step)
+            elif piece.name in equal:
+                moved.setdefault(piece.name, set()).update(map(str, values))
+    if not apart or different & matrices or not equal & matrices:
+        return None
+    whole = matrices <= apart.keys()
+    kept = [name for name in matrices - apart.keys() if len(moved.get(name, ())) > 1]
+    if not whole and not kept:
+        return None  # nothing shows that the ranks train one model
+    groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
+    return Apart(
+        names=tuple(apart),
+        since=min(apart.values()),
+        whole=whole,
+        lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
+    )
+
+
+def _alone(piece: LawPiece) -> bool:
+    """Whether no wrapper keeps it equal on another rank."""
+    return piece.how == PLAIN or (piece.how in (REDUCED, LOCAL) and len(piece.ranks) == 1)
+
+
+def _all(evidence: Evidence) -> Iterator[LawCheck]:
+    for seen in evidence.ranks.values():
+        yield from seen.laws.checks if seen.laws is not None else ()
 
 
 def _not_checked(evidence: Evidence, found: tuple[History, ...]) -> tuple[str, ...]:

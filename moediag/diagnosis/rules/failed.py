@@ -12,7 +12,7 @@ from moediag.diagnosis.judgement import Judgement, apart, detector, how_sure, vi
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words import cause, meeting
 from moediag.diagnosis.words.calls import describe
-from moediag.diagnosis.words.node_sentences import silence
+from moediag.diagnosis.words.node_sentences import see_node, silence
 from moediag.evidence.model import UNTOLD, Evidence
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
@@ -198,6 +198,7 @@ def lost_node(facts: Facts) -> Judgement | None:
         victims=apart(tuple(facts.evidence.ranks), facts.silent_ranks),
         failure=facts.failed[0],
         pattern="silent-node",
+        next_step=see_node(nodes),
     )
 
 

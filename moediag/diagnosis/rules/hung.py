@@ -19,7 +19,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.diagnosis.words import cause, foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import describe
-from moediag.diagnosis.words.node_sentences import silence
+from moediag.diagnosis.words.node_sentences import see_node, silence
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.rank_stacks import stand, that_counts
 from moediag.result import Confidence, Verdict
@@ -138,6 +138,7 @@ def silent_node(facts: Facts) -> Judgement | None:
         culprits=gone,
         victims=tuple(sorted(waiting)),
         pattern="silent-node",
+        next_step=see_node(silent(evidence)),
     )
 
 

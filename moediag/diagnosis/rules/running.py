@@ -17,7 +17,7 @@ from moediag.evidence.looks import Looks
 from moediag.evidence.model import Condition, Evidence
 from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import agreeing, ranks
 
 # Calls that one other side meets, or that do not tell: a wait may be for either kind.
 _ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
@@ -55,9 +55,10 @@ def _at_rest(seen: Looks) -> tuple[int, ...]:
 
 
 def _overdue(seen: Looks) -> bool:
-    """Whether ranks wait for one that computes for longer than most computations take."""
+    """Whether ranks wait for one that computes or loops for longer than most computations take."""
     waited = [seen.ranks[rank].still for rank in _at_rest(seen)]
-    return _computes(seen) and min(waited) >= _BUSY * seen.patience
+    alone = _computes(seen) or (seen.doing(looks.MOVES) and not seen.doing(looks.WORKS))
+    return bool(alone and waited) and min(waited) >= _BUSY * seen.patience
 
 
 @detector(Verdict.HANG)
@@ -68,7 +69,7 @@ def held_up(facts: Facts) -> Judgement | None:
     if seen is None or stall is None or not seen.held or _suspended(seen):
         return None
     text = " ".join(
-        sentence(f"Rank {rank} {seen.ranks[rank].held}{_at(facts.evidence, rank)}")
+        sentence(f"Rank {rank}{_where(facts.evidence, rank)} {seen.ranks[rank].held}")
         for rank in seen.held
     )
     if facts.waiting:
@@ -144,6 +145,8 @@ def _singled_out(
                 # All ranks may come there in time: those outside communication are late, or stuck.
                 if not facts.elsewhere:
                     yield one.ranks, (one, condition)
+            elif not condition.keeps_out & {r for s in found if s is not one for r in s.ranks}:
+                continue  # the ranks that it keeps out are not here: they may be anywhere
             elif single is not None and (single in one.ranks or 2 * len(one.ranks) > every):
                 yield (single,), (one, condition)
 
@@ -166,8 +169,8 @@ def ranks_elsewhere(facts: Facts) -> Judgement | None:
     if any(one.collectives for one in facts.evidence.ranks.values()):
         return None
     text = _waiters(facts.evidence, facts.waiting)
-    text = f"{text[:1].upper()}{text[1:]} for at least {_still(seen)} s, and nothing is known "
-    text += f"of {ranks(seen.elsewhere)} on other machines, which may work."
+    text = f"{text[:1].upper()}{text[1:]} for at least {_still(seen)} s. No process of "
+    text += f"{ranks(seen.elsewhere)} was found here: on another machine, or ended."
     step = (
         "Run `moediag attach --collect node-N.tgz` on each machine of the job, then "
         "`moediag diagnose node-*.tgz`."
@@ -228,23 +231,19 @@ def _doing(evidence: Evidence, seen: Looks) -> list[str]:
         elif look.does == looks.GONE:
             what = "ended"
         else:
-            what = "moved on"
+            what = f"moved on, last seen{at}" if _overdue(seen) and at else "moved on"
         together.setdefault(what, []).append(rank)
-    return [f"{ranks(who)} {_verb(what, who)}" for what, who in together.items()]
-
-
-def _verb(text: str, who: list[int]) -> str:
-    """The words for one rank, or for several."""
-    if len(who) == 1:
-        return text
-    first, _, rest = text.partition(" ")
-    plain = {"is": "are", "ended": "ended", "moved": "moved", "uses": "use"}
-    return f"{plain.get(first, first.removesuffix('s'))} {rest}".rstrip()
+    return [f"{ranks(who)} {agreeing(what, who)}" for what, who in together.items()]
 
 
 def _at(evidence: Evidence, rank: int) -> str:
     line = program_line(evidence.ranks[rank]) if rank in evidence.ranks else ""
     return f" at {line}" if line else ""
+
+
+def _where(evidence: Evidence, rank: int) -> str:
+    at = _at(evidence, rank)
+    return f",{at}," if at else ""
 
 
 def _inside(evidence: Evidence, rank: int) -> str:
@@ -265,4 +264,4 @@ def _places(evidence: Evidence, who: Iterable[int]) -> list[str]:
         waits = seen is not None and seen.does == looks.WAITS
         text = f"waits{_inside(evidence, rank)}" if waits else f"is{_at(evidence, rank)}"
         together.setdefault(text, []).append(rank)
-    return [f"{ranks(group)} {_verb(text, group)}" for text, group in together.items()]
+    return [f"{ranks(group)} {agreeing(text, group)}" for text, group in together.items()]

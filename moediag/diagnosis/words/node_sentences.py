@@ -29,8 +29,18 @@ def note(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _named(node: Node) -> str:
-    host = f" ({node.host})" if node.host and not node.name.startswith("host ") else ""
+    known = node.name == node.host or node.name.startswith("host ")
+    host = f" ({node.host})" if node.host and not known else ""
     return f"{node.name}{host}"
+
+
+def see_node(gone: tuple[Node, ...]) -> str:
+    """What to look at on nodes that are silent."""
+    named = ", ".join(map(_named, gone))
+    return (
+        f"See whether {named} is up and reachable: the scheduler's messages, the kernel's log "
+        "(Xid, out of memory, links), the network to the other nodes."
+    )
 
 
 def silence(gone: tuple[Node, ...]) -> str:

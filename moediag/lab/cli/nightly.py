@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moediag.errors import UsageError
+from moediag.errors import ExitCode, UsageError
 from moediag.lab.cli import options as o
-from moediag.report import stdout
+from moediag.report import stderr, stdout
 
 if TYPE_CHECKING:
     from moediag.lab.campaign.engine import Display
@@ -79,6 +79,7 @@ def nightly(
         Path | None,
         typer.Option(metavar="FILE", help="Write a summary.  [default: summary.md in --out]"),
     ] = None,
+    notify: o.Notify = None,
     annotate: Annotated[
         bool, typer.Option("--annotate", help="Print new failures as GitHub annotations.")
     ] = False,
@@ -111,7 +112,9 @@ def nightly(
     from moediag.lab.campaign.nightly.hunted import hunted, news
     from moediag.lab.stacks.base import cache_root, current_base
     from moediag.report import answer_views
+    from moediag.report.notify import Notifier, of_answer
 
+    notifier = Notifier(notify) if notify else None
     chosen_views = o.views(as_json, html=html)
     wanted = tracks.parse(track)
     engine = Choice.parse(executor.value, executor_arg)
@@ -155,6 +158,10 @@ def nightly(
     page = pages.answer(found)
     _write(page, artifacts.drafts(found, ran.results, folder), folder, junit, summary)
     code = answer_views.show(page, folder, as_json, no_color, chosen_views)
+    if notifier is not None and code == ExitCode.FAILURE_FOUND:
+        notifier.tell("night", of_answer(page, folder))
+    for unsent in notifier.finish() if notifier is not None else ():
+        stderr.line(f"moediag: {unsent}")
     for command in pages.workflow_commands(found) if annotate else ():
         stdout.line(command)
     raise typer.Exit(code)

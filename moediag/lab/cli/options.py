@@ -14,6 +14,7 @@ import typer
 from moediag.cli.options import *  # noqa: F403
 from moediag.errors import UsageError
 from moediag.lab.cli import completions
+from moediag.masking import masked_command
 
 
 class LauncherKind(str, Enum):
@@ -226,8 +227,8 @@ def require_gpus(device: str, ranks: int, torch: str | None = None) -> None:
 
 
 def command(context: typer.Context) -> tuple[str, ...]:
-    """Returns the command line as typed."""
-    return ("moediag", *(context.obj or ()))
+    """Returns the command line as typed, without secrets."""
+    return masked_command(("moediag", *(context.obj or ())))
 
 
 def launcher_for(chosen: LauncherKind, nnodes: int) -> str:

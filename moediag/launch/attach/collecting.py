@@ -55,7 +55,7 @@ def collect(
     capture = folder / CAPTURE_FOLDER
     capture.mkdir(parents=True, exist_ok=True)
     proc = Proc()
-    job, unnumbered = _numbered(job)
+    job, unnumbered, unread = _numbered(job, proc)
     targets = [Target(r.rank or 0, Process(r.pid, r.started)) for r in job.ranks]
     known = Looks(
         0.0, options.patience, {}, job.world_size, socket.gethostname(), job.missing, job.launcher,
@@ -67,7 +67,7 @@ def collect(
     for rank, dump in dumps.items():
         if dump.json:
             (capture / f"rank-{rank}.pyspy.json").write_bytes(spy.without_text(dump.json))
-    lost = [*_lost(dumps, found), *looked.lost()]
+    lost = [*unread, *_lost(dumps, found), *looked.lost()]
     if found.stands:
         lost += listeners.ask(folder, capture, targets, proc)
     _workers(capture, targets, dumps)
@@ -82,6 +82,8 @@ def collect(
         world_size=job.world_size, backend="", launcher=job.launcher,
     )  # fmt: skip
     trial.write(folder)
+    if lost:
+        protocol.write_text(folder / protocol.NOT_SEEN_FILE, "\n".join(lost))
     return Collected(trial, found, tuple(lost), (UNNUMBERED,) if unnumbered else ())
 
 
@@ -91,21 +93,29 @@ def _token(job: Job) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def _numbered(job: Job) -> tuple[Job, bool]:
-    """``job`` with a number for each rank, and whether nothing tells these numbers. Processes
-    beside those that say which rank they are were not ranks."""
+def _numbered(job: Job, proc: Proc) -> tuple[Job, bool, list[str]]:
+    """``job`` with a number for each rank, whether nothing tells these numbers, and which processes
+    could not be read. Processes beside those that say which rank they are were not ranks."""
     if all(one.rank is not None for one in job.ranks):
-        return job, False
+        return job, False, []
     told: dict[int, Rank] = {}
+    unread = []
     for one in job.ranks:
-        rank = spy.rank_of(spy.dump(one.pid, _TOOL).json)
+        seen = proc.seen(one.pid)
+        dump = spy.dump(one.pid, _TOOL, pause=seen is None or seen.state not in "ST")
+        rank = spy.rank_of(dump.json) if dump.json else None
         if rank is not None:
             told.setdefault(rank, one)
+        elif not dump.json:
+            state = " It is stopped (SIGSTOP)." if seen is not None and seen.state == "T" else ""
+            unread.append(
+                f"process {one.pid}, which may be a rank: its stack ({dump.lost}).{state}"
+            )
     if told:
         ranks = tuple(replace(told[rank], rank=rank) for rank in sorted(told))
-        return replace(job, ranks=ranks), False
+        return replace(job, ranks=ranks), False, unread
     numbered = tuple(replace(one, rank=at) for at, one in enumerate(job.ranks))
-    return replace(job, ranks=numbered), True
+    return replace(job, ranks=numbered), len(numbered) > 1, []
 
 
 def _lost(dumps: Mapping[int, spy.Dump], found: Looks) -> Iterator[str]:

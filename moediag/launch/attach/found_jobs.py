@@ -4,7 +4,8 @@ A rank is the outermost Python process with a rank's variables in its environmen
 (workers of a data loader, compilers) inherits them. Variables of a framework (RANK, WORLD_SIZE)
 count before those of MPI, and these before Slurm's: a launcher under srun has Slurm's, too. Ranks
 that set their variables themselves, as with ``torch.multiprocessing.spawn`` and Ray, are siblings
-that have loaded torch; their numbers are known only from their stacks.
+that have loaded torch, and processes that were started one by one have connections with each other;
+their numbers are known only from their stacks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import PurePath
 
-from moediag.launch.attach.proc import TORCH, Proc, Seen, above, below
+from moediag.launch.attach.proc import LISTENS, TORCH, Connection, Proc, Seen, above, below
 from moediag.records import dataclass
 
 # Rank, world size, local rank, local world size; the later ones count only without the earlier.
@@ -57,6 +58,8 @@ class Rank:
     local_rank: int | None = None
     local_size: int | None = None
     key: tuple[str, ...] = ()
+    srun: int | None = None
+    """The port at which the srun that started it listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,15 @@ class Job:
 
 def of_user(proc: Proc, uid: int) -> list[Job]:
     """The jobs of user ``uid``, by the pid of their launchers."""
-    return _jobs(proc, proc.owned(uid))
+    every = proc.owned(uid)
+    found = [job for job in _jobs(proc, every) if job.world_size > 1 or job.ranks[0].rank == 0]
+    return found or [_job(proc, group, every) for group in _connected(proc, every)]
 
 
 def of_process(proc: Proc, pid: int) -> list[Job]:
     """The job that process ``pid`` belongs to: a launcher, a rank, or a process of either; several
-    if more than one runs below it. A Python process that belongs to none is a job of one rank."""
+    if more than one runs below it. A Python process that belongs to none is a job with those that
+    it has connections with, or of its own."""
     owner = proc.owner(pid)
     if owner is None:
         return []
@@ -122,11 +128,13 @@ def of_process(proc: Proc, pid: int) -> list[Job]:
     inside = {pid, *below(pid, every)}
     if started := [job for job in found if {rank.pid for rank in job.ranks} & inside]:
         return started
+    if by_port := [job for job in found if job.ranks[0].srun in _ports(proc, pid)]:
+        return by_port  # srun: slurmd starts the ranks
     seen = every.get(pid)
     if seen is None or not _is_python(proc, pid) or _launcher(proc.command(pid)):
         return []  # the ranks of a launcher may not have started
-    alone = Rank(pid, seen.started, 0, 1)
-    return [Job((alone,), "", pid, proc.command(pid))]
+    together = next((g for g in _connected(proc, every) if line & {one.pid for one in g}), None)
+    return [_job(proc, together or [Rank(pid, seen.started, None, None)], every)]
 
 
 # ------------------------------------------------------------------------ ranks
@@ -156,7 +164,8 @@ def _rank(proc: Proc, seen: Seen) -> Rank | None:
             if not sure and not proc.maps(seen.pid, *TORCH):
                 return None
             key = (names[0], *(own.get(name, "") for name in _KEYS))
-            return Rank(seen.pid, seen.started, rank, size, place, here, key)
+            srun = _number(own.get("SLURM_SRUN_COMM_PORT", ""))
+            return Rank(seen.pid, seen.started, rank, size, place, here, key, srun)
     return None
 
 
@@ -170,6 +179,11 @@ def _is_python(proc: Proc, pid: int) -> bool:
         _PYTHON.search(proc.link(pid, "exe"))
         or (words and (_PYTHON.search(words[0]) or _RAY.match(words[0])))
     )
+
+
+def _ports(proc: Proc, pid: int) -> set[int]:
+    """The TCP ports at which a process listens."""
+    return {int(own.rpartition(":")[2], 16) for own, _ in proc.connections(pid, LISTENS)}
 
 
 def _launcher(words: Sequence[str]) -> str:
@@ -225,7 +239,7 @@ def _grouped(ranks: Iterable[Rank], every: Mapping[int, Seen]) -> list[list[Rank
 
 
 def _siblings(proc: Proc, every: Mapping[int, Seen], numbered: set[int]) -> list[list[Rank]]:
-    """Processes that may be ranks and were not started as such: Ray's actors, and at least two
+    """Processes that may be ranks and were not started as such: actors of Ray, and at least two
     Python processes of one parent with torch, as ``torch.multiprocessing.spawn`` starts them. The
     workers of a data loader look the same; the stacks tell."""
     families: dict[tuple[int, str], list[Rank]] = {}
@@ -234,12 +248,34 @@ def _siblings(proc: Proc, every: Mapping[int, Seen], numbered: set[int]) -> list
         actor = _RAY.match(words[0]) if words else None
         spawned = any("multiprocessing.spawn" in word for word in words)
         spawned = spawned or (seen.ppid in every and words == proc.command(seen.ppid))
-        if not (actor or spawned) or numbered & {pid, *above(pid, every)}:
+        if (
+            not (actor or spawned)
+            or (actor and actor["actor"] == "IDLE")
+            or numbered & {pid, *above(pid, every)}
+        ):
             continue
         if _is_python(proc, pid) and proc.maps(pid, *TORCH):
             kind = actor["actor"] if actor is not None else "spawn"
             families.setdefault((seen.ppid, kind), []).append(Rank(pid, seen.started, None, None))
-    return [group for group in families.values() if len(group) > 1]
+    return [group for (_, kind), group in families.items() if len(group) > 1 or kind != "spawn"]
+
+
+def _connected(proc: Proc, every: Mapping[int, Seen]) -> list[list[Rank]]:
+    """Python processes with torch, at least two, that have TCP connections with each other. What
+    one of them starts is part of it."""
+    torch = {pid for pid in every if _is_python(proc, pid) and proc.maps(pid, *TORCH)}
+    alone = [pid for pid in torch if not torch & {*above(pid, every)}]
+    groups: list[tuple[set[int], set[Connection]]] = []
+    for pid in alone:
+        members, ends = {pid}, proc.connections(pid)
+        for other in [group for group in groups if {(b, a) for a, b in ends} & group[1]]:
+            groups.remove(other)
+            members, ends = members | other[0], ends | other[1]
+        groups.append((members, ends))
+    return [
+        [Rank(pid, every[pid].started, None, None) for pid in sorted(members)]
+        for members, _ in groups if len(members) > 1
+    ]  # fmt: skip
 
 
 def _job(proc: Proc, group: Iterable[Rank], every: Mapping[int, Seen]) -> Job:

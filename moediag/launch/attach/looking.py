@@ -1,9 +1,10 @@
 """Looks at the ranks of a running job until it is clear whether they progress.
 
 Nothing is loaded into a process and no signal is sent. A process that sleeps is read without
-stopping it; one that runs is stopped for the milliseconds that py-spy needs. The first three looks
-take four seconds. If ranks wait, and it is not known for how long, further looks follow until
-``patience`` is over: a save or an evaluation looks like a hang at first.
+stopping it; one that runs is stopped for the milliseconds that py-spy needs. Two looks, two seconds
+apart, decide a clear picture: ranks moved on, or the kernel tells that all have waited for longer
+than ``patience``. Otherwise a third follows; if ranks then wait, and it is not known for how long,
+further looks follow until ``patience`` is over: a save or an evaluation looks like a hang at first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from moediag.launch.processes import Process
 from moediag.records import dataclass
 
 EVERY = 2.0  # seconds between two looks
-LEAST = 3  # looks
+LEAST = 3  # looks, if two do not give a clear picture
 _SLOWER = 5.0  # seconds between two looks, once the first ones did not decide
 _TOOL = 10.0  # seconds for py-spy
 _NATIVE = 20.0  # seconds for native frames of a process that has CUDA's libraries
@@ -92,19 +93,25 @@ class Looker:
             return
         self.states.append(seen.state)
         slept = asleep(self.proc, self.pid)
-        dump = spy.dump(
-            self.pid, _TOOL, pause=seen.state not in "ST", local_values=self.local_values
-        )
-        if dump.lost and seen.state not in "T":  # it may have run meanwhile
-            dump = spy.dump(self.pid, _TOOL, local_values=self.local_values)
+        main = _main_cpu(self.proc, self.pid)
+        dump = self._dump(seen.state, main)
         # What it does is asked only of a rank outside communication: that takes longer.
         outside = bool(dump.json) and not _inside(dump.json)
         active = look(self.target.process, time.monotonic()) if outside else None
         device = False
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
             device = on_device(spy.native(self.pid, _TOOL).json)
-        main = _main_cpu(self.proc, self.pid)
         self.taken.append(One(now, seen, slept, main, dump, active, device))
+
+    def _dump(self, state: str, main: float) -> spy.Dump:
+        """Its stacks; those of the look before, if its main thread has not run since. ``main``: CPU
+        seconds of that thread, in nanoseconds of the scheduler."""
+        if self.taken and main and main == self.taken[-1].main_cpu and self.taken[-1].dump.json:
+            return self.taken[-1].dump
+        found = spy.dump(self.pid, _TOOL, pause=state not in "ST", local_values=self.local_values)
+        if found.lost and state != "T":  # it may have run meanwhile
+            found = spy.dump(self.pid, _TOOL, local_values=self.local_values)
+        return found
 
     def result(self, ranks: Mapping[int, int], every: Mapping[int, Seen]) -> RankLook:
         """What all looks together say. ``ranks``: pid -> rank."""
@@ -141,8 +148,9 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
     still = round(max(window, last.asleep or 0.0), 1)
     numbers = spy.values(last.dump.json) if last.dump.json else {}
     made = RankLook(0, looks.MOVES, cpu=round(cpu, 3), state=last.seen.state, values=numbers)
-    if states and all(state == "T" for state in states):
-        return replace(made, does=looks.STOPPED, still=still)
+    if last.seen.state == "T":
+        since = still if all(state == "T" for state in states) else last.asleep or 0.0
+        return replace(made, does=looks.STOPPED, still=round(since, 1))
     dumps = [one.dump.json for one in taken]
     if not all(dumps):
         return replace(made, does=looks.UNREAD, still=still if cpu <= _ASLEEP_CPU else 0.0)
@@ -223,6 +231,8 @@ class LookingJob:
                 list(pool.map(Looker.look, self.lookers))
                 number += 1
                 passed = time.monotonic() - begun
+                if number == LEAST - 1 and (early := self._clear(known, passed)) is not None:
+                    return early
                 if number >= LEAST:
                     found = self.found(known, passed)
                     if found.stands or found.progresses or passed > self.patience + 0.5:
@@ -243,12 +253,23 @@ class LookingJob:
 
     def found(self, known: Looks, passed: float) -> Looks:
         """What the looks so far say, ``passed`` seconds after the first."""
+        made = self._by_python_frames(known, passed)
+        return made if made.progresses else self._by_native_frames(made)
+
+    def _clear(self, known: Looks, passed: float) -> Looks | None:
+        """What the looks so far say, if more would say the same."""
+        made = self._by_python_frames(known, passed)
+        if made.doing(looks.MOVES) and not made.doing(looks.STOPPED):
+            return made
+        unknown = [r for r in made.doing(looks.IDLE) if r not in made.held]
+        return made if made.stands and not unknown else None
+
+    def _by_python_frames(self, known: Looks, passed: float) -> Looks:
         ranks = {looker.pid: looker.target.rank for looker in self.lookers}
         owner = self.proc.owner(self.lookers[0].pid) if self.lookers else None
         every = self.proc.owned(owner) if owner is not None else {}
         found = {looker.target.rank: looker.result(ranks, every) for looker in self.lookers}
-        made = replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
-        return made if made.progresses else self._by_native_frames(made)
+        return replace(known, seconds=round(passed, 1), patience=self.patience, ranks=found)
 
     def _by_native_frames(self, found: Looks) -> Looks:
         """``found``, in which ranks wait that only seemed to be outside communication."""

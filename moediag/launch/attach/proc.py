@@ -13,6 +13,11 @@ from moediag.records import dataclass
 
 # Libraries of a process that has loaded torch.
 TORCH = (b"/libtorch_cpu", b"/libtorch_python", b"/libtorch.so")
+# The two ends of a TCP connection, as the kernel writes them.
+Connection = tuple[str, str]
+ESTABLISHED, LISTENS = "01", "0A"
+_MAPPED = "0000000000000000FFFF0000"  # before an IPv4 address of an IPv6 socket
+_INODE = 9  # index of a socket's inode in a line of /proc/net/tcp
 _TICK = os.sysconf("SC_CLK_TCK")
 _STARTED = 19  # index of the start time among the fields after the name
 
@@ -107,6 +112,17 @@ class Proc:
         for name in names:
             if name.isdigit() and (target := self.link(pid, f"fd/{name}")):
                 yield int(name), target
+
+    def connections(self, pid: int, state: str = ESTABLISHED) -> set[Connection]:
+        """Its TCP sockets in ``state``, as (own end, other end)."""
+        inodes = {target for _, target in self.open_files(pid) if target.startswith("socket:[")}
+        lines = (self.text(pid, name).splitlines()[1:] for name in ("net/tcp", "net/tcp6"))
+        found = (line.split() for part in lines for line in part)
+        return {
+            (words[1].removeprefix(_MAPPED), words[2].removeprefix(_MAPPED))
+            for words in found
+            if len(words) > _INODE and words[3] == state and f"socket:[{words[_INODE]}]" in inodes
+        }
 
 
 def above(pid: int, every: Mapping[int, Seen]) -> Iterator[int]:

@@ -340,7 +340,13 @@ class Supervisor:
         pids = {rank: process.pid for rank, process in self.seen.processes.items()}
         at = now - self._begun
         tokens = self._tokens()
-        self._on_progress(Progress(doing, states(samples), steps, at, events, pids, tokens))
+        awaited = self._awaited(at)
+        self._on_progress(
+            Progress(doing, states(samples), steps, at, events, pids, tokens, awaited)
+        )
+
+    def _awaited(self, seconds: float) -> str:  # noqa: ARG002
+        return ""
 
     def _tokens(self) -> Mapping[str, Sequence[int]]:
         return {}

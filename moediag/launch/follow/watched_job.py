@@ -23,6 +23,7 @@ from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.seen import slow, status_of, traces
 from moediag.launch.follow.supervise import NATIVE, Supervisor
+from moediag.launch.nodes.declared import Declared
 from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.processes import Process
 from moediag.launch.rank_sample import RankSample
@@ -89,6 +90,7 @@ class JobSupervisor(Supervisor):
         self.patience = Patience(self.watchdog, options.patience, self._stacks, self._activities)
         self._active: dict[int, Activity] = {}
         self.nodes = OtherNodes(folder, shared, options.silence)
+        self.declared = Declared()
 
     def run(self, kind: str) -> LaunchRecord:
         """Returns the record of the attempt. After a failure, fetches the other nodes' evidence."""
@@ -158,6 +160,13 @@ class JobSupervisor(Supervisor):
             if before is not None and now - before.at < STALE:
                 found[rank] = activity.work(before, after)
         return found
+
+    def _awaited(self, seconds: float) -> str:
+        return "" if self._met() else self.declared.awaited(seconds)
+
+    def _met(self) -> bool:
+        """Whether a rank here has met those of other nodes."""
+        return any((self.folder / protocol.job_file(rank)).exists() for rank in self.ranks)
 
     def _tokens(self) -> Mapping[str, Sequence[int]]:
         now = time.monotonic()
@@ -326,6 +335,9 @@ class JobSupervisor(Supervisor):
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
             self._clear()
+        waited = time.monotonic() - self._begun
+        if self._root_code != 0 and not self._met() and (text := self.declared.never_came(waited)):
+            self.seen.not_seen.append(text)
         with self._losing("how the ranks ended"):
             self._note_end(gone, left)
         if not self.again:

@@ -22,7 +22,10 @@ _OF_RANK = re.compile(
     r"rank-\d+\.(?:pid|job\.json|events\.jsonl|events\.older\.jsonl|heartbeat|error\.json"
     r"|laws\.jsonl|laws\.older\.jsonl|stacks\.txt|flight\.json|outcome\.json|log)"
 )
-_OF_CAPTURE = re.compile(r"rank-\d+\.(?:pyspy\.json|native\.txt|pystack\.txt|proc\.txt|tail\.txt)")
+_OF_CAPTURE = re.compile(
+    r"rank-\d+\.(?:pyspy\.json|native\.txt|pystack\.txt|proc\.txt|tail\.txt|worker-\d+\.json)"
+    r"|source\.json"
+)
 _OTHERS = (protocol.LAUNCH_FILE, protocol.TRIAL_FILE)
 
 

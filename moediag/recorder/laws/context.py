@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any, Callable, List
 
 import torch
 
-from moediag.protocol import ENV_LAWS, laws_file, older_laws_file
+from moediag.protocol import ENV_ALLOW, ENV_LAWS, laws_file, older_laws_file
 from moediag.recorder.core import Recorder
 from moediag.recorder.laws.replica_sets import ReplicaSets
 from moediag.recorder.log import EventLog
@@ -30,12 +31,18 @@ class LawContext:
             str(place / older_laws_file(recorder.rank)),
             _SEGMENT_BYTES,
         )
+        recorder.allow = self.allow
+        for law in json.loads(os.environ.get(ENV_ALLOW) or "[]"):
+            self.allow(law)
         self.sets = ReplicaSets(recorder)
         self.names = ParameterNames(recorder, self.sets.wrapped)
         self.steps = 0  # calls of step() of all optimizers
         self.closure = False  # the running one was given a closure
         # Called with a checked step when an optimizer is about to step.
         self.on_check: List[Callable[[int], None]] = []
+
+    def allow(self, law: str) -> None:
+        self.log.event("allow", keep=True, law=law)
 
     def is_checked(self, step: int) -> bool:
         return is_checked(step, self.every)

@@ -27,12 +27,13 @@ _MAX_NONFINITE = 20  # names that are listed
 class _Known:
     """What is known of one optimizer."""
 
-    __slots__ = ("count", "due", "ordinal", "same", "step")
+    __slots__ = ("count", "due", "looked", "ordinal", "same", "step")
 
     def __init__(self) -> None:
         self.step = 0  # of the last call
         self.same = 0  # calls since the step's number last changed
         self.count = 0  # calls of step() so far
+        self.looked = False  # for a model that has its parameters
         self.due = 1  # the next step to check, or the first one after it
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
 
@@ -45,11 +46,14 @@ class OptimizerChecks:
         self._recorder = context.recorder
         self._scale = scale
         self._optimizers = ByObject()  # optimizer -> _Known
+        self._models = ByObject()  # model whose optimizers have a part of it -> _Known
+        self._shared = 0  # the step in which these were last checked
         self._ordinals: Dict[str, int] = {}  # key -> optimizers that have it
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
 
     def install(self) -> None:
         self._recorder.hooks.before_step(self._before)
+        self._context.on_check.append(self._check_shared)
 
     def optimizers(self) -> List[Any]:
         """The optimizers that stepped and still exist."""
@@ -75,6 +79,8 @@ class OptimizerChecks:
         step = self.step_of(known.count)
         known.same = known.same + 1 if step == known.step else 0
         known.step = step
+        if known.same == 1 and self._recorder.current_step:
+            self._recorder.look_for_models()
         if known.same == _STUCK:
             self._recorder.note_not_seen(
                 "laws: later steps of a model that was first called after the first step"
@@ -95,7 +101,10 @@ class OptimizerChecks:
         ]
         names = self._context.names.of([parameter for parameter, _ in found])
         named = [(p, g, n) for (p, g), n in zip(found, names) if n is not None]  # noqa: B905
-        if len(named) < len(found):
+        if len(named) < len(found) and not known.looked:
+            known.looked, known.due = True, step + 2  # when its model has been seen running
+            self._recorder.look_for_models()
+        elif len(named) < len(found):
             self._recorder.note_not_seen(
                 "laws: parameters of an optimizer that belong to no module seen running "
                 "(DeepSpeed's partitions are such parameters)"
@@ -104,7 +113,7 @@ class OptimizerChecks:
             return
         parameters = [parameter for parameter, _, _ in named]
         pieces = self._context.sets.pieces(parameters)
-        layout = self._layout(optimizer, known, named, pieces)
+        layout = self._layout(type(optimizer).__name__, known, named, pieces)
         if layout is None:
             return
         number, groups = layout
@@ -139,13 +148,50 @@ class OptimizerChecks:
             line=line,
         )  # fmt: skip
 
+    def _check_shared(self, step: int) -> None:
+        """The parameters of a model in DistributedDataParallel of which each rank's optimizer has
+        only a part (ZeRO): all of them are equal before an update. Once in each checked step."""
+        if step == self._shared:
+            return
+        self._shared = step
+        owned = {
+            id(p)
+            for one in self.optimizers()
+            for group in one.param_groups
+            for p in group["params"]
+        }
+        for model in self._context.sets.wrapped():
+            trained = [p for p in model.parameters() if p.requires_grad]
+            if all(id(p) in owned for p in trained) or not any(id(p) in owned for p in trained):
+                continue
+            names = self._context.names.of(trained)
+            named = [(p, 0, n) for p, n in zip(trained, names) if n is not None]  # noqa: B905
+            parameters = [p for p, _, _ in named]
+            known = self._models.get(model)
+            if known is None:
+                known = self._models.set(model, _Known())
+            layout = self._layout("", known, named, self._context.sets.pieces(parameters))
+            if layout is None:
+                continue
+            prints = Fingerprints()
+            places = [prints.add(local(p)) for p in parameters]
+            read = prints.read()
+            self._context.log.event(
+                "check", pieces=layout[0], step=step, count=0,
+                clocks=[self._clock(group) for group in layout[1]],
+                params=[None if at is None else read[at] for at in places],
+                grads=[None] * len(places), state={}, hyper=[],
+                owned=[n for p, _, n in named if id(p) in owned],
+            )  # fmt: skip
+
     def _layout(
-        self, optimizer: Any, known: _Known, named: List[Any], pieces: List[Piece]
+        self, optimizer: str, known: _Known, named: List[Any], pieces: List[Piece]
     ) -> Optional[Tuple[int, List[Any]]]:
-        """The id of what the optimizer has, written at first use, and the group of each set."""
+        """The id of what the optimizer of this class has ("": a whole model), written at first use,
+        and the group of each set."""
         names = [name for _, _, name in named]
         digest = hashlib.sha1(  # noqa: S324
-            "\n".join([type(optimizer).__name__, *names]).encode()
+            "\n".join([optimizer, *names]).encode()
         ).hexdigest()[:12]
         if known.ordinal is None:
             known.ordinal = self._ordinals[digest] = self._ordinals.get(digest, -1) + 1
@@ -162,7 +208,7 @@ class OptimizerChecks:
                 groups.append(piece.group)
             in_set.append(sets[key])
         fields = {
-            "optimizer": type(optimizer).__name__, "key": f"{digest}.{known.ordinal}",
+            "optimizer": optimizer, "key": f"{digest}.{known.ordinal}",
             "names": names, "parts": [piece.part for piece in pieces],
             "hows": [piece.how for piece in pieces], "in_set": in_set,
             "in_group": [group for _, group, _ in named], "sets": [list(r) for r, _ in sets],

@@ -9,7 +9,7 @@ nobody else, as far as is known.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch.distributed as dist
 
@@ -42,17 +42,21 @@ class ReplicaSets:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._ddp: List[Any] = []  # weak references to instances
+        # Called with each new instance; must not raise.
+        self.on_wrapped: List[Callable[[Any], None]] = []
         self._unreduced: "weakref.WeakSet[Any]" = weakref.WeakSet()  # wrappers, see stepped()
 
     def install(self) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        known = self._ddp
+        known, on_wrapped = self._ddp, self.on_wrapped
 
         def make(init: Any) -> Any:
             def _ddp_init_helper(self: Any, *args: Any, **kwargs: Any) -> None:
                 init(self, *args, **kwargs)
                 known.append(weakref.ref(self))
+                for tell in on_wrapped:
+                    tell(self)
 
             return _ddp_init_helper
 

@@ -13,6 +13,7 @@ from moediag.recorder.laws.model_inputs import ModelInputs
 from moediag.recorder.laws.model_modes import ModelModes
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
+from moediag.recorder.laws.wrapping import Wrapping
 
 
 def record(recorder: Recorder, folder: str) -> None:
@@ -31,3 +32,4 @@ def record(recorder: Recorder, folder: str) -> None:
     ModelValues(context, checks.optimizers).install()
     ModelModes(context, checks.optimizers).install()
     ModelInputs(context).install()
+    Wrapping(context).install()

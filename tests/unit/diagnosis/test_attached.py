@@ -138,7 +138,7 @@ def test_a_rank_that_is_held_up() -> None:
     why = "waits for the lock of the file x.lock, which rank 0 holds"
     found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(5.0), 1: held(why)})
     assert (found.verdict, found.culprits, found.victims) == ("hang", (1,), (0,))
-    assert f"Rank 1 {why} at train.py:16 main. Rank 0 waits in barrier" in found.cause
+    assert f"Rank 1, at train.py:16 main, {why}. Rank 0 waits in barrier" in found.cause
 
 
 def test_a_stopped_rank() -> None:
@@ -181,11 +181,23 @@ def test_slow_is_not_hung(does: RankLook, says: str) -> None:
     assert says in found.cause
 
 
-def test_a_very_long_computation_is_undecided() -> None:
-    computes = RankLook(11, looks.WORKS, words="computes")
-    found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(130.0), 1: computes})
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        (RankLook(11, looks.WORKS, words="computes"), "rank 1 computes at train.py:16 main"),
+        (RankLook(11, looks.MOVES), "rank 1 moved on, last seen at train.py:16 main"),
+    ],
+)
+def test_a_very_long_computation_is_undecided(does: RankLook, says: str) -> None:
+    found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(130.0), 1: does})
     assert (found.verdict, found.culprits) == ("inconclusive", ())
     assert "waited for 130 s: a long computation or an endless loop" in found.cause
+    assert says in found.cause
+
+
+def test_a_condition_that_keeps_out_nobody_here_names_nobody() -> None:
+    found = judged(rank(0, 4, "all_gather"), does={0: waits()}, world_size=2)
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
 
 
 def test_a_rank_whose_process_is_gone() -> None:
@@ -196,7 +208,7 @@ def test_a_rank_whose_process_is_gone() -> None:
 def test_ranks_on_other_machines_may_work() -> None:
     found = judged(rank(0, 7, "barrier"), rank(1, 7, "barrier"), does=BOTH, world_size=4)
     assert (found.verdict, found.culprits) == ("inconclusive", ())
-    assert "nothing is known of ranks 2, 3 on other machines" in found.cause
+    assert "No process of ranks 2, 3 was found here" in found.cause
 
 
 def test_ranks_that_cannot_be_read() -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.laws import replica_sets
-from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, LawCheck
+from moediag.evidence.law_model import (
+    LOCAL,
+    PART,
+    PLACED,
+    PLAIN,
+    REDUCED,
+    LawCheck,
+    ModelInputs,
+    RankLaws,
+)
+from moediag.evidence.model import Collective, RankEvidence
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import job, other
 
@@ -238,11 +250,139 @@ def test_a_learning_rate_that_has_no_effect_is_no_failure() -> None:
     assert found(3, change).verdict == "clean"
 
 
-def test_a_whole_model_of_plain_parameters_that_drifts_is_a_note() -> None:
-    of = found(2, drift(1, 2), PLAIN)
-    assert of.verdict == "clean"
-    assert any("nothing keeps them equal" in note for note in of.notes)
-    assert not found(2, drift(1, 1), PLAIN).notes  # never equal: other models, or slices
+class TestPlainParameters:
+    """Parameters that no wrapper keeps equal; each rank holds all of them."""
+
+    NAMES = ("up.weight", "down.weight", "norm.bias")
+
+    def found(
+        self,
+        *apart: str,
+        since: int = 2,
+        events: dict[str, Any] | None = None,
+        allowed: tuple[str, ...] = (),
+        calls: Sequence[Collective] = (),
+        ranks: tuple[int, ...] = (),
+        inputs: bool = False,
+    ) -> Diagnosis:
+        def change(of: int, one: LawCheck) -> LawCheck:
+            rows = [
+                f"{value} of {of}" if of and name in apart and one.step >= since else value
+                for name, value in zip(self.NAMES, one.params, strict=True)
+            ]
+            own = tuple(replace(p, ranks=(of,) if ranks else ()) for p in one.pieces)
+            return replace(one, params=tuple(rows), pieces=own, clocks=())
+
+        evidence = job(2, change, REDUCED if ranks else PLAIN, names=self.NAMES)
+
+        def add(rank: int, seen: RankEvidence) -> RankEvidence:
+            laws = replace(seen.laws or RankLaws(), others=events or {}, allowed=allowed)
+            if inputs:
+                one = ModelInputs(2, 0, str(rank), (), "DistributedSampler", 2, rank, "train.py:4")
+                laws = replace(laws, inputs=(one,))
+            return replace(seen, laws=laws, collectives=(*seen.collectives, *calls))
+
+        every = {rank: add(rank, seen) for rank, seen in evidence.ranks.items()}
+        return diagnose(replace(evidence, ranks=every))
+
+    def test_a_whole_model_that_drifts_is_suspicious(self) -> None:
+        of = self.found(*self.NAMES)
+        assert of.verdict == "clean"
+        assert "nothing keeps them equal" in of.suspicious[0]
+        assert of.suspicious[0].endswith("--allow replicas-apart")
+
+    def test_other_models_or_slices_are_not(self) -> None:
+        assert not self.found(*self.NAMES, since=1).suspicious
+
+    def test_a_part_that_drifts_while_others_train_alike_is_suspicious(self) -> None:
+        of = self.found("down.weight")
+        assert "1 parameter (down.weight) differ" in of.suspicious[0]
+        assert self.found("norm.bias").suspicious
+
+    def test_numbers_that_begin_equal_by_chance_say_nothing(self) -> None:
+        """Slices of tensor parallelism, whose biases begin with zeros."""
+
+        def change(of: int, one: LawCheck) -> LawCheck:
+            rows = [
+                f"{v} of {of}" if i < 2 or one.step > 1 else v for i, v in enumerate(one.params)
+            ]
+            own = tuple(replace(p, ranks=()) for p in one.pieces)
+            return replace(one, params=tuple(rows), pieces=own, clocks=())
+
+        assert not diagnose(job(2, change, PLAIN, names=self.NAMES)).suspicious
+
+    def test_a_model_that_accelerate_did_not_wrap_is_a_failure(self) -> None:
+        events = {"unwrapped": ({"model": "Net", "line": "train.py:7 main"},)}
+        of = self.found(*self.NAMES, events=events)
+        assert of.verdict == "replica-divergence"
+        assert "prepare at train.py:7 main returned Net without DistributedDataParallel" in of.cause
+
+    def test_a_wrapper_over_one_rank_is_a_failure(self) -> None:
+        of = self.found(*self.NAMES, ranks=(0,))
+        assert of.verdict == "replica-divergence" and "a process group of one rank" in of.cause
+        assert self.found("down.weight", ranks=(0,)).verdict == "clean"
+
+    def test_samples_that_are_divided_among_ranks_are_a_failure(self) -> None:
+        of = self.found(*self.NAMES, inputs=True)
+        assert of.verdict == "replica-divergence"
+        assert "divides the samples among 2 ranks" in of.cause
+
+    def test_a_program_that_averages_its_parameters_is_not(self) -> None:
+        averaged = [
+            Collective(n, "world", n, "all_reduce", 64, 64, "float32", step=4) for n in (8, 9)
+        ]
+        of = self.found(*self.NAMES, inputs=True, calls=averaged)
+        assert of.verdict == "clean" and of.suspicious
+
+    @pytest.mark.parametrize(
+        ("allowed", "silent"),
+        [
+            ("replicas-apart", True),
+            ("replicas-apart:down.*", True),
+            ("replicas-apart:up.*", False),
+            ("same-part", False),
+        ],
+    )
+    def test_what_is_allowed_is_not_told(self, allowed: str, silent: bool) -> None:
+        assert bool(self.found("down.weight", allowed=(allowed,)).suspicious) is not silent
+
+
+class TestCalledWithoutTheWrapper:
+    def found(self, *calls: Collective, bare: bool = True) -> Diagnosis:
+        evidence = job(2, drift(1, 2))  # type: ignore[arg-type]
+        events = {"bare": ({"line": "train.py:6 main", "step": 1},)} if bare else {}
+        every = {}
+        for rank, seen in evidence.ranks.items():
+            laws = replace(seen.laws or RankLaws(), others=events)
+            every[rank] = replace(seen, laws=laws, collectives=(*seen.collectives, *calls))
+        return diagnose(replace(evidence, ranks=every))
+
+    def test_the_line_is_the_cause(self) -> None:
+        of = self.found()
+        assert of.verdict == "replica-divergence"
+        assert "was called without it, at train.py:6 main" in of.cause
+        assert of.next_step.startswith("Call the wrapper")
+
+    def test_ranks_that_average_now_and_then_are_suspicious(self) -> None:
+        call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
+        of = self.found(call)
+        assert of.verdict == "clean" and "averages or sends" in of.suspicious[0]
+
+    def test_without_such_a_call_averaging_explains_nothing(self) -> None:
+        call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
+        assert self.found(call, bare=False).verdict == "replica-divergence"
+
+
+def test_an_update_that_was_not_sent_is_that_of_its_owner() -> None:
+    def change(of: int, one: LawCheck) -> LawCheck:
+        owned = ("net.bias",) if of == 1 else ("net.weight",)
+        late = (one.params[0], f"{one.params[1]} of {of}") if one.step > 1 else one.params
+        return replace(one, optimizer="", params=late, owned=owned, grads=(None, None), hyper=())
+
+    of = diagnose(job(2, change))
+    assert of.verdict == "replica-divergence"
+    assert "Only the optimizer of rank 1 has net.bias" in of.cause
+    assert "Before the update" in of.cause and "Send every updated" in of.next_step
 
 
 def test_a_law_beside_another_failure_is_a_note() -> None:

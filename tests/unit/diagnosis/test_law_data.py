@@ -168,12 +168,21 @@ class TestNotFinite:
     def test_one_that_was_never_initialised_makes_others_nan(self) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:
             bad = ("net.weight", "net.bias") if check.step > 1 else ("net.bias",)
-            return replace(check, nonfinite=bad)
+            return replace(check, nonfinite=bad, nonfinite_grads=bad)
 
         of = diagnose(job(2, change))
         assert of.verdict == "nonfinite"
         assert "net.weight had elements" in of.cause
         assert "net.bias had elements that are not finite before that" in of.cause
+
+    def test_one_whose_gradients_stay_finite_may_be_meant(self) -> None:
+        """A pruned expert: its router's bias is set to -inf."""
+
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, nonfinite=("net.bias",) if check.step > 2 else ())
+
+        of = diagnose(job(2, change))
+        assert of.verdict == "clean" and "net.bias had elements" in of.suspicious[0]
 
     def test_a_gradient_alone_may_be_skipped(self) -> None:
         assert self.found(9).verdict == "clean"

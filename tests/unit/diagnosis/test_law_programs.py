@@ -192,18 +192,19 @@ class TestTied:
 
         return diagnose(job(2, change))
 
-    def test_a_shared_matrix_that_drifts_is_a_note(self) -> None:
+    def test_a_shared_matrix_that_drifts_is_suspicious(self) -> None:
         of = self.found(True, {0: ("embedding.weight",), 1: ("head.weight",)})
         assert of.verdict == "clean"
-        assert "embedding.weight on rank 0 and head.weight on rank 1 had the same" in of.notes[0]
-        assert "since step 2" in of.notes[0]
+        found = of.suspicious[0]
+        assert "embedding.weight on rank 0 and head.weight on rank 1 had the same" in found
+        assert "since step 2" in found
 
-    def test_one_that_is_kept_equal_is_no_note(self) -> None:
-        assert not self.found(False, {0: ("embedding.weight",), 1: ("head.weight",)}).notes
+    def test_one_that_is_kept_equal_is_not(self) -> None:
+        assert not self.found(False, {0: ("embedding.weight",), 1: ("head.weight",)}).suspicious
 
-    def test_stages_from_the_same_seed_are_no_note(self) -> None:
+    def test_stages_from_the_same_seed_are_not(self) -> None:
         names = {0: ("one.weight", "two.weight"), 1: ("three.weight", "four.weight")}
-        assert not self.found(True, names).notes
+        assert not self.found(True, names).suspicious
 
 
 class TestLoads:

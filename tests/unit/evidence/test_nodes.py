@@ -115,6 +115,7 @@ def test_a_silent_node_is_the_culprit_if_all_wait_for_its_ranks() -> None:
     assert found.confidence == Confidence.MEDIUM
     assert "Node 1 (b, ranks 2, 3) has sent nothing for 23 s." in found.cause
     assert any("node 1 (ranks 2, 3)" in text for text in found.not_seen)
+    assert found.next_step.startswith("See whether node 1 (b) is up and reachable")
 
 
 def test_a_silent_node_is_not_the_culprit_if_some_wait_for_other_ranks() -> None:
@@ -152,6 +153,7 @@ def test_ranks_that_lost_a_peer_point_to_the_silent_node() -> None:
     found = diagnose(silent(replace(whole, ranks=ranks, stall=None, deaths=(0, 1))))
     assert (found.verdict, found.culprits) == (Verdict.CRASH, (2, 3))
     assert "Connection closed by peer" in found.cause
+    assert found.next_step.startswith("See whether node 1 (b) is up and reachable")
 
 
 def test_unwatched_ranks_are_not_blamed() -> None:

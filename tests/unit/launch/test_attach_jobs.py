@@ -175,7 +175,7 @@ def test_a_process_without_ranks(machine: Machine) -> None:
     machine.add(10, 1, ("python", "train.py"))
     machine.add(11, 1, ("bash",), "")
     (alone,) = found_jobs.of_process(machine.proc, 10)
-    assert (alone.world_size, alone.ranks[0].rank) == (1, 0)
+    assert (alone.world_size, alone.ranks[0].rank) == (1, None)
     assert found_jobs.of_process(machine.proc, 11) == []
     machine.add(12, 1, ("python", "/venv/bin/torchrun", "train.py"))  # its ranks come later
     assert found_jobs.of_process(machine.proc, 12) == []
@@ -187,3 +187,57 @@ def test_the_real_proc(tmp_path: Path) -> None:
     assert seen is not None
     assert (seen.ppid, Proc().owner(seen.pid)) == (os.getppid(), os.getuid())
     assert Proc(tmp_path).seen(1) is None
+
+
+def connect(machine: Machine, pid: int, number: int, ends: tuple[str, str], state: str = "01",
+            mapped: bool = False) -> None:  # fmt: skip
+    """An open socket of ``pid`` with the given ends."""
+    own, other = ("0000000000000000FFFF0000" * mapped + end for end in ends)
+    folder = machine.root / str(pid)
+    (folder / "fd").mkdir(exist_ok=True)
+    (folder / "fd" / str(number)).symlink_to(f"socket:[{number}]")
+    (folder / "net").mkdir(exist_ok=True)
+    with (folder / "net" / ("tcp6" if mapped else "tcp")).open("a") as file:
+        line = f"   0: {own} {other} {state} 0:0 0:0 0 0 0 {number} 1\n"
+        file.write(line if file.tell() else f"sl local_address\n{line}")
+
+
+def test_processes_that_were_started_one_by_one(machine: Machine) -> None:
+    for pid in (10, 20, 30, 40):
+        machine.add(pid, 1)
+    machine.add(21, 20)  # a worker of a data loader has the socket, too
+    connect(machine, 10, 5, ("0100007F:7530", "0100007F:9000"), mapped=True)
+    connect(machine, 20, 6, ("0100007F:9000", "0100007F:7530"))
+    connect(machine, 21, 6, ("0100007F:9000", "0100007F:7530"))
+    connect(machine, 30, 7, ("0100007F:9001", "0100007F:7531"))  # to nobody here
+    connect(machine, 40, 8, ("0100007F:7531", "0100007F:9001"), state="08")  # closed
+    assert [[one.pid for one in job.ranks] for job in found_jobs.of_user(machine.proc, ME)] == [
+        [10, 20]
+    ]
+    for pid in (10, 20, 21):
+        (job,) = found_jobs.of_process(machine.proc, pid)
+        assert [one.pid for one in job.ranks] == [10, 20]
+    (alone,) = found_jobs.of_process(machine.proc, 30)
+    assert [one.pid for one in alone.ranks] == [30]
+
+
+def test_the_ranks_of_an_srun_are_children_of_its_daemon(machine: Machine) -> None:
+    machine.add(10, 1, ("srun", "-n2", "python", "train.py"), "")
+    connect(machine, 10, 5, ("00000000:9C4B", "00000000:0000"), state="0A")
+    machine.add(20, 1, ("slurmstepd: [7.0]",), "")
+    for rank in (0, 1):
+        env = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_SRUN_COMM_PORT": 0x9C4B}
+        machine.add(21 + rank, 20, env=env)
+    machine.add(30, 1, ("srun", "hostname"), "")
+    assert [job.world_size for job in found_jobs.of_process(machine.proc, 10)] == [2]
+    assert found_jobs.of_process(machine.proc, 30) == []
+
+
+def test_the_only_actor_of_a_ray_job_is_found_by_its_driver(machine: Machine) -> None:
+    machine.add(10, 1, ("python", "driver.py"), "")
+    machine.add(11, 10, ("/venv/ray/raylet/raylet",), "")
+    machine.add(12, 11, ("ray::Trainer.fit",))
+    machine.add(13, 11, ("ray::IDLE",))
+    assert machine.found() == []
+    (job,) = found_jobs.of_process(machine.proc, 10)
+    assert [one.pid for one in job.ranks] == [12]

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from moediag.evidence import looks
 from moediag.evidence.attached_job import stall_of
 from moediag.evidence.looks import Looks, RankLook, merged
 from moediag.launch.attach import held, spy
-from moediag.launch.attach.looking import LookingJob, One, Target, judge
+from moediag.launch.attach.looking import Looker, LookingJob, One, Target, judge
 from moediag.launch.attach.proc import Proc, Seen
 from moediag.launch.capture.activity import Activity
 from moediag.launch.processes import Process
@@ -62,6 +63,8 @@ WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
         ([look(0, OUTSIDE), look(4, OUTSIDE, wrote=10**7)], "SS", looks.WORKS, 0.0),
         ([look(0, OUTSIDE), look(4, dump(OTHER))], "SS", looks.MOVES, 0.0),
         ([look(0, WAIT), look(4, WAIT, state="T")], "TT", looks.STOPPED, 4.0),
+        ([look(0, OUTSIDE), look(4, WAIT, state="T", asleep=1)], "ST", looks.STOPPED, 1.0),
+        ([look(0, OUTSIDE), look(4, WAIT, state="T")], "ST", looks.STOPPED, 0.0),
         ([look(0, b""), look(4, b"", asleep=60)], "SS", looks.UNREAD, 60.0),
         ([look(0, b""), look(4, b"", cpu=4.0)], "SS", looks.UNREAD, 0.0),
         ([look(0, WAIT), One(4, None)], "SS", looks.GONE, 0.0),
@@ -222,6 +225,46 @@ def test_a_rank_without_native_frames_is_not_called_idle(monkeypatch: pytest.Mon
     found = looked.found(Looks(0.0, 4.0, {}, 1), 4.0)
     assert found.ranks[0].does == looks.UNREAD
     assert looked.lost() == ["rank 0: native frames (ptrace refused)"]
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> LookingJob:
+    """A job of two ranks, whose looks a test gives."""
+    monkeypatch.setattr(Proc, "owned", lambda *_: {})
+    monkeypatch.setattr(LookingJob, "_pause", lambda *_: None)
+    monkeypatch.setattr("moediag.launch.attach.held.held", lambda *_: "")
+    return LookingJob([Target(0, Process(7, 99)), Target(1, Process(8, 99))], 30.0)
+
+
+@pytest.mark.parametrize(
+    ("second", "number"),
+    [
+        ([look(0, WAIT, asleep=60), look(2, WAIT, asleep=62)], 2),  # the kernel tells
+        ([look(0, WAIT), look(2, dump(C10D, OTHER))], 2),  # it moves
+        ([look(0, OUTSIDE, asleep=60), look(2, OUTSIDE, asleep=62)], 3),  # it may work
+        ([look(0, OUTSIDE), look(2, OUTSIDE, 2.0)], 3),  # it computes
+    ],
+)
+def test_two_looks_decide_a_clear_picture(
+    looked: LookingJob, monkeypatch: pytest.MonkeyPatch, second: list[One], number: int
+) -> None:
+    taken = {
+        0: [*(look(at, WAIT, asleep=60 + at) for at in (0, 2, 4))],
+        1: [*second, replace(second[-1], at=4.0, seen=replace(second[-1].seen, cpu=4.0))],
+    }
+    monkeypatch.setattr(Looker, "look", lambda self: self.taken.append(
+        taken[self.target.rank][len(self.taken)]))  # fmt: skip
+    looked.run(Looks(0.0, 30.0, {}, 2))
+    assert len(looked.lookers[0].taken) == number
+
+
+def test_a_thread_that_has_not_run_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(spy, "dump", lambda pid, *_, **__: read.append(pid) or spy.Dump(WAIT))
+    one = Looker(Target(0, Process(7, 99)), Proc(Path("/nowhere")), True)
+    for main in (1.0, 1.0, 1.5, 0.0, 0.0):  # 0: the kernel does not tell
+        one.taken.append(One(0.0, None, None, main, one._dump("S", main)))
+    assert len(read) == 4
 
 
 def test_looks_at_a_process_leave_it_as_it_was() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +18,8 @@ from moediag import protocol
 from moediag.evidence.model import Stall
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.watchdog import Watchdog
-from moediag.launch.nodes import other_nodes, shared_folder
+from moediag.launch.nodes import other_nodes, shared_folder, usable
+from moediag.launch.nodes.declared import Declared, declared
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.nodes.peers import LATE_NODES, Peers
@@ -208,11 +212,67 @@ def test_a_node_shares_only_known_files(tmp_path: Path) -> None:
     source = evidence(tmp_path / "attempt", 1)
     (source / "secrets.txt").write_text("mine")
     (source / "rank-2.log").symlink_to("/etc/passwd")
+    kept = {"capture/source.json", "capture/rank-1.worker-77.json"}
+    for name in kept:
+        (source / name).write_text("{}")
     ours, theirs = SharedFolder(tmp_path / "s", JOB, US), SharedFolder(tmp_path / "s", JOB, THEM)
     assert theirs.publish(source, 1) == []
     assert ours.fetch(THEM, 1, tmp_path / "here") == []
     found = {p.relative_to(tmp_path / "here").as_posix() for p in (tmp_path / "here").rglob("*")}
-    assert found == {"rank-1.events.jsonl", "capture", "capture/rank-1.proc.txt"}
+    assert found == {"rank-1.events.jsonl", "capture", "capture/rank-1.proc.txt", *kept}
+
+
+def test_whether_nodes_can_meet_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert usable.unusable(tmp_path / "new" / "shared") == ""
+    assert list((tmp_path / "new" / "shared").iterdir()) == []
+    (tmp_path / "file").touch()
+    assert usable.unusable(tmp_path / "file") == "File exists"
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert usable.unusable(tmp_path) == "No space left on device"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    waits = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: waits.wait(20))
+    monkeypatch.setattr(usable, "_ANSWERS", 0.01)
+    assert usable.unusable(tmp_path) == "does not answer in 0 s"
+    waits.set()
+
+
+# ------------------------------------------------------------------------ nodes that never come
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "nodes", "own"),
+    [
+        ("torchrun --nnodes 2 --node-rank 1 train.py --nnodes 9", {}, 2, 1),
+        ("python -m torch.distributed.run --nnodes=2:4 --node_rank=0 train.py", {}, 2, 0),
+        ("torchrun --nnodes 4 train.py", {"PET_NODE_RANK": "3"}, 4, 3),
+        ("/venv/bin/torchrun train.py", {"PET_NNODES": "2"}, 2, None),
+        ("torchrun --standalone train.py", {}, 1, None),
+        ("python train.py --nnodes 2", {}, 1, None),
+        ("torchrun --nnodes $N train.py", {}, 1, None),
+    ],
+)
+def test_how_many_nodes_a_command_names(
+    command: str, environment: dict[str, str], nodes: int, own: int | None
+) -> None:
+    assert declared(command.split(), environment) == Declared(nodes, own)
+
+
+def test_a_node_that_never_comes_is_told() -> None:
+    assert Declared(2, 0).awaited(40.0) == "waiting for node 1 of 2 since 40 s"
+    assert Declared(2).awaited(40.0) == "waiting for the other node of 2 since 40 s"
+    assert Declared(4, 1).awaited(40.0) == "waiting for the other nodes (of 4) since 40 s"
+    assert Declared(2, 0).awaited(4.0) == Declared().awaited(40.0) == Declared().never_came(9) == ""
+    assert Declared(2, 1).never_came(40.0) == (
+        "node 0 of 2: did not come in 40 s, so no rank began to train"
+    )
 
 
 def test_evidence_beyond_the_limit_is_left_out_and_noted(

@@ -16,19 +16,21 @@ import pytest
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
-from moediag.launch.attach import collecting, spy
+from moediag.launch.attach import archives, collecting, spy
 from moediag.launch.attach.found_jobs import Job, Rank
+from moediag.launch.attach.machines import Answer
 from moediag.launch.attach.proc import Proc
-from moediag.pipeline import archives, attach
+from moediag.pipeline import attach, attach_machines
 from moediag.pipeline.examine import examine
 from moediag.protocol import AttachTask, Trial, write_json
+from moediag.result import RunResult
 
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 SOURCE = "rank = dist.get_rank()\nif rank == 0:\n    dist.all_gather(a, b)\ndist.barrier()\n"
 
 
 def evidence(folder: Path, ranks: Mapping[int, tuple[str, int]], does: str = looks.WAITS,
-             world_size: int = 2) -> Path:  # fmt: skip
+             world_size: int = 2, job: str = "abc") -> Path:  # fmt: skip
     """What `attach` leaves of ranks that wait at these lines in these calls."""
     attempt = folder / "attempt-0"
     capture = attempt / "capture"
@@ -40,7 +42,7 @@ def evidence(folder: Path, ranks: Mapping[int, tuple[str, int]], does: str = loo
         ]
         raw = [{"thread_name": "MainThread", "frames": frames}]
         write_json(capture / f"rank-{rank}.pyspy.json", raw)
-        write_json(attempt / f"rank-{rank}.job.json", {"job": "abc"})
+        write_json(attempt / f"rank-{rank}.job.json", {"job": job})
     write_json(capture / "source.json", {"files": {"/home/me/train.py": SOURCE}, "lost": {}})
     seen = Looks(4.0, 30.0, {r: RankLook(1, does, 60.0) for r in ranks}, world_size)
     write_json(attempt / "looks.json", dataclasses.asdict(seen))
@@ -208,3 +210,64 @@ def test_the_setting_that_would_help(
     monkeypatch.setattr(collecting, "_YAMA", tmp_path / "scope")
     monkeypatch.setattr(collecting.os, "geteuid", lambda: 1000)
     assert says in collecting.setting()
+
+
+# ------------------------------------------------------------------------ several machines
+
+
+def machine(tmp_path: Path, name: str, *of: tuple[str, int], after: float = 0.0) -> Answer:
+    """What a machine sends that has the given ranks of ``BOTH`` of the given jobs."""
+    folder = tmp_path / f"of-{name}" / "evidence"
+    for job, rank in of:
+        attempt = evidence(folder / job, {rank: BOTH[rank]}, job=job)
+        attempt.rename(folder / f"{job}-0")
+        (folder / job).rmdir()
+    archive = tmp_path / f"{name}.tgz"
+    archives.pack(folder, archive, redact=False)
+    return Answer(name, archive, after=after)
+
+
+def on_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> RunResult:
+    monkeypatch.setattr(attach_machines.machines, "ask", lambda *_: [*answers])
+    done = attach_machines.attach(
+        "--hosts x", (), collecting.AttachOptions(), "", tmp_path / "run", lambda _: None
+    )
+    return done.result
+
+
+def test_answers_of_several_machines_are_one_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = on_machines(
+        tmp_path, monkeypatch, machine(tmp_path, "a", ("abc", 0)),
+        Answer("b", None, "did not answer in 90 s"),
+        machine(tmp_path, "c", ("abc", 1), ("def", 0)), Answer("d", None, "is down"),
+    )  # fmt: skip
+    (trial,) = found.trials
+    assert (trial.verdict, trial.culprits) == ("hang", (0,)), trial.cause
+    assert "b: did not answer in 90 s" in trial.diagnosis.not_seen
+    assert any("c: rank 1" in note for note in trial.diagnosis.notes)
+    (again,) = examine([tmp_path / "run"]).result.trials
+    assert (again.cause, again.diagnosis.not_seen) == (trial.cause, trial.diagnosis.not_seen)
+
+
+def test_a_late_answer_counts_from_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that have waited for 60 s when they are looked at 40 s later had waited for 20 s."""
+    found = on_machines(
+        tmp_path, monkeypatch, machine(tmp_path, "a", ("abc", 0)),
+        machine(tmp_path, "b", ("abc", 1), after=40.0),
+    )  # fmt: skip
+    assert (found.trials[0].verdict, found.trials[0].culprits) == ("inconclusive", ())
+
+
+def test_machines_without_a_single_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"no training job was found on 1 machine:\n  a: is down"):
+        on_machines(tmp_path, monkeypatch, Answer("a", None, "is down"))
+    several = (machine(tmp_path, "a", ("abc", 0)), machine(tmp_path, "b", ("def", 1)))
+    with pytest.raises(UsageError, match=r"2 training jobs .*\n  train\.py on a\n  train\.py on b"):
+        on_machines(tmp_path, monkeypatch, *several)
+    (tmp_path / "broken.tgz").write_bytes(b"no archive")
+    with pytest.raises(UsageError, match="the archive cannot be read"):
+        on_machines(tmp_path, monkeypatch, Answer("a", tmp_path / "broken.tgz"))

@@ -415,6 +415,16 @@ def test_a_job_without_ranks_has_nothing_to_show() -> None:
     assert watch_display.summary([], "ending") == "ending: no rank runs"
 
 
+def test_a_node_that_is_awaited_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    view = watch_display.View(10.0)
+    for seconds in (1.0, 20.0, 22.0, 40.0):
+        text = f"waiting for node 1 of 2 since {seconds:.0f} s" if seconds > 10 else ""
+        view.progress(Progress("launching", {}, {}, seconds, awaited=text))
+    assert capsys.readouterr().err.splitlines() == [
+        f"moediag: waiting for node 1 of 2 since {seconds} s" for seconds in (20, 40)
+    ]
+
+
 def test_latest_tokens_per_expert_are_summed_over_ranks(tmp_path: Path) -> None:
     for rank, counts in ((0, [4, 0]), (1, [1, 3])):
         lines = [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
@@ -18,6 +21,14 @@ from moediag.evidence.law_records import read_laws  # noqa: E402
 from moediag.recorder import Recorder, install  # noqa: E402
 from moediag.recorder.laws.context import is_checked, next_checked  # noqa: E402
 from tests.unit.recorder.written import laws  # noqa: E402
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone, in which DistributedDataParallel works."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def model() -> nn.Module:
@@ -91,15 +102,53 @@ def test_a_second_call_of_step_belongs_to_the_same_step(recorder: Recorder, tmp_
     assert found == [(1, 0), (2, 1), (3, 3), (6, 6)]
 
 
-def test_a_model_that_comes_later_is_told_as_not_checked(
+def test_a_model_that_comes_later_is_followed_from_there(
     recorder: Recorder, tmp_path: Path
 ) -> None:
     first, second = model(), model()
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (first, second)]
     train(first, optimizers[0], DataLoader(samples(12)))
-    assert not any("laws" in text for text in read_log(tmp_path, 0).not_seen)
+    before = recorder.current_step
     train(second, optimizers[1], DataLoader(samples(12)))
-    assert any("first called after the first step" in t for t in read_log(tmp_path, 0).not_seen)
+    assert recorder.current_step > before + 6
+    assert not any("laws" in text for text in read_log(tmp_path, 0).not_seen)
+    assert len({check.key for check in laws(tmp_path).checks}) == 2
+
+
+def test_a_model_that_is_wrapped_again_is_followed(
+    recorder: Recorder, tmp_path: Path, group: None
+) -> None:
+    base = model()
+    optimizer = torch.optim.SGD(base.parameters(), lr=0.1)
+    train(DistributedDataParallel(base), optimizer, DataLoader(samples(3)))
+    before = recorder.current_step
+    train(DistributedDataParallel(base), optimizer, DataLoader(samples(6)))
+    assert recorder.current_step >= before + 5
+
+
+def test_the_model_inside_a_wrapper_that_is_called_is_told_with_its_line(
+    recorder: Recorder, tmp_path: Path, group: None
+) -> None:
+    wrapped = DistributedDataParallel(model())
+    wrapped(torch.ones(1, 4)).sum().backward()
+    with torch.no_grad():
+        wrapped.module(torch.ones(1, 4))
+    assert not laws(tmp_path).others.get("bare")
+    for _ in range(2):
+        wrapped.module(torch.ones(1, 4)).sum().backward()
+    (found,) = laws(tmp_path).others["bare"]
+    assert Path(__file__).name in found["line"]
+
+
+def test_a_model_of_which_an_optimizer_has_a_part_is_compared_as_a_whole(
+    recorder: Recorder, tmp_path: Path, group: None
+) -> None:
+    wrapped = DistributedDataParallel(model())
+    owned = list(wrapped.parameters())[:1]
+    train(wrapped, torch.optim.SGD(owned, lr=0.1), DataLoader(samples(3)))
+    whole = [check for check in laws(tmp_path).checks if not check.optimizer]
+    assert [check.step for check in whole] == [1, 2, 3]
+    assert len(whole[0].pieces) == len(list(wrapped.parameters())) > len(whole[0].owned) == 1
 
 
 def test_inputs_of_models_with_the_sampler(recorder: Recorder, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -18,10 +18,11 @@ _MOST_BYTES = 1 << 30  # of an archive's files together
 _MOST_FILES = 50_000
 
 
-def pack(folder: Path, target: Path, redact: bool) -> None:
+def pack(folder: Path, target: Path, redact: bool, hosts: Iterable[str] = ()) -> None:
     """Writes the files below ``folder`` into a compressed archive at ``target``. ``redact``:
-    replaces names of this host, its user and folders. Raises UsageError if it cannot be written."""
-    names = Redaction(_hosts(), _users()) if redact else None
+    replaces names of this host and ``hosts``, its user and folders. Raises UsageError if it cannot
+    be written."""
+    names = Redaction([*_hosts(), *hosts], _users()) if redact else None
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with tarfile.open(temporary, "w:gz") as archive:
@@ -60,7 +61,7 @@ def unpacked(paths: Sequence[Path]) -> Iterator[list[Path]]:
             if path.is_file() and _is_archive(path):
                 folder = Path(root) / str(at) / path.name
                 folder.mkdir(parents=True)
-                _extract(path, folder)
+                extract(path, folder)
                 found.append(folder)
             else:
                 found.append(path)
@@ -74,7 +75,7 @@ def _is_archive(path: Path) -> bool:
         return False
 
 
-def _extract(path: Path, folder: Path) -> None:
+def extract(path: Path, folder: Path) -> None:
     """Writes the regular files of an archive; whatever names a place outside ``folder`` is left
     out."""
     left = _MOST_BYTES

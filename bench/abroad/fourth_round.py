@@ -12,7 +12,8 @@ SUMMER, BARLOW, NANO, WORDS, NET = (
 # A file on a slow disk: 20 s for what torch.save writes.
 SLOW_FILE = (
     "class SlowFile:\n    left = 20\n    def __init__(self, path):\n"
-    "        self.f = open(path, 'wb')\n    def write(self, data):\n        self.f.write(bytes(2 ** 18))\n        self.f.flush()\n"
+    "        self.f = open(path, 'wb')\n    def write(self, data):\n"
+    "        self.f.write(bytes(2 ** 18))\n        self.f.flush()\n"
     "        __import__('time').sleep(0.5 * (self.left > 0))\n        self.left -= 0.5\n"
     "        return self.f.write(data)\n    def flush(self):\n        self.f.flush()\n"
 )

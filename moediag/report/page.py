@@ -88,6 +88,8 @@ class Page:
     controls: tuple[ControlRow, ...]
     conclusion: tuple[str, ...]
     not_seen: tuple[str, ...]
+    suspicious: tuple[str, ...]
+    """What laws found suspicious in trials without a finding."""
     state: AnswerState
     explain: str = ""
     """The word that `moediag explain` has an entry for: the verdict of the first finding."""
@@ -113,6 +115,9 @@ def page_of(result: RunResult) -> Page:
         controls=_control_rows(result.trials),
         conclusion=(*_conclusion(result), *([result.removed] if result.removed else [])),
         not_seen=tuple(rest) if not findings else (),
+        suspicious=()
+        if findings
+        else tuple(dict.fromkeys(text for t in result.trials for text in t.diagnosis.suspicious)),
         state=state_of(result),
         explain=str((*findings, *others)[0].verdict) if result.trials else "",
     )

@@ -98,6 +98,8 @@ def lines(
     yield from _claims(page.claims, width)
     yield from _fixes(page.fixes, width)
     yield from _controls(page, width)
+    for text in page.suspicious:
+        yield from labelled("SUSPECT", text, width, "doubt")
     for number, text in enumerate(page.not_seen):
         yield from labelled("NOT SEEN" if number == 0 else "", text, width, "faint")
     yield from labelled("RESULT", " · ".join(page.conclusion), width, page.state.style)

@@ -19,6 +19,7 @@ from moediag.diagnosis.laws.model_values import (
 )
 from moediag.diagnosis.laws.optimizer_checks import (
     adapters_untrained,
+    copies_apart,
     learning_rate_zero,
     parameters_not_finite,
     parameters_not_initialised,
@@ -44,6 +45,7 @@ LAWS: tuple[Law, ...] = (
     parameters_not_initialised,
     parameters_still,
     model_without_optimizer,
+    copies_apart,
     gradients_absent,
     left_in_evaluation,
     # All that these find may be deliberate.

@@ -22,22 +22,23 @@ def replicas_apart(facts: Facts) -> Findings:
     numbers of their optimizer."""
     found = facts.of(law_facts)
     breach, averaged = found.breach, facts.of(_averaged)
-    if breach is not None and averaged and facts.of(_bare):
+    alone = bool(facts.of(_bare) or facts.of(_unsynced))
+    if breach is not None and averaged and alone:
         yield Suspicious(
-            f"{_of_breach(breach)} {_called_bare(facts)} The program also averages or sends its "
+            f"{_of_breach(breach)} {_unreduced(facts)} The program also averages or sends its "
             "parameters itself."
         )
     elif breach is not None:
         reason = breach.reason
         first = reason.what if reason is not None else "weights"
         yield Broken(
-            f"{_of_breach(breach)} {_called_bare(facts)} {_owners(facts, breach)}".rstrip(),
+            f"{_of_breach(breach)} {_unreduced(facts)} {_owners(facts, breach)}".rstrip(),
             pattern="initial weights" if breach.initial else first,
             next_step=_next_step(breach, facts),
             culprits=breach.odd,
-            # A number may still become equal, and a program that calls the model inside its wrapper
-            # may average the parameters later.
-            lasting=breach.parameters is not None and not facts.of(_bare),
+            # A number may still become equal, and a program whose backward reduces nothing may
+            # average the parameters later.
+            lasting=breach.parameters is not None and not alone,
             beside=True,
             names=breach.parameters.names if breach.parameters is not None else (),
         )
@@ -48,11 +49,28 @@ def replicas_apart(facts: Facts) -> Findings:
 def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
     many, names = plural(len(apart.names), "parameter"), listed(apart.names)
+    if apart.still:
+        others = "the others" if len(facts.of(recorded)) > 2 else "the other rank"
+        return Broken(
+            f"{many} ({names}) kept {'their' if len(apart.names) > 1 else 'its'} first value on "
+            f"{ranks(apart.still)}, with gradients in all checked steps, and changed on {others}; "
+            "the remaining parameters are updated alike on all ranks: an update that one rank made "
+            "did not reach the others.",
+            pattern="update not sent",
+            next_step="Send every updated parameter from the rank that updates it to all others.",
+            names=apart.names,
+        )
     if not apart.whole:
+        others = "the other parameters stay equal while they train"
+        if apart.same_loss:
+            others = (
+                "before the first update the ranks computed equal gradients of other matrices and "
+                "different ones of these"
+            )
         return Suspicious(
             f"{many} ({names}) differ between ranks since step {apart.since}. They were equal at "
-            "first, and the other parameters stay equal while they train: a reduction of their "
-            "gradients or of their values may be missing.",
+            f"first, and {others}: a reduction of their gradients or of their values may be "
+            "missing.",
             apart.names,
         )
     text = (
@@ -117,14 +135,27 @@ def _bare(evidence: Evidence) -> tuple[str, ...]:
     return tuple(line for own in laws for _, line in own.of("bare", _line_of)[:1])
 
 
-def _called_bare(facts: Facts) -> str:
-    lines = [line for line in facts.of(_bare) if line]
-    if not lines:
-        return ""
-    return (
-        f"The model inside DistributedDataParallel was called without it, at {lines[0]}: the "
-        "backward of such a call reduces nothing."
-    )
+def _unsynced(evidence: Evidence) -> tuple[str, ...]:
+    """The lines, one for each rank, whose calls were the last ones before an update and inside
+    no_sync, as all others since the update before."""
+    laws = recorded(evidence).values()
+    return tuple(line for own in laws for _, line in own.of("unsynced", _line_of)[:1])
+
+
+def _unreduced(facts: Facts) -> str:
+    """Why no backward reduced gradients, where that is known."""
+    if bare := [line for line in facts.of(_bare) if line]:
+        return (
+            f"The model inside DistributedDataParallel was called without it, at {bare[0]}: the "
+            "backward of such a call reduces nothing."
+        )
+    if lines := facts.of(_unsynced):
+        at = f", at {lines[0]}" if lines[0] else ""
+        return (
+            f"All calls of the model before an update were inside no_sync{at}: no backward reduced "
+            "gradients."
+        )
+    return ""
 
 
 def _owners(facts: Facts, breach: Breach) -> str:
@@ -253,6 +284,8 @@ def _next_step(b: Breach, facts: Facts) -> str:
     """What to change."""
     if facts.of(_bare) and not b.initial:
         return "Call the wrapper, not the model inside it, wherever gradients are computed."
+    if facts.of(_unsynced) and not b.initial:
+        return "Leave no_sync for the last micro-batch before each update."
     if not b.history.optimizer:
         return "Send every updated parameter from the rank that updates it to all others."
     if b.initial:

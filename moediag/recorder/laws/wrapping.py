@@ -1,10 +1,11 @@
-"""Records how a program uses wrappers: a wrapped model that is called without its wrapper, and one
-that accelerate returned without one."""
+"""Records how a program uses wrappers: a wrapped model that is called without its wrapper, or only
+inside ``no_sync``, and one that accelerate returned without one."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import torch
 
@@ -23,9 +24,15 @@ class Wrapping:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._recorder = context.recorder
+        self._calls: Dict[int, Tuple[bool, str]] = {}  # id of a wrapper -> see _called
+        self._told = False
 
     def install(self) -> None:
         self._context.sets.on_wrapped.append(self._wrapped)
+        called = functools.partial(self._context.guarded, WATCHER, self._called)
+        self._recorder.on_forward.append(called)
+        self._context.on_check.append(self._unsynced)
+        self._recorder.hooks.after_step(lambda _: self._calls.clear())
         self._recorder.on_uninstall.append(when_imported(_ACCELERATOR, self._watch_accelerate))
 
     def _wrapped(self, ddp: Any) -> None:
@@ -43,6 +50,22 @@ class Wrapping:
 
         handle["it"] = ddp.module.register_forward_pre_hook(Hook(before))
         self._recorder.on_uninstall.append(lambda: handle["it"].remove() if handle else None)
+
+    def _called(self, root: Any, *_: Any) -> None:
+        """Notes whether a call of a wrapper since the last update reduces gradients, and the line
+        of the last one."""
+        if not self._told and hasattr(root, "require_backward_grad_sync"):
+            reduces, line = self._calls.get(id(root), (False, ""))
+            if self._context.checking:
+                line = self._recorder.user_lines.innermost(sys._getframe(1))
+            self._calls[id(root)] = reduces or root.require_backward_grad_sync, line
+
+    def _unsynced(self, step: int) -> None:
+        """Tells of an update for which no backward reduced gradients."""
+        lines = [line for reduces, line in self._calls.values() if not reduces]
+        if lines and not self._told:
+            self._told = True
+            self._context.log.event("unsynced", keep=True, step=step, line=lines[0])
 
     def _watch_accelerate(self) -> None:
         context = self._context

@@ -22,22 +22,22 @@ def replicas_apart(facts: Facts) -> Findings:
     numbers of their optimizer."""
     found = facts.of(law_facts)
     breach, averaged = found.breach, facts.of(_averaged)
-    alone = bool(facts.of(_bare) or facts.of(_unsynced))
+    alone = facts.of(_bare) or facts.of(_unreduced)
     if breach is not None and averaged and alone:
         yield Suspicious(
-            f"{_of_breach(breach)} {_unreduced(facts)} The program also averages or sends its "
+            f"{_of_breach(breach)} {_called_bare(facts)} The program also averages or sends its "
             "parameters itself."
         )
     elif breach is not None:
         reason = breach.reason
         first = reason.what if reason is not None else "weights"
         yield Broken(
-            f"{_of_breach(breach)} {_unreduced(facts)} {_owners(facts, breach)}".rstrip(),
+            f"{_of_breach(breach)} {_called_bare(facts)} {_owners(facts, breach)}".rstrip(),
             pattern="initial weights" if breach.initial else first,
             next_step=_next_step(breach, facts),
             culprits=breach.odd,
-            # A number may still become equal, and a program whose backward reduces nothing may
-            # average the parameters later.
+            # A number may still become equal, and a program that reduces no gradients may average
+            # the parameters later.
             lasting=breach.parameters is not None and not alone,
             beside=True,
             names=breach.parameters.names if breach.parameters is not None else (),
@@ -129,33 +129,32 @@ def _line_of(event: Mapping[str, Any]) -> tuple[str, str]:
     return str(event.get("model", "")), str(event.get("line") or "")
 
 
+def _unreduced(evidence: Evidence) -> tuple[str, ...]:
+    """The lines, one for each rank, of an update before which every call of a wrapper was inside
+    no_sync."""
+    laws = recorded(evidence).values()
+    return tuple(line for own in laws for _, line in own.of("unreduced", _line_of)[:1])
+
+
 def _bare(evidence: Evidence) -> tuple[str, ...]:
     """The lines, one for each rank, that called a wrapped model without its wrapper."""
     laws = recorded(evidence).values()
     return tuple(line for own in laws for _, line in own.of("bare", _line_of)[:1])
 
 
-def _unsynced(evidence: Evidence) -> tuple[str, ...]:
-    """The lines, one for each rank, whose calls were the last ones before an update and inside
-    no_sync, as all others since the update before."""
-    laws = recorded(evidence).values()
-    return tuple(line for own in laws for _, line in own.of("unsynced", _line_of)[:1])
-
-
-def _unreduced(facts: Facts) -> str:
-    """Why no backward reduced gradients, where that is known."""
-    if bare := [line for line in facts.of(_bare) if line]:
+def _called_bare(facts: Facts) -> str:
+    lines = [line for line in facts.of(_bare) if line]
+    if not lines and facts.of(_unreduced):
         return (
-            f"The model inside DistributedDataParallel was called without it, at {bare[0]}: the "
-            "backward of such a call reduces nothing."
+            f"Before the update at {facts.of(_unreduced)[0]} every call of DistributedDataParallel "
+            "was inside no_sync, so no gradient was reduced."
         )
-    if lines := facts.of(_unsynced):
-        at = f", at {lines[0]}" if lines[0] else ""
-        return (
-            f"All calls of the model before an update were inside no_sync{at}: no backward reduced "
-            "gradients."
-        )
-    return ""
+    if not lines:
+        return ""
+    return (
+        f"The model inside DistributedDataParallel was called without it, at {lines[0]}: the "
+        "backward of such a call reduces nothing."
+    )
 
 
 def _owners(facts: Facts, breach: Breach) -> str:
@@ -199,7 +198,10 @@ def _averaged(evidence: Evidence) -> bool:
 
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
-    steps = facts.of(law_facts).checked
+    found = facts.of(law_facts)
+    if found.apart is not None:
+        return "no law was broken, but something is suspicious"
+    steps = found.checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""
 
 
@@ -284,8 +286,8 @@ def _next_step(b: Breach, facts: Facts) -> str:
     """What to change."""
     if facts.of(_bare) and not b.initial:
         return "Call the wrapper, not the model inside it, wherever gradients are computed."
-    if facts.of(_unsynced) and not b.initial:
-        return "Leave no_sync for the last micro-batch before each update."
+    if facts.of(_unreduced) and not b.initial:
+        return "Leave no_sync for the last backward before each update."
     if not b.history.optimizer:
         return "Send every updated parameter from the rank that updates it to all others."
     if b.initial:

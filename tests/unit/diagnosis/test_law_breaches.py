@@ -334,7 +334,7 @@ class TestPlainParameters:
         assert "down.weight) kept its first value on rank 0" in of.cause
 
     @pytest.mark.parametrize("change", [{"still": 0}, {"grads": ""}, {"kept": False}])
-    def test_what_moves_has_no_gradient_or_is_another_model_is_not(
+    def test_one_that_moves_without_gradient_or_in_another_model_is_suspicious(
         self, change: dict[str, Any]
     ) -> None:
         of = self.sent(**change)
@@ -392,7 +392,7 @@ class TestPlainParameters:
         assert bool(self.found("down.weight", allowed=(allowed,)).suspicious) is not silent
 
 
-class TestCalledWithoutReduction:
+class TestCalledWithoutTheWrapper:
     def found(self, *calls: Collective, event: str = "bare") -> Diagnosis:
         evidence = job(2, drift(1, 2))  # type: ignore[arg-type]
         events = {event: ({"line": "train.py:6 main", "step": 1},)}
@@ -408,21 +408,20 @@ class TestCalledWithoutReduction:
         assert "was called without it, at train.py:6 main" in of.cause
         assert of.next_step.startswith("Call the wrapper")
 
-    def test_no_sync_that_is_never_left_is_the_cause(self) -> None:
-        of = self.found(event="unsynced")
-        assert of.verdict == "replica-divergence"
-        assert "were inside no_sync, at train.py:6 main" in of.cause
-        assert of.next_step.startswith("Leave no_sync")
-
-    @pytest.mark.parametrize("event", ["bare", "unsynced"])
-    def test_ranks_that_average_now_and_then_are_suspicious(self, event: str) -> None:
+    def test_ranks_that_average_now_and_then_are_suspicious(self) -> None:
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
-        of = self.found(call, event=event)
+        of = self.found(call)
         assert of.verdict == "clean" and "averages or sends" in of.suspicious[0]
 
     def test_without_such_a_call_averaging_explains_nothing(self) -> None:
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
-        assert self.found(call, event="none").verdict == "replica-divergence"
+        assert self.found(call, event="").verdict == "replica-divergence"
+
+    def test_no_sync_that_is_never_left_is_the_cause(self) -> None:
+        of = self.found(event="unreduced")
+        assert "was inside no_sync" in of.cause and of.next_step.startswith("Leave no_sync")
+        call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
+        assert self.found(call, event="unreduced").suspicious  # local SGD
 
 
 def test_an_update_that_was_not_sent_is_that_of_its_owner() -> None:

@@ -26,6 +26,7 @@ from moediag.diagnosis.laws.optimizer_checks import (
     parameters_still,
 )
 from moediag.diagnosis.laws.replica_sets import replicas_apart
+from moediag.diagnosis.laws.schedulers import schedulers_ahead
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
 
 LAWS: tuple[Law, ...] = (
@@ -54,6 +55,7 @@ LAWS: tuple[Law, ...] = (
     routers_frozen,
     averages_apart,
     stage_matrices_apart,
+    schedulers_ahead,
     other_names,
     optimizer_forgotten,
     declared_tensors_apart,

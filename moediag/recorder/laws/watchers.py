@@ -13,6 +13,7 @@ from moediag.recorder.laws.model_inputs import ModelInputs
 from moediag.recorder.laws.model_modes import ModelModes
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
+from moediag.recorder.laws.schedulers import Schedulers
 from moediag.recorder.laws.whole_models import WholeModels
 from moediag.recorder.laws.wrapping import Wrapping
 
@@ -35,3 +36,4 @@ def record(recorder: Recorder, folder: str) -> None:
     ModelModes(context, checks.optimizers).install()
     ModelInputs(context).install()
     Wrapping(context).install()
+    Schedulers(context).install()

@@ -49,11 +49,28 @@ def replicas_apart(facts: Facts) -> Findings:
 def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
     many, names = plural(len(apart.names), "parameter"), listed(apart.names)
+    if apart.still:
+        others = "the others" if len(facts.of(recorded)) > 2 else "the other rank"
+        return Broken(
+            f"{many} ({names}) kept {'their' if len(apart.names) > 1 else 'its'} first value on "
+            f"{ranks(apart.still)}, with gradients in all checked steps, and changed on {others}; "
+            "the remaining parameters are updated alike on all ranks: an update that one rank made "
+            "did not reach the others.",
+            pattern="update not sent",
+            next_step="Send every updated parameter from the rank that updates it to all others.",
+            names=apart.names,
+        )
     if not apart.whole:
+        others = "the other parameters stay equal while they train"
+        if apart.same_loss:
+            others = (
+                "before the first update the ranks computed equal gradients of other matrices and "
+                "different ones of these"
+            )
         return Suspicious(
             f"{many} ({names}) differ between ranks since step {apart.since}. They were equal at "
-            "first, and the other parameters stay equal while they train: a reduction of their "
-            "gradients or of their values may be missing.",
+            f"first, and {others}: a reduction of their gradients or of their values may be "
+            "missing.",
             apart.names,
         )
     text = (

@@ -54,6 +54,7 @@ class MeasureRequest:
     start_from: Optional[str] = None
     # Change each weight at random by one rounding error of this dtype.
     rounding: Optional[str] = None
+    merged: int = 1  # so many steps of the program are made one: one process sees what ranks see
 
     def text(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -191,6 +191,7 @@ def wrong_gradients(facts: Facts) -> Judgement | None:
         pattern=pattern if d is None else "",
         until=facts.gradients.step,
         gradients=True,
+        places=tuple(filter(None, of_first_wrong(facts.evidence)[1:])),
         next_step=next_of(facts.evidence)
         or next((o.next_step for o in facts.outcomes if o.next_step), ""),
     )

@@ -25,6 +25,7 @@ from moediag.ranks.verify import model_facts, samples
 from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
+from moediag.ranks.verify.merged_steps import MergedSteps
 from moediag.ranks.verify.model_pieces import OUTER, NotReduced, Piece, owners, pieces, tied
 from moediag.ranks.verify.module_calls import ModuleCalls
 from moediag.ranks.verify.rank_answer import Answer
@@ -32,6 +33,7 @@ from moediag.ranks.verify.reduction import Reduction
 from moediag.ranks.verify.room import enough_room
 from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.patches import Patches
 from moediag.recorder.step.hooks import StepHooks
 from moediag.recorder.step.pieces import WHOLE, distributed
 
@@ -90,6 +92,8 @@ class Measuring:
     def install(self) -> None:
         """Replaces what the program will call. Call it once, right after torch was imported, or
         where the model of the scope is about to make a step."""
+        if self._request.merged > 1:
+            MergedSteps(self._request.merged, Patches()).install()
         self._hooks.around_forward(
             self._outermost,
             functools.partial(self._guarded, self._before_forward),

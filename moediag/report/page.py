@@ -282,6 +282,8 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
             told = (f"{count} suspicious",) if count else ()
             return (result.trials[0].cause.rstrip("."), *told)
         failures = sum(t.verdict in FAILURES for t in result.trials)
+        if not failures and result.trials[-1].verdict == Verdict.INCONCLUSIVE:
+            return ("inconclusive: whether there is a failure is not known",)
         trials = wording.plural(len(result.trials), "trial")
         return (f"{wording.plural(failures, 'failure')} found in {trials}",)
     met = sum(t.met for t in judged)

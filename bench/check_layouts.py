@@ -113,7 +113,7 @@ def rows() -> Iterator[dict[str, Any]]:
             for wrapper, layout in LAYOUTS:
                 trial = Trial(
                     name="check", scenario="check", variant="check", record=False, layout=layout,
-                    task=CheckTask(str(folder), simulate=False),
+                    task=CheckTask(str(folder), simulate=False, dtype="bfloat16"),
                     world_size=math.prod(layout.values()),
                     wrapper=WrapperSpec(kind=wrapper, reshard_after_forward=None),
                 )  # fmt: skip

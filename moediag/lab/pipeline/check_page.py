@@ -82,6 +82,8 @@ def _question(result: CheckResult) -> Iterator[Row]:
     inside = " (tp inside ep)" if result.ranks < result.layout.world_size else ""
     yield Row("layout", f"{axes}{inside}, {wording.plural(result.ranks, 'rank')}")
     yield Row("stack", ", ".join(f"{name} {v}" for name, v in result.versions.items() if v))
+    if result.dtypes:
+        yield Row("dtypes", result.dtypes)
     if checked.asked:
         yield Row("sharded", f"by {checked.asked}")
 
@@ -209,8 +211,8 @@ def _cost(result: CheckResult) -> Iterator[Row]:
         yield Row(
             "memory",
             f"{_bytes(memory.total)} on the rank that holds most: {_bytes(memory.parameters)} "
-            f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} AdamW"
-            f"{gather}",
+            f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} "
+            f"optimizer{gather}",
         )
 
 

@@ -20,6 +20,7 @@ from moediag.lab.check import (  # noqa: E402
     expert_owners,
     fsdp_units,
     indexed_pieces,
+    loaded_dtypes,
     placed,
     planned,
     sharding,
@@ -428,3 +429,39 @@ def test_an_exception_in_a_child_says_where(tmp_path: Path) -> None:
         simulated_group.in_child(refuse, tmp_path)
     assert caught.value.args[0].refused and caught.value.args[0].words == "not here"
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------ dtypes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_unit_of_two_dtypes_fails(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the release keeps in float32, beside what it loads in the configuration's dtype."""
+    class_ = transformers.Qwen3MoeForCausalLM
+    monkeypatch.setattr(class_, "_keep_in_fp32_modules_strict", ["gate"])
+    found = checked(tmp_path, {"dp_shard": 2}, torch_dtype=dtype)
+    texts = [one.text for one in found.findings if one.level == FAILS]
+    kept = {row.name for row in found.plan if row.dtype == "float32"}
+    assert (found.dtype, found.dtype_from) == (dtype, "the configuration's")
+    if dtype == "float32":
+        assert not texts and len(kept) == len(found.plan)
+        return
+    assert kept == {"model.layers.*.mlp.gate.weight"}
+    (text,) = texts
+    assert text.startswith("model.layers.*.mlp.gate.weight (float32) are in one FSDP unit with")
+    assert "raises AssertionError: FSDP expects uniform original parameter dtype." in text
+
+
+def test_names_that_stay_in_float32_match_whole_parts() -> None:
+    """Before 5.0 a name is whole parts of a parameter's name, and half precision decides."""
+    model = SimpleNamespace(_keep_in_fp32_modules=["wo"], _keep_in_fp32_modules_strict=["gate"])
+    if transformers.__version__ >= "5":
+        pytest.skip("the release has rules of its own")
+    strict = loaded_dtypes.kept(model, torch.bfloat16)
+    assert strict is not None and strict.search("a.gate.weight")
+    assert not strict.search("a.gate_proj.weight") and not strict.search("a.wo.weight")
+    both = loaded_dtypes.kept(model, torch.float16)
+    assert both is not None and both.search("a.wo.weight")
+    assert loaded_dtypes.kept(model, torch.float32) is None

@@ -41,8 +41,8 @@ def lines(commands: Iterable[Command]) -> Iterator[str]:
         "decides:",
         "",
         "1. the option on the command line,",
-        "2. the environment variable `MOEDIAG_COMMAND_OPTION`: `MOEDIAG_WATCH_PATIENCE=60`, "
-        "`MOEDIAG_WATCH_LAWS=0`. Every option of a command has one,",
+        "2. the environment variable `MOEDIAG_COMMAND_SETTING`: `MOEDIAG_WATCH_ON_HANG=abort`, "
+        "`MOEDIAG_WATCH_LAWS=0`,",
         f"3. `{FILE}`, or the table `[tool.moediag]` of `{PROJECT}`, in the working directory or "
         "the nearest folder above it that has one,",
         "4. the default.",

@@ -139,10 +139,14 @@ class Memory:
     optimizer: int
     largest_gather: int
     largest_unit: str
+    """Of those that are freed after their forward."""
+    resident: int = 0
+    """Gathered bytes of units that stay gathered until their backward ends, such as the root."""
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.largest_gather
+        gathered = self.resident + self.largest_gather
+        return self.parameters + self.gradients + self.optimizer + gathered
 
 
 def by_axis(units: Iterable[PlannedUnit]) -> tuple[AxisCost, ...]:
@@ -218,10 +222,13 @@ def memory(
     kept = sum((states(row) + (_MASTER * row.most if master else 0)) * row.count for row in plan)
     own = sum(row.most * row.count * row.element for row in plan)
     gradients = sum(_of_gradient(row) * row.count * row.element for row in plan)
-    largest = max(units, key=lambda u: u.gathered * u.element, default=None)
+    units = list(units)
+    resident = sum(u.count * u.gathered * u.element for u in units if u.gathers == 1)
+    freed = (unit for unit in units if unit.gathers > 1)
+    largest = max(freed, key=lambda u: u.gathered * u.element, default=None)
     gather = largest.gathered * largest.element if largest is not None else 0
     module = largest.module if largest is not None else ""
-    return Memory(own, gradients, round(kept), gather, module)
+    return Memory(own, gradients, round(kept), gather, module, resident)
 
 
 def _of_gradient(row: PlannedParameter) -> int:

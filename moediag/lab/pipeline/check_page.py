@@ -204,10 +204,10 @@ def _cost(result: CheckResult) -> Iterator[Row]:
     yield from (Row("wires", _wire(wire)) for wire in result.wires)
     memory = result.memory
     if memory is not None:
-        gather = ""
+        gather = f" + {_bytes(memory.resident)} that stay gathered" if memory.resident else ""
         if memory.largest_gather:
             largest = _bytes(memory.largest_gather)
-            gather = f" + {largest} largest all-gather ({memory.largest_unit})"
+            gather += f" + {largest} largest all-gather ({memory.largest_unit})"
         yield Row(
             "memory",
             f"{_bytes(memory.total)} on the rank that holds most: {_bytes(memory.parameters)} "

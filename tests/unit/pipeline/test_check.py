@@ -171,7 +171,8 @@ def test_the_cost_of_a_step() -> None:
     assert cost.sent == (cost.gathered + cost.reduced) * 3 // 4
     memory = check_cost.memory([EXPERTS], [ROOT, LAYER])
     assert (memory.parameters, memory.optimizer, memory.largest_gather) == (512, 1024, 400)
-    assert memory.total == 512 + 512 + 1024 + 400
+    assert memory.resident == 160  # the root, beside the largest layer
+    assert memory.total == 512 + 512 + 1024 + 160 + 400
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ class Checked:
     dtype_from: str = ""  # why that one
     plan: List[PlannedParameter] = field(default_factory=list)
     stage_layers: int = 0  # with a pipeline: layers of the stage that was planned
+    stages: List[int] = field(default_factory=list)  # layers of each, as the release divides them
     units: List[PlannedUnit] = field(default_factory=list)
     owners: List[ExpertRange] = field(default_factory=list)
     findings: List[CheckFinding] = field(default_factory=list)

@@ -89,13 +89,11 @@ def _planned(configured: Configured, trial: Trial, folder: Path) -> Checked:
         found: Checked = in_child(run, folder)
         return found
 
-    # Stages between the first and the last are alike.
+    # One of these holds most: none in between has more layers than the second.
     plans = {stage: plan(stage) for stage in sorted({0, min(1, stages - 1), stages - 1})}
     most = max(plans, key=lambda stage: divisions.held(plans[stage].plan))
     found = plans[most]
-    return dataclasses.replace(
-        found, findings=[*found.findings, *divisions.of_stages(plans, stages, most)]
-    )
+    return dataclasses.replace(found, findings=[*found.findings, *divisions.of_stages(plans, most)])
 
 
 def _refused(why: Raised, configured: Configured, asked: str) -> Checked:

@@ -89,6 +89,7 @@ class _Plan:
             asked=sharding.words(self.trial),
             plan=rows,
             stage_layers=self._layers() if self.layout.size(PP) > 1 else 0,
+            stages=self._stages(),
             units=fsdp_units.units(self.model),
             owners=owners,
             findings=[*self.findings(rows), *wrong],
@@ -98,6 +99,15 @@ class _Plan:
     def _layers(self) -> int:
         found = (_LAYER.search(name) for name, _ in self.parameters)
         return len({match[1] for match in found if match})
+
+    def _stages(self) -> List[int]:
+        """Returns the layers of each stage, as the release divides them; empty if not shown."""
+        divide = getattr(getattr(self.model, "_pp_stage", None), "layer_range_for_rank", None)
+        if divide is None:
+            return []
+        count = len(getattr(self.model, self.model.base_model_prefix).layers)
+        ranges = (divide(stage, count) for stage in range(self.layout.size(PP)))
+        return [last - first for first, last in ranges]
 
     # -------------------------------------------------------------- parameters
 

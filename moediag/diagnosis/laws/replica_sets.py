@@ -181,7 +181,10 @@ def _averaged(evidence: Evidence) -> bool:
 
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
-    steps = facts.of(law_facts).checked
+    found = facts.of(law_facts)
+    if found.apart is not None:
+        return "no law was broken, but something is suspicious"
+    steps = found.checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""
 
 

@@ -24,6 +24,7 @@ from bench import sections
 from bench.abroad import page, running
 from bench.abroad.cases import Case
 from bench.abroad.edits import AnchorError
+from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
 from bench.abroad.table import CASES
@@ -61,7 +62,7 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
-    programs = {program.name: program for program in PROGRAMS}
+    programs = {program.name: program for program in (*PROGRAMS, *LATER_PROGRAMS)}
     for case in CASES:
         if options.only and not any(word in case.name for word in options.only):
             continue

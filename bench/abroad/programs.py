@@ -82,7 +82,7 @@ def _for_nanogpt(folder: Path) -> None:
     (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 64}))
 
 
-def _for_llmc(folder: Path) -> None:
+def for_llmc(folder: Path) -> None:
     header = struct.pack("<256i", 20240520, 1, 8_000, *(253 * [0]))
     for name in ("train", "val"):
         (folder / f"{name}.bin").write_bytes(header + _numbers(8_000, 256).tobytes())
@@ -112,7 +112,7 @@ def _for_accelerate(folder: Path) -> None:
 # ------------------------------------------------------------------------ adaptations
 
 
-def _on_cpu(file: str, *changes: tuple[str, str]) -> tuple[Edit, ...]:
+def on_cpu(file: str, *changes: tuple[str, str]) -> tuple[Edit, ...]:
     return tuple(Edit(Line(file, has), new) for has, new in changes)
 
 
@@ -137,7 +137,7 @@ def _by_feature(name: str, script: str, *arguments: str) -> Program:
     return Program(
         name, "accelerate/examples/by_feature", script, ("--cpu", *arguments),
         needs=("accelerate", "transformers", "datasets", "evaluate"),
-        prepare=_for_accelerate, adapt=_on_cpu(script, *_GLUE), prints=r"epoch \d+: .*",
+        prepare=_for_accelerate, adapt=on_cpu(script, *_GLUE), prints=r"epoch \d+: .*",
     )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ PROGRAMS = (
          "--max_iters=24", "--eval_interval=8", "--eval_iters=4", "--log_interval=4",
          "--gradient_accumulation_steps=4"),
         needs=("numpy",), prepare=_for_nanogpt, prints=r"loss [0-9.]+",
-        adapt=_on_cpu(
+        adapt=on_cpu(
             "train.py",
             ("device = f'cuda:{ddp_local_rank}'", "device = 'cpu'"),
             ("torch.cuda.set_device(device)", ""),
@@ -161,9 +161,9 @@ PROGRAMS = (
         ("--model=d12", "--input_bin=train.bin", "--input_val_bin=val.bin", "--write_tensors=0",
          "--batch_size=2", "--sequence_length=32", "--total_batch_size=384", "--num_iterations=16",
          "--val_loss_every=4", "--val_max_steps=2", "--overfit_single_batch=0"),
-        ranks=3, needs=("numpy", "tiktoken"), prepare=_for_llmc,
+        ranks=3, needs=("numpy", "tiktoken"), prepare=for_llmc,
         prints=r"(train|val) loss [0-9.]+",
-        adapt=_on_cpu(
+        adapt=on_cpu(
             "train_gpt2.py",
             ("assert torch.cuda.is_available()", ""),
             ("init_process_group(backend='nccl')", "init_process_group(backend='gloo')"),
@@ -180,7 +180,7 @@ PROGRAMS = (
     Program(
         "build-nanogpt", "build-nanogpt", "train_gpt2.py", needs=("numpy", "tiktoken"),
         prepare=_for_build_nanogpt, prints=r"loss: [0-9.]+",
-        adapt=_on_cpu(
+        adapt=on_cpu(
             "train_gpt2.py",
             ("assert torch.cuda.is_available()", ""),
             ("init_process_group(backend='nccl')", "init_process_group(backend='gloo')"),
@@ -205,7 +205,7 @@ PROGRAMS = (
     ),
     Program(
         "ddp-example", f"{EXAMPLES}/ddp", "example.py", ranks=3,
-        adapt=_on_cpu(
+        adapt=on_cpu(
             "example.py", _MANY_GPUS,
             ("model = ToyModel().to(rank)", "model = ToyModel()"),
             ("ddp_model = DDP(model", "ddp_model = DDP(model)"),
@@ -217,7 +217,7 @@ PROGRAMS = (
     ),
     Program(
         "fsdp2-example", f"{EXAMPLES}/FSDP2", "example.py",
-        adapt=_on_cpu(
+        adapt=on_cpu(
             "example.py", _MANY_GPUS,
             ("batch_size = 32", "batch_size = 4"),
             ("n_layers=10", "n_layers=2,"),
@@ -226,19 +226,19 @@ PROGRAMS = (
     ),
     Program(
         "tp-example", f"{EXAMPLES}/{_LLAMA}", "tensor_parallel_example.py",
-        adapt=(*_on_cpu("log_utils.py", _MANY_GPUS),
-               *_on_cpu("tensor_parallel_example.py", _CPU)),
+        adapt=(*on_cpu("log_utils.py", _MANY_GPUS),
+               *on_cpu("tensor_parallel_example.py", _CPU)),
     ),
     Program(
         "sp-example", f"{EXAMPLES}/{_LLAMA}", "sequence_parallel_example.py",
-        adapt=(*_on_cpu("log_utils.py", _MANY_GPUS),
-               *_on_cpu("sequence_parallel_example.py", _CPU)),
+        adapt=(*on_cpu("log_utils.py", _MANY_GPUS),
+               *on_cpu("sequence_parallel_example.py", _CPU)),
     ),
     Program(
         "fsdp-tp-example", f"{EXAMPLES}/{_LLAMA}", "fsdp_tp_example.py", ranks=4,
         adapt=(
-            *_on_cpu("log_utils.py", _MANY_GPUS),
-            *_on_cpu(
+            *on_cpu("log_utils.py", _MANY_GPUS),
+            *on_cpu(
                 "fsdp_tp_example.py", _CPU,
                 ("ModelArgs(dim=256", "simple_llama2_config = ModelArgs("
                                       "dim=32, n_layers=2, n_heads=4, vocab_size=256)"),
@@ -260,11 +260,11 @@ PROGRAMS = (
          "trainer_config.save_every=1", "hydra.run.dir=."),
         needs=("hydra", "boto3", "fsspec"), prepare=_for_mingpt,
         adapt=(
-            *_on_cpu("main.py", _MANY_GPUS,
+            *on_cpu("main.py", _MANY_GPUS,
                      ("acc = torch.accelerator", 'acc = torch.device("cpu")'),
                      ("device: torch.device =", "device = acc"),
                      ("torch.accelerator.set_device_index", "")),
-            *_on_cpu("trainer.py",
+            *on_cpu("trainer.py",
                      ("self.acc = torch.accelerator", 'self.acc = torch.device("cpu")'),
                      ("self.device: torch.device =", "self.device = self.acc"),
                      ("self.model = model.to(", "self.model = model"),
@@ -277,7 +277,7 @@ PROGRAMS = (
         "ddp-tutorial", f"{EXAMPLES}/ddp-tutorial-series", "multigpu_torchrun.py", ("4", "2"),
         ranks=3,
         adapt=(
-            *_on_cpu("multigpu_torchrun.py",
+            *on_cpu("multigpu_torchrun.py",
                      ("torch.cuda.set_device(", ""),
                      ('init_process_group(backend="nccl")', 'init_process_group(backend="gloo")'),
                      ("self.model = model.to(", "self.model = model"),
@@ -289,7 +289,7 @@ PROGRAMS = (
     Program(
         "accelerate-nlp", "accelerate/examples", "nlp_example.py", ("--cpu",),
         needs=("accelerate", "transformers", "datasets", "evaluate"),
-        prepare=_for_accelerate, adapt=_on_cpu("nlp_example.py", *_GLUE), prints=r"epoch \d+: .*",
+        prepare=_for_accelerate, adapt=on_cpu("nlp_example.py", *_GLUE), prints=r"epoch \d+: .*",
     ),
     _by_feature("accelerate-stopping", "early_stopping.py"),
     _by_feature(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
 from bench.abroad.first_round import FIRST_ROUND
+from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
 from bench.abroad.second_round import SECOND_ROUND
 from bench.abroad.silent import SILENT
@@ -332,6 +333,7 @@ CASES = (
     *FIRST_ROUND,
     *SECOND_ROUND,
     *THIRD_ROUND,
+    *FOURTH_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )

@@ -57,6 +57,7 @@ _ORDER = (MY_JOB, EVIDENCE, "Releases", "Scenarios", SETUP)
 
 COMMANDS = (
     Command(MY_JOB, "attach", "moediag.cli.attach:attach", "attach 41237"),
+    Command(MY_JOB, "top", "moediag.cli.top:top", "top 41237"),
     Command(
         MY_JOB,
         "watch",

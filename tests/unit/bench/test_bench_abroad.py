@@ -16,8 +16,10 @@ from bench.abroad import edits, page, running
 from bench.abroad.cases import CLEAN, Case, Truth
 from bench.abroad.edits import AnchorError, Edit, Line
 from bench.abroad.first_round import FIRST_ROUND
+from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
-from bench.abroad.programs import PROGRAMS
+from bench.abroad.later_programs import LATER_PROGRAMS
+from bench.abroad.programs import PROGRAMS as EARLIER_PROGRAMS
 from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
 from bench.abroad.second_round import SECOND_ROUND
@@ -25,6 +27,7 @@ from bench.abroad.table import CASES
 from bench.abroad.third_round import THIRD_ROUND
 from moediag.result import Verdict
 
+PROGRAMS = (*EARLIER_PROGRAMS, *LATER_PROGRAMS)
 PROGRAM = "import time\n\nfor step in range(3):\n    print(step)\n"
 HANG = Truth(("hang",), (1,))
 RIGHT = Said("hang", (1,), "rank 1 at train.py:42, under train.py:40", alarm=True)
@@ -55,7 +58,9 @@ def test_the_truth_of_a_case_is_possible(case: Case) -> None:
 
 def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_seen() -> None:
     faults = [case for case in CASES if not case.truth.healthy and not case.laws]
-    unseen = {case.name for case in (*FIRST_ROUND, *SECOND_ROUND, *THIRD_ROUND, *HELD_OUT)}
+    unseen = {
+        case.name for case in (*FIRST_ROUND, *SECOND_ROUND, *THIRD_ROUND, *FOURTH_ROUND, *HELD_OUT)
+    }
     assert 4 * sum(case.name in unseen for case in faults) >= len(faults)
 
 

@@ -1,0 +1,16 @@
+"""Makes `.cuda()` and the settings of a GPU do nothing. The first import of an adapted program."""
+
+import torch
+
+
+def same(self, *_, **__):
+    return self
+
+
+def nothing(*_, **__):
+    return None
+
+
+torch.Tensor.cuda = torch.nn.Module.cuda = same
+for name in ("set_device", "synchronize", "empty_cache", "max_memory_allocated"):
+    setattr(torch.cuda, name, nothing)

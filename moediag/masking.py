@@ -8,9 +8,12 @@ folders as well, always the same name by the same word.
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 
 from moediag.records import dataclass
 
@@ -149,6 +152,34 @@ class Redaction:
             for name in sorted({one for one in names if len(one) > 1}):
                 self._words.setdefault(name, f"{kind}_{self._count(kind) + 1}")
 
+    @classmethod
+    def of_machine(cls, hosts: Iterable[str] = ()) -> Redaction:
+        """That of this machine and its user, and of ``hosts``. root's name is a word of many
+        programs, so it stays."""
+        name = socket.gethostname()
+        users = {os.environ.get(one, "") for one in ("USER", "LOGNAME")} | {Path.home().name}
+        return cls([name, name.partition(".")[0], *hosts], users - {"", "root"})
+
+    def folder(self, folder: Path) -> list[Path]:
+        """Replaces the names in every file below ``folder``, whose modification times stay.
+        Returns the files with paths that are no text, such as pickles, and were left as they
+        are."""
+        left = []
+        for path in sorted(folder.rglob("*")):
+            if path.is_symlink() or not path.is_file():
+                continue
+            seen, data = path.stat(), path.read_bytes()
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                left += [path] * bool(_FOLDERS.search(data))
+                continue
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            temporary.write_bytes(self.text(text).encode())
+            os.utime(temporary, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+            temporary.replace(path)
+        return left
+
     def _count(self, kind: str) -> int:
         return sum(word.startswith(f"{kind}_") for word in self._words.values())
 
@@ -173,5 +204,6 @@ class Redaction:
 
 
 _PATH = re.compile(r"(?<![\w:/.-])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
+_FOLDERS = re.compile(rb"/[\w.@+~-]{2,}/[\w.@+~-]{2,}")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/(?!site-|dist-)")
 _SYSTEM = ("/usr/", "/lib/", "/lib64/", "/proc/", "/dev/", "/sys/", "/bin/")

@@ -20,23 +20,24 @@ _WIDEST = 100
 
 def explain(
     context: typer.Context,
-    word: Annotated[
-        str,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="WORD",
-            help="A verdict, law, scenario, option (without dashes) or exit code.",
+            help="A verdict, law, scenario, option (without dashes), exit code or word of a page.",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Explain a verdict, a law, a scenario, an option or an exit code.
+    """Explain a verdict, a law, a scenario, an option, an exit code or a word of a page.
 
     Without a word, list all of them.
     """
     from moediag.reference import Lookup
 
     known = Lookup(context.find_root().command)
+    word = " ".join(words or ())
     if not word:
         if as_json:
             stdout.data({"words": known.words()})

@@ -96,6 +96,14 @@ def watch(
     log_mb: Annotated[
         int, typer.Option(min=1, metavar="N", help="Limit the log of each rank to N megabytes.")
     ] = 8,
+    redact: Annotated[
+        bool,
+        typer.Option(
+            "--redact",
+            help="Replace names of hosts, users and folders in the run directory when the job has "
+            "ended.",
+        ),
+    ] = False,
     out: o.Out = None,
     as_json: o.Json = False,
     details: o.Details = False,
@@ -126,7 +134,7 @@ def watch(
         allowed=watcher.check_allowed(allow or ()),
         segment_bytes=log_mb * 1024 * 1024 // 2,
     )
-    options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
+    options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job, redact=redact)
     launch = dataclasses.replace(
         options.launch, quiescence=quiescence, patience=patience, silence=silence, end=grace
     )

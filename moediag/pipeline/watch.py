@@ -35,7 +35,7 @@ from moediag.launch.nodes.declared import NEVER_CAME, declared
 from moediag.launch.nodes.usable import unusable
 from moediag.launch.processes import Process
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
-from moediag.masking import masked_command
+from moediag.masking import Redaction, masked_command
 from moediag.pipeline.attempts import Attempts
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
@@ -43,7 +43,14 @@ from moediag.pipeline.live_laws import LiveLaws
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Trial, WatchTask, read_json
 from moediag.records import dataclass
-from moediag.result import FAILURES, Conclusion, RunResult, Seconds, TrialResult
+from moediag.result import (
+    FAILURES,
+    Conclusion,
+    RunResult,
+    Seconds,
+    TrialResult,
+    read_result,
+)
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"
@@ -66,6 +73,7 @@ class WatchOptions:
     launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(poll=0.2))
     stdout: int | None = None  # the job's file descriptor; default: moediag's own
     stderr: int | None = None  # the job's file descriptor; default: moediag's own
+    redact: bool = False  # replace names of hosts, users and folders when the job has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +170,21 @@ def watch(
     job = _Watch(command, name, folder, options, on_result, on_progress)
     if on_law is not None and options.job.laws_every is not None:
         job.laws = LiveLaws(on_law)
-    return job.run()
+    try:
+        done = job.run()
+    finally:
+        left = _redacted(folder) if options.redact else []
+    if not options.redact:
+        return done
+    told = [f"{path}: no text, so no name in it was replaced" for path in left]
+    return dataclasses.replace(done, result=read_result(folder), commands=(*done.commands, *told))
+
+
+def _redacted(folder: Path) -> list[Path]:
+    """Replaces names in the files of the run; returns those that are no text."""
+    attempts = [path for path in folder.glob("attempt-*") if path.is_dir()]
+    hosts = [node.host for path in attempts for node in read_nodes(path)[0]]
+    return Redaction.of_machine(hosts).folder(folder)
 
 
 def title(command: Sequence[str]) -> str:

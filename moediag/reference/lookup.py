@@ -7,7 +7,7 @@ from typing import Any
 
 from moediag import extension
 from moediag.errors import UsageError
-from moediag.reference import finding_entries, option_entries
+from moediag.reference import finding_entries, option_entries, page_words
 from moediag.reference.word_entry import Entry
 
 
@@ -20,13 +20,18 @@ class Lookup:
             *finding_entries.verdicts(),
             *finding_entries.laws(),
             *finding_entries.exit_codes(),
+            *page_words.words(),
+            *option_entries.names(commands),
             *option_entries.options(commands),
         ]  # without the scenarios: each of them is a file
 
     def find(self, word: str) -> list[Entry]:
-        """Every entry of ``word``. Raises UsageError with the nearest words."""
-        wanted = word.lstrip("-").lower()
-        found = [entry for entry in self._entries if entry.word.lstrip("-") == wanted]
+        """Every entry of ``word``, also in the plural. Raises UsageError with the nearest words."""
+        wanted = _plain(word)
+        for name in (wanted, wanted.removesuffix("s")):
+            found = [entry for entry in self._entries if _plain(entry.word) == name]
+            if found:
+                break
         if wanted in _scenarios():
             found.append(extension.provided("scenario entry")(wanted))
         if found:
@@ -34,7 +39,8 @@ class Lookup:
         near = difflib.get_close_matches(wanted, self._bare(), n=3, cutoff=0.6)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(
-            f"no verdict, law, scenario, option or exit code is called {word!r}{hint}",
+            f"no verdict, law, scenario, option, exit code or word of a page is called "
+            f"{word!r}{hint}",
             "`moediag explain` lists all words.",
         )
 
@@ -46,7 +52,12 @@ class Lookup:
         return {**found, "scenario": names} if (names := _scenarios()) else found
 
     def _bare(self) -> list[str]:
-        return [word.lstrip("-") for words in self.words().values() for word in words]
+        return [_plain(word) for words in self.words().values() for word in words]
+
+
+def _plain(word: str) -> str:
+    """``first-divergence`` for ``FIRST DIVERGENCE`` and for ``--first-divergence``."""
+    return word.lstrip("-").lower().replace(" ", "-")
 
 
 def _scenarios() -> list[str]:

@@ -55,10 +55,18 @@ def options(group: Any) -> list[Entry]:
     uses: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for command in commands(group):
         for parameter in command.parameters:
-            if not parameter.is_argument:
-                text = with_default(parameter)
-                uses[parameter.names[0]][text].append(command.path)
+            for name in () if parameter.is_argument else parameter.names:
+                uses[name][with_default(parameter)].append(command.path)
     return [_entry(option, meanings) for option, meanings in sorted(uses.items())]
+
+
+def names(group: Any) -> list[Entry]:
+    """One entry for each command."""
+    return [
+        Entry("command", one.path.removeprefix("moediag "), tuple(one.help.split("\n\n")),
+              commands=(one.example, f"{one.path} --help"))
+        for one in commands(group)
+    ]  # fmt: skip
 
 
 def with_default(parameter: Parameter) -> str:

@@ -6,7 +6,9 @@ from typing import Literal
 
 from moediag.records import dataclass
 
-Kind = Literal["verdict", "law", "scenario", "option", "exit code"]
+Kind = Literal[
+    "verdict", "law", "detector", "word", "scenario", "command", "option", "exit code"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,8 @@ def suite(name: str, cases: Sequence[ElementTree.Element], **more: str) -> Eleme
 def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
     name = t.variant + (f" #{t.repeat + 1}" if t.repeat else "")
     backend = wording.backend(t.backend, t.shared_gpu)
-    where = " ".join([result.scenario, *wording.stack(t.stack), backend, f"{t.world_size} ranks"])
+    ranks = wording.plural(t.world_size, "rank")
+    where = " ".join([result.scenario, *wording.stack(t.stack), backend, ranks])
     case = ElementTree.Element(
         "testcase",
         name=printable(name),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +121,20 @@ def test_source_stays_python() -> None:
         type(node) for node in ast.walk(ast.parse(source))
     ]
     assert "token = get_token(kind=key)" in shown and "if secret == rank: pass" in shown
+
+
+def test_a_folder_is_redacted_and_binary_files_with_paths_are_told(tmp_path: Path) -> None:
+    made = Redaction(hosts=("gpu-17",), users=("alice",))
+    (tmp_path / "deep").mkdir()
+    result = tmp_path / "deep" / "result.json"
+    result.write_text(json.dumps({"host": "gpu-17", "file": "/home/alice/x/train.py"}))
+    os.utime(result, (1, 1))
+    (tmp_path / "dump").write_bytes(b"\x80\xff/home/alice/x")
+    (tmp_path / "beat").write_bytes(b"\x80\xff\x00")
+    assert made.folder(tmp_path) == [tmp_path / "dump"]
+    assert json.loads(result.read_text()) == {"host": "host_1", "file": "/path-1/train.py"}
+    assert result.stat().st_mtime == 1
+    assert (tmp_path / "dump").read_bytes().endswith(b"alice/x")
 
 
 def test_redaction_replaces_the_same_name_by_the_same_word() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import socket
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ def pack(folder: Path, target: Path, redact: bool, hosts: Iterable[str] = ()) ->
     """Writes the files below ``folder`` into a compressed archive at ``target``. ``redact``:
     replaces names of this host and ``hosts``, its user and folders. Raises UsageError if it cannot
     be written."""
-    names = Redaction([*_hosts(), *hosts], _users()) if redact else None
+    names = Redaction.of_machine(hosts) if redact else None
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with tarfile.open(temporary, "w:gz") as archive:
@@ -38,17 +37,6 @@ def pack(folder: Path, target: Path, redact: bool, hosts: Iterable[str] = ()) ->
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UsageError(f"--collect {target}: {error.strerror or error}") from error
-
-
-def _hosts() -> list[str]:
-    name = socket.gethostname()
-    return [name, name.partition(".")[0]]
-
-
-def _users() -> list[str]:
-    """The names of this user; not root's, which is a word of many programs."""
-    found = {os.environ.get(name, "") for name in ("USER", "LOGNAME")} | {Path.home().name}
-    return sorted(found - {"", "root"})
 
 
 @contextmanager

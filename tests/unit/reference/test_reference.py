@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from moediag.reference.finding_entries import law_word
 from moediag.reference.option_entries import commands
 from moediag.reference.pages import verdicts_page
 from moediag.reference.result_fields import records
-from moediag.result import RunResult, Verdict
+from moediag.result import Confidence, Effect, RunResult, Verdict
+from moediag.result.answer_blocks import AnswerState
 from tests.unit.diagnosis.example_detector import frozen_loss
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
@@ -68,11 +70,60 @@ def test_every_word_is_found_and_fits_the_terminal() -> None:
         ("--quiescence", "quiescence"),
         ("expert-starvation", "    unfixed (unfixed)"),
         ("3", "3 (exit code)"),
+        ("CULPRITS", "culprit (word)"),
+        ("FIRST DIVERGENCE", "first divergence (word)"),
+        ("-j", "-j (option)"),
     ],
 )
 def test_an_entry_says_what_the_code_says(word: str, line: str) -> None:
     (entry,) = KNOWN.find(word)
     assert line in "\n".join(lines(entry, 100))
+
+
+def labels() -> set[str]:
+    """The labels of all golden pages, and those in the source of pages."""
+    root = FOLDER.parents[1]
+    pages = [*(root / "tests" / "golden" / "pages").glob("*.txt")]
+    found = {
+        label
+        for page in pages
+        for label in re.findall(r"(?m)^ ([A-Z]+(?: [A-Z]+)?)(?= )", page.read_text("utf-8"))
+    }
+    for source in [*(root / "moediag").rglob("*.py")]:
+        text = source.read_text(encoding="utf-8")
+        found |= {*re.findall(r'(?:labelled|Row)\(\s*"([A-Z]+(?: [A-Z]+)?)"', text)}
+    return found
+
+
+def test_every_word_of_a_page_is_explained() -> None:
+    found = labels()
+    assert {"CULPRIT", "FIRST DIVERGENCE", "WHAT"} <= found and len(found) > 25
+    said = {*Confidence, *AnswerState, *Effect, "correct", "unknown", "confidence", "behind"}
+    names = {law_word(detector.name) for detector in explained()}
+    missing = []
+    for word in {*found, *map(str, said), *names}:
+        try:
+            KNOWN.find(word)
+        except UsageError:
+            missing.append(word)
+    assert missing == []
+
+
+def test_every_option_is_explained_under_each_of_its_names() -> None:
+    for command in commands(COMMAND):
+        for parameter in command.parameters:
+            for name in () if parameter.is_argument else parameter.names:
+                assert KNOWN.find(name), name
+
+
+def test_no_page_counts_one_in_the_plural() -> None:
+    golden = FOLDER.parents[1] / "tests" / "golden" / "pages"
+    for page in golden.glob("*"):
+        text = page.read_text(encoding="utf-8")
+        assert (
+            re.findall(r"(?<![\w.,-])1 (?:trial|rank|cell|run|step|element|call|job)s\b", text)
+            == []
+        )
 
 
 def test_an_unknown_word_is_answered_with_the_nearest() -> None:

@@ -20,6 +20,7 @@ from moediag.lab.campaign.engine import Display, Line, Strategy
 from moediag.lab.campaign.engine import drive as run_strategy
 from moediag.lab.campaign.engine.drive import AHEAD
 from moediag.lab.campaign.executors import Maker
+from moediag.result import wording
 
 
 def drive(
@@ -41,7 +42,7 @@ def _drive(
 ) -> Search:
     releases = state.releases
     most = most_probes(len(releases), question.options(releases, Rate()))
-    title = f"{question.scenario.name}: {question.package}, at most {most} probes"
+    title = f"{question.scenario.name}: {question.package}, at most {wording.plural(most, 'probe')}"
     display.begin(title, None, [p.seconds for p in state.probes], jobs, most)
     if state.target is None:
         run_strategy(_Learning(question, state, prober, display), state.journal, display)

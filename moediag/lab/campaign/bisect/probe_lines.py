@@ -18,7 +18,8 @@ def target_lines(target: Target) -> list[str]:
     if not rate.steady:
         repeats = wording.plural(rate.repeats(), "clean trial")
         text.append(
-            f"it showed in {rate.shown} of {rate.trials} trials, so {repeats} make a release good"
+            f"it showed in {rate.shown} of {wording.plural(rate.trials, 'trial')}, so {repeats} "
+            "make a release good"
         )
     return text
 

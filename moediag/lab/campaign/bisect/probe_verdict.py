@@ -11,6 +11,7 @@ from typing import Any
 
 from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
+from moediag.result.wording import plural
 
 
 class Kind(StrEnum):
@@ -80,7 +81,7 @@ def skip(reason: str) -> ProbeVerdict:
 def flaky(bad: int, good: int) -> ProbeVerdict:
     """Returns FLAKY: ``bad`` of ``bad + good`` deciding trials showed the failure."""
     trials = bad + good
-    text = f"shows in {bad} of {trials} trials"
+    text = f"shows in {bad} of {plural(trials, 'trial')}"
     return ProbeVerdict(Kind.FLAKY, text, bad / trials, trials)
 
 

@@ -25,6 +25,7 @@ from moediag.lab.stacks import environment
 from moediag.lab.stacks import releases as index
 from moediag.lab.stacks.releases import Release
 from moediag.protocol import RelationOutcome
+from moediag.result import wording
 
 
 def since(
@@ -119,4 +120,4 @@ class _Bisect(Strategy[Probe, ProbeRecord]):
         return Line(text, None, value.seconds)
 
     def done(self) -> str:
-        return f"{len(self.search.known)} probes"
+        return wording.plural(len(self.search.known), "probe")

@@ -37,7 +37,7 @@ from moediag.lab.campaign.sweep.shared_runs import Ran, Runs
 from moediag.lab.scenario.plan import Plan
 from moediag.launch.settings import LaunchOptions
 from moediag.records import dataclass
-from moediag.result import RunResult, devices, read_result
+from moediag.result import RunResult, devices, read_result, wording
 
 RUNS = "runs"  # folder of the run directories, in the night's folder
 
@@ -219,7 +219,7 @@ class _Tonight(Strategy[str, _Done]):
 
     def done(self) -> str:
         finished = sum(done.finished for done in self.done_jobs.values())
-        return f"{finished} of {len(self.planned)} jobs"
+        return f"{finished} of {wording.plural(len(self.planned), 'job')}"
 
     def write(self, incomplete: str) -> None:  # noqa: ARG002 - its jobs show what is missing
         self.history.keep(self.path, self.night(complete=False))

@@ -10,12 +10,20 @@ SUMMER, BARLOW, NANO, WORDS, NET = (
     "train_ddp.py", "main.py", "train_gpt2.py", "train.py", "distributed.py"
 )  # fmt: skip
 # A file on a slow disk: 20 s for what torch.save writes.
-SLOW_FILE = (
-    "class SlowFile:\n    left = 20\n    def __init__(self, path):\n"
-    "        self.f = open(path, 'wb')\n    def write(self, data):\n        self.f.write(bytes(2 ** 18))\n        self.f.flush()\n"
-    "        __import__('time').sleep(0.5 * (self.left > 0))\n        self.left -= 0.5\n"
-    "        return self.f.write(data)\n    def flush(self):\n        self.f.flush()\n"
-)
+SLOW_FILE = """\
+class SlowFile:
+    left = 20
+    def __init__(self, path):
+        self.f = open(path, "wb")
+    def write(self, data):
+        self.f.write(bytes(2 ** 18))
+        self.f.flush()
+        __import__("time").sleep(0.5 * (self.left > 0))
+        self.left -= 0.5
+        return self.f.write(data)
+    def flush(self):
+        self.f.flush()
+"""
 BUSY = "import time\nuntil = time.process_time() + 12\nwhile time.process_time() < until:\n    "
 
 FAULTS = (

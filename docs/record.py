@@ -6,6 +6,7 @@ A picture has stdout, which is the page; progress and a job's own output go to s
 out.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -15,18 +16,26 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
+from moediag.launch.attach import found_jobs
+from moediag.launch.attach.looking import asleep
+from moediag.launch.attach.proc import Proc
+
 DOCS = Path(__file__).parent
 ASSETS = DOCS / "assets"
 WIDTH, HEIGHT = 92, 40
 # The order counts: `diagnose` reads what `watch` left.
+JOB = "torchrun --nproc-per-node 2 train.py"
 COMMANDS = {
-    "watch": "moediag watch --on-hang abort --out job -- torchrun --nproc-per-node 2 train.py",
+    "attach": "moediag attach {pid}",  # of a running JOB
+    "watch": "moediag watch --on-hang abort --out job -- " + JOB,
     "diagnose": "moediag diagnose job",
     "run": "moediag run expert-starvation --cpu 2 -v unfixed -v zero-fill -v loops-over-all",
     "check": "moediag check ./Qwen3-30B-A3B --layout dp_shard=512 --stack transformers=4.53.2",
@@ -43,15 +52,35 @@ def program() -> str:
     return re.findall(r"File `train.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[0]
 
 
+def environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    size = {"COLUMNS": str(WIDTH), "LINES": str(HEIGHT)}
+    return os.environ | size | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "PATH": path}
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[int]:
+    """Starts JOB; yields its pid once its ranks have waited for 31 seconds."""
+    with subprocess.Popen(
+        JOB.split(), cwd=folder, env=environment(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        proc = Proc()
+        while True:
+            time.sleep(1.0)
+            ranks = [one for job in found_jobs.of_process(proc, process.pid) for one in job.ranks]
+            if len(ranks) == 2 and all((asleep(proc, one.pid) or 0) > 31 for one in ranks):
+                break
+        yield process.pid
+        process.terminate()
+
+
 def record(command: str, folder: Path) -> str:
     """Runs a command in a terminal; returns what it writes to stdout."""
     main, terminal = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(WIDTH)}
-    environment |= {"LINES": str(HEIGHT), "OMP_NUM_THREADS": "1"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     text = f"$ {command}\r\n"
     with subprocess.Popen(
-        command.split(), cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+        command.split(), cwd=folder, env=environment(), stdin=subprocess.DEVNULL,
         stdout=terminal, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         os.close(terminal)
@@ -86,7 +115,8 @@ def main() -> None:
         if "diagnose" in wanted and "watch" not in wanted:
             record(COMMANDS["watch"], folder)
         for name in wanted:
-            picture = svg(record(COMMANDS[name], folder), name)
+            with running(folder) if name == "attach" else contextlib.nullcontext() as pid:
+                picture = svg(record(COMMANDS[name].format(pid=pid), folder), name)
             (ASSETS / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 

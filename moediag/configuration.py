@@ -8,6 +8,7 @@ and a mistake is given its place.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,8 +22,8 @@ from moediag.records import dataclass
 FILE, PROJECT = "moediag.toml", "pyproject.toml"
 # Options that may stand in the file. Each applies to all commands that have it.
 SETTINGS = (
-    "details", "every", "grace", "guard", "laws", "laws-every", "log-mb", "no-color", "no-locals",
-    "on-hang", "patience", "quiescence", "redact", "silence",
+    "allow", "details", "every", "grace", "guard", "laws", "laws-every", "log-mb", "no-color",
+    "no-locals", "notify", "on-hang", "patience", "quiescence", "redact", "silence", "strict",
 )  # fmt: skip
 
 
@@ -46,10 +47,13 @@ class Configuration:
         for a value of another kind than the option's."""
         found: dict[str, dict[str, Any]] = {}
         for command, parameter, option in _options(group):
+            of_command = found.setdefault(command, {})
             for key in (option, f"{command}.{option}"):
                 if key in self.values:
                     self._check(key, parameter)
-                    found.setdefault(command, {})[parameter.name] = self.values[key]
+                    of_command[parameter.name] = self.values[key]
+            if option in SETTINGS and (text := os.environ.get(_variable(command, option))):
+                of_command[parameter.name] = text.split() if parameter.multiple else text
         return found
 
     def _check(self, key: str, parameter: Any) -> None:
@@ -60,29 +64,21 @@ class Configuration:
             shown = str(value).lower() if isinstance(value, bool) else repr(value)
             raise UsageError(f"{self.place(key)} = {shown} is not {wanted}")
 
-    def located(self, message: str, command: str, given: Sequence[str]) -> str:
-        """Returns the message of an error, after the place if the file set the option that it
-        begins with. ``given``: the command line."""
-        option = message.partition(" ")[0]
+    def located(self, message: str, option: str, command: str, given: Sequence[str]) -> str:
+        """Returns the message about ``option``, after the variable or the place in the file that
+        set it. ``given``: the command line."""
         name = option.lstrip("-")
-        typed = any(word.partition("=")[0] == option for word in given)
+        if any(word.partition("=")[0] == option for word in given):
+            return message
+        if _variable(command, name) in os.environ and name in SETTINGS:
+            return f"{_variable(command, name)}: {message}"
         keys = [key for key in (f"{command}.{name}", name) if key in self.values]
-        return f"{self.place(keys[0])}: {message}" if keys and not typed else message
+        return f"{self.place(keys[0])}: {message}" if keys else message
 
 
-def source(file: Configuration, error: Any) -> str:
-    """Returns where a refused value is from, as ``pyproject.toml:12: tool.moediag.patience: ``; ""
-    for the command line. ``error``: of the library, with its context and parameter."""
-    context, parameter = error.ctx, getattr(error, "param", None)
-    if context is None or parameter is None:
-        return ""
-    kind = context.get_parameter_source(parameter.name)
-    if kind is not None and kind.name == "ENVIRONMENT":
-        return f"{context.auto_envvar_prefix}_{parameter.name.upper()}: "
-    if kind is None or kind.name != "DEFAULT_MAP":
-        return ""
-    option = max(parameter.opts, key=len)
-    return file.located(option, context.info_name, ())[: -len(option)]
+def _variable(command: str, option: str) -> str:
+    """``MOEDIAG_WATCH_ON_HANG``."""
+    return f"MOEDIAG_{command}_{option}".upper().replace("-", "_")
 
 
 def _options(group: Any) -> Iterator[tuple[str, Any, str]]:

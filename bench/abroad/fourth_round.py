@@ -185,13 +185,6 @@ FAULTS = (
               "{line}"),),
     ),
     Case(
-        "summer-ddp", "only its members make a new group",
-        Truth(PARTED, (0, 1), lines(SUMMER, "pair = dist.new_group([0, 1])",
-                                    "if dist.get_rank() < 2 and i == 3")),
-        (edit(SUMMER, "running_loss += loss.item()",
-              "{line}\nif dist.get_rank() < 2 and i == 3:\n    pair = dist.new_group([0, 1])"),),
-    ),
-    Case(
         "barlowtwins", "an error in rank 0's statistics",
         Truth(("crash",), (0,), lines(BARLOW, "stats_file.missing")),
         (edit(BARLOW, "loss=loss.item(),",
@@ -374,6 +367,18 @@ SLOW = (
 )  # fmt: skip
 
 HEALTHY = (
+    Case(  # written as a hang: torch 2.13 does not wait for the others there
+        "summer-ddp",
+        "healthy, only its members make a new group",
+        CLEAN,
+        (
+            edit(
+                SUMMER,
+                "running_loss += loss.item()",
+                "{line}\nif dist.get_rank() < 2 and i == 3:\n    pair = dist.new_group([0, 1])",
+            ),
+        ),
+    ),
     Case("raschka-ddp", "healthy", CLEAN),
     Case("dist-tuto", "healthy", CLEAN),
     Case("mnist-trainer", "healthy", CLEAN),

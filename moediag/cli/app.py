@@ -57,6 +57,7 @@ _ORDER = (MY_JOB, EVIDENCE, "Releases", "Scenarios", SETUP)
 
 COMMANDS = (
     Command(MY_JOB, "attach", "moediag.cli.attach:attach", "attach 41237"),
+    Command(MY_JOB, "top", "moediag.cli.top:top", "top 41237"),
     Command(
         MY_JOB,
         "watch",
@@ -141,10 +142,7 @@ def _app(commands: Iterable[Command]) -> typer.Typer:
         made.command(
             name=command.name,
             epilog=f"Example: moediag {command.example}",
-            context_settings={
-                "allow_interspersed_args": not command.runs_a_command,
-                "auto_envvar_prefix": f"MOEDIAG_{command.name.upper()}",
-            },
+            context_settings={"allow_interspersed_args": not command.runs_a_command},
         )(found)
     return made
 
@@ -210,13 +208,17 @@ def _called(given: Sequence[str]) -> typer.Typer:
 def _known(error: Any, file: Configuration, given: Sequence[str]) -> MoediagError | None:
     """Returns the error that a user can fix; None for a bug. ``file``: of the options' defaults."""
     if isinstance(error, MoediagError):
-        error.message = file.located(error.message, given[0] if given else "", given)
+        option = error.message.partition(" ")[0]
+        error.message = file.located(error.message, option, given[0] if given else "", given)
         return error
     if issubclass(type(error), _WRONG_USAGE):
         words = error.format_message().rstrip(".")
         command = error.ctx.command_path if error.ctx is not None else "moediag"
-        where = configuration.source(file, error)
-        return UsageError(f"{where}{words[:1].lower()}{words[1:]}", f"Type: {command} --help")
+        message = words[:1].lower() + words[1:]
+        if error.ctx is not None and getattr(error, "param", None) is not None:
+            option = max(error.param.opts, key=len)
+            message = file.located(message, option, error.ctx.info_name, given)
+        return UsageError(message, f"Type: {command} --help")
     if isinstance(error, MemoryError):
         return MachineError("not enough memory", "Type: ulimit -v   (it shows the shell's limit)")
     if isinstance(error, OSError):

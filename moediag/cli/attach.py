@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,13 @@ from moediag.report import stderr, stdout
 if TYPE_CHECKING:
     from moediag.launch.attach.collecting import AttachOptions
     from moediag.pipeline.attach import Attached
+
+
+def _signal(name: str | None) -> signal.Signals | None:
+    try:
+        return signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"] if name else None
+    except KeyError:
+        raise UsageError(f"--dump {name}: no such signal", "Example: --dump USR1") from None
 
 
 def _on_machines(
@@ -79,6 +87,19 @@ def attach(
             "--redact", help="Replace names of hosts, users and folders in the collected file."
         ),
     ] = False,
+    dump: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIGNAL",
+            help="If the job stands still, send this signal to its ranks, which must have "
+            "registered faulthandler for it, and read the stacks that they write: USR1, for "
+            "example. It is the only option that changes the job.",
+        ),
+    ] = None,
+    dump_anyway: Annotated[
+        bool,
+        typer.Option("--dump-anyway", help="With --dump: also if the job may still progress."),
+    ] = False,
     html: o.Html = None,
     out: o.Out = None,
     as_json: o.Json = False,
@@ -100,13 +121,17 @@ def attach(
     typed = context.get_parameter_source("redact")
     if redact and collect is None and typed is not None and typed.name == "COMMANDLINE":
         raise UsageError("--redact needs --collect", "Add: --collect out.tgz")
-    options = AttachOptions(patience=patience, local_values=not no_locals)
+    options = AttachOptions(patience, not no_locals, _signal(dump), dump_anyway)
 
     def progress(text: str) -> None:
         stderr.line(f"moediag: {text}")
 
     elsewhere = {"--slurm": slurm, "--hosts": hosts, "--kubectl": kubectl}
     given = [(name, value) for name, value in elsewhere.items() if value is not None]
+    if dump_anyway and dump is None:
+        raise UsageError("--dump-anyway needs --dump", "Add: --dump USR1")
+    if given and dump is not None:
+        raise UsageError(f"--dump and {given[0][0]} exclude each other", "Run it on each machine.")
     if len(given) + (pid is not None) > 1:
         raise UsageError("give a PID, --slurm, --hosts or --kubectl: only one of them")
     if given:
@@ -114,6 +139,10 @@ def attach(
     else:
         job = attaching.choose(pid)
         progress(f"looking at {attaching.described(job)}")
+        if options.dump is not None:
+            when = "now" if dump_anyway else "if the job stands still"
+            progress(f"{options.dump.name} will be sent to its ranks, {when}: each that has a "
+                     "handler runs it")  # fmt: skip
         done = attaching.attach(job, options, out, progress)
     if collect is not None:
         attaching.write_archive(done, collect, redact)

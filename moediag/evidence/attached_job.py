@@ -28,6 +28,8 @@ def read(
     if seen is None:
         return Evidence(0, {}, foreign=True, not_seen=(f"what the looks saw ({folder})",))
     files = [path for pattern in _PATTERNS for path in sorted(capture.glob(pattern))]
+    own = sorted(folder.glob("rank-*.stacks.txt"))  # where py-spy could not read the rank
+    files += [p for p in own if not (capture / f"{p.name.split('.')[0]}.pyspy.json").exists()]
     found = foreign.evidence(sources.read(files))
     ranks = {
         rank: _rank(rank, found.ranks.get(rank), seen, capture, kept)

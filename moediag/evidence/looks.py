@@ -84,6 +84,13 @@ class Looks:
         return bool(self.doing(WORKS, MOVES))
 
     @property
+    def quiet(self) -> bool:
+        """Whether all ranks here have slept for the patience, wherever they are."""
+        there = [look for look in self.ranks.values() if look.does != GONE]
+        still = all(look.still >= self.patience for look in there)
+        return bool(there) and still and not self.progresses
+
+    @property
     def stands(self) -> bool:
         """Whether no rank here has made progress for long enough to call it a hang."""
         if self.progresses or not self.ranks or self.doing(UNREAD):

@@ -32,7 +32,7 @@ from moediag.launch import shutdown, signals, watched
 from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.nodes.declared import NEVER_CAME, declared
-from moediag.launch.nodes.shared_folder import unusable
+from moediag.launch.nodes.usable import unusable
 from moediag.launch.processes import Process
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 from moediag.masking import masked_command

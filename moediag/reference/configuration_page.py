@@ -19,6 +19,7 @@ VARIABLES = {
     "MOEDIAG_INSTALLED": "`1`: run scenarios on the installed releases and build nothing; `first`: "
     "build only what is not installed.",
     "MOEDIAG_WHEELS": "Folder of wheels to build from, without a network.",
+    "MOEDIAG_NOTIFY": "The URL of `--notify`, which is a secret.",
     "MOEDIAG_GUARD": "`1` in the environment of ranks: compare parameters before each FSDP2 "
     "reduction.",
     "MOEDIAG_GUARD_TIMEOUT": "Seconds after which the guard reports a missing rank.",
@@ -40,8 +41,8 @@ def lines(commands: Iterable[Command]) -> Iterator[str]:
         "decides:",
         "",
         "1. the option on the command line,",
-        "2. the environment variable `MOEDIAG_COMMAND_OPTION`: `MOEDIAG_WATCH_PATIENCE=60`, "
-        "`MOEDIAG_WATCH_LAWS=0`. Every option of a command has one,",
+        "2. the environment variable `MOEDIAG_COMMAND_SETTING`: `MOEDIAG_WATCH_ON_HANG=abort`, "
+        "`MOEDIAG_WATCH_LAWS=0`,",
         f"3. `{FILE}`, or the table `[tool.moediag]` of `{PROJECT}`, in the working directory or "
         "the nearest folder above it that has one,",
         "4. the default.",

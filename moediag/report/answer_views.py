@@ -15,7 +15,7 @@ from moediag.report import tables
 from moediag.report.printable import printable
 from moediag.report.text_layout import Line, indented, labelled
 from moediag.result import wording
-from moediag.result.answer_blocks import Answer, Block, Case, Code, Row, Section
+from moediag.result.answer_blocks import Answer, Block, Case, Code, Row
 
 LIMIT = 1_000_000  # bytes of markdown; GitHub drops a step summary beyond 1 MiB whole
 _CUT = "*Cut at the size limit; --json, --html and --junit have everything.*\n"
@@ -54,7 +54,8 @@ def data(answer: Answer) -> object:
 
 
 def lines(answer: Answer, width: int) -> Iterator[Line]:
-    """Yields the page for a terminal: the most important section and the answer last."""
+    """Yields the page for a terminal: the most important section and the answer last, in about
+    eight lines."""
     for section in reversed(answer.sections):
         blocks = section.blocks if section.brief is None else section.brief
         for block in blocks:
@@ -62,8 +63,18 @@ def lines(answer: Answer, width: int) -> Iterator[Line]:
         if blocks:
             yield ()
     yield from labelled(answer.command.upper(), answer.sentence, width, answer.state.style)
-    for row in answer.next_steps:
-        yield from _block_lines(row, width)
+    for row in answer.rows:
+        yield from _short(row, width)
+
+
+def _short(row: Row, width: int) -> list[Line]:
+    """Returns at most two lines, unless it is what to type."""
+    found = list(_block_lines(row, width))
+    if len(found) <= 2 or row.label == "NEXT":
+        return found
+    (text, style) = found[1][-1]
+    cut = text[: width - len(found[1][0][0]) - 2].rstrip(" ,;:")
+    return [found[0], (*found[1][:-1], (f"{cut} …", style))]
 
 
 def _block_lines(block: Block, width: int) -> Iterator[Line]:
@@ -86,6 +97,7 @@ def markdown(answer: Answer, limit: int = LIMIT, level: int = 2) -> str:
     head = f"{'#' * level} {wording.inline(answer.title)}\n\n{answer.state.mark} "
     head += f"**{answer.state}**"
     head += f": {wording.inline(answer.conclusion)}\n\n" if answer.conclusion else "\n\n"
+    head += "".join(map(_markdown_block, answer.rows)) + "\n" * bool(answer.rows)
     room = limit - len(_CUT.encode())
     out, used = [head], len(head.encode())
     for part in _markdown_parts(answer, level + 1):
@@ -98,7 +110,7 @@ def markdown(answer: Answer, limit: int = LIMIT, level: int = 2) -> str:
 
 def _markdown_parts(answer: Answer, level: int) -> Iterator[str]:
     """Yields small parts, so that little is left out at the limit."""
-    for section in (*answer.sections, Section(answer.next_steps)):
+    for section in answer.sections:
         if section.title and section.blocks:
             yield f"{'#' * level} {wording.inline(section.title)}\n\n"
         for kind, blocks in _grouped(section.blocks):
@@ -139,7 +151,10 @@ def junit(answer: Answer) -> str:
     green that says nothing: inconclusive is an error."""
     from moediag.report.junit import document, suite
 
-    own = Case(answer.command, answer.title, answer.state, answer.conclusion, suite=answer.title)
+    text = "\n".join(f"{row.label}: {row.text}" for row in answer.rows)
+    own = Case(
+        answer.command, answer.title, answer.state, answer.conclusion, text, suite=answer.title
+    )
     cases = sorted(answer.cases, key=lambda case: case.suite)  # stable
     suites = [
         suite(name, list(map(_case, members)))

@@ -125,7 +125,8 @@ class Answer:
     """The answer in one sentence, after the state's word. It may be empty."""
     sections: tuple[Section, ...] = ()
     """The most important first. A terminal, where the end is seen, shows them last to first."""
-    next_steps: tuple[Row, ...] = ()
+    rows: tuple[Row, ...] = ()
+    """Who or what, where, why and what to do next, beside the verdict."""
     cases: tuple[Case, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The object of ``--json``, without the state and the exit code."""

@@ -190,7 +190,8 @@ def test_the_tutorial_and_its_picture_name_the_lines_of_its_program() -> None:
     assert "dist.all_reduce(" in lines[10 - 1]
     assert lines[29 - 1].strip() == "if rank == 0:"
     assert "dist.barrier()" in lines[31 - 1]
-    picture = (ROOT / "docs" / "assets" / "watch.svg").read_text(encoding="utf-8")
-    for text in ("train.py:10", "train.py:29", "train.py:31"):
-        assert text in page and text in picture
+    for name in ("attach", "watch"):
+        picture = (ROOT / "docs" / "assets" / f"{name}.svg").read_text(encoding="utf-8")
+        for text in ("train.py:10", "train.py:29", "train.py:31"):
+            assert text in page and text in picture
     assert lines[26 - 1].strip() == "optimizer.step()"

@@ -162,6 +162,7 @@ def outcomes(folder: Path, options: Iterable[str], tests: str) -> tuple[dict[str
     (folder / "test_a.py").write_text(tests)
     (folder / "test_b.py").write_text(NEXT)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each process would import all of them
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", pytest_plugin.NAME, "-p", "no:cacheprovider",
          "-o", "layout=tp", *options],
@@ -193,6 +194,8 @@ def test_the_same_outcomes_beside(beside: Beside, tmp_path: Path) -> None:
     installed = {entry.name for entry in entry_points(group="pytest11")} & set(beside.plugins)
     if not installed:
         pytest.skip(f"none is installed: {', '.join(beside.plugins)}")
-    options = [option for name in sorted(installed) for option in beside.plugins[name]]
+    options = [
+        option for name in sorted(installed) for option in ("-p", name, *beside.plugins[name])
+    ]
     found, text = outcomes(tmp_path, options, FIRST)
     assert found == {**STYLES, **dict(beside.outcomes)}, text

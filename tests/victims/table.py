@@ -149,7 +149,12 @@ LAW_VICTIMS = (
     LawVictim("decay_by_rank", REPLICAS, (1,), says="`weight_decay` differs since step 1"),
     LawVictim("load_on_rank_0", REPLICAS, says="ranks 1, 2 agree, rank 0 differs"),
     LawVictim("extra_step", REPLICAS, (1,), says="rank 1 6 times"),
-    LawVictim("no_sampler", ("clean",), ranks=2, note="come from a SequentialSampler at law_jobs"),
+    LawVictim(
+        "no_sampler",
+        ("wrong-gradients",),
+        ranks=2,
+        says="come from a SequentialSampler at law_jobs",
+    ),
     LawVictim("same_part", ("wrong-gradients",), ranks=2, says="for part 0 of 2"),
     LawVictim("no_set_epoch", ("clean",), ranks=2, note="nothing called set_epoch"),
     LawVictim("adapters", ("wrong-gradients",), ranks=2, says="these adapters train nothing"),

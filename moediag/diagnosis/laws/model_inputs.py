@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
@@ -47,18 +47,34 @@ class SharedSamples:
 
 @law(Verdict.WRONG_GRADIENTS)
 def same_part(facts: Facts) -> Findings:
-    """Ranks of a watched job that average their gradients asked a DistributedSampler for the same
-    part of the samples, and trained on the same ones."""
+    """Ranks of a watched job that average their gradients trained on the same samples: they asked a
+    DistributedSampler for the same part, or their loaders read the same part of a dataset."""
     found = _shared(facts.of(_steps))
     if found is None:
         return
-    if not found.same_part:
-        yield found.sentence
-        return
-    yield Broken(
-        found.sentence,
-        pattern="same part",
-        next_step="Give DistributedSampler each rank's own `rank`.",
+    if found.same_part:
+        yield Broken(
+            found.sentence,
+            pattern="same part",
+            next_step="Give DistributedSampler each rank's own `rank`.",
+        )
+    elif found.first.sampler and not facts.of(_meets_in_forward):
+        yield Broken(
+            found.sentence,
+            pattern="same samples",
+            next_step="Give the loader a DistributedSampler, so that each rank reads its own part.",
+        )
+    else:  # made-up data, or ranks that split each sample between them
+        yield Suspicious(found.sentence)
+
+
+def _meets_in_forward(evidence: Evidence) -> bool:
+    """Whether ranks communicate in the forward, as those that split a sample between them do. DDP
+    only broadcasts buffers there."""
+    return any(
+        call.phase == "forward" and call.op != "broadcast"
+        for seen in evidence.ranks.values()
+        for call in seen.collectives
     )
 
 

@@ -100,7 +100,8 @@ def of_records(evidence: Evidence) -> tuple[str, bool]:
 def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
     """Where to look first, with culprits, and what to collect to learn more. "" where nothing would
     help."""
-    if evidence.looks is not None and not any(map(was_recorded, evidence.ranks.values())):
+    recorded = any(map(was_recorded, evidence.ranks.values()))
+    if evidence.looks is not None and not (recorded and culprits):
         return (
             "Start it again under moediag, which records the calls and then names the rank: "
             "moediag watch -- COMMAND"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks
-from moediag.launch.attach import listeners, spy
+from moediag.launch.attach import listeners, signal_dump, spy
 from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.looking import LookingJob, Target
 from moediag.launch.attach.proc import Proc
@@ -36,6 +37,10 @@ class AttachOptions:
     """Seconds after which ranks that wait are called hung."""
     local_values: bool = True
     """Read numbers from local variables."""
+    dump: signal.Signals | None = None
+    """With the user's permission: the signal on which ranks write their stacks."""
+    dump_anyway: bool = False
+    """Ask for dumps also in a job that may still progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ def collect(
     capture = folder / CAPTURE_FOLDER
     capture.mkdir(parents=True, exist_ok=True)
     proc = Proc()
-    job, unnumbered, unread = _numbered(job, proc)
+    job, unnumbered, unread = numbered(job, proc)
     targets = [Target(r.rank or 0, Process(r.pid, r.started)) for r in job.ranks]
     known = Looks(
         0.0, options.patience, {}, job.world_size, socket.gethostname(), job.missing, job.launcher,
@@ -68,8 +73,13 @@ def collect(
         if dump.json:
             (capture / f"rank-{rank}.pyspy.json").write_bytes(spy.without_text(dump.json))
     lost = [*unread, *_lost(dumps, found), *looked.lost()]
-    if found.stands:
+    if found.stands or options.dump_anyway:
         lost += listeners.ask(folder, capture, targets, proc)
+    if options.dump is not None and (found.stands or found.quiet or options.dump_anyway):
+        lost += signal_dump.ask(folder, targets, options.dump, proc)
+        found = signal_dump.waiting(found, folder)
+    elif options.dump is not None:
+        lost.append(f"stacks on {options.dump.name} (not sent: the job may still progress)")
     _workers(capture, targets, dumps)
     processes = {target.rank: target.process for target in targets}
     source_files.keep(folder, processes)
@@ -93,7 +103,7 @@ def _token(job: Job) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def _numbered(job: Job, proc: Proc) -> tuple[Job, bool, list[str]]:
+def numbered(job: Job, proc: Proc) -> tuple[Job, bool, list[str]]:
     """``job`` with a number for each rank, whether nothing tells these numbers, and which processes
     could not be read. Processes beside those that say which rank they are were not ranks."""
     if all(one.rank is not None for one in job.ranks):
@@ -114,8 +124,8 @@ def _numbered(job: Job, proc: Proc) -> tuple[Job, bool, list[str]]:
     if told:
         ranks = tuple(replace(told[rank], rank=rank) for rank in sorted(told))
         return replace(job, ranks=ranks), False, unread
-    numbered = tuple(replace(one, rank=at) for at, one in enumerate(job.ranks))
-    return replace(job, ranks=numbered), len(numbered) > 1, []
+    by_pid = tuple(replace(one, rank=at) for at, one in enumerate(job.ranks))
+    return replace(job, ranks=by_pid), len(by_pid) > 1, []
 
 
 def _lost(dumps: Mapping[int, spy.Dump], found: Looks) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What answers in a running job without being loaded into it: torch's Flight Recorder, through the
-pipe that the job itself opened, or as a file that its watchdog wrote; and NCCL's RAS.
+pipe that the job itself opened, or as a file that its watchdog wrote; torch's debug server; and
+NCCL's RAS.
 
 Each has a timeout, and what does not answer is a line of what was not seen.
 """
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from moediag.launch.attach import debug_server
 from moediag.launch.attach.looking import Target
 from moediag.launch.attach.proc import Proc
 from moediag.launch.capture import machine
@@ -38,6 +40,7 @@ def ask(folder: Path, capture: Path, targets: Sequence[Target], proc: Proc) -> l
     if asked:
         with ThreadPoolExecutor(max_workers=len(asked)) as pool:
             lost = [text for text in pool.map(lambda t: _flight(proc, t, capture), asked) if text]
+    lost += debug_server.ask(capture, [target.process.pid for target in targets], proc)
     if nccl:
         processes: Mapping[int, Process] = {t.rank: t.process for t in nccl}
         lost += machine.look(folder, processes, _RAS, "nccl")

@@ -93,7 +93,7 @@ class Looker:
             return
         self.states.append(seen.state)
         slept = asleep(self.proc, self.pid)
-        main = _main_cpu(self.proc, self.pid)
+        main = main_cpu(self.proc, self.pid)
         dump = self._dump(seen.state, main)
         # What it does is asked only of a rank outside communication: that takes longer.
         outside = bool(dump.json) and not _inside(dump.json)
@@ -198,7 +198,7 @@ def asleep(proc: Proc, pid: int) -> float | None:
     return None
 
 
-def _main_cpu(proc: Proc, pid: int) -> float:
+def main_cpu(proc: Proc, pid: int) -> float:
     """CPU seconds of the main thread."""
     fields = proc.text(pid, f"task/{pid}/schedstat").split()
     return int(fields[0]) / 1e9 if fields else 0.0

@@ -73,7 +73,7 @@ def values(found: bytes) -> dict[str, str]:
     """Numbers among the local variables of the user's functions on the main thread; of a name that
     several have, the innermost one."""
     numbers: dict[str, str] = {}
-    for name, text in _locals(_users(main_frames(found))):
+    for name, text in _locals(users_frames(found)):
         if len(numbers) < _MOST_VALUES:
             numbers.setdefault(name, text)
     return numbers
@@ -100,6 +100,11 @@ def without_text(found: bytes) -> bytes:
             if frame.get("locals"):
                 frame["locals"] = [v for v in frame["locals"] if _is_number(v)]
     return json.dumps(threads).encode()
+
+
+def users_frames(found: bytes) -> Iterator[Mapping[str, Any]]:
+    """The main thread's frames in the user's files, innermost first."""
+    return _users(main_frames(found))
 
 
 def _users(frames: list[dict[str, object]]) -> Iterator[Mapping[str, Any]]:

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import threading
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +17,6 @@ from moediag.launch.nodes.status import KEY, Pulse, of_json
 # of a rank's log has 4 MiB by default.
 MOST_BYTES = 256 * 1024 * 1024
 SHORT_LOG = 512 * 1024  # if the newest segment is shorter, the one before it is copied, too
-_ROOM = 1 << 20  # bytes that must fit into the folder before the job starts
-_ANSWERS = 15.0  # seconds
 _PULSE_BYTES = 16 * 1024 * 1024
 _OF_RANK = re.compile(
     r"rank-\d+\.(?:pid|job\.json|events\.jsonl|events\.older\.jsonl|heartbeat|error\.json"
@@ -91,31 +86,6 @@ class SharedFolder:
         """Copies what node ``key`` published to ``into``. Returns the names of files that were too
         large."""
         return copied(self.folder / key / _folder(number), into)
-
-
-def unusable(root: Path) -> str:
-    """Why files cannot be written below ``root``, "" if they can. Asks for a limited time: a
-    network file system may not answer."""
-    found: list[str] = []
-
-    def attempt() -> None:
-        path = root / f".moediag-{uuid.uuid4().hex[:16]}"
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            with path.open("xb") as file:
-                file.write(bytes(_ROOM))
-                os.fsync(file.fileno())
-            found.append("")
-        except OSError as error:
-            found.append(error.strerror or str(error))
-        finally:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-
-    thread = threading.Thread(target=attempt, name="moediag-shared", daemon=True)
-    thread.start()
-    thread.join(_ANSWERS)
-    return found[0] if found else f"does not answer in {_ANSWERS:.0f} s"
 
 
 def _folder(number: int) -> str:

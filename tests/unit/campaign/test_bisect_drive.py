@@ -209,7 +209,7 @@ def program(folder: Path, letters: str, bad: int, jobs: int) -> list[str]:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_a_bisect_killed_twenty_times_gives_the_same_answer(tmp_path: Path, jobs: int) -> None:
+def test_a_bisect_killed_many_times_gives_the_same_answer(tmp_path: Path, jobs: int) -> None:
     """SIGKILL at random moments. A finished probe is never made again: the state file refuses to
     hold it twice, and it grows by appending alone."""
     letters = "GSGGGOGG" * 8 + "BBOBSBBB" * 4 + "GGGSGGOG" * 12
@@ -225,7 +225,7 @@ def test_a_bisect_killed_twenty_times_gives_the_same_answer(tmp_path: Path, jobs
             cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         with victim:
-            if kills < 20:
+            if kills < 10:
                 wait_for_growth(folder, len(before), victim)
                 time.sleep(rng.random() * 0.03)
                 victim.send_signal(signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_a_bisect_killed_twenty_times_gives_the_same_answer(tmp_path: Path, jobs
     assert json.loads(out) == [[b.bad, b.good] for b in expected.boundaries]
     probes = [(p.version, p.attempt) for p in states.read(folder).probes]
     assert len(set(probes)) == len(probes)
-    assert kills >= 8, "it was killed while it worked"
+    assert kills >= 5, "it was killed while it worked"
 
 
 def content(folder: Path) -> bytes:

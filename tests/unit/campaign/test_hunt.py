@@ -244,7 +244,7 @@ def test_what_the_register_has_is_short_in_the_terminal_and_whole_in_markdown() 
     hunt = found(cell("alpha", "padding", WRONG), known=(entry,))
     page = text(hunt)
     assert "KNOWN    padding (left): alpha\n see      leaks (https://…/1)" in page
-    assert page.endswith("nothing new, 1 known")
+    assert "nothing new, 1 known\n WHY      not run: 1 cell" in page
     assert WRONG.text not in page and WRONG.text in document(hunt)
 
 
@@ -494,7 +494,7 @@ def test_against_checks_both_releases_by_turns_and_shows_what_differs(
     words = ["--against", "4.0.0", "--relation", "padding"]
     assert hunt(tmp_path / "out", *words) == ExitCode.FAILURE_FOUND
     page = " ".join(capsys.readouterr().out.split())
-    assert "5.0.0 against 4.0.0: 2 and 1 cells; 1 finding appeared, 1 went away" in page
+    assert "5.0.0 against 4.0.0: 2 and 1 cell; 1 finding appeared, 1 went away" in page
     assert "5.0.0 has alpha; 4.0.0 has not" in page
     assert page.index("GONE") < page.index("APPEARED")
     assert (world.made, world.older) == ([("alpha", "padding"), ("beta", "padding")],

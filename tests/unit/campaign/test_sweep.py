@@ -259,7 +259,8 @@ def test_the_summary_lists_unmet_expectations() -> None:
     assert text[3].endswith("as expected")
     assert any(line.startswith(" b") and "expected" in line for line in text[6:])
     assert any("torch 2.99: no such release" in line for line in text)
-    told = " ".join(text[-3:])
+    told = " ".join(text[-4:])
+    assert " WHAT     b: set-reduce-scatter-unused-params: hang, expected hang" in text
     assert told.startswith(" RUN      expectation broken: 4 scenarios (1 as expected, 1 BROKEN,")
     for part in ("1 did not run", "1 not begun", "moediag report runs/all/*/ --html page.html"):
         assert part in told

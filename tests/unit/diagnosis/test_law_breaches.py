@@ -348,9 +348,9 @@ class TestPlainParameters:
 
 
 class TestCalledWithoutTheWrapper:
-    def found(self, *calls: Collective, bare: bool = True) -> Diagnosis:
+    def found(self, *calls: Collective, event: str = "bare") -> Diagnosis:
         evidence = job(2, drift(1, 2))  # type: ignore[arg-type]
-        events = {"bare": ({"line": "train.py:6 main", "step": 1},)} if bare else {}
+        events = {event: ({"line": "train.py:6 main", "step": 1},)}
         every = {}
         for rank, seen in evidence.ranks.items():
             laws = replace(seen.laws or RankLaws(), others=events)
@@ -370,7 +370,13 @@ class TestCalledWithoutTheWrapper:
 
     def test_without_such_a_call_averaging_explains_nothing(self) -> None:
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
-        assert self.found(call, bare=False).verdict == "replica-divergence"
+        assert self.found(call, event="").verdict == "replica-divergence"
+
+    def test_no_sync_that_is_never_left_is_the_cause(self) -> None:
+        of = self.found(event="unreduced")
+        assert "was inside no_sync" in of.cause and of.next_step.startswith("Leave no_sync")
+        call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
+        assert self.found(call, event="unreduced").suspicious  # local SGD
 
 
 def test_an_update_that_was_not_sent_is_that_of_its_owner() -> None:

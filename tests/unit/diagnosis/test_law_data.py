@@ -20,7 +20,7 @@ from moediag.evidence.law_model import (
     RankLaws,
     SameOrder,
 )
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Collective, Evidence
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job
 
@@ -49,15 +49,30 @@ class TestSamples:
     def test_other_samples_on_each_rank_are_no_note(self) -> None:
         assert not self.found(lambda rank, step: f"{rank} {step}").notes
 
-    def test_the_same_samples_on_all_ranks_are_a_note(self) -> None:
+    def test_a_loader_that_gives_all_ranks_the_same_is_a_failure(self) -> None:
         of = self.found(lambda _, step: str(step), sampler="RandomSampler", line="train.py:3 main")
-        assert of.verdict == "clean"
-        assert "each repeats the work of the other" in of.notes[0]
-        assert "from a RandomSampler at train.py:3 main" in of.notes[0]
+        assert of.verdict == "wrong-gradients"
+        assert "each repeats the work of the other" in of.cause
+        assert "from a RandomSampler at train.py:3 main" in of.cause
 
-    def test_ranks_that_share_a_side_are_named(self) -> None:
+    def test_ranks_that_split_each_sample_in_the_forward_may_have_the_same(self) -> None:
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            inputs = (ModelInputs(step, 0, str(step), (0, 1), "RandomSampler") for step in STEPS)
+            return replace(laws, inputs=tuple(inputs))
+
+        split = Collective(9, "world", 9, "all_to_all", 64, 64, "float32", "forward", step=2)
+        evidence = job(2)
+        ranks = {
+            rank: replace(seen, collectives=(*seen.collectives, split))
+            for rank, seen in evidence.ranks.items()
+        }
+        of = with_laws(replace(evidence, ranks=ranks), add)
+        assert of.verdict == "clean" and "RandomSampler" in of.suspicious[0]
+
+    def test_the_same_samples_without_a_loader_are_suspicious(self) -> None:
         of = self.found(lambda rank, step: f"{max(rank, 1)} {step}", ranks=4)
-        assert "the model of ranks 0, 1 was called" in of.notes[0]
+        assert of.verdict == "clean"
+        assert "the model of ranks 0, 1 was called" in of.suspicious[0]
 
     def test_the_same_part_of_a_distributed_sampler_is_a_failure(self) -> None:
         of = self.found(

@@ -18,7 +18,7 @@ from moediag import protocol
 from moediag.evidence.model import Stall
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.watchdog import Watchdog
-from moediag.launch.nodes import other_nodes, shared_folder
+from moediag.launch.nodes import other_nodes, shared_folder, usable
 from moediag.launch.nodes.declared import Declared, declared
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.other_nodes import OtherNodes
@@ -225,22 +225,22 @@ def test_a_node_shares_only_known_files(tmp_path: Path) -> None:
 def test_whether_nodes_can_meet_in_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert shared_folder.unusable(tmp_path / "new" / "shared") == ""
+    assert usable.unusable(tmp_path / "new" / "shared") == ""
     assert list((tmp_path / "new" / "shared").iterdir()) == []
     (tmp_path / "file").touch()
-    assert shared_folder.unusable(tmp_path / "file") == "File exists"
+    assert usable.unusable(tmp_path / "file") == "File exists"
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        assert shared_folder.unusable(tmp_path) == "No space left on device"
+        assert usable.unusable(tmp_path) == "No space left on device"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     waits = threading.Event()
     monkeypatch.setattr(os, "fsync", lambda _: waits.wait(20))
-    monkeypatch.setattr(shared_folder, "_ANSWERS", 0.01)
-    assert shared_folder.unusable(tmp_path) == "does not answer in 0 s"
+    monkeypatch.setattr(usable, "_ANSWERS", 0.01)
+    assert usable.unusable(tmp_path) == "does not answer in 0 s"
     waits.set()
 
 

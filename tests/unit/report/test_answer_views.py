@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,15 @@ def answer(state: AnswerState = AnswerState.FAILURE, conclusion: str = "", *case
 
 def terminal(one: Answer, width: int = 80) -> str:
     return "\n".join(plain(line) for line in answer_views.lines(one, width))
+
+
+def test_the_answer_is_last_and_short_except_what_to_type() -> None:
+    rows = (Row("WHY", "word " * 60), Row("NEXT", "moediag run " + "x " * 100))
+    lines = terminal(dataclasses.replace(answer(), rows=rows)).splitlines()
+    why = next(n for n, line in enumerate(lines) if line.startswith(" WHY"))
+    assert lines[why - 1] == " CHECK    failure found"
+    assert lines[why + 1].endswith(" …") and len(lines[why + 1]) <= 80
+    assert lines[why + 2].startswith(" NEXT") and len(lines) > why + 4
 
 
 VIEWS: dict[str, Callable[[Answer], str]] = {
@@ -97,11 +107,12 @@ def test_a_terminal_shows_the_answer_last_and_long_sections_in_short() -> None:
 
 def test_markdown_has_everything_and_escapes_it() -> None:
     text = answer_views.markdown(answer(), level=3)
-    assert text.startswith("### Model on dp=4\n\n❌ **failure found**\n\n#### What fails\n\n")
+    head = "### Model on dp=4\n\n❌ **failure found**\n\n- **NEXT**: fix it\n\n#### What fails\n\n"
+    assert text.startswith(head)
     assert "- **FAILS**: call 6 &lt;b&gt;\n  - and more\n\nA sentence.\n\n**by release**\n" in text
     assert "```console\n$ moediag run x\n```" in text and r"x \| y" in text
     assert "Nothing here" not in text
-    assert text.index("#### Details") < text.index("#### Everything") < text.index("**NEXT**")
+    assert text.index("#### Details") < text.index("#### Everything")
 
 
 def test_markdown_stays_below_its_limit() -> None:

@@ -201,12 +201,25 @@ def answer(report: Report) -> page.Answer:
         told[0].rstrip("."),
         (
             page.Section((*found, *told[1:], *beyond)),
-            page.Section((_confidence(report),)),
             page.Section(tuple(_details(report)), "Probes", brief=()),
         ),
+        tuple(_rows_of_answer(report)),
         cases=tuple(map(_case, (*report.probes, *report.extras))),
         facts=to_json(report),
     )
+
+
+def _rows_of_answer(report: Report) -> Iterator[page.Row]:
+    if report.signatures:
+        yield page.Row("WHAT", f"{report.scenario}: {report.signatures[0]}")
+    blamed = [line for one in report.beyond.values() for line in one.sentences()]
+    if blamed:
+        yield page.Row("WHERE", blamed[0].rstrip("."))
+    yield page.Row("SURE", _confidence(report).rstrip("."))
+    boundaries = report.answer.boundaries
+    bad = report.releases[boundaries[0].bad if boundaries else report.answer.end]
+    shows = [line for line in report.reproduce if f"{report.package}={bad}" in line]
+    yield from (page.Row("NEXT", line) for line in (shows or report.reproduce)[:1])
 
 
 def answered(report: Report) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moediag.lab.campaign.hunt.findings import Finding, Hunt, HuntCell, State
+from moediag.lab.campaign.hunt.findings import Finding, Hunt, HuntCell, Shown, State
 from moediag.lab.campaign.hunt.pursued import Pursued
 from moediag.lab.campaign.hunt.release_changes import Changes, changes, version
 from moediag.protocol import CONDITIONS
@@ -116,9 +116,42 @@ def answer(hunt: Hunt) -> Answer:
             Section(rest, "Not decided"),
             Section(tuple(Row("families", text) for text in hunt.resolutions), "Families"),
         ),
+        tuple(_rows_of_answer(hunt)),
         cases=tuple(_cases(hunt)),
         facts=to_json(hunt),
     )
+
+
+def _rows_of_answer(hunt: Hunt) -> Iterator[Row]:
+    """Yields the most important finding, or why nothing can be said."""
+    doubtful = (*hunt.of(State.NEW), *hunt.of(State.NOT_CONFIRMED))
+    shown = doubtful if hunt.before is None else changes(hunt).appeared
+    if not shown:
+        yield from (Row("WHY", f"{label}: {text}", "doubt") for label, text in [*_rest(hunt)][:1])
+        return
+    first, more = shown[0], len(shown) - 1
+    worst, entry = _worst(first), first.entry
+    others = f" (and {wording.plural(more, 'more finding')})" if more else ""
+    yield Row("WHAT", f"{first.relation} ({_ways(first.ways)}): {worst.way.text}{others}")
+    yield Row("WHERE", _named(first.families))
+    unsure = f"not confirmed, not met: {_not_met(first)}" * (first.state == State.NOT_CONFIRMED)
+    says = f"it should hold that {hunt.relations.get(first.relation, '')}"
+    yield Row("WHY", unsure or (entry.summary if entry else says))
+    yield Row("NEXT", _next(hunt, first))
+
+
+def _next(hunt: Hunt, finding: Finding) -> str:
+    trace = hunt.traces.get(finding.signature)
+    if trace is not None and trace.draft:
+        return f"Read the draft {trace.draft}; {trace.program or 'no file'} repeats it."
+    if finding.entry is not None:
+        return f"Read {finding.entry.where}"
+    words = f"--family {_worst(finding).family} --relation {finding.relation} --pursue"
+    return f"moediag hunt --release {version(hunt)} {words}"
+
+
+def _worst(finding: Finding) -> Shown:
+    return max(finding.shown, key=lambda shown: shown.way.error or 0.0)
 
 
 def state(hunt: Hunt) -> AnswerState:
@@ -183,16 +216,16 @@ def summary(hunt: Hunt) -> str:
         found = changes(hunt)
         return (
             f"transformers {version(hunt)} against {version(hunt.before)}: "
-            f"{len(hunt.cells)} and {len(hunt.before.cells)} cells; "
+            f"{len(hunt.cells)} and {wording.plural(len(hunt.before.cells), 'cell')}; "
             f"{wording.plural(len(found.appeared), 'finding')} appeared, {len(found.gone)} went "
-            f"away; {found.same} ways fail on both"
+            f"away; {wording.plural(found.same, 'way')} of a relation failed on both"
         )
     built = len(hunt.families) - len(hunt.not_built)
     others = [state for state in State if state != State.NEW and hunt.of(state)]
     counts = [f"{len(hunt.of(State.NEW)) or 'nothing'} new"] if hunt.findings else []
     counts += [f"{len(hunt.of(state))} {state}" for state in others]
     return (
-        f"transformers {version(hunt)}: {len(hunt.cells)} cells, "
+        f"transformers {version(hunt)}: {wording.plural(len(hunt.cells), 'cell')}, "
         f"{built} of {families(len(hunt.families))} built; "
         f"{', '.join(counts) or 'no finding'}"
     )
@@ -208,7 +241,7 @@ def _headline(hunt: Hunt, finding: Finding, short: bool = False) -> str:
 
 def _details(finding: Finding, trace: Pursued | None) -> Iterator[tuple[str, str]]:
     yield "families", _named(finding.families)
-    worst = max(finding.shown, key=lambda shown: shown.way.error or 0.0)
+    worst = _worst(finding)
     yield worst.family, worst.way.text
     if finding.entry is not None or finding.state == State.NOT_CONFIRMED:
         yield _briefly(finding)

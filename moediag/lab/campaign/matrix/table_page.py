@@ -51,9 +51,40 @@ def answer(matrix: Matrix, made: Sequence[Block] = (), incomplete: str = "") -> 
             Section((where, *(Row("NOTE", text, "doubt") for text in remarks(matrix)))),
             Section((table, Row("MARKS", marks))),
         ),
+        tuple(_rows_of_answer(matrix, incomplete)),
         cases=tuple(map(_case, matrix.cells.values())),
         facts=to_json(matrix),
     )
+
+
+def _rows_of_answer(matrix: Matrix, incomplete: str) -> Iterator[Row]:
+    """Yields the first column that fails, the first doubt, and what to type."""
+    failing = [subject for subject in matrix.subjects if matrix.stretches(subject)]
+    if failing:
+        subject, more = failing[0], len(failing) - 1
+        verdicts = " or ".join(matrix.looked_for.get(subject, ())) or "fails"
+        others = f" (and {wording.plural(more, 'more column')})" if more else ""
+        yield Row("WHAT", f"{subject}: {verdicts}{others}")
+        where = dict(zip(matrix.subjects, found(matrix), strict=True))
+        yield Row("WHERE", f"{matrix.package} {where[subject][1]}")
+    told = [incomplete] if incomplete else remarks(matrix)
+    if told:
+        more = len(told) - 1
+        others = f" (and {wording.plural(more, 'more note')})" if more else ""
+        yield Row("WHY", f"not known: {told[0]}{others}", "doubt")
+    if failing:
+        yield Row("NEXT", _bisect(matrix, failing[0]))
+
+
+def _bisect(matrix: Matrix, subject: str) -> str:
+    """Returns the command that finds where the failure began, beside the oldest failing row."""
+    first = matrix.stretches(subject)[0][0]
+    older = matrix.versions[: matrix.versions.index(first)]
+    good = [v for v in older if matrix.mark(subject, v) == "."]
+    scenario, _, family = subject.partition(" ")
+    since = f" --good {good[-1]}" if good else ""
+    model = f" --set model.family={family}" if family else ""
+    return f"moediag bisect {scenario} --package {matrix.package}{since} --bad {first}{model}"
 
 
 def doubtful(matrix: Matrix) -> bool:

@@ -162,9 +162,29 @@ def answer(summary: Summary) -> Answer:
         summary.state,
         sentence(summary),
         tuple(_sections(summary)),
+        tuple(_rows_of_answer(summary)),
         cases=tuple(map(_case, summary.compared)),
         facts=to_json(summary),
     )
+
+
+def _rows_of_answer(summary: Summary) -> Iterator[Row]:
+    """Yields the first new failure, or why nothing was judged."""
+    new, news = summary.of(Change.NEW), summary.news
+    if new:
+        one, more = new[0], len(new) - 1
+        others = f" (and {wording.plural(more, 'more new failure')})" if more else ""
+        yield Row("WHAT", f"{title(one.entry)}: {one.entry.verdict}{others}")
+        blame = summary.blames.get(one.entry.key)
+        where = blame.said if blame else f"{versions(one.entry)}; {_good_before(one)}"
+        yield Row("WHERE", where.rstrip("."))
+        if one.entry.why:
+            yield Row("WHY", one.entry.why)
+        yield Row("NEXT", one.entry.command)
+    elif news:
+        yield Row("WHAT", f"the hunt: {_of_hunt(news[0])}")
+    elif summary.left_out and summary.state != AnswerState.AS_EXPECTED:
+        yield Row("WHY", summary.left_out[0].problem, "doubt")
 
 
 def to_json(summary: Summary) -> dict[str, Any]:

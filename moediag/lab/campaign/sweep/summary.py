@@ -126,7 +126,10 @@ def answer(sweep: Sweep, folder: str = "") -> Answer:
         sweep.state,
         _conclusion(sweep),
         (Section(tuple(rows), "Not as expected"), Section((table,))),
-        (Row("NEXT", f"moediag report {folder}/*/ --html page.html"),),
+        (
+            *(Row("WHAT", f"{row.label}: {row.text}", row.style) for row in rows[:1]),
+            Row("NEXT", f"moediag report {folder}/*/ --html page.html"),
+        ),
         facts=sweep.to_json(),
     )
 

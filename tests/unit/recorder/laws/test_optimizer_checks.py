@@ -140,6 +140,20 @@ def test_the_model_inside_a_wrapper_that_is_called_is_told_with_its_line(
     assert Path(__file__).name in found["line"]
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_an_update_without_a_backward_outside_of_no_sync_is_told(
+    recorder: Recorder, tmp_path: Path, group: None, left: bool
+) -> None:
+    wrapped = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with wrapped.no_sync():
+        wrapped(torch.ones(1, 4)).sum().backward()
+    if left:
+        wrapped(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert len(laws(tmp_path).others.get("unreduced", ())) == (not left)
+
+
 def test_a_model_of_which_an_optimizer_has_a_part_is_compared_as_a_whole(
     recorder: Recorder, tmp_path: Path, group: None
 ) -> None:

@@ -106,8 +106,9 @@ def _capacity(configured: Configured) -> Iterator[CheckFinding]:
     """Groups that do not divide the experts, or have fewer of them than each token chooses."""
     experts, top_k = configured.experts, configured.top_k
     groups, chosen = (getattr(configured.text, n, None) for n in ("n_group", "topk_group"))
-    known = type(groups) is type(chosen) is int and groups > 1 and 0 < chosen <= groups
-    if not known or "topk_group" not in _source(configured.model):
+    if type(groups) is not int or type(chosen) is not int or not 0 < chosen <= groups > 1:
+        return
+    if "topk_group" not in _source(configured.model):
         return
     allowed = chosen * experts // groups
     if experts % groups:

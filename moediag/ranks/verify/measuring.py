@@ -42,6 +42,8 @@ _STRANGE = (
     "wrappers keep copies), so its gradients cannot be read"
 )
 
+_OTHERS = 5.0  # seconds that a forward waits until all ranks have measured enough
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -199,6 +201,7 @@ class Measuring:
         if self._answer.open:
             self._settle()
         if not self._answer.open:
+            self._ending.wait(_OTHERS)
             return None
         if self._scope is None and all(root() is not module for root in self._roots):
             self._add_root(module)

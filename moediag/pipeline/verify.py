@@ -23,8 +23,8 @@ from moediag.launch.watched import JobOptions
 from moediag.masking import masked_command
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.examine import result_of
-from moediag.pipeline.one_process import one_process
 from moediag.pipeline.run_folder import run_folder
+from moediag.pipeline.single_command import one_process
 from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
 from moediag.protocol.measured import MEASURED_ENOUGH, coarsest_dtype
 from moediag.records import dataclass

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from moediag.protocol.measured import MEASURED_ENOUGH
 
+_DISTURBED = 5.0  # seconds until an exception after the last measured step is the program's own
 _EVERY = 0.05  # seconds between two looks
 
 
@@ -21,7 +23,7 @@ class Continuing:
     def begin(self) -> None:
         pass
 
-    def wait(self) -> None:
+    def wait(self, seconds: float = math.inf) -> None:
         pass
 
 
@@ -38,12 +40,25 @@ class Ending:
         """This rank has measured enough. The program continues until all ranks have."""
         if not self._begun:
             self._begun = True
+            sys.excepthook = self._hook(sys.excepthook)
             threading.Thread(target=self._end, name="moediag verify", daemon=True).start()
 
-    def wait(self) -> None:
-        """Called where another step begins: the program may write or delete files in it."""
-        while self._begun:
+    def wait(self, seconds: float = math.inf) -> None:
+        """Called where another step begins: the program may write or delete files in it. Not for
+        ever in its forward: the first stage of a pipeline must send before the next one begins."""
+        until = time.monotonic() + seconds
+        while self._begun and time.monotonic() < until:
             time.sleep(_EVERY)
+
+    def _hook(self, original: Any) -> Any:
+        """Returns a handler of uncaught exceptions: ranks that end disturb those that still
+        communicate, which is no failure of the program."""
+
+        def excepthook(*given: Any) -> None:
+            self.wait(_DISTURBED)
+            original(*given)
+
+        return excepthook
 
     def _end(self) -> None:
         while not self._file.exists():

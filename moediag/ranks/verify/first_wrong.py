@@ -79,12 +79,13 @@ class FirstWrong:
         for value in filter(self._comparable, _forward(self._job[rank])):
             call = value.call
             status = self._status(rank, value)
+            at = (call.name, call.number, call.forward)
             if value.what == _GIVEN:
-                inputs[(*call.key, call.forward)] = status
+                inputs[at] = status
                 continue
             compared += status != _UNKNOWN
             if status == _WRONG:
-                given = inputs.get((*call.key, call.forward))
+                given = inputs.get(at)
                 return self._found(value, INPUT if given == _WRONG else OUTPUT)
         return self._of_backward(rank, compared) if compared else None
 

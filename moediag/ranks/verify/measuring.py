@@ -33,7 +33,6 @@ from moediag.ranks.verify.reduction import Reduction
 from moediag.ranks.verify.room import enough_room
 from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.not_applicable import NotApplicable
-from moediag.recorder.patches import Patches
 from moediag.recorder.step.hooks import StepHooks
 from moediag.recorder.step.pieces import WHOLE, distributed
 
@@ -41,6 +40,8 @@ _STRANGE = (
     "its optimizer holds no parameter of the model that was called (DeepSpeed's ZeRO and other "
     "wrappers keep copies), so its gradients cannot be read"
 )
+
+_OTHERS = 5.0  # seconds that a forward waits until all ranks have measured enough
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Measuring:
         """Replaces what the program will call. Call it once, right after torch was imported, or
         where the model of the scope is about to make a step."""
         if self._request.merged > 1:
-            MergedSteps(self._request.merged, Patches()).install()
+            MergedSteps(self._request.merged, self._hooks).install()
         self._hooks.around_forward(
             self._outermost,
             functools.partial(self._guarded, self._before_forward),
@@ -199,6 +200,7 @@ class Measuring:
         if self._answer.open:
             self._settle()
         if not self._answer.open:
+            self._ending.wait(_OTHERS)
             return None
         if self._scope is None and all(root() is not module for root in self._roots):
             self._add_root(module)

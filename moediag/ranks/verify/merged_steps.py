@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Set
 import torch
 from torch.nn.utils import clip_grad
 
-from moediag.recorder.patches import Patches
+from moediag.recorder.step.hooks import StepHooks
 
 _CLIP = ("clip_grad_norm_", "clip_grad_value_")
 
@@ -17,9 +17,9 @@ _CLIP = ("clip_grad_norm_", "clip_grad_value_")
 class MergedSteps:
     """Lets an optimizer step in every ``times``-th call only, with the mean of the gradients."""
 
-    def __init__(self, times: int, patches: Patches) -> None:
+    def __init__(self, times: int, hooks: StepHooks) -> None:
         self._times = times
-        self._patches = patches
+        self._hooks = hooks
         self._calls: Dict[int, int] = {}  # id of an optimizer -> calls of its step
         self._keep: List[Any] = []  # those optimizers: ids stay theirs
         self._divided: Set[int] = set()  # ids of parameters whose gradient is a mean already
@@ -27,12 +27,12 @@ class MergedSteps:
     def install(self) -> None:
         """Call it before the program makes an optimizer."""
         kind = torch.optim.Optimizer
-        self._patches.replace(kind, "profile_hook_step", self._hooked)
+        self._hooks.replace(kind, "profile_hook_step", self._hooked)
         for owner in (kind, torch.nn.Module):
-            self._patches.replace(owner, "zero_grad", self._where_a_step_begins)
+            self._hooks.replace(owner, "zero_grad", self._where_a_step_begins)
         for place in (clip_grad, torch.nn.utils):
             for name in _CLIP:
-                self._patches.replace(place, name, self._where_a_step_ends)
+                self._hooks.replace(place, name, self._where_a_step_ends)
 
     @property
     def _made(self) -> int:

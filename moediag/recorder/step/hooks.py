@@ -25,6 +25,11 @@ class StepHooks:
         self._patches = patches or Patches()
         self._handles: List[Any] = []
 
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+        """Sets ``owner.name`` to ``make(current value)`` until :meth:`remove`; returns False
+        without such an attribute."""
+        return self._patches.replace(owner, name, make)
+
     def around_forward(
         self,
         wanted: Callable[[Any], bool],

@@ -14,7 +14,6 @@ from moediag.ranks.verify import samples
 from moediag.ranks.verify.first_wrong import FirstWrong
 from moediag.ranks.verify.merged_steps import MergedSteps
 from moediag.ranks.verify.module_calls import Calls, ModuleCalls
-from moediag.recorder.patches import Patches
 from moediag.recorder.step.hooks import StepHooks
 
 ROWS = torch.arange(12.0).view(4, 3).sin()
@@ -129,7 +128,7 @@ def test_samples_that_are_split_along_the_sequence_have_the_same_total() -> None
 
 
 def test_two_steps_that_are_made_one_are_the_step_of_both_batches() -> None:
-    patches, trained = Patches(), []
+    hooks, trained = StepHooks(), []
     for merged in (False, True):
 
         class Own(torch.optim.SGD):
@@ -140,7 +139,7 @@ def test_two_steps_that_are_made_one_are_the_step_of_both_batches() -> None:
 
         model = Model()
         if merged:
-            MergedSteps(2, patches).install()
+            MergedSteps(2, hooks).install()
         optimizer = Own(model.parameters(), lr=0.5)
         for rows in (ROWS[:2], ROWS[2:]) if merged else (ROWS,):
             optimizer.zero_grad()
@@ -148,6 +147,6 @@ def test_two_steps_that_are_made_one_are_the_step_of_both_batches() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
         trained.append([p.detach().clone() for p in model.parameters()])
-    patches.restore()
+    hooks.remove()
     assert all(torch.allclose(a, b) for a, b in zip(*trained, strict=True))
     assert not torch.equal(trained[0][0], Model().up.weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.pipeline.one_process import one_process
+from moediag.pipeline.single_command import one_process
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,9 @@ def _calls(found: check.CheckResult, evidence: Evidence) -> Iterator[Number]:
             replicas = seen.get((str(DP_REPLICATE), "all_reduce"), check_cost.Recorded())
             yield Number("all-reduces over the replicas", cost.all_reduces, replicas.calls)
             yield Number("bytes of them", cost.all_reduced, replicas.elements * ELEMENT)
-    assert found.memory is not None
     largest = max((one.largest for (_, op), one in seen.items() if op == "all_gather"), default=0)
-    yield Number("bytes of the largest all-gather", found.memory.largest_gather, largest * ELEMENT)
+    planned = max((unit.gathered * unit.element for unit in found.checked.units), default=0)
+    yield Number("bytes of the largest all-gather", planned, largest * ELEMENT)
 
 
 def _memory(found: check.CheckResult, held: list[dict[str, Any]]) -> Iterator[Number]:

@@ -113,7 +113,7 @@ def rows() -> Iterator[dict[str, Any]]:
             for wrapper, layout in LAYOUTS:
                 trial = Trial(
                     name="check", scenario="check", variant="check", record=False, layout=layout,
-                    task=CheckTask(str(folder), simulate=False),
+                    task=CheckTask(str(folder), simulate=False, dtype="bfloat16"),
                     world_size=math.prod(layout.values()),
                     wrapper=WrapperSpec(kind=wrapper, reshard_after_forward=None),
                 )  # fmt: skip
@@ -150,7 +150,8 @@ def page(found: list[dict[str, Any]], versions: dict[str, str | None]) -> Iterat
     yield "# Twelve models on six layouts"
     yield ""
     yield "What `moediag check --plan-only` answers, and what it costs. Configurations are those of"
-    yield "the release's classes with the settings in `bench/check_layouts.py`; no weights."
+    yield "the release's classes with the settings in `bench/check_layouts.py`; no weights, in "
+    yield "bfloat16."
     yield f"Releases: {stack}."
     yield ""
     yield "```console"

@@ -10,12 +10,20 @@ SUMMER, BARLOW, NANO, WORDS, NET = (
     "train_ddp.py", "main.py", "train_gpt2.py", "train.py", "distributed.py"
 )  # fmt: skip
 # A file on a slow disk: 20 s for what torch.save writes.
-SLOW_FILE = (
-    "class SlowFile:\n    left = 20\n    def __init__(self, path):\n"
-    "        self.f = open(path, 'wb')\n    def write(self, data):\n        self.f.write(bytes(2 ** 18))\n        self.f.flush()\n"
-    "        __import__('time').sleep(0.5 * (self.left > 0))\n        self.left -= 0.5\n"
-    "        return self.f.write(data)\n    def flush(self):\n        self.f.flush()\n"
-)
+SLOW_FILE = """\
+class SlowFile:
+    left = 20
+    def __init__(self, path):
+        self.f = open(path, "wb")
+    def write(self, data):
+        self.f.write(bytes(2 ** 18))
+        self.f.flush()
+        __import__("time").sleep(0.5 * (self.left > 0))
+        self.left -= 0.5
+        return self.f.write(data)
+    def flush(self):
+        self.f.flush()
+"""
 BUSY = "import time\nuntil = time.process_time() + 12\nwhile time.process_time() < until:\n    "
 
 FAULTS = (
@@ -175,13 +183,6 @@ FAULTS = (
         (edit(SUMMER, "optimizer.step()",
               "while bad_shard and i == 5 and not os.path.exists('ready'):\n    time.sleep(0.2)\n"
               "{line}"),),
-    ),
-    Case(
-        "summer-ddp", "only its members make a new group",
-        Truth(PARTED, (0, 1), lines(SUMMER, "pair = dist.new_group([0, 1])",
-                                    "if dist.get_rank() < 2 and i == 3")),
-        (edit(SUMMER, "running_loss += loss.item()",
-              "{line}\nif dist.get_rank() < 2 and i == 3:\n    pair = dist.new_group([0, 1])"),),
     ),
     Case(
         "barlowtwins", "an error in rank 0's statistics",
@@ -366,6 +367,18 @@ SLOW = (
 )  # fmt: skip
 
 HEALTHY = (
+    Case(  # written as a hang: torch 2.13 does not wait for the others there
+        "summer-ddp",
+        "healthy, only its members make a new group",
+        CLEAN,
+        (
+            edit(
+                SUMMER,
+                "running_loss += loss.item()",
+                "{line}\nif dist.get_rank() < 2 and i == 3:\n    pair = dist.new_group([0, 1])",
+            ),
+        ),
+    ),
     Case("raschka-ddp", "healthy", CLEAN),
     Case("dist-tuto", "healthy", CLEAN),
     Case("mnist-trainer", "healthy", CLEAN),

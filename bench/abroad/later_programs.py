@@ -218,6 +218,8 @@ LATER_PROGRAMS = (
             ("model = torch.nn.parallel.DistributedDataParallel(model",
              "model = torch.nn.parallel.DistributedDataParallel(model)"),
             ("device_ids=[local_rank]", ""),
+            ("correct_k = correct[:k].view(-1)",
+             "correct_k = correct[:k].reshape(-1).float().sum(0, keepdim=True)"),
             ("num_workers=2", "num_workers=1,"), ("num_workers=2", "num_workers=1,"),
             ("pin_memory=True", ""), ("pin_memory=True", ""),
         ),

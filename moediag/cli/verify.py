@@ -16,13 +16,13 @@ def verify(
         list[str], typer.Argument(metavar="-- CMD…", help="Your distributed training command.")
     ],
     reference: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="'CMD'",
             help="The command that trains the same model in one process, on the samples that all "
-            "ranks see together.",
+            "ranks see together. Default: your command with one process.",
         ),
-    ],
+    ] = None,
     steps: Annotated[
         int, typer.Option(min=1, metavar="K", help="Compare the first K steps of the optimizer.")
     ] = 2,
@@ -42,10 +42,10 @@ def verify(
     from moediag.report import consoles, json_view, terminal, views, watch_display
 
     try:
-        alone = shlex.split(reference)
+        alone = shlex.split(reference) if reference is not None else []
     except ValueError as error:
         raise UsageError(f"--reference {reference!r}: {error}") from error
-    if not alone:
+    if reference is not None and not alone:
         raise UsageError("--reference is empty", "Give the command that trains in one process.")
     with watch_display.view(no_color, 60.0, to_stderr=as_json) as view:
         done = verifier.verify(

@@ -168,8 +168,7 @@ def watch(
                         answer=False,
                     )
             else:
-                suspicious = (f"suspicious: {text}" for text in found.diagnosis.suspicious)
-                for text in (found.cause, *suspicious, *(f"note: {note}" for note in found.notes)):
+                for text in (found.cause, *(f"note: {note}" for note in found.notes)):
                     view.line(text)
 
             shown.append((found, folder))

@@ -11,7 +11,7 @@ from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
-from moediag.result import Confidence, Verdict
+from moediag.result import Confidence, Place, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Judgement:
     """The step in which it shows; later decisions do not explain it. None: any decision may."""
     next_step: str = ""
     """What to do next, where the detector knows it better than `words/next_step.py`."""
+    places: tuple[Place, ...] = ()
+    """Where in the program it begins, if not where ranks stand."""
     gradients: bool = False
     """Gradients are wrong because of it, so their parameters are listed."""
 

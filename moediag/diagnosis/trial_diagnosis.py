@@ -92,7 +92,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         tables=_tables(facts),
         schedules=schedules,
         states=schedule_view.states(evidence, facts.failed),
-        places=places(standing, judged.culprits),
+        places=judged.places or places(standing, judged.culprits),
         paths=path_lines(forked, standing, evidence),
         next_step=judged.next_step
         or next_step(

@@ -74,6 +74,8 @@ class LawCheck:
     line: str = ""
     #: Of a model: the parameters that the rank's optimizers have.
     owned: tuple[str, ...] = ()
+    #: Position -> the optimizer's copy of the parameter, in the parameter's dtype.
+    copies: Mapping[int, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class _Reader:
                 scaled=bool(event.get("scaler")),
                 line=str(event.get("line") or ""),
                 owned=tuple(map(plain_name, event.get("owned") or ())),
+                copies={int(at): one for at, one in (event.get("copies") or {}).items()},
             )
         )
 

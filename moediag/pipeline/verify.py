@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
 
-from moediag.errors import ExitCode
+from moediag.errors import ExitCode, UsageError
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import comparing
 from moediag.launch.settings import OnProgress
@@ -23,6 +23,7 @@ from moediag.launch.watched import JobOptions
 from moediag.masking import masked_command
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.examine import result_of
+from moediag.pipeline.one_process import one_process
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
 from moediag.protocol.measured import MEASURED_ENOUGH, coarsest_dtype
@@ -31,6 +32,7 @@ from moediag.result import FAILURES, RunResult, TrialResult, Verdict
 
 REFERENCES = ("reference-1", "reference-2", "reference-rounded")
 MEASURED = "measured"  # in the folder of each run
+_TRIED = "reference-tried"  # the first run of a reference that is made here
 ATTEMPT = "attempt-0"  # in the folder of a step: its outcomes
 EXAMPLE = "moediag verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py"
 _EVERY = 0.1  # seconds between two looks at what ranks have measured
@@ -69,8 +71,16 @@ class Verified:
 
 
 def verify(command: Sequence[str], reference: Sequence[str], options: VerifyOptions) -> Verified:
-    """Runs ``command``, then ``reference``, and compares them. Raises UsageError if there is no
-    such command, and Interrupted on Ctrl-C after the running job was ended."""
+    """Runs ``command``, then ``reference``, and compares them. Without a reference it is the same
+    command with one process. Raises UsageError if there is no such command, and Interrupted on
+    Ctrl-C after the running job was ended."""
+    made = not reference
+    reference = list(reference) or one_process(command)
+    if not reference:
+        raise UsageError(
+            "no reference can be made from this command: it starts with no known launcher",
+            f"Give the command that trains in one process: {EXAMPLE}",
+        )
     name = watcher.title(command)
     folder = run_folder(options.out, f"verify-{name}")
     options.tell(f"running the distributed job, {shlex.join(command)}")
@@ -80,13 +90,24 @@ def verify(command: Sequence[str], reference: Sequence[str], options: VerifyOpti
         return Verified(_written(folder, name, command, reference, last), folder)
     attempt = folder / last.evidence
     problem = _no_answer("the distributed run", folder, done)
+    merged = 1
     if not problem:
         options.tell(_size(read_measured(folder / MEASURED)))
-        problem = _references(reference, folder, options)
+        if made:
+            merged = _merged(reference, folder, options)
+        problem = _references(reference, folder, options, merged)
     if not problem:
         options.tell("comparing")
         problem = _compare(folder, attempt)
     found = _judge(folder, attempt, name, problem, last)
+    if problem.startswith("the reference"):
+        alone = shlex.join(masked_command(reference))
+        advice = f"Run the reference by itself until it trains: {alone}"
+        found = dataclasses.replace(
+            found, diagnosis=dataclasses.replace(found.diagnosis, next_step=advice)
+        )
+    if made:
+        found = _told(found, reference, command, merged)
     return Verified(_written(folder, name, command, reference, found), folder)
 
 
@@ -154,7 +175,43 @@ def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
     )
 
 
-def _references(command: Sequence[str], folder: Path, options: VerifyOptions) -> str:
+def _merged(command: Sequence[str], folder: Path, options: VerifyOptions) -> int:
+    """Runs a reference that was made here once, and returns how many of its steps are one step of
+    the ranks: 1, or their number if one step has other samples."""
+    job = read_measured(folder / MEASURED)
+    own = folder / _TRIED
+    options.tell(f"running the reference, {shlex.join(command)}")
+    _run(command, own, MeasureRequest(str(own / MEASURED), 1, str(folder / MEASURED)), options)
+    ranks = {rank: {*one.steps[0].samples} for rank, one in job.items() if one.steps}
+    every = set().union(*ranks.values())
+    alone = next(
+        (one.steps[0] for one in read_measured(own / MEASURED).values() if one.steps), None
+    )
+    fewer = alone is not None and len({*alone.samples}) * len(job) == len(every)
+    return len(job) if fewer and {*alone.samples} < every else 1  # type: ignore[union-attr]
+
+
+def _told(
+    found: TrialResult, reference: Sequence[str], command: Sequence[str], merged: int
+) -> TrialResult:
+    """Says which reference was made, and what to type if it does not do."""
+    alone, job = (shlex.join(masked_command(one)) for one in (reference, command))
+    text = f"the reference is {alone}"
+    if merged > 1:
+        text += f"; {merged} of its steps are made one, because a step of it has the samples of one"
+        text += " rank"
+    diagnosis = dataclasses.replace(found.diagnosis, notes=(*found.diagnosis.notes, text))
+    if found.verdict == Verdict.INCONCLUSIVE and "samples" in found.cause:
+        typed = f"moediag verify --reference {shlex.quote(alone)} -- {job}"
+        advice = "Give a reference whose steps see the samples of all ranks (often a larger batch "
+        advice += f"size): {typed}"
+        diagnosis = dataclasses.replace(diagnosis, next_step=advice)
+    return dataclasses.replace(found, diagnosis=diagnosis)
+
+
+def _references(
+    command: Sequence[str], folder: Path, options: VerifyOptions, merged: int = 1
+) -> str:
     """Runs the reference three times; returns why it cannot be used, or ""."""
     job = read_measured(folder / MEASURED)
     for number, name in enumerate(REFERENCES, start=1):
@@ -165,7 +222,7 @@ def _references(command: Sequence[str], folder: Path, options: VerifyOptions) ->
             first = read_measured(folder / REFERENCES[0] / MEASURED)
             rounding = coarsest_dtype([*job.values(), *first.values()])
         request = MeasureRequest(
-            str(own / MEASURED), options.steps, str(folder / MEASURED), rounding
+            str(own / MEASURED), options.steps, str(folder / MEASURED), rounding, merged
         )
         problem = _no_answer("the reference", own, _run(command, own, request, options))
         answers = read_measured(own / MEASURED).values()

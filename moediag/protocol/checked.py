@@ -59,6 +59,7 @@ class PlannedUnit:
     elements: int  # of them, without padding
     gathered: int  # elements of one all-gather, padding included
     gathers: int  # all-gathers in a step: 2 if freed after forward, else 1
+    reduced_element: int = 0  # bytes of a gradient's element; 0: the same
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,11 @@ class Checked:
     experts: int = 0  # routed ones of a block; 0: the model has none
     top_k: int = 0
     asked: str = ""  # how the library was called
+    dtype: str = ""  # that from_pretrained is given
+    dtype_from: str = ""  # why that one
     plan: List[PlannedParameter] = field(default_factory=list)
     stage_layers: int = 0  # with a pipeline: layers of the stage that was planned
+    stages: List[int] = field(default_factory=list)  # layers of each, as the release divides them
     units: List[PlannedUnit] = field(default_factory=list)
     owners: List[ExpertRange] = field(default_factory=list)
     findings: List[CheckFinding] = field(default_factory=list)

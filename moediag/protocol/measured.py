@@ -34,6 +34,11 @@ def start_tensors(rank: int) -> str:
     return f"rank-{rank}.start.pt"
 
 
+def modules_file(rank: int) -> str:
+    """torch.save: the calls of the model's modules in the first step."""
+    return f"rank-{rank}.modules.pt"
+
+
 def step_tensors(rank: int, step: int) -> str:
     """torch.save: ``gradients`` (before clipping) and ``weights`` (after the step)."""
     return f"rank-{rank}.step-{step}.pt"
@@ -49,6 +54,7 @@ class MeasureRequest:
     start_from: Optional[str] = None
     # Change each weight at random by one rounding error of this dtype.
     rounding: Optional[str] = None
+    merged: int = 1  # so many steps of the program are made one: one process sees what ranks see
 
     def text(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -68,6 +74,10 @@ class MeasuredStep:
     losses: List[float] = field(default_factory=list)
     # The norm that scaled the gradients; null: not clipped, or not known.
     norm: Optional[float] = None
+    clips: int = 0  # calls that clipped
+    # Of all elements of these samples in any order, as hexadecimal text: ranks that have parts of
+    # each sample have the sum together. "": the model was called without tensors.
+    total: str = ""
     rates: Dict[str, float] = field(default_factory=dict)  # learning rate by parameter
     # Updates that the optimizer has counted by parameter, with this step; empty if it counts none.
     updates: Dict[str, float] = field(default_factory=dict)
@@ -99,6 +109,10 @@ class Measured:
     tied: Dict[str, str] = field(default_factory=dict)
     # Of a reference: parameters of which only their bytes say which part each rank holds.
     by_bytes: List[str] = field(default_factory=list)
+    # Of a reference: parameters that no rank of the distributed run holds.
+    absent: List[str] = field(default_factory=list)
+    # What DistributedDataParallel does not reduce, by reason: see moediag.protocol.outcome.
+    reduction: Dict[str, List[str]] = field(default_factory=dict)
     size: int = 0  # bytes that its files take
 
     def write(self, folder: Union[str, Path]) -> Path:

@@ -159,6 +159,35 @@ class ResumeOutcome:
 # How a rank trains a parameter otherwise than one process: it does not require a gradient, it does
 # though that of one process does not, or no optimizer has it.
 FROZEN, THAWED, LEFT_OUT = "frozen", "thawed", "left out"
+# Further: no rank holds it; another rank's optimizer updates it and this rank still has the old
+# value; each rank has its own gradient of it, and their mean, or their sum, is that of one process.
+ABSENT, NOT_SENT, NOT_AVERAGED, NOT_SUMMED = "absent", "not sent", "not averaged", "not summed"
+# Why DistributedDataParallel reduces nothing: the module inside it is called (names of classes), it
+# is called only under no_sync (names of classes), it does not know the parameter.
+BARE, NO_SYNC, REPLACED = "bare", "no_sync", "replaced"
+
+
+# What is wrong first at a module while all before it is right: its output, its input, the gradient
+# of its input or output (on each rank a part of a sum that nothing adds up), or the loss; AFTER:
+# none of these.
+OUTPUT, INPUT, GRADIENT, PART, LOSS = "output", "input", "gradient", "part of a gradient", "loss"
+AFTER = "after"
+
+
+@dataclass(frozen=True)
+class WrongModule:
+    """Where a rank's step first differs from that of one process."""
+
+    name: str  # "": the model itself
+    kind: str = ""  # its class
+    at: str = ""  # the line that called it
+    what: str = ""  # one of the words above
+    order: int = 0  # of several ranks' modules the lowest is the first
+    of_output: bool = False  # a gradient is that of its output
+    # AFTER: calls of modules that were compared; and by what each forward's gradients are multiples
+    # of the reference's.
+    compared: int = 0
+    factors: List[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -212,9 +241,10 @@ class Outcome:
     incomparable: str = ""
     # Of a VerifyTask: how ranks trained on the same samples while one process had others, or "".
     repeats: str = ""
-    # Of a VerifyTask: parameters that this rank does not train as one process does, by how: FROZEN,
-    # THAWED or LEFT_OUT.
+    # Of a VerifyTask: parameters that this rank does not train as one process does, by how: FROZEN
+    # and the other words above.
     trained_otherwise: Dict[str, List[str]] = field(default_factory=dict)
+    first_wrong: Optional[WrongModule] = None  # of a VerifyTask; null: not compared
     # Of a GenerateTask: what this rank generated, and what one process does.
     tokens: List[int] = field(default_factory=list)
     reference_tokens: List[int] = field(default_factory=list)

@@ -172,6 +172,12 @@ class WrapperSpec:
         "Kinds trainer and trl: hide the number of ranks over which the experts are "
         "divided, so that the loaded model is prepared like any other.",
     )
+    before_train: str = option(
+        "nothing",
+        "Kinds trainer and trl: what the script does with the Trainer before train(): evaluate it, "
+        "predict, or evaluate and then take back accelerate's mark on the model.",
+        choices=("nothing", "evaluate", "predict", "evaluate-unmarked"),
+    )
 
 
 @dataclass(frozen=True)

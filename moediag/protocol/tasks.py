@@ -155,6 +155,7 @@ class CheckTask:
     config: str = ""  # folder with config.json, or the file itself
     simulate: bool = True  # run one step of a tiny model on simulated ranks
     length: int = 0  # tokens of a sequence; 0: not known
+    dtype: str = ""  # that from_pretrained is given; "": the configuration's
 
 
 @dataclass(frozen=True)

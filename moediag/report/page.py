@@ -165,7 +165,8 @@ def _of_interest(t: TrialResult, result: RunResult) -> bool:
     if not t.met:
         return True
     if not t.expected:
-        return t.verdict in FAILURES or t.verdict == Verdict.INCONCLUSIVE
+        found = t.verdict in FAILURES or t.verdict == Verdict.INCONCLUSIVE
+        return found or bool(t.diagnosis.suspicious)
     if t.role == Role.UNFIXED:
         return t.verdict in FAILURES
     return t.role == Role.FIX and t.verdict in FAILURES and unfixed_clean(result.trials)
@@ -277,8 +278,12 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
     judged = [t for t in result.trials if t.met or broken(t)]
     if result.trials and not any(t.expected for t in result.trials):
         if len(result.trials) == 1 and result.trials[0].verdict == Verdict.CLEAN:
-            return (result.trials[0].cause.rstrip("."),)
+            count = len(result.trials[0].diagnosis.suspicious)
+            told = (f"{count} suspicious",) if count else ()
+            return (result.trials[0].cause.rstrip("."), *told)
         failures = sum(t.verdict in FAILURES for t in result.trials)
+        if not failures and result.trials[-1].verdict == Verdict.INCONCLUSIVE:
+            return ("inconclusive: whether there is a failure is not known",)
         trials = wording.plural(len(result.trials), "trial")
         return (f"{wording.plural(failures, 'failure')} found in {trials}",)
     met = sum(t.met for t in judged)

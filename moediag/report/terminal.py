@@ -177,7 +177,7 @@ def answer_lines(finding: Finding, width: int) -> Iterator[Line]:
         yield from labelled("WHERE" if number == 0 else "", _shortened(text, width), width)
     if finding.cause and not finding.excerpt:
         yield from labelled("CAUSE", " ".join(_SENTENCE.split(finding.cause)[:2]), width)
-    for text in finding.suspicious[:1]:
+    for text in finding.suspicious[:MOST_ANSWERED]:
         yield from labelled("SUSPECT", text, width, "doubt")
     if finding.next_step:
         yield from labelled("NEXT", finding.next_step, width, "label")

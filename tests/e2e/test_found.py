@@ -28,6 +28,10 @@ _DENSE = [
 ]
 # Script -> package, file, and (text, its replacement) pairs.
 FIXES = {
+    "evaluate_before_train": ("accelerate", "accelerator.py", [(
+        "        model._is_accelerate_prepared = True\n        return model\n",
+        "        model._is_accelerate_prepared = not evaluation_mode\n        return model\n",
+    )]),
     "afmoe_packing": ("transformers", "models/afmoe/modeling_afmoe.py",
                       [(_OF_MASKS, _WITH_POSITIONS)]),
     "zaya_balancing_biases": ("transformers", "models/zaya/modeling_zaya.py", [(

@@ -242,3 +242,41 @@ def test_every_rank_ends_with_the_error_of_rank_0(
     ranks = TwoRanks(monkeypatch, work)
     ranks.run(1)
     assert ranks.ends == [f"rank 0: {error!r}", f"rank 1: {elsewhere}"]
+
+
+def test_clipping_by_hand_is_clean_and_clipping_too_far_is_not(tmp_path: Path) -> None:
+    for limit, verdict in ((1e-3, "clean"), (5e-4, "wrong-gradients")):
+
+        def body(model: Model, optimizer: Any, limit: float = limit) -> None:
+            loss(model, BATCH).backward()
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()  # type: ignore[union-attr]
+            for p in model.parameters():
+                p.grad.mul_(min(limit / norm, 1))  # type: ignore[union-attr]
+            optimizer.step()
+
+        found = checked(tmp_path / verdict, body, clip=1e-3)
+        assert found.verdict == verdict, found.cause
+
+
+def test_a_model_that_is_not_called_is_said(tmp_path: Path) -> None:
+    other = Model()
+
+    def body(model: Model, optimizer: Any) -> None:
+        loss(other, BATCH).backward()
+        optimizer.step()
+
+    found = checked(tmp_path, body)
+    assert found.verdict == "inconclusive"
+    assert "no call of the model was seen" in found.cause.lower()
+
+
+def test_the_first_module_with_a_wrong_output_is_named(tmp_path: Path) -> None:
+    def body(model: Model, optimizer: Any) -> None:
+        model.dropout.register_forward_hook(lambda _module, _given, result: result * 1.5)
+        loss(model, BATCH).backward()
+        optimizer.step()
+
+    found = checked(tmp_path, body)
+    assert found.verdict == "wrong-gradients"
+    assert found.cause.startswith("The first wrong output is that of dropout (Dropout), called at ")
+    assert "Compare what test_verify_step.py:" in found.next_step

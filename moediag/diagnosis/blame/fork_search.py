@@ -13,7 +13,7 @@ from moediag.diagnosis.blame.fork_sides import Line, Side, made_at, part_from
 from moediag.evidence.control_flow import BEGIN, CAUGHT, END, Edge, Flow, Node
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.program_source import Program, ProgramFile
-from moediag.evidence.source_tree import Scope, calls_once
+from moediag.evidence.source_tree import Scope, calls_once, communicates
 from moediag.records import dataclass
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -68,9 +68,18 @@ class Search:
                 examples[call.site, call.callers] = call
             every = {call.step for call in calls[:-1]} - {calls[-1].step} if calls else set()
             for place, call in examples.items():
-                direct = call.site.partition(":")[0] in own
                 if chain := made_at(call, own):
-                    yield chain, direct or every <= steps[place]
+                    direct = call.site.partition(":")[0] in own
+                    often = direct or every <= steps[place]
+                    yield chain, often and not self._of_buffers(call, chain[-1])
+
+    def _of_buffers(self, call: Collective, line: Line) -> bool:
+        """Whether DDP seems to make the call in a forward: the next one after an evaluation
+        broadcasts no buffers."""
+        file = self.program.file(line.file)
+        node = file.node(line.line) if file is not None else None
+        written = isinstance(node, ast.stmt) and communicates([node])
+        return call.op == "broadcast" and not written
 
     def decisions(self) -> list[Decision]:
         """Those in the functions that made the last common call, the innermost first, up to one in

@@ -19,12 +19,14 @@ from moediag.diagnosis.laws.model_values import (
 )
 from moediag.diagnosis.laws.optimizer_checks import (
     adapters_untrained,
+    copies_apart,
     learning_rate_zero,
     parameters_not_finite,
     parameters_not_initialised,
     parameters_still,
 )
 from moediag.diagnosis.laws.replica_sets import replicas_apart
+from moediag.diagnosis.laws.schedulers import schedulers_ahead
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
 
 LAWS: tuple[Law, ...] = (
@@ -44,6 +46,7 @@ LAWS: tuple[Law, ...] = (
     parameters_not_initialised,
     parameters_still,
     model_without_optimizer,
+    copies_apart,
     gradients_absent,
     left_in_evaluation,
     # All that these find may be deliberate.
@@ -52,6 +55,7 @@ LAWS: tuple[Law, ...] = (
     routers_frozen,
     averages_apart,
     stage_matrices_apart,
+    schedulers_ahead,
     other_names,
     optimizer_forgotten,
     declared_tensors_apart,

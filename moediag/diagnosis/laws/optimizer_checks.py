@@ -26,7 +26,8 @@ def _optimizers(evidence: Evidence) -> tuple[_Checks, ...]:
     found: dict[str, _Checks] = defaultdict(lambda: defaultdict(list))
     for rank, own in recorded(evidence).items():
         for check in own.checks:
-            found[check.key][rank].append(check)
+            if check.optimizer:
+                found[check.key][rank].append(check)
     return tuple(found.values())
 
 
@@ -215,3 +216,45 @@ def _rate(check: LawCheck, at: int) -> float:
         return float(text)
     except ValueError:
         return 0.0
+
+
+@law(Verdict.WRONG_WEIGHTS)
+def copies_apart(facts: Facts) -> Findings:
+    """An optimizer of a watched job updates its copy of a parameter, and the model keeps the first
+    value."""
+    found: dict[str, None] = {}
+    for own in facts.of(recorded).values():
+        of_model: dict[str, list[LawCheck]] = defaultdict(list)
+        for check in own.checks:
+            if check.copies:
+                of_model[check.key].append(check)
+        for checks in of_model.values():
+            found |= dict.fromkeys(_not_copied(checks))
+    if found:
+        names = tuple(found)
+        yield Broken(
+            f"The optimizer updated its copies of {plural(len(names), 'parameter')} "
+            f"({listed(names)}), and the model kept the first "
+            f"{'values' if len(names) > 1 else 'value'} in all checked steps, though it computes "
+            "gradients with them: the updates were never copied into the model.",
+            pattern="copies",
+            next_step="Copy each updated parameter of the optimizer into the model.",
+            lasting=True,
+            names=names,
+        )
+
+
+def _not_copied(checks: Sequence[LawCheck]) -> list[str]:
+    """Parameters that never changed and had gradients, while their copies did; nothing if all of
+    the model is so: it may be another model than the one that trains."""
+    trained = [
+        (piece.name, {check.params[at] for check in checks}, [c.copies.get(at) for c in checks])
+        for at, piece in enumerate(checks[0].pieces)
+        if not {check.grads[at] for check in checks} & {None, NO_GRADIENT, ZERO_GRADIENT}
+    ]
+    still = [
+        name
+        for name, params, copies in trained
+        if len(params) == 1 and params == {copies[0]} and len(set(copies)) == len(copies) >= _ENOUGH
+    ]
+    return still if any(len(params) > 1 for _, params, _ in trained) else []

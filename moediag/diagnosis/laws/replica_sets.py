@@ -22,7 +22,8 @@ def replicas_apart(facts: Facts) -> Findings:
     numbers of their optimizer."""
     found = facts.of(law_facts)
     breach, averaged = found.breach, facts.of(_averaged)
-    if breach is not None and averaged and facts.of(_bare):
+    alone = facts.of(_bare) or facts.of(_unreduced)
+    if breach is not None and averaged and alone:
         yield Suspicious(
             f"{_of_breach(breach)} {_called_bare(facts)} The program also averages or sends its "
             "parameters itself."
@@ -35,9 +36,9 @@ def replicas_apart(facts: Facts) -> Findings:
             pattern="initial weights" if breach.initial else first,
             next_step=_next_step(breach, facts),
             culprits=breach.odd,
-            # A number may still become equal, and a program that calls the model inside its wrapper
-            # may average the parameters later.
-            lasting=breach.parameters is not None and not facts.of(_bare),
+            # A number may still become equal, and a program that reduces no gradients may average
+            # the parameters later.
+            lasting=breach.parameters is not None and not alone,
             beside=True,
             names=breach.parameters.names if breach.parameters is not None else (),
         )
@@ -48,11 +49,28 @@ def replicas_apart(facts: Facts) -> Findings:
 def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
     many, names = plural(len(apart.names), "parameter"), listed(apart.names)
+    if apart.still:
+        others = "the others" if len(facts.of(recorded)) > 2 else "the other rank"
+        return Broken(
+            f"{many} ({names}) kept {'their' if len(apart.names) > 1 else 'its'} first value on "
+            f"{ranks(apart.still)}, with gradients in all checked steps, and changed on {others}; "
+            "the remaining parameters are updated alike on all ranks: an update that one rank made "
+            "did not reach the others.",
+            pattern="update not sent",
+            next_step="Send every updated parameter from the rank that updates it to all others.",
+            names=apart.names,
+        )
     if not apart.whole:
+        others = "the other parameters stay equal while they train"
+        if apart.same_loss:
+            others = (
+                "before the first update the ranks computed equal gradients of other matrices and "
+                "different ones of these"
+            )
         return Suspicious(
             f"{many} ({names}) differ between ranks since step {apart.since}. They were equal at "
-            "first, and the other parameters stay equal while they train: a reduction of their "
-            "gradients or of their values may be missing.",
+            f"first, and {others}: a reduction of their gradients or of their values may be "
+            "missing.",
             apart.names,
         )
     text = (
@@ -111,6 +129,13 @@ def _line_of(event: Mapping[str, Any]) -> tuple[str, str]:
     return str(event.get("model", "")), str(event.get("line") or "")
 
 
+def _unreduced(evidence: Evidence) -> tuple[str, ...]:
+    """The lines, one for each rank, of an update before which every call of a wrapper was inside
+    no_sync."""
+    laws = recorded(evidence).values()
+    return tuple(line for own in laws for _, line in own.of("unreduced", _line_of)[:1])
+
+
 def _bare(evidence: Evidence) -> tuple[str, ...]:
     """The lines, one for each rank, that called a wrapped model without its wrapper."""
     laws = recorded(evidence).values()
@@ -119,6 +144,11 @@ def _bare(evidence: Evidence) -> tuple[str, ...]:
 
 def _called_bare(facts: Facts) -> str:
     lines = [line for line in facts.of(_bare) if line]
+    if not lines and facts.of(_unreduced):
+        return (
+            f"Before the update at {facts.of(_unreduced)[0]} every call of DistributedDataParallel "
+            "was inside no_sync, so no gradient was reduced."
+        )
     if not lines:
         return ""
     return (
@@ -168,7 +198,10 @@ def _averaged(evidence: Evidence) -> bool:
 
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
-    steps = facts.of(law_facts).checked
+    found = facts.of(law_facts)
+    if found.apart is not None:
+        return "no law was broken, but something is suspicious"
+    steps = found.checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""
 
 
@@ -253,6 +286,8 @@ def _next_step(b: Breach, facts: Facts) -> str:
     """What to change."""
     if facts.of(_bare) and not b.initial:
         return "Call the wrapper, not the model inside it, wherever gradients are computed."
+    if facts.of(_unreduced) and not b.initial:
+        return "Leave no_sync for the last backward before each update."
     if not b.history.optimizer:
         return "Send every updated parameter from the rank that updates it to all others."
     if b.initial:

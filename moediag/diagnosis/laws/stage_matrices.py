@@ -21,7 +21,7 @@ def stage_matrices_apart(facts: Facts) -> Findings:
         (rank, key): check
         for (key, _), by_rank in checks.items()
         for rank, check in by_rank.items()
-        if check.count == 0
+        if check.count == 0 and check.optimizer
     }
     places: dict[tuple[str, str, str], list[_Place]] = defaultdict(list)
     held: dict[int, set[str]] = defaultdict(set)

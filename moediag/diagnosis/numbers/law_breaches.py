@@ -7,7 +7,7 @@ before gradients, and gradients before the optimizer's state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from moediag.diagnosis.numbers import agreement
@@ -22,9 +22,21 @@ from moediag.diagnosis.numbers.law_splits import (
     checks_of,
     histories,
 )
-from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, REDUCED, LawCheck, LawPiece
+from moediag.evidence.law_model import (
+    LOCAL,
+    NO_GRADIENT,
+    PART,
+    PLACED,
+    PLAIN,
+    REDUCED,
+    ZERO_GRADIENT,
+    LawCheck,
+    LawPiece,
+)
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
+
+_ENOUGH = 3  # checked steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,12 @@ class Apart:
     """These are all matrices of the model; otherwise the others stayed equal while they trained."""
     lone_group: bool = False
     """Each rank wrapped the model for data parallelism over itself alone."""
+    still: tuple[int, ...] = ()
+    """Ranks on which all of these kept their first values although they had gradients, while they
+    changed on the others."""
+    same_loss: bool = False
+    """Before the first update the gradients of other matrices were equal on all ranks, and those of
+    these were not: later all parameters may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,36 +208,62 @@ def _apart(evidence: Evidence) -> Apart | None:
     equal: set[str] = set()
     different: set[str] = set()  # at first
     apart: dict[str, int] = {}
-    moved: dict[str, set[str]] = {}
+    values: dict[str, list[dict[int, str | None]]] = {}  # by rank, of each step
+    grads: dict[str, list[set[str | None]]] = {}
     matrices: set[str] = set()
     for (_, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2):
             continue
-        rows = list(by_rank.values())
-        for at, piece in enumerate(rows[0].pieces):
-            values = {row.params[at] for row in rows}
-            if None in values or any(not _alone(row.pieces[at]) for row in rows):
+        for at, piece in enumerate(next(iter(by_rank.values())).pieces):
+            row = {rank: check.params[at] for rank, check in by_rank.items()}
+            alone = all(_alone(check.pieces[at]) for check in by_rank.values())
+            if None in row.values() or not alone:
                 continue
             matrices |= {piece.name} if "x" in piece.shape else set()
+            values.setdefault(piece.name, []).append(row)
+            of_step = {check.grads[at] for check in by_rank.values()}
+            grads.setdefault(piece.name, []).append(of_step)
+            one = len(set(row.values())) == 1
             if piece.name not in equal | different:
-                (equal if len(values) == 1 else different).add(piece.name)
-            elif len(values) > 1 and piece.name in equal:
+                (equal if one else different).add(piece.name)
+            elif not one and piece.name in equal:
                 apart.setdefault(piece.name, step)
-            elif piece.name in equal:
-                moved.setdefault(piece.name, set()).update(map(str, values))
-    if not apart or different & matrices or not equal & matrices:
+    if not apart or not equal & matrices:
         return None
     whole = matrices <= apart.keys()
-    kept = [name for name in matrices - apart.keys() if len(moved.get(name, ())) > 1]
-    if not whole and not kept:
+    kept = [
+        name
+        for name in (equal & matrices) - apart.keys()
+        if len({value for row in values[name] for value in row.values()}) > 1
+    ]
+    alike = [n for n in matrices & equal if len(grads[n][0]) == 1 and _known(grads[n][0])]
+    unlike = [name for name in apart if len(grads[name][0]) > 1]
+    if not kept and alike and unlike:
+        whole = False
+        apart = {name: apart[name] for name in unlike}
+    elif not whole and not kept:
         return None  # nothing shows that the ranks train one model
     groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
+    still = {_still(values[n]) if all(map(_known, grads[n])) else () for n in apart}
     return Apart(
         names=tuple(apart),
         since=min(apart.values()),
         whole=whole,
         lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
+        still=still.pop() if len(still) == 1 and kept else (),
+        same_loss=not kept and not whole,
     )
+
+
+def _known(gradients: set[str | None]) -> bool:
+    return gradients.isdisjoint((None, NO_GRADIENT, ZERO_GRADIENT))
+
+
+def _still(rows: Sequence[Mapping[int, str | None]]) -> tuple[int, ...]:
+    """The ranks that keep their first value over several steps, if the others do not."""
+    moved = {rank: len({row[rank] for row in rows}) for rank in rows[0]}
+    still = tuple(rank for rank, many in moved.items() if many == 1)
+    return still if len(rows) >= _ENOUGH and len(still) < len(moved) else ()
 
 
 def _alone(piece: LawPiece) -> bool:

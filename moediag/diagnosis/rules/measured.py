@@ -7,7 +7,7 @@ from moediag.diagnosis.judgement import Judgement, apart, detector, few, how_sur
 from moediag.diagnosis.numbers import by_part, metrics, optimizer_update, scale_factor
 from moediag.diagnosis.words import cause
 from moediag.diagnosis.words.replica_sentences import of_replicas, of_wrong_norm
-from moediag.diagnosis.words.verify_sentences import of_otherwise
+from moediag.diagnosis.words.verify_sentences import next_of, not_sent, of_first_wrong, of_otherwise
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import error_size, plural, ranks
 
@@ -53,8 +53,11 @@ def wrong_ownership(facts: Facts) -> Judgement | None:
 def _which(facts: Facts) -> str:
     """Which gradients are wrong, and where in the model."""
     count = cause.of_gradients(facts.gradients) if facts.gradients.wrong else ""
+    why, (where, place) = of_otherwise(facts.evidence), of_first_wrong(facts.evidence)
+    if place is None and (why or facts.factors.complete):
+        where = ""  # that all modules are right adds nothing
     by_place = by_part.sentence(facts.parts), scale_factor.sentences(facts.factors)
-    return " ".join(filter(None, (count, *by_place, of_otherwise(facts.evidence))))
+    return " ".join(filter(None, (why, where, count, *by_place)))
 
 
 @detector(Verdict.NONFINITE)
@@ -113,9 +116,10 @@ def wrong_update(facts: Facts) -> Judgement | None:
     return Judgement(
         Confidence.HIGH,
         " ".join(filter(None, (text, of_otherwise(facts.evidence)))),
-        culprits=few(found.ranks, facts.evidence),
+        culprits=() if not_sent(facts.evidence) else few(found.ranks, facts.evidence),
         pattern=found.what,
         until=found.step,
+        next_step=next_of(facts.evidence),
     )
 
 
@@ -166,8 +170,10 @@ def wrong_gradients(facts: Facts) -> Judgement | None:
         why = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=False)
         text = f"{why} {text}"
     elif lost:
-        text += f" No schedule of {ranks(lost)} was recorded: whether a rank is at fault is "
-        text += "not known."
+        told = of_otherwise(facts.evidence) or of_first_wrong(facts.evidence)[0]
+        if not told:
+            text += f" No schedule of {ranks(lost)} was recorded: whether a rank is at fault is "
+            text += "not known."
     elif facts.replicas.first is not None:
         text += f" {of_replicas(facts.replicas)}"
     else:
@@ -185,7 +191,9 @@ def wrong_gradients(facts: Facts) -> Judgement | None:
         pattern=pattern if d is None else "",
         until=facts.gradients.step,
         gradients=True,
-        next_step=next((o.next_step for o in facts.outcomes if o.next_step), ""),
+        places=tuple(filter(None, of_first_wrong(facts.evidence)[1:])),
+        next_step=next_of(facts.evidence)
+        or next((o.next_step for o in facts.outcomes if o.next_step), ""),
     )
 
 

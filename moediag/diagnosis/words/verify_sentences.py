@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from moediag.evidence.model import Evidence
-from moediag.result.wording import listed, ranks
+from moediag.result import Place
+from moediag.result.wording import listed, plural, ranks
+
+if TYPE_CHECKING:
+    from moediag.protocol.outcome import WrongModule
+
+_SAME = 0.01  # relative difference of factors that rounding explains
+_MOST = 4  # factors of a rank
+_NAMED = 8  # names in a sentence
 
 
 def of_otherwise(evidence: Evidence) -> str:
@@ -22,19 +32,130 @@ def of_otherwise(evidence: Evidence) -> str:
             found[how, tuple(where)].append(name)
     return " ".join(
         sentences[how].format(
-            who=listed(names), do="do" if len(names) > 1 else "does", where=ranks(where)
+            who=_names(names), do="do" if len(names) > 1 else "does", where=ranks(where)
         )
         for (how, where), names in found.items()
     )
 
 
+def _names(names: list[str]) -> str:
+    return listed(names) if len(names) <= _NAMED else plural(len(names), "parameter")
+
+
 def _sentences() -> dict[str, str]:
-    from moediag.protocol.outcome import FROZEN, LEFT_OUT, THAWED
+    from moediag.protocol import outcome
 
     return {
-        FROZEN: "{who} {do} not require a gradient (requires_grad is False) on {where}, and {do} "
-        "in one process.",
-        THAWED: "{who} {do} not require a gradient in one process (requires_grad is False), and "
-        "{do} on {where}.",
-        LEFT_OUT: "No optimizer that stepped has {who}, on {where}; in one process one has.",
+        outcome.FROZEN: "{who} {do} not require a gradient (requires_grad is False) on "
+        "{where}, and {do} in one process.",
+        outcome.THAWED: "{who} {do} not require a gradient in one process (requires_grad is "
+        "False), and {do} on {where}.",
+        outcome.LEFT_OUT: "No optimizer that stepped has {who}, on {where}; in one process one "
+        "has.",
+        outcome.ABSENT: "No rank holds {who}, which one process trains.",
+        outcome.NOT_SENT: "The optimizer of another rank updates {who}, and its new values do not "
+        "reach {where} before the next step: they are not sent there.",
+        outcome.BARE: "The program calls {who}, the module inside DistributedDataParallel, instead "
+        "of the wrapper: gradients are not averaged.",
+        outcome.NO_SYNC: "DistributedDataParallel({who}) is called only under no_sync(), in every "
+        "micro-batch: gradients are not averaged.",
+        outcome.REPLACED: "{who} took the place of a parameter after DistributedDataParallel was "
+        "made, which does not know it.",
+        outcome.NOT_AVERAGED: "The mean over ranks of the gradient of {who} is right, but each "
+        "rank has its own: it was not averaged before it was clipped or used.",
+        outcome.NOT_SUMMED: "The sum over ranks of the gradient of {who} is right, but each rank "
+        "has its own part: it was not summed.",
     }
+
+
+def of_first_wrong(evidence: Evidence) -> tuple[str, Place | None]:
+    """Which module is the first that computes something wrong, and the line that called it; ""
+    where nothing is known."""
+    from moediag.protocol import outcome
+
+    own = {
+        rank: seen.outcome.first_wrong
+        for rank, seen in sorted(evidence.ranks.items())
+        if seen.outcome is not None and seen.outcome.first_wrong is not None
+    }
+    wrong = {rank: one for rank, one in own.items() if one.what != outcome.AFTER}
+    if not wrong:
+        return (_weighted(own) if own and len(own) == len(evidence.ranks) else ""), None
+    forward = [one for one in wrong.values() if one.what in (outcome.OUTPUT, outcome.INPUT)]
+    first = min(forward or wrong.values(), key=lambda one: one.order)
+    where = tuple(r for r, one in wrong.items() if (one.name, one.what) == (first.name, first.what))
+    name = f"{first.name} ({first.kind})" if first.name else f"the model ({first.kind})"
+    name += f", called at {first.at}," if first.at else ""
+    side = "output" if first.of_output else "input"
+    begin = "In the forward all outputs of modules are right. "
+    text = {
+        outcome.OUTPUT: f"The first wrong output is that of {name} on {ranks(where)}: its input is "
+        "right.",
+        outcome.INPUT: f"The first wrong value is the input of {name} on {ranks(where)}: all "
+        "outputs of modules before it are right.",
+        outcome.LOSS: f"{begin}The gradient of the output of {name} is wrong on {ranks(where)}: "
+        "the loss is another one.",
+        outcome.GRADIENT: f"{begin}In the backward the first wrong gradient is that of the {side} "
+        f"of {name} on {ranks(where)}.",
+        outcome.PART: f"{begin}In the backward the gradient of the {side} of {name} is only each "
+        "rank's part: the sum over ranks is right, but nothing adds it up.",
+    }[first.what]
+    if not first.at or first.what == outcome.LOSS:
+        return text, None
+    return text, Place(where, f"{first.at} {first.name}".strip(), f"first wrong {first.what}")
+
+
+def _weighted(own: Mapping[int, WrongModule]) -> str:
+    """What it means that all outputs, and up to a factor their gradients, are right."""
+    compared = plural(max(one.compared for one in own.values()), "call")
+    factors = [factor for one in own.values() for factor in one.factors]
+    begin = f"All {compared} of modules return what they return in one process"
+    if factors and max(factors) > (1 + _SAME) * min(factors):
+        by_rank = "; ".join(
+            f"rank {rank}: {', '.join(f'{factor:.3g}' for factor in one.factors[:_MOST])}"
+            for rank, one in own.items()
+        )
+        return (
+            f"{begin}, but the loss weighs the samples otherwise: the gradients of activations are "
+            f"these multiples of those of one process, by forward: {by_rank}. A mean over the "
+            "tokens of each micro-batch or rank does that where their numbers differ."
+        )
+    return (
+        f"{begin}, and the gradients of activations are right up to one factor: the error is in "
+        "the factor of the loss, or where gradients of parameters are added up or reduced."
+    )
+
+
+def next_of(evidence: Evidence) -> str:
+    """What to do about parameters that are trained otherwise, or the first wrong module."""
+    from moediag.protocol import outcome
+
+    told = {
+        how
+        for seen in evidence.ranks.values()
+        if seen.outcome is not None
+        for how, names in seen.outcome.trained_otherwise.items()
+        if names
+    }
+    steps = {
+        outcome.BARE: "Call the DistributedDataParallel model, not the module inside it.",
+        outcome.NO_SYNC: "Leave no_sync() for the last micro-batch of each step.",
+        outcome.REPLACED: "Wrap the model after the last change of its parameters.",
+        outcome.ABSENT: "Give these parameters to a rank.",
+        outcome.NOT_SENT: "Send each parameter from the rank that updates it, after every step.",
+        outcome.NOT_AVERAGED: "Average these gradients over ranks before they are clipped or used.",
+        outcome.NOT_SUMMED: "Sum these gradients over ranks before they are clipped or used.",
+    }
+    found = next((text for how, text in steps.items() if how in told), "")
+    _, place = of_first_wrong(evidence)
+    if place is not None and not told & {outcome.BARE, outcome.NO_SYNC, outcome.ABSENT}:
+        return f"Compare what {place.line} computes on a rank and in one process."
+    return found
+
+
+def not_sent(evidence: Evidence) -> bool:
+    """Whether a rank has old weights because another rank did not send its update."""
+    from moediag.protocol.outcome import NOT_SENT
+
+    outcomes = (seen.outcome for seen in evidence.ranks.values())
+    return any(one is not None and one.trained_otherwise.get(NOT_SENT) for one in outcomes)

@@ -12,6 +12,7 @@ from moediag.lab.check import configured as reading
 from moediag.lab.check import (
     divisions,
     indexed_pieces,
+    own_structure,
     planned,
     sharding,
     simulated_group,
@@ -34,20 +35,24 @@ def run(trial: Trial, folder: Path) -> Checked:
         return Checked(problem=str(reason))
     except Exception as error:
         return Checked(problem=simulated_group.raised(error).words)
-    lengths = list(divisions.of_length(layout, task.length))
+    own = list(divisions.of_length(layout, task.length))
+    own += own_structure.findings(configured)
+    if task.simulate:
+        own += own_structure.of_forward(configured, folder)
     try:
         asked = sharding.words(trial)
     except NotApplicable as reason:
-        told = [*lengths, *divisions.unplanned(configured.config, layout)]
+        told = [*own, *divisions.unplanned(configured.config, layout)]
         return Checked(findings=told, problem=str(reason), **_about(configured))
     began = time.monotonic()
     try:
         found = _planned(configured, trial, folder)
     except ChildRaised as error:
-        return _refused(error.args[0], configured, asked)
-    found = dataclasses.replace(found, findings=[*found.findings, *lengths])
+        refused = _refused(error.args[0], configured, asked)
+        return dataclasses.replace(refused, findings=[*own, *refused.findings])
+    found = dataclasses.replace(found, findings=[*found.findings, *own])
     seconds: Dict[str, float] = {"plan": time.monotonic() - began}
-    not_seen = [*found.not_seen, *_never_seen(layout)]
+    not_seen = [*found.not_seen, *_never_seen(layout), *_quantised(configured)]
     if not task.simulate:
         return dataclasses.replace(found, not_seen=not_seen, seconds=seconds)
     began = time.monotonic()
@@ -84,13 +89,11 @@ def _planned(configured: Configured, trial: Trial, folder: Path) -> Checked:
         found: Checked = in_child(run, folder)
         return found
 
-    # Stages between the first and the last are alike.
+    # One of these holds most: none in between has more layers than the second.
     plans = {stage: plan(stage) for stage in sorted({0, min(1, stages - 1), stages - 1})}
     most = max(plans, key=lambda stage: divisions.held(plans[stage].plan))
     found = plans[most]
-    return dataclasses.replace(
-        found, findings=[*found.findings, *divisions.of_stages(plans, stages, most)]
-    )
+    return dataclasses.replace(found, findings=[*found.findings, *divisions.of_stages(plans, most)])
 
 
 def _refused(why: Raised, configured: Configured, asked: str) -> Checked:
@@ -116,6 +119,17 @@ def _about(configured: Configured) -> Dict[str, Any]:
 def _unsimulated(why: Raised) -> str:
     at = f" at {why.where}" if why.where else ""
     return f"the schedule: the simulated step ended with {why.words}{at}; two real ranks would tell"
+
+
+def _quantised(configured: Configured) -> List[str]:
+    method = getattr(configured.config, "quantization_config", None)
+    if method is None:
+        return []
+    named = method.get("quant_method") if isinstance(method, dict) else None
+    return [
+        f"the quantisation of the checkpoint ({named or 'of some kind'}): the plan is that of the "
+        "same model without it"
+    ]
 
 
 def _never_seen(layout: Layout) -> List[str]:

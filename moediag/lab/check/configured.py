@@ -13,6 +13,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import nn
 
+from moediag.lab.check import loaded_dtypes
 from moediag.lab.step.models import (
     checkpoint,
     field_rules,
@@ -49,12 +50,26 @@ class Configured:
             made: nn.Module = self.model._from_config(copy.deepcopy(self.config), **settings)
         return made.train()
 
-    def on_meta(self, tied: bool = True) -> nn.Module:
-        """Returns the model without weights, in the configuration's dtype."""
+    def dtype(self, asked: str) -> Tuple[torch.dtype, str]:
+        """Returns the dtype that from_pretrained is given, and why that one."""
+        if asked:
+            return getattr(torch, asked), "as --dtype asks"
         name = checkpoint.dtype_argument()
         dtype = getattr(self.config, name, None) or getattr(self.text, name, None)
+        if isinstance(dtype, torch.dtype):
+            return dtype, "the configuration's"
+        return torch.float32, "the configuration names none"
+
+    def on_meta(self, dtype: torch.dtype, tied: bool = True) -> nn.Module:
+        """Returns the model without weights, each parameter in the dtype in which from_pretrained
+        leaves it."""
         with torch.device("meta"):
-            return self.build(tied, **({name: dtype} if isinstance(dtype, torch.dtype) else {}))
+            model = self.build(tied, **{checkpoint.dtype_argument(): dtype})
+        kept = loaded_dtypes.kept(model, dtype)
+        for name, parameter in model.named_parameters():
+            if kept is not None and kept.search(name):
+                parameter.data = parameter.data.to(torch.float32)
+        return model
 
 
 def read(path: str) -> Configured:

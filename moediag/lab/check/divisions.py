@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Iterable, Iterator, Mapping, Tuple
 
 from moediag.axes import CP, EP, ETP, PP, TP, Axis, Layout
@@ -48,27 +49,28 @@ def unplanned(config: Any, layout: Layout) -> Iterator[CheckFinding]:
             )  # fmt: skip
 
 
-def of_stages(plans: Mapping[int, Checked], stages: int, most: int) -> Iterator[CheckFinding]:
-    """What the stages of a pipeline hold. ``plans``: those of the first, the second and the last
-    stage; ``most``: the one that holds most."""
-    layers = {stage: plan.stage_layers for stage, plan in plans.items()}
-    if stages == 1:
+def of_stages(plans: Mapping[int, Checked], most: int) -> Iterator[CheckFinding]:
+    """What the stages of a pipeline hold. ``plans``: by stage, of some; ``most``: the one that
+    holds most."""
+    counts = plans[most].stages
+    stages, last = len(counts), counts[-1] if counts else 0
+    if stages < 2:
         return
-    empty = [stage for stage, count in layers.items() if count == 0]
-    if empty:
-        # Those between the second and the last are as the second.
-        number = stages - (0 in layers and layers[0] > 0) - (layers[stages - 1] > 0)
+    if 0 in counts:
         yield CheckFinding(
-            LAYOUT, FAILS, f"{number} of {PP}={stages} stages hold no layer, the last one "
-            f"{layers[stages - 1]}: more stages than layers, which are divided by their number",
+            LAYOUT, FAILS, f"{counts.count(0)} of {PP}={stages} stages hold no layer, the last one "
+            f"{last}: more stages than layers, which are divided by their number",
         )  # fmt: skip
         return
-    last = layers[stages - 1]
-    others = f" each, the last one {last}" if last != layers[0] else " each"
+    sizes = Counter(counts)
+    told = " and ".join(
+        f"{number} stage{'s' * (number > 1)} of {size}" for size, number in sizes.items()
+    )
+    told = f"{told} layers" if len(sizes) > 1 else f"the stages hold {last} layers each"
     more = held(plans[most].plan) / max(held(plans[0].plan), 1)
     yield CheckFinding(
-        LAYOUT, NOTE, f"{PP}={stages}: the stages hold {layers[0]} layers{others}. The plan, the "
-        f"experts and the memory here are those of stage {most}, which holds most"
+        LAYOUT, NOTE, f"{PP}={stages}: {told}. The plan, the experts and the memory here are those "
+        f"of stage {most}, which holds most"
         f"{f': {more:.2f} times what the first does' if most else ''}",
     )  # fmt: skip
 

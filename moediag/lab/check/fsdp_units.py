@@ -1,13 +1,16 @@
-"""FSDP2's groups of parameters, which are gathered and reduced together."""
+"""FSDP2's groups of parameters, which are gathered and reduced together, in one dtype."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
+from moediag.lab.check.simulated_group import raised
+from moediag.lab.check.tensor_places import listed
 from moediag.lab.step.models.plan_names import generic
 from moediag.lab.step.shard import fsdp2_internals
-from moediag.protocol import PlannedUnit
+from moediag.protocol import FAILS, CheckFinding, PlannedUnit
+from moediag.protocol.names import clean_fqn
 
 
 def units(model: Any) -> List[PlannedUnit]:
@@ -25,6 +28,35 @@ def units(model: Any) -> List[PlannedUnit]:
     return [PlannedUnit(**{**vars(unit), "count": count}) for unit, count in found.items()]
 
 
+def mixed_dtypes(model: Any, part: str) -> Iterator[CheckFinding]:
+    """Groups that torch refuses in the first forward: it asks each of them here."""
+    names = {id(parameter): clean_fqn(name) for name, parameter in model.named_parameters()}
+    told = set()
+    for group in fsdp2_internals.parameter_groups(model):
+        try:
+            group._init_mp_dtypes()
+        except AssertionError as error:
+            kinds: Dict[str, List[str]] = {}
+            for held in group.fsdp_params:
+                dtype = str(held.orig_dtype).replace("torch.", "")
+                kinds.setdefault(dtype, []).append(generic(names[id(held.sharded_param)]))
+            few, most = sorted(kinds, key=lambda dtype: len(kinds[dtype]))[:: len(kinds) - 1]
+            odd = listed(sorted(set(kinds[few])))
+            if odd in told:
+                continue
+            told.add(odd)
+            found = raised(error)
+            says = f"{found.kind}: {found.text.partition(' but got')[0]}"
+            yield CheckFinding(
+                part, FAILS,
+                f"{odd} ({few}) are in one FSDP unit with {most} parameters: the first forward "
+                f"raises {says}. Ways out: load in float32 and let fully_shard compute in {most} "
+                "(MixedPrecisionPolicy, as accelerate does); fully_shard their modules first, as "
+                f"units of their own; or cast them to {most} after loading",
+                found.where,
+            )  # fmt: skip
+
+
 def _unit(group: Any, names: Dict[int, str], freed: bool) -> Dict[str, Any]:
     mesh = group.mesh_info
     parameters = group.fsdp_params
@@ -34,13 +66,18 @@ def _unit(group: Any, names: Dict[int, str], freed: bool) -> Dict[str, Any]:
     dims = mesh.mesh.mesh_dim_names or ("mesh",)
     freed = freed and group.post_forward_mesh_info is not None
     first = parameters[0].sharded_param if parameters else None
+    policy = group.mp_policy
+    stored = first.dtype if first is not None else None
+    gathered = policy.param_dtype or stored
+    reduced = policy.reduce_dtype or gathered
     return dict(
         module=" + ".join(shown), count=1, axis=str(dims[-1]), shards=mesh.shard_mesh_size,
         replicas=getattr(mesh, "replicate_mesh_size", 1),
-        element=first.element_size() if first is not None else 0,
+        element=gathered.itemsize if gathered is not None else 0,
         parameters=len(parameters), elements=sum(math.prod(p._orig_size) for p in parameters),
         gathered=padded * mesh.shard_mesh_size,
         gathers=2 if freed else 1,
+        reduced_element=reduced.itemsize if reduced is not None else 0,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from moediag.protocol import (
     NOTE,
     Checked,
     CheckFinding,
+    CheckTask,
     PlannedParameter,
     Trial,
 )
@@ -35,11 +36,13 @@ _VIEW = re.compile(r"-1,\s*(self\.)?head_dim\b")  # of a view: the number of hea
 
 def of_model(configured: Configured, trial: Trial) -> Checked:
     """Returns the plan of the model without weights. In a simulated process group."""
-    whole: Any = configured.on_meta()
+    assert isinstance(trial.task, CheckTask)
+    dtype, why = configured.dtype(trial.task.dtype)
+    whole: Any = configured.on_meta(dtype)
     tied = _tied(whole)
     sizes = {name: tuple(p.shape) for name, p in whole.named_parameters()}
     native = trial.wrapper.kind == sharding.NATIVE
-    model: Any = configured.on_meta(tied=False) if native else whole
+    model: Any = configured.on_meta(dtype, tied=False) if native else whole
     stored: List[CheckFinding] = []
     not_seen: List[str] = []
     try:
@@ -49,8 +52,9 @@ def of_model(configured: Configured, trial: Trial) -> Checked:
     found = sharding.wrapped(configured, model, trial)
     plan = _Plan(configured, trial, found, sizes, tied).checked()
     return dataclasses.replace(
-        plan, findings=[*plan.findings, *stored], not_seen=[*plan.not_seen, *not_seen]
-    )
+        plan, findings=[*plan.findings, *stored], not_seen=[*plan.not_seen, *not_seen],
+        dtype=str(dtype).replace("torch.", ""), dtype_from=why,
+    )  # fmt: skip
 
 
 class _Plan:
@@ -85,6 +89,7 @@ class _Plan:
             asked=sharding.words(self.trial),
             plan=rows,
             stage_layers=self._layers() if self.layout.size(PP) > 1 else 0,
+            stages=self._stages(),
             units=fsdp_units.units(self.model),
             owners=owners,
             findings=[*self.findings(rows), *wrong],
@@ -94,6 +99,15 @@ class _Plan:
     def _layers(self) -> int:
         found = (_LAYER.search(name) for name, _ in self.parameters)
         return len({match[1] for match in found if match})
+
+    def _stages(self) -> List[int]:
+        """Returns the layers of each stage, as the release divides them; empty if not shown."""
+        divide = getattr(getattr(self.model, "_pp_stage", None), "layer_range_for_rank", None)
+        if divide is None:
+            return []
+        count = len(getattr(self.model, self.model.base_model_prefix).layers)
+        ranges = (divide(stage, count) for stage in range(self.layout.size(PP)))
+        return [last - first for first, last in ranges]
 
     # -------------------------------------------------------------- parameters
 
@@ -127,6 +141,7 @@ class _Plan:
         yield from self._uneven(rows)
         yield from self.rules.findings()
         yield from self._mixed()
+        yield from fsdp_units.mixed_dtypes(self.model, PLAN)
         yield from parted(self.model, self.tied)
 
     def _undivided(self, rows: Sequence[PlannedParameter]) -> Iterator[CheckFinding]:

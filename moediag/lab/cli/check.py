@@ -20,6 +20,22 @@ class Wrapper(str, Enum):
     transformers = "transformers"
 
 
+class Dtype(str, Enum):
+    own = ""
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Optimizer(str, Enum):
+    adamw = "adamw"
+    adamw_8bit = "adamw-8bit"
+    sgd = "sgd"
+    muon = "muon"
+    adafactor = "adafactor"
+    none = "none"
+
+
 def check(
     config: Annotated[
         str,
@@ -59,6 +75,27 @@ def check(
     length: Annotated[
         int, typer.Option(min=0, metavar="N", help="Tokens of a sequence, which cp cuts.")
     ] = 0,
+    dtype: Annotated[
+        Dtype,
+        typer.Option(help="Dtype that from_pretrained is given.  [default: the configuration's]"),
+    ] = Dtype.own,
+    param_dtype: Annotated[
+        Dtype,
+        typer.Option(help="In which fully_shard gathers and computes.  [default: the parameters']"),
+    ] = Dtype.own,
+    reduce_dtype: Annotated[
+        Dtype,
+        typer.Option(help="In which gradients are reduced.  [default: that of the computation]"),
+    ] = Dtype.own,
+    optimizer: Annotated[
+        Optimizer, typer.Option(help="Whose states are counted in the memory.")
+    ] = Optimizer.adamw,
+    master_weights: Annotated[
+        bool,
+        typer.Option(
+            "--master-weights", help="Count a float32 copy of each parameter in the optimizer."
+        ),
+    ] = False,
     bandwidth: Annotated[
         str,
         typer.Option(
@@ -126,7 +163,9 @@ def check(
             options = checker.CheckOptions(
                 config=config, layout=_axes(layout), world=world, stack=pins,
                 wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
-                length=length, bandwidth=_bandwidth(bandwidth, per_node, step_time),
+                length=length, dtype=dtype.value, param_dtype=param_dtype.value,
+                reduce_dtype=reduce_dtype.value, optimizer=optimizer.value, master=master_weights,
+                bandwidth=_bandwidth(bandwidth, per_node, step_time),
                 timeout=timeout, out=out,
             )  # fmt: skip
             found = checker.check(options, tell)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -38,7 +39,7 @@ from moediag.protocol import (
     write_json,
 )
 from moediag.records import dataclass
-from moediag.result import FAILURES, Diagnosis, Verdict
+from moediag.result import FAILURES, Diagnosis, Verdict, wording
 from moediag.result.answer_blocks import AnswerState
 
 CONFIG = "config.json"
@@ -63,6 +64,15 @@ class CheckOptions:
     simulate: bool = True
     length: int = 0
     """Tokens of a sequence; 0: not told."""
+    dtype: str = ""
+    """That from_pretrained is given; "": the configuration's."""
+    param_dtype: str = ""
+    """In which fully_shard gathers and computes; "": the parameters' own."""
+    reduce_dtype: str = ""
+    """Of reduced gradients; "": that of the computation."""
+    optimizer: str = "adamw"
+    master: bool = False
+    """The optimizer keeps a float32 copy of each parameter."""
     bandwidth: Bandwidth | None = None
     """None: no communication time is computed."""
     timeout: float = 600.0
@@ -107,6 +117,8 @@ class CheckResult:
     costs: tuple[AxisCost, ...]
     memory: Memory | None
     wires: tuple[Wire, ...]
+    dtypes: str
+    """In which parameters are stored, gathered and reduced, and the optimizer's states."""
     known: tuple[Known, ...]
     found: tuple[Entry, ...]
     """Findings of the hunt."""
@@ -144,12 +156,22 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
     stack = environment.ensure(options.stack, tell)
     folder = run_folder(options.out, f"check-{config.parent.name.lower() or 'model'}")
     wrapper = options.wrapper or _wrapper(layout)
+    if (options.param_dtype or options.reduce_dtype) and wrapper != "fsdp2":
+        raise UsageError(
+            "--param-dtype and --reduce-dtype are arguments of fully_shard, and here "
+            "from_pretrained shards",
+            "Leave them out, or add --wrapper fsdp2",
+        )
     trial = Trial(
         name="check", scenario="check", variant="check",
-        task=CheckTask(str(config), options.simulate, options.length), world_size=ranks,
+        task=CheckTask(str(config), options.simulate, options.length, options.dtype),
+        world_size=ranks,
         layout={str(axis): size for axis, size in layout.axes.items()},
-        wrapper=WrapperSpec(kind=wrapper, reshard_after_forward=None), record=False,
-        timeout=options.timeout,
+        wrapper=WrapperSpec(
+            kind=wrapper, reshard_after_forward=None, param_dtype=options.param_dtype,
+            reduce_dtype=options.reduce_dtype,
+        ),
+        record=False, timeout=options.timeout,
     )  # fmt: skip
     place = folder / WORKED
     tell("planning and simulating", None)
@@ -177,8 +199,11 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
         checked=checked,
         cases=tuple(cases),
         costs=costs,
-        memory=check_cost.memory(checked.plan, checked.units) if checked.plan else None,
+        memory=check_cost.memory(checked.plan, checked.units, options.optimizer, options.master)
+        if checked.plan
+        else None,
         wires=check_cost.wires(costs, sizes, ranks, options.bandwidth) if options.bandwidth else (),
+        dtypes=_dtypes(checked, options),
         known=known_scenarios.concerning(checked.model_type, active, wrapper, stack.versions),
         found=tuple(e for e in register.read() if e.concerns(checked.model_type, active)),
         not_seen=(*checked.not_seen, *([f"the cost: {held}"] if held else [])),
@@ -186,6 +211,25 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
     )
     write_json(folder / RESULT, to_json(result))
     return result
+
+
+def _dtypes(checked: Checked, options: CheckOptions) -> str:
+    """Returns which dtypes were used; "" if nothing was planned."""
+    if not checked.plan:
+        return ""
+    stored = Counter[str]()
+    for row in checked.plan:
+        stored[row.dtype] += row.count
+    own = stored.pop(checked.dtype, 0)
+    kept = "".join(f", {wording.plural(n, 'parameter')} {dtype}" for dtype, n in stored.items())
+    held = f"parameters {checked.dtype} ({checked.dtype_from}){kept}" if own else kept[2:]
+    computed = options.param_dtype or checked.dtype
+    states = check_cost.OPTIMIZERS[options.optimizer]
+    master = " and a float32 copy of each parameter" if options.master else ""
+    return (
+        f"{held}; gathered in {computed}, gradients reduced in "
+        f"{options.reduce_dtype or computed}; {options.optimizer}: {states.words}{master}"
+    )
 
 
 def find_config(name: str) -> Path:
@@ -269,6 +313,7 @@ def to_json(result: CheckResult) -> dict[str, Any]:
         "layout": {str(axis): size for axis, size in result.layout.axes.items()},
         "ranks": result.ranks,
         "versions": dict(result.versions),
+        "dtypes": result.dtypes,
         **result.state.to_json(),
         "undecided": result.undecided,
         **{k: v for k, v in dataclasses.asdict(result.checked).items()

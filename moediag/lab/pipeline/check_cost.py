@@ -7,14 +7,64 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from moediag.evidence.model import Evidence
 from moediag.protocol import PlannedParameter, PlannedUnit
 from moediag.records import dataclass
 
 _EMBEDDING = ": embedding_rowwise"  # a rule of transformers' tensor parallel plans
-_MOMENTS = 2  # of AdamW, each as large as the parameter and in its dtype
+_BLOCK = 256  # elements that share one float32 scale, of 8-bit states
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What an optimizer keeps for each parameter."""
+
+    words: str
+    bytes: Callable[[PlannedParameter], float]
+    """On the rank that holds most."""
+
+
+def _moments(number: int) -> Callable[[PlannedParameter], float]:
+    return lambda row: number * row.most * row.element
+
+
+def _eight_bits(row: PlannedParameter) -> float:
+    return 2 * (row.most + 4 * math.ceil(row.most / _BLOCK))
+
+
+def _matrix(row: PlannedParameter) -> bool:
+    return len(row.shape) > 1
+
+
+def _muon(row: PlannedParameter) -> float:
+    hidden = _matrix(row) and "*" in row.name
+    return (1 if hidden else 2) * row.most * row.element
+
+
+def _factors(row: PlannedParameter) -> float:
+    """A row and a column of means for each matrix, and as many elements for a vector."""
+    if not _matrix(row):
+        return row.most * row.element
+    *outer, rows, columns = row.shape
+    return math.prod(outer) * (rows + columns) * row.element * row.most / math.prod(row.shape)
+
+
+OPTIMIZERS = {
+    "adamw": States("two moments in the parameters' dtype", _moments(2)),
+    "adamw-8bit": States(
+        f"two moments of 8 bits, with a float32 scale for each {_BLOCK} elements", _eight_bits
+    ),
+    "sgd": States("no state (no momentum)", _moments(0)),
+    "muon": States(
+        "one moment in the parameters' dtype for matrices of layers, AdamW's two for the rest",
+        _muon,
+    ),
+    "adafactor": States("means of rows and of columns, in the parameters' dtype", _factors),
+    "none": States("no state", _moments(0)),
+}
+_MASTER = 4  # bytes of an element of a float32 copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +139,14 @@ class Memory:
     optimizer: int
     largest_gather: int
     largest_unit: str
+    """Of those that are freed after their forward."""
+    resident: int = 0
+    """Gathered bytes of units that stay gathered until their backward ends, such as the root."""
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.largest_gather
+        gathered = self.resident + self.largest_gather
+        return self.parameters + self.gradients + self.optimizer + gathered
 
 
 def by_axis(units: Iterable[PlannedUnit]) -> tuple[AxisCost, ...]:
@@ -111,14 +165,18 @@ def _axis(axis: str, ranks: int, units: Sequence[PlannedUnit]) -> AxisCost:
         all_gathers=sum(u.count * u.gathers for u in some),
         gathered=sum(u.count * u.gathers * u.gathered * u.element for u in some),
         reduce_scatters=sum(u.count for u in some),
-        reduced=sum(u.count * u.gathered * u.element for u in some),
+        reduced=sum(u.count * u.gathered * _reduced(u) for u in some),
         all_reduces=sum(u.count for u in some if u.replicas > 1),
         padding=sum(u.count * u.gathers * (u.gathered - u.elements) * u.element for u in some),
         replicas=max((u.replicas for u in some), default=1),
         all_reduced=sum(
-            u.count * u.gathered * u.element // u.shards for u in some if u.replicas > 1
+            u.count * u.gathered * _reduced(u) // u.shards for u in some if u.replicas > 1
         ),
     )
+
+
+def _reduced(unit: PlannedUnit) -> int:
+    return unit.reduced_element or unit.element
 
 
 def wires(
@@ -155,14 +213,22 @@ def _wire(axis: str, sent: int, near: bool, bandwidth: Bandwidth) -> Wire:
     return Wire(axis, sent, gbps, not near, seconds, share)
 
 
-def memory(plan: Iterable[PlannedParameter], units: Iterable[PlannedUnit]) -> Memory:
+def memory(
+    plan: Iterable[PlannedParameter], units: Iterable[PlannedUnit], optimizer: str = "adamw",
+    master: bool = False,
+) -> Memory:  # fmt: skip
     plan = list(plan)
+    states = OPTIMIZERS[optimizer].bytes
+    kept = sum((states(row) + (_MASTER * row.most if master else 0)) * row.count for row in plan)
     own = sum(row.most * row.count * row.element for row in plan)
     gradients = sum(_of_gradient(row) * row.count * row.element for row in plan)
-    largest = max(units, key=lambda u: u.gathered * u.element, default=None)
+    units = list(units)
+    resident = sum(u.count * u.gathered * u.element for u in units if u.gathers == 1)
+    freed = (unit for unit in units if unit.gathers > 1)
+    largest = max(freed, key=lambda u: u.gathered * u.element, default=None)
     gather = largest.gathered * largest.element if largest is not None else 0
     module = largest.module if largest is not None else ""
-    return Memory(own, gradients, _MOMENTS * own, gather, module)
+    return Memory(own, gradients, round(kept), gather, module, resident)
 
 
 def _of_gradient(row: PlannedParameter) -> int:
@@ -209,7 +275,11 @@ def as_recorded(units: Iterable[PlannedUnit], evidence: Evidence, rank: int = 0)
     units = list(units)
     expected = {cost.axis: cost for cost in by_axis(units)}
     seen = recorded(evidence, rank)
-    element = {unit.axis: unit.element for unit in units}
+    element = {
+        (unit.axis, op): size
+        for unit in units
+        for op, size in (("all_gather", unit.element), ("reduce_scatter", _reduced(unit)))
+    }
     told = []
     for axis, cost in expected.items():
         for op, calls, size in (
@@ -217,7 +287,7 @@ def as_recorded(units: Iterable[PlannedUnit], evidence: Evidence, rank: int = 0)
             ("reduce_scatter", cost.reduce_scatters, cost.reduced),
         ):
             found = seen.get((axis, op), Recorded())
-            bytes_ = found.elements * element[axis]
+            bytes_ = found.elements * element[axis, op]
             if cost.ranks > 1 and (found.calls != calls or bytes_ != size):
                 told.append(
                     f"{op} on {axis}: {calls} calls with {size:,} bytes expected, {found.calls} "

@@ -82,6 +82,8 @@ def _question(result: CheckResult) -> Iterator[Row]:
     inside = " (tp inside ep)" if result.ranks < result.layout.world_size else ""
     yield Row("layout", f"{axes}{inside}, {wording.plural(result.ranks, 'rank')}")
     yield Row("stack", ", ".join(f"{name} {v}" for name, v in result.versions.items() if v))
+    if result.dtypes:
+        yield Row("dtypes", result.dtypes)
     if checked.asked:
         yield Row("sharded", f"by {checked.asked}")
 
@@ -202,15 +204,15 @@ def _cost(result: CheckResult) -> Iterator[Row]:
     yield from (Row("wires", _wire(wire)) for wire in result.wires)
     memory = result.memory
     if memory is not None:
-        gather = ""
+        gather = f" + {_bytes(memory.resident)} that stay gathered" if memory.resident else ""
         if memory.largest_gather:
             largest = _bytes(memory.largest_gather)
-            gather = f" + {largest} largest all-gather ({memory.largest_unit})"
+            gather += f" + {largest} largest all-gather ({memory.largest_unit})"
         yield Row(
             "memory",
             f"{_bytes(memory.total)} on the rank that holds most: {_bytes(memory.parameters)} "
-            f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} AdamW"
-            f"{gather}",
+            f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} "
+            f"optimizer{gather}",
         )
 
 

@@ -43,11 +43,10 @@ def work_at_the_end(dump: bytes) -> str:
 
 
 def _work(frames: Iterable[Mapping[str, object]]) -> str:
+    """Of the innermost frame that shows any: torch imports its compiler for a first step."""
     files = [str(f.get("filename", "")) for f in frames]
-    for words, parts in _WORK.items():
-        if any(part in file for file in files for part in parts):
-            return words
-    return ""
+    shown = ((file, words, parts) for file in files for words, parts in _WORK.items())
+    return next((words for file, words, parts in shown if any(p in file for p in parts)), "")
 
 
 def _in_socket(frames: list[dict[str, object]]) -> bool:

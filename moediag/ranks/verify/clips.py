@@ -54,6 +54,11 @@ class Clips:
         shrunk = _times(unclipped, own)
         return self._limit / shrunk if shrunk is not None and shrunk < _CLIPPED else None
 
+    @property
+    def calls(self) -> int:
+        """The calls that clipped in this step."""
+        return self._calls
+
     def next_step(self) -> None:
         self._calls, self._limit, self._norm = 0, None, None
 

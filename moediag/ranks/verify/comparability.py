@@ -82,14 +82,20 @@ def _samples(job: Run, runs: Sequence[Run]) -> Optional[Incomparable]:
                 "the reference saw different samples when it ran again with the same command",
                 "Set the seed of its data.",
             )
-    ranks = {rank: [step.samples for step in one.steps] for rank, one in job.ranks.items()}
+    ranks = {rank: one.steps for rank, one in job.ranks.items()}
+    if not any(steps[0].samples for steps in ranks.values()):
+        return Incomparable(
+            "no call of the model was seen in the distributed run's first step, so it is not known "
+            "what it was trained on",
+            "Call the model that was given (or wrapped), not another copy of it.",
+        )
     if not single[0]:
         return Incomparable(
             "the model is called without tensors that could be compared, so it is not known "
             "whether both runs saw the same samples"
         )
-    if same_samples.steps_alike(ranks, single) == 0:
-        of_first = {rank: steps[0] for rank, steps in ranks.items()}
+    if same_samples.steps_alike(ranks, runs[0].ranks[0].steps) == 0:
+        of_first = {rank: steps[0].samples for rank, steps in ranks.items()}
         over = next((one.averages_over for one in job.ranks.values()), [])
         repeated = same_samples.repeated(of_first, single[0], over)
         if repeated:
@@ -101,8 +107,8 @@ def _samples(job: Run, runs: Sequence[Run]) -> Optional[Incomparable]:
 def comparable_steps(job: Run, runs: Sequence[Run]) -> int:
     """Returns the number of first steps with the same samples in all runs."""
     single = [step.samples for step in runs[0].ranks[0].steps]
-    ranks = {rank: [step.samples for step in one.steps] for rank, one in job.ranks.items()}
-    alike = same_samples.steps_alike(ranks, single)
+    ranks = {rank: one.steps for rank, one in job.ranks.items()}
+    alike = same_samples.steps_alike(ranks, runs[0].ranks[0].steps)
     for run in runs[1:]:
         other = [step.samples for step in run.ranks[0].steps]
         same = [a == b for a, b in zip(single, other)]  # noqa: B905 - Python 3.9

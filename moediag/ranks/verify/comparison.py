@@ -14,7 +14,15 @@ from typing import Dict, List, Mapping, Optional, Tuple
 import torch
 
 from moediag.protocol import Applied, GradientError, Outcome, StepReplicas
-from moediag.protocol.outcome import FROZEN, LEFT_OUT
+from moediag.protocol.outcome import (
+    ABSENT,
+    FROZEN,
+    LEFT_OUT,
+    NOT_AVERAGED,
+    NOT_SENT,
+    NOT_SUMMED,
+    WrongModule,
+)
 from moediag.protocol.tolerance import SAME_RATE, SMALLEST, TRUE_NORM
 from moediag.ranks.verify import noise, slices, updates
 from moediag.ranks.verify.comparability import (
@@ -24,10 +32,12 @@ from moediag.ranks.verify.comparability import (
     comparable_steps,
     tied_apart,
 )
+from moediag.ranks.verify.first_wrong import FirstWrong
+from moediag.ranks.verify.module_calls import Calls
 from moediag.ranks.verify.otherwise import Otherwise, counts
 from moediag.ranks.verify.runs import Alone, Run
 from moediag.ranks.verify.tensor_files import Stored, Tensors
-from moediag.recorder.step.pieces import Where
+from moediag.recorder.step.pieces import WHOLE, Where
 from moediag.recorder.step.tensor_error import Tolerance, largest
 
 _ROUTED = re.compile(r"experts?\.|(?:^|\.)(?:gate|router)\.")
@@ -72,7 +82,23 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
         return _incomparable(job, _AUXILIARY)
     if noise.coarsest(dtypes) > noise.coarsest(["float32"]) and comparison.routed_otherwise():
         return _incomparable(job, _ROUTED_OTHERWISE)
-    return comparison.results(dtypes, steps)
+    if comparison.right and comparison.other_rate():
+        return _incomparable(job, Incomparable(f"{comparison.other_rate()}{_RATE}", _RATE_NEXT))
+    return comparison.results(
+        dtypes, steps, _first_wrong(job, runs) if comparison.began_wrong else {}
+    )
+
+
+def _first_wrong(job: Run, runs: List[Run]) -> Dict[int, WrongModule]:
+    """Returns by rank the first module that computes something wrong in the first step."""
+    read = {rank: Calls.read(job.folder, rank) for rank in job.ranks}
+    calls = {rank: one for rank, one in read.items() if one is not None}
+    alone, rounded = (Calls.read(run.folder, 0) for run in (runs[0], runs[2]))
+    if alone is None or rounded is None or len(calls) < len(job.ranks):
+        return {}
+    found = FirstWrong(calls, alone, rounded)
+    by_rank = {rank: found.of_rank(rank) for rank in job.ranks}
+    return {rank: one for rank, one in by_rank.items() if one is not None}
 
 
 def _placed(job: Run, by_bytes: List[str], alone: Alone) -> Tuple[Run, List[str]]:
@@ -112,6 +138,8 @@ _ROUTED_OTHERWISE = Incomparable(
     "in less than float32: rounding sends single tokens to other experts",
     "Use float32 in both commands.",
 )
+_RATE = "; all gradients agree, and weights after the step cannot be compared"
+_RATE_NEXT = "Give both commands the same learning rate, and compare again."
 _OBJECTIVE = (
     "If the loss has terms over a rank's own samples (an auxiliary loss, a mean over tokens of "
     "which ranks have different numbers), reduce them over ranks or switch them off, and compare "
@@ -132,6 +160,9 @@ class _Comparison:
     ) -> None:
         self._job = job
         self._otherwise = {rank: otherwise.of_rank(rank) for rank in job.ranks}
+        if reference.ranks[0].absent:
+            for one in self._otherwise.values():
+                one[ABSENT] = list(reference.ranks[0].absent)
         self._learns = otherwise.learns
         self._reference = reference.ranks[0]
         self._alone = alone
@@ -142,6 +173,8 @@ class _Comparison:
         self._not_seen: Dict[str, None] = {LABELS: None}
         for name in ambiguous:
             self._not_seen[f"{name}: its values fit several parts of the reference's tensor"] = None
+        self.began_wrong = False  # a gradient of step 1 is wrong
+        self._scaled: Dict[str, Tuple[float, float]] = {}  # learning rates from the first step on
         self._explained = False  # the weights differ because of a norm
 
     def step(self, number: int, measured: noise.Noise) -> bool:
@@ -150,9 +183,10 @@ class _Comparison:
         expected = self._alone.gradients[number - 1]
         self._updates.step(number, measured)
         self._explained |= self._other_norm(number)
-        skipped = self._other_rates(number)
+        skipped, diverged = self._other_rates(number)
         single = self._reference.steps[number - 1]
         rates = updates.rates(self._rates(number), single.rates)
+        of_ranks: Dict[int, Tensors] = {}
         counted = counts({r: o.steps[number - 1] for r, o in self._job.ranks.items()}, single)
         for rank in self._job.ranks:
             groups = self._job.step(rank, number)
@@ -162,7 +196,9 @@ class _Comparison:
                 for name in otherwise.get(FROZEN, ())
                 if self._learns(name)
             }
-            errors = _errors({**groups["gradients"], **frozen}, expected, measured)
+            own_gradients = {**groups["gradients"], **frozen, **self._absent()}
+            errors = _errors(own_gradients, expected, measured)
+            of_ranks[rank] = own_gradients
             self._gradients[rank][str(number)] = errors
             weights: Dict[str, GradientError] = {}
             if self._explained:
@@ -181,7 +217,8 @@ class _Comparison:
                     self._not_seen[f"weights after step {number}: gradients are near rounding"] = (
                         None
                     )
-            rate = rates[rank]
+            rate = rates[rank] or diverged
+            right = right and diverged is None
             self._applied[rank][str(number)] = Applied(
                 weights,
                 rate=rate[0] if rate else None,
@@ -192,7 +229,77 @@ class _Comparison:
             right = right and rank not in counted
             wrong = any(e.wrong for e in (*errors.values(), *weights.values()))
             right = right and not wrong and not skipped and not self._explained
+        self._told_not_sent(number)
+        self._told_unreduced(number, of_ranks, expected, measured)
         return right
+
+    def _absent(self) -> Tensors:
+        """Returns what no rank holds and one process trains: a missing gradient."""
+        wholes = {name: self._alone.start[name] for name in self._reference.absent}
+        return {
+            name: Stored(Where(WHOLE, tuple(whole.shape)), None)
+            for name, whole in wholes.items()
+            if whole is not None and self._learns(name)
+        }
+
+    def _told_not_sent(self, number: int) -> None:
+        """Says which wrong weights are right on the rank whose optimizer updates them."""
+        rates = self._rates(number)
+        weights = {rank: by_step[str(number)].weights for rank, by_step in self._applied.items()}
+        updated = {
+            name
+            for rank, own in weights.items()
+            for name, one in own.items()
+            if name in rates[rank] and not one.wrong
+        }
+        for rank, own in weights.items():
+            old = [n for n, one in own.items() if one.wrong and n not in rates[rank]]
+            if updated & set(old):
+                self._otherwise[rank][NOT_SENT] = [name for name in old if name in updated]
+
+    def _told_unreduced(
+        self,
+        number: int,
+        of_ranks: Mapping[int, Tensors],
+        expected: Mapping[str, Optional[torch.Tensor]],
+        measured: noise.Noise,
+    ) -> None:
+        """Says of which wrong gradients the ranks' mean or sum is right."""
+        wrong = {
+            name
+            for by_step in self._gradients.values()
+            for name, error in by_step[str(number)].items()
+            if error.wrong
+        }
+        self.began_wrong |= number == 1 and bool(wrong)
+        known = any(one.reduction for one in self._job.ranks.values())
+        for name in sorted(wrong) if len(of_ranks) > 1 and not known else ():
+            parts = [of.get(name) for of in of_ranks.values()]
+            tensors = [p.tensor for p in parts if p is not None and p.where.kind == WHOLE]
+            right = expected.get(name)
+            own = [one.float() for one in tensors if one is not None]
+            if right is None or len(own) < len(of_ranks) or own[0].shape != right.shape:
+                continue
+            total, scale = torch.stack(own).sum(0), largest([right])
+            if all(torch.equal(one, own[0]) for one in own):
+                continue
+            for how, value in ((NOT_AVERAGED, total / len(own)), (NOT_SUMMED, total)):
+                if float((value - right.float()).abs().max()) <= measured.allowed(name, scale):
+                    for otherwise in self._otherwise.values():
+                        otherwise.setdefault(how, []).append(name)
+                    break
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing that was compared is wrong."""
+        every = (
+            e
+            for by_step in (self._gradients, self._applied)
+            for steps in by_step.values()
+            for one in steps.values()
+            for e in (one if isinstance(one, dict) else one.weights).values()
+        )
+        return not self._explained and not any(e.wrong for e in every)
 
     def turned(self) -> bool:
         """Whether a wrong gradient has another direction than the reference's."""
@@ -204,19 +311,37 @@ class _Comparison:
     def _rates(self, number: int) -> Dict[int, Dict[str, float]]:
         return {rank: one.steps[number - 1].rates for rank, one in self._job.ranks.items()}
 
-    def _other_rates(self, number: int) -> List[str]:
-        """Returns the parameters with another learning rate than the reference's on all ranks."""
+    def _other_rates(self, number: int) -> Tuple[List[str], Optional[List[float]]]:
+        """Returns the parameters with another learning rate than the reference's on all ranks, and
+        both rates if they were equal in the step before: a scheduler went another way."""
         of_ranks = self._rates(number)
-        skipped = []
+        skipped, diverged = [], None
         for name, right in self._reference.steps[number - 1].rates.items():
             own = {rates[name] for rates in of_ranks.values() if name in rates}
             if len(own) == 1 and abs(next(iter(own)) - right) > SAME_RATE * abs(right):
                 skipped.append(name)
+                rate = next(iter(own))
+                if name not in self._scaled and number > 1:
+                    diverged = [rate, right]
+                    continue
+                self._scaled[name] = rate, right
                 self._not_seen[
                     f"weights after step {number}: the learning rate is {next(iter(own)):.6g} on "
                     f"every rank and {right:.6g} in the reference"
                 ] = None
-        return skipped
+        return skipped, diverged
+
+    def other_rate(self) -> str:
+        """Says by how much the learning rate differs from the reference's, if not by the number of
+        ranks or its root, by which programs scale it on purpose."""
+        world = len(self._job.ranks)
+        for rate, right in self._scaled.values():
+            times = rate / right if right else 0.0
+            if all(abs(times - usual) > SAME_RATE * usual for usual in (world, world**0.5)):
+                return (
+                    f"the learning rate is {rate:.6g} on every rank and {right:.6g} in one process"
+                )
+        return ""
 
     def _other_norm(self, number: int) -> bool:
         right = self._reference.steps[number - 1].norm
@@ -241,7 +366,9 @@ class _Comparison:
         moved = any(w.wrong for one in applied if one.rate is None for w in one.weights.values())
         return moved or any(e.times is None or e.times.residual > _MULTIPLE for e in wrong)
 
-    def results(self, dtypes: List[str], steps: int) -> List[Outcome]:
+    def results(
+        self, dtypes: List[str], steps: int, first_wrong: Mapping[int, WrongModule]
+    ) -> List[Outcome]:
         compared = max((len(by_step) for by_step in self._gradients.values()), default=0)
         coarse = noise.coarsest(dtypes) > noise.coarsest(["float32"])
         dtype = "bfloat16" if coarse else "float32"
@@ -270,7 +397,8 @@ class _Comparison:
                     steps_done=compared,
                     micro_batches=max(1, len(one.steps[0].losses)),
                     applied=self._applied[rank],
-                    trained_otherwise=self._otherwise[rank],
+                    trained_otherwise={**self._otherwise[rank], **one.reduction},
+                    first_wrong=first_wrong.get(rank),
                     next_step=_OBJECTIVE if self.turned() else "",
                     not_seen=list(
                         dict.fromkeys(

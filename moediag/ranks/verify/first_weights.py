@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -27,22 +27,31 @@ class FirstWeights:
         self._from = request.start_from
         self._rounding = request.rounding
         self._parts: Optional[Dict[str, Dict[int, Stored]]] = None
+        self.absent: List[str] = []  # parameters that no rank of the other run holds
         self.by_bytes: List[str] = []  # parameters whose parts only their bytes locate
 
-    def give(self, found: Sequence[Piece]) -> None:
-        """Overwrites ``found``. Raises NotApplicable if a name or a shape does not fit, and changes
-        nothing then."""
+    def give(self, found: Sequence[Piece], tied: Iterable[str] = ()) -> None:
+        """Overwrites ``found``; ``tied``: its other names. Raises NotApplicable if a name or a
+        shape does not fit, and changes nothing then. A model that has all that the ranks hold, and
+        more, keeps its own values of what is more: the ranks have lost it."""
         if self._from is None:
             return
         if self._parts is None:
             self._parts = parts_at_start(Path(self._from))
+        names = {piece.name for piece in found if piece.owner is not None}
+        lost = sorted(names - set(self._parts))
+        buffers = {piece.name for piece in found if piece.owner is None}
+        if set(self._parts) <= names | buffers | set(tied) and len(lost) < len(names):
+            self.absent += lost
         wholes: Dict[str, torch.Tensor] = {}
         unknown: Dict[str, List[str]] = {}  # reason -> names
         for piece in found:
             one, reason = self._whole(piece)
             if one is not None:
                 wholes[piece.name] = one
-            elif piece.owner is not None:  # a buffer that differs is computed by each run itself
+            elif (
+                piece.owner is not None and piece.name not in self.absent
+            ):  # a buffer that differs is computed by each run itself
                 unknown.setdefault(reason, []).append(piece.name)
         if unknown:
             raise NotApplicable("; ".join(_said(names, why) for why, names in unknown.items()))

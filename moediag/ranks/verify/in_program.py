@@ -187,6 +187,12 @@ class Step:
             return f"the reference failed: {error!r}"
         return ""
 
+    def _clips_by_hand(self) -> bool:
+        """Whether no function of torch clipped the gradients of the ranks: then the program did it
+        itself, before they were measured."""
+        steps = [step for one in read_measured(self._folder).values() for step in one.steps]
+        return all(step.clips == 0 for step in steps)
+
     def _reference(
         self, request: MeasureRequest, batch: Any, settings: Settings, no_copy: str
     ) -> None:
@@ -216,11 +222,21 @@ class Step:
                 measuring.leave_out(f"weights after the step: {no_copy}")
                 measuring.gradients_alone()
                 return
-            if asked.clip is not None:
+            if asked.clip is not None and self._clips_by_hand():
+                _clip_by_hand([p.grad for p in model.parameters()], asked.clip)
+            elif asked.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), asked.clip)
             optimizer.step()
         finally:
             measuring.remove()
+
+
+def _clip_by_hand(gradients: List[Any], limit: float) -> None:
+    """Scales gradients as ``torch.nn.utils.clip_grad_norm_``, which is measured before it acts."""
+    own = [one for one in gradients if one is not None]
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in own]))
+    for one in own:
+        one.mul_(min(limit / float(norm + 1e-6), 1.0))
 
 
 def _divided(piece: Piece) -> bool:

@@ -6,6 +6,7 @@ torch's optimizers is the step, and clipping goes through functions of ``torch.n
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import os
@@ -24,13 +25,17 @@ from moediag.ranks.verify import model_facts, samples
 from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
-from moediag.ranks.verify.model_pieces import NotReduced, Piece, pieces, tied
+from moediag.ranks.verify.merged_steps import MergedSteps
+from moediag.ranks.verify.model_pieces import OUTER, NotReduced, Piece, owners, pieces, tied
+from moediag.ranks.verify.module_calls import ModuleCalls
 from moediag.ranks.verify.rank_answer import Answer
+from moediag.ranks.verify.reduction import Reduction
 from moediag.ranks.verify.room import enough_room
 from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.patches import Patches
 from moediag.recorder.step.hooks import StepHooks
-from moediag.recorder.step.pieces import distributed
+from moediag.recorder.step.pieces import WHOLE, distributed
 
 _STRANGE = (
     "its optimizer holds no parameter of the model that was called (DeepSpeed's ZeRO and other "
@@ -76,11 +81,19 @@ class Measuring:
         self._clips = Clips(self._hooks, self._before_clip)
         self._dtypes: Set[torch.dtype] = set()  # of what modules have returned
         self._gradients: Tensors = {}  # of this step, before clipping
+        self._modules = ModuleCalls()
+        self._reduction = Reduction()
+        self._tied: Dict[str, str] = {}  # other name of a parameter -> its first name
+        self._total = 0  # of the samples of this step
+        self._unsettled = False  # the program may still change the weights of the last step
+        self._complete = False  # all steps were made
         self._strange = 0  # steps of optimizers that hold no parameter of the model
 
     def install(self) -> None:
         """Replaces what the program will call. Call it once, right after torch was imported, or
         where the model of the scope is about to make a step."""
+        if self._request.merged > 1:
+            MergedSteps(self._request.merged, Patches()).install()
         self._hooks.around_forward(
             self._outermost,
             functools.partial(self._guarded, self._before_forward),
@@ -93,10 +106,17 @@ class Measuring:
         self._hooks.after_step(self._after_step)
         if self._scope is not None:
             self._guarded(self._begin, self._scope.model)
+        else:
+            atexit.register(self._at_exit)
 
     def remove(self) -> None:
         """Takes everything back that :meth:`install` has replaced."""
+        atexit.unregister(self._at_exit)
         self._hooks.remove()
+
+    def _at_exit(self) -> None:
+        if self._active() and self._answer.open and self._complete:
+            self._guarded(self._settle, False)
 
     def _begin(self, module: Any) -> None:
         if self._claim():
@@ -135,6 +155,8 @@ class Measuring:
     def no_more(self) -> None:
         """Says that the step of the scope is over, whatever was measured."""
         if self._answer.open:
+            self._guarded(self._settle)
+        if self._answer.open and not self._answer.known.steps:
             self._problem(_STRANGE if self._strange else "no optimizer of it made a step")
 
     def _active(self) -> bool:
@@ -161,7 +183,7 @@ class Measuring:
 
     def _outermost(self, module: Any) -> bool:
         """Whether a forward that trains begins here."""
-        if self._scope is not None and module is not self._scope.model:
+        if self._scope is not None and all(module is not one for one in _shells(self._scope.model)):
             return False
         return (
             self._active()
@@ -174,23 +196,33 @@ class Measuring:
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
         if self._answer.value is None and not self._claim():
             return None
+        if self._answer.open:
+            self._settle()
         if not self._answer.open:
-            self._ending.wait()
             return None
-        if all(root() is not module for root in self._roots):
+        if self._scope is None and all(root() is not module for root in self._roots):
             self._add_root(module)
-        if self._roots[0]() is module:
-            self._now.samples.extend(samples.hashes(args, kwargs))
-        return model_facts.random_state()
+        rows: List[str] = []
+        if self._scope is not None or self._roots[0]() is module:
+            rows = samples.hashes(args, kwargs)
+            self._now.samples.extend(rows)
+            self._total += samples.total(args, kwargs)
+        self._reduction.forward(module)
+        self._modules.begin(rows)
+        return module, args, kwargs, model_facts.random_state()
 
-    def _returned(self, result: Any) -> None:
+    def _returned(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
         if isinstance(result, torch.Tensor):
             self._dtypes.add(result.dtype)
+        if self._modules.open:
+            self._guarded(self._modules.returned, module, args, kwargs, result)
 
-    def _after_forward(self, before: Any, result: Any) -> None:
+    def _after_forward(self, called: Any, result: Any) -> None:
         answer = self._answer.value
-        if before is None or answer is None:
+        if called is None or answer is None:
             return
+        module, args, kwargs, before = called
+        self._modules.returned(module, args, kwargs, result)
         found = {model_facts.dtype_name(d) for d in self._dtypes if d.is_floating_point}
         if not found <= set(answer.dtypes):
             self._answer.tell(dtypes=sorted({*answer.dtypes, *found}))
@@ -220,7 +252,10 @@ class Measuring:
         found = [p for p in pieces(module, prefix) if p.owner is None or id(p.owner) not in known]
         self._clips.of_fsdp1(module)
         enough_room(found, self._request, alone=self._answer.known.world_size == 1)
-        self._first.give(found)
+        others = tied(module, prefix)
+        self._tied.update(others)
+        self._first.give(found, others)
+        self._modules.add(module, prefix)
         self._start.update({p.name: _stored(p, p.read()) for p in found})
         self._pieces.update((p.name, p) for p in found)
         self._write_start()
@@ -235,7 +270,8 @@ class Measuring:
             across_samples=answer.across_samples or model_facts.across_samples(module),
             by_bytes=self._first.by_bytes,
             averages_over=answer.averages_over or model_facts.averages_over(module),
-            tied={**answer.tied, **tied(module, prefix)} if answer.world_size == 1 else {},
+            tied={**answer.tied, **others} if answer.world_size == 1 else {},
+            absent=self._first.absent,
         )
 
     def _write_start(self) -> None:
@@ -279,8 +315,14 @@ class Measuring:
     # ------------------------------------------------------------------ the step
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._active() and self._answer.open:
+        if not self._active() or self._answer.value is None:
+            return
+        if self._complete:
+            self._guarded(self._settle)
+        if self._answer.open:
             self._guarded(self._gradients_of, optimizer)
+        else:
+            self._ending.wait()
 
     def _after_step(self, optimizer: Any) -> None:
         if self._active() and self._answer.open:
@@ -306,7 +348,8 @@ class Measuring:
         own = self._own(optimizer)
         if known:
             own_pieces = {name: piece for name, (piece, _) in own.items()}
-            self._now = dataclasses.replace(self._now, norm=self._clips.norm(known, own_pieces))
+            norm = self._clips.norm(known, own_pieces)
+            self._now = dataclasses.replace(self._now, norm=norm, clips=self._clips.calls)
         for name, (piece, _) in own.items():
             if name not in known:
                 self._keep_gradient(piece, by)
@@ -333,22 +376,69 @@ class Measuring:
         }
         self._now = dataclasses.replace(self._now, updates=_updates(optimizer, own))
         self._write_step(number, groups, {name: rate for name, (_, rate) in own.items()})
-        if min(self._steps_of.values()) >= self._request.steps:
+        self._unsettled = True
+        self._complete = min(self._steps_of.values()) >= self._request.steps
+        if self._complete and answer.world_size == 1:
             self._enough()
+
+    def _settle(self, ends: bool = True) -> None:
+        """Reads the weights of the last step again: between the optimizer's step and the next
+        forward the program may send updates to other ranks, or copy main weights back."""
+        if self._unsettled and self._answer.known.world_size > 1:
+            self._unsettled = False
+            weights = {p.name: _stored(p, p.read()) for p in self._pieces.values() if p.trainable}
+            weights.update(self._replaced())
+            self._answer.add_weights(len(self._answer.known.steps), weights)
+        if self._complete and ends:
+            self._enough()
+        elif self._complete:
+            self._answer.tell(done=True)
+
+    def _replaced(self) -> Tensors:
+        """Returns the plain tensors that took the place of parameters after the first forward."""
+        if any(p.where.kind != WHOLE for p in self._pieces.values() if p.owner is not None):
+            return {}
+        found: Tensors = {}
+        for number, root in enumerate(self._roots, start=1):
+            prefix = f"model{number}." if number > 1 else ""
+            for name, now in owners(root(), prefix).items() if root() is not None else ():
+                piece = self._pieces.get(self._tied.get(name, name))
+                if piece is not None and piece.owner is not now and now.shape == piece.where.shape:
+                    found[name] = _stored(piece, now)
+                    self._start.setdefault(name, self._start[piece.name])
+        if found:
+            self._write_start()
+        return found
 
     def _has_foreign(self, optimizer: Any) -> bool:
         known = {id(piece.owner) for piece in self._pieces.values()}
         return any(id(p) not in known for group in optimizer.param_groups for p in group["params"])
 
     def _write_step(self, number: int, groups: Dict[str, Tensors], rates: Dict[str, float]) -> None:
-        step = dataclasses.replace(self._now, rates=rates)
+        total = f"{self._total % (1 << 64):x}" if self._now.samples else ""
+        step = dataclasses.replace(self._now, rates=rates, total=total)
+        if self._modules.open:
+            self._modules.write(self._folder, self._answer.known.rank)
+            self._answer.tell(reduction=self._reduction.found())
+            if self._modules.full_at:
+                self._answer.not_checked(
+                    f"outputs of modules from {self._modules.full_at} on: they take too much memory"
+                )
         if self._answer.write_step(number, groups, step):
-            self._now = MeasuredStep()
+            self._now, self._total = MeasuredStep(), 0
             self._clips.next_step()
 
     def _enough(self) -> None:
         self._answer.tell(done=True)
         self._ending.begin()
+
+
+def _shells(model: Any) -> List[Any]:
+    """Returns a model and, if it is a wrapper that only forwards, what is in it."""
+    found = [model]
+    while type(found[-1]).__name__ in OUTER:
+        found.append(found[-1].module)
+    return found
 
 
 def _updates(optimizer: Any, own: Dict[str, Tuple[Piece, float]]) -> Dict[str, float]:

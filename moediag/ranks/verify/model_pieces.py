@@ -23,7 +23,8 @@ from moediag.recorder.step.pieces import (
     where,
 )
 
-_OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+# Wrappers that only forward to their module.
+OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 _FSDP1 = "FullyShardedDataParallel"
 
 
@@ -49,7 +50,7 @@ def pieces(root: Any, prefix: str = "") -> List[Piece]:
     """Returns the pieces of all parameters and buffers of ``root``, by name in its own model, each
     with ``prefix``. No communication. Raises NotApplicable if torch does not tell where one is."""
     found: Dict[str, Piece] = {}
-    wrappers = [name for name, module in root.named_modules() if type(module).__name__ in _OUTER]
+    wrappers = [name for name, module in root.named_modules() if type(module).__name__ in OUTER]
 
     def named(name: str) -> str:
         return prefix + plain_name(name, wrappers)
@@ -71,12 +72,20 @@ def pieces(root: Any, prefix: str = "") -> List[Piece]:
     return list(found.values())
 
 
+def owners(root: Any, prefix: str = "") -> Dict[str, Any]:
+    """Returns the parameters of ``root`` under all their names."""
+    outer = [name for name, module in root.named_modules() if type(module).__name__ in OUTER]
+    return {
+        prefix + plain_name(name, outer): parameter
+        for name, parameter in root.named_parameters(remove_duplicate=False)
+    }
+
+
 def tied(root: Any, prefix: str = "") -> Dict[str, str]:
     """Returns the other names of parameters that have several, with the name in :func:`pieces`."""
     first: Dict[int, str] = {}
     found: Dict[str, str] = {}
-    for name, parameter in root.named_parameters(remove_duplicate=False):
-        name = prefix + plain_name(name)
+    for name, parameter in owners(root, prefix).items():
         if first.setdefault(id(parameter), name) != name:
             found[name] = first[id(parameter)]
     return found

@@ -61,6 +61,12 @@ class Answer:
         self._start_size, before = path.stat().st_size, self._start_size
         self.tell(size=self.known.size + self._start_size - before)
 
+    def add_weights(self, number: int, weights: Tensors) -> None:
+        """Writes the weights of step ``number`` as they are now."""
+        path = self._folder / measured.step_tensors(self.known.rank, number)
+        groups = tensor_files.load(path)
+        tensor_files.save(path, {**groups, "weights": {**groups["weights"], **weights}})
+
     def write_step(self, number: int, groups: Dict[str, Tensors], step: MeasuredStep) -> bool:
         """Writes step ``number`` (from 1). Returns whether it is a new one: several optimizers make
         one step together."""

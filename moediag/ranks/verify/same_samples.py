@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from typing import Dict, List, Mapping, Sequence
 
+from moediag.protocol import MeasuredStep
 
-def steps_alike(ranks: Mapping[int, Sequence[List[str]]], alone: Sequence[List[str]]) -> int:
+
+def steps_alike(ranks: Mapping[int, Sequence[MeasuredStep]], alone: Sequence[MeasuredStep]) -> int:
     """Returns the number of first steps in which the ranks together saw the samples of ``alone``.
 
     Ranks that share a model (tensor parallelism) see the same rows, so each row may be seen by
-    several ranks, but all rows by equally many. ``ranks``: rank -> step -> hashes.
+    several ranks, but all rows by equally many.
     """
     count = 0
     for step, single in enumerate(alone):
         if any(step >= len(steps) for steps in ranks.values()):
             return count
-        if not _alike([steps[step] for steps in ranks.values()], single):
+        of_ranks = [steps[step] for steps in ranks.values()]
+        split = split_alike([one.total for one in of_ranks], single.total)
+        if not split and not _alike([one.samples for one in of_ranks], single.samples):
             return count
         count += 1
     return count
@@ -27,6 +31,17 @@ def _alike(ranks: Sequence[List[str]], single: Sequence[str]) -> bool:
     if set(seen) != set(expected) or not expected:
         return False
     return len({seen[row] / expected[row] for row in expected}) == 1
+
+
+def split_alike(ranks: Sequence[str], alone: str) -> bool:
+    """Whether the ranks together saw all elements of the samples of ``alone``, each equally often:
+    parts of sequences, or the same documents in other rows. Totals as hexadecimal text."""
+    if not alone or not all(ranks):
+        return False
+    found = sum(int(one, 16) for one in ranks) % (1 << 64)
+    return any(
+        (found - times * int(alone, 16)) % (1 << 64) == 0 for times in range(1, len(ranks) + 1)
+    )
 
 
 def repeated(ranks: Mapping[int, List[str]], single: Sequence[str], over: Sequence[int]) -> str:

@@ -34,6 +34,24 @@ def hashes(args: Any, kwargs: Any) -> List[str]:
     return found
 
 
+def total(args: Any, kwargs: Any) -> int:
+    """Returns a sum over all elements of a call's samples, modulo 2**64: it does not depend on how
+    they are split or arranged."""
+    mask = kwargs.get(_MASK) if isinstance(kwargs, dict) else None
+    found = 0
+    for tensor in _tensors([args, kwargs]):
+        if tensor.dim() == 0 or tensor.requires_grad or tensor is mask or tensor.is_complex():
+            continue
+        own = tensor.detach().cpu()
+        if isinstance(mask, torch.Tensor) and own.shape[:2] == mask.shape:
+            own = own[mask.detach().cpu() != 0]
+        whole = own.float().contiguous().view(torch.int32) if own.is_floating_point() else own
+        mixed = whole.to(torch.int64) * -7046029254386353131
+        mixed = (mixed ^ (mixed >> 31)) * -4658895280553007687
+        found += int((mixed ^ (mixed >> 29)).sum())
+    return found % (1 << 64)
+
+
 def _kept(mask: Any, rows: int) -> Any:
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[0] == rows:
         return mask.detach() != 0

@@ -24,7 +24,7 @@ _STUCK = 8  # calls of step() without a new step: its model is not seen running
 _MAX_NONFINITE = 20  # names that are listed
 
 
-class _Known:
+class Known:
     """What is known of one optimizer."""
 
     __slots__ = ("count", "due", "looked", "ordinal", "same", "step")
@@ -33,7 +33,7 @@ class _Known:
         self.step = 0  # of the last call
         self.same = 0  # calls since the step's number last changed
         self.count = 0  # calls of step() so far
-        self.looked = False  # for a model that has its parameters
+        self.looked = 0  # the step in which a model that has its parameters was looked for
         self.due = 1  # the next step to check, or the first one after it
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
 
@@ -45,15 +45,12 @@ class OptimizerChecks:
         self._context = context
         self._recorder = context.recorder
         self._scale = scale
-        self._optimizers = ByObject()  # optimizer -> _Known
-        self._models = ByObject()  # model whose optimizers have a part of it -> _Known
-        self._shared = 0  # the step in which these were last checked
+        self._optimizers = ByObject()  # optimizer -> Known
         self._ordinals: Dict[str, int] = {}  # key -> optimizers that have it
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
 
     def install(self) -> None:
         self._recorder.hooks.before_step(self._before)
-        self._context.on_check.append(self._check_shared)
 
     def optimizers(self) -> List[Any]:
         """The optimizers that stepped and still exist."""
@@ -75,7 +72,7 @@ class OptimizerChecks:
         context.steps += 1
         known = self._optimizers.get(optimizer)
         if known is None:
-            known = self._optimizers.set(optimizer, _Known())
+            known = self._optimizers.set(optimizer, Known())
         step = self.step_of(known.count)
         known.same = known.same + 1 if step == known.step else 0
         known.step = step
@@ -93,7 +90,7 @@ class OptimizerChecks:
                     context.guarded(WATCHER, tell, step)
         known.count += 1
 
-    def _check(self, optimizer: Any, known: _Known, step: int, line: str) -> None:
+    def _check(self, optimizer: Any, known: Known, step: int, line: str) -> None:
         found = [
             (parameter, number)
             for number, group in enumerate(optimizer.param_groups)
@@ -102,9 +99,10 @@ class OptimizerChecks:
         names = self._context.names.of([parameter for parameter, _ in found])
         named = [(p, g, n) for (p, g), n in zip(found, names) if n is not None]  # noqa: B905
         if len(named) < len(found) and not known.looked:
-            known.looked, known.due = True, step + 2  # when its model has been seen running
+            known.looked = step
+            known.due = min(known.due, step + 2)  # when its model has been seen running
             self._recorder.look_for_models()
-        elif len(named) < len(found):
+        elif len(named) < len(found) and step > known.looked + 1:
             self._recorder.note_not_seen(
                 "laws: parameters of an optimizer that belong to no module seen running "
                 "(DeepSpeed's partitions are such parameters)"
@@ -113,7 +111,7 @@ class OptimizerChecks:
             return
         parameters = [parameter for parameter, _, _ in named]
         pieces = self._context.sets.pieces(parameters)
-        layout = self._layout(type(optimizer).__name__, known, named, pieces)
+        layout = self.layout(type(optimizer).__name__, known, named, pieces)
         if layout is None:
             return
         number, groups = layout
@@ -135,9 +133,9 @@ class OptimizerChecks:
 
         self._context.log.event(
             "check", pieces=number, step=step, count=known.count,
-            clocks=[self._clock(group) for group in groups],
+            clocks=[self.clock(group) for group in groups],
             params=shown(values),
-            grads=[_shown_gradient(p, g, one, self._context.closure) for p, g, one
+            grads=[shown_gradient(p, g, one, self._context.closure) for p, g, one
                    in zip(parameters, gradients, shown(of_gradients))],  # noqa: B905
             sketches=prints.sketches(),
             state={**{name: shown(places) for name, places in state.items()}, **plain},
@@ -148,44 +146,8 @@ class OptimizerChecks:
             line=line,
         )  # fmt: skip
 
-    def _check_shared(self, step: int) -> None:
-        """The parameters of a model in DistributedDataParallel of which each rank's optimizer has
-        only a part (ZeRO): all of them are equal before an update. Once in each checked step."""
-        if step == self._shared:
-            return
-        self._shared = step
-        owned = {
-            id(p)
-            for one in self.optimizers()
-            for group in one.param_groups
-            for p in group["params"]
-        }
-        for model in self._context.sets.wrapped():
-            trained = [p for p in model.parameters() if p.requires_grad]
-            if all(id(p) in owned for p in trained) or not any(id(p) in owned for p in trained):
-                continue
-            names = self._context.names.of(trained)
-            named = [(p, 0, n) for p, n in zip(trained, names) if n is not None]  # noqa: B905
-            parameters = [p for p, _, _ in named]
-            known = self._models.get(model)
-            if known is None:
-                known = self._models.set(model, _Known())
-            layout = self._layout("", known, named, self._context.sets.pieces(parameters))
-            if layout is None:
-                continue
-            prints = Fingerprints()
-            places = [prints.add(local(p)) for p in parameters]
-            read = prints.read()
-            self._context.log.event(
-                "check", pieces=layout[0], step=step, count=0,
-                clocks=[self._clock(group) for group in layout[1]],
-                params=[None if at is None else read[at] for at in places],
-                grads=[None] * len(places), state={}, hyper=[],
-                owned=[n for p, _, n in named if id(p) in owned],
-            )  # fmt: skip
-
-    def _layout(
-        self, optimizer: str, known: _Known, named: List[Any], pieces: List[Piece]
+    def layout(
+        self, optimizer: str, known: Known, named: List[Any], pieces: List[Piece]
     ) -> Optional[Tuple[int, List[Any]]]:
         """The id of what the optimizer of this class has ("": a whole model), written at first use,
         and the group of each set."""
@@ -221,7 +183,7 @@ class OptimizerChecks:
             self._context.log.event("pieces", keep=True, id=number, **fields)
         return number, groups
 
-    def _clock(self, group: Any) -> Optional[int]:
+    def clock(self, group: Any) -> Optional[int]:
         """Calls on the group so far: the same on all members at the same point of the program."""
         return None if group is None else self._recorder.groups.info(group).issued
 
@@ -234,8 +196,8 @@ def _gradient(parameter: Any) -> Any:
     return local(gradient)
 
 
-def _shown_gradient(
-    parameter: Any, gradient: Any, read: Optional[str], closure: bool
+def shown_gradient(
+    parameter: Any, gradient: Any, read: Optional[str], closure: bool = False
 ) -> Optional[str]:
     """Tells no gradient, and one of zeros, from others."""
     if not local(parameter).numel() or not parameter.requires_grad:

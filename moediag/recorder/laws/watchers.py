@@ -13,6 +13,8 @@ from moediag.recorder.laws.model_inputs import ModelInputs
 from moediag.recorder.laws.model_modes import ModelModes
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
+from moediag.recorder.laws.schedulers import Schedulers
+from moediag.recorder.laws.whole_models import WholeModels
 from moediag.recorder.laws.wrapping import Wrapping
 
 
@@ -26,6 +28,7 @@ def record(recorder: Recorder, folder: str) -> None:
     clip_norms.install(context, scale)
     checks = OptimizerChecks(context, scale)
     checks.install()
+    WholeModels(context, checks).install()
     ClearedGradients(context).install()
     DeclaredEqual(context).install()
     Loading(context).install()
@@ -33,3 +36,4 @@ def record(recorder: Recorder, folder: str) -> None:
     ModelModes(context, checks.optimizers).install()
     ModelInputs(context).install()
     Wrapping(context).install()
+    Schedulers(context).install()

@@ -1,10 +1,10 @@
-"""Records how a program uses wrappers: a wrapped model that is called without its wrapper, and one
-that accelerate returned without one."""
+"""Records how a program uses wrappers: a wrapped model that is called without its wrapper, updates
+without any backward outside of no_sync, and a model that accelerate returned without a wrapper."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import torch
 
@@ -13,6 +13,7 @@ from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import Hook
 
 WATCHER = "laws"
+_MOST_CALLS = 1000  # of a wrapper for one update
 _ACCELERATOR = "accelerate.accelerator"
 _DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_HPU", "MULTI_MLU")
 
@@ -23,9 +24,16 @@ class Wrapping:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._recorder = context.recorder
+        self._calls: List[
+            bool
+        ] = []  # of wrappers since the last update: whether gradients are reduced
+        self._told = False
 
     def install(self) -> None:
         self._context.sets.on_wrapped.append(self._wrapped)
+        self._recorder.hooks.before_step(
+            lambda *of: self._context.guarded(WATCHER, self._stepped, *of)
+        )
         self._recorder.on_uninstall.append(when_imported(_ACCELERATOR, self._watch_accelerate))
 
     def _wrapped(self, ddp: Any) -> None:
@@ -41,8 +49,23 @@ class Wrapping:
                 step = self._recorder.current_step
                 self._context.log.event("bare", keep=True, step=step, line=line)
 
+        def called(_recorder: Any, module: Any, _args: Any) -> None:
+            if torch.is_grad_enabled() and module.training and len(self._calls) < _MOST_CALLS:
+                self._calls.append(bool(module.require_backward_grad_sync))
+
+        outer = ddp.register_forward_pre_hook(Hook(called))
+        self._recorder.on_uninstall.append(outer.remove)
         handle["it"] = ddp.module.register_forward_pre_hook(Hook(before))
         self._recorder.on_uninstall.append(lambda: handle["it"].remove() if handle else None)
+
+    def _stepped(self, _optimizer: Any, _closure: bool, frame: Any) -> None:
+        calls, self._calls = self._calls, []
+        if calls and not any(calls) and not self._told:
+            self._told = True
+            line = self._recorder.user_lines.innermost(frame)
+            self._context.log.event(
+                "unreduced", keep=True, step=self._recorder.current_step, line=line
+            )
 
     def _watch_accelerate(self) -> None:
         context = self._context

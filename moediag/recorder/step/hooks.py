@@ -30,11 +30,11 @@ class StepHooks:
         wanted: Callable[[Any], bool],
         before: Callable[[Any, Any, Any], Any],
         after: Callable[[Any, Any], None],
-        inside: Callable[[Any], None],
+        inside: Callable[[Any, Any, Any, Any], None],
     ) -> None:
         """Of each outermost call of a module that ``wanted(module)`` accepts, calls ``value =
         before(module, args, kwargs)`` and ``after(value, result)``, and in between
-        ``inside(result)`` with what every module in it returns.
+        ``inside(module, args, kwargs, result)`` after the call of every module in it.
 
         It costs something in every call of every module; a recorded job uses
         :attr:`moediag.recorder.core.Recorder.on_forward`."""
@@ -49,7 +49,7 @@ class StepHooks:
                 if running or not wanted(module):
                     result = original(module, *args, **kwargs)
                     if running:
-                        inside(result)
+                        inside(module, args, kwargs, result)
                     return result
                 running = True
                 try:

@@ -6,6 +6,8 @@ import textwrap
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.facts import Facts
@@ -227,6 +229,27 @@ class TestCallsOfLibraries:
         fork = Facts(replace(evidence, ranks=ranks)).fork
         assert fork is not None
         return [one.text for one in fork.decisions]
+
+    @pytest.mark.parametrize(("op", "decided"), [("broadcast", ["if check()"]), ("all_reduce", [])])
+    def test_a_forward_broadcasts_buffers_at_some_times(self, op: str, decided: list[str]) -> None:
+        evidence = job("""
+            def main():
+                while True:
+                    model(x)  # C
+                    if check():
+                        all_gather()  # A
+                    model(y)
+                    barrier()  # B
+        """)
+        ranks = {}
+        for rank, seen in evidence.ranks.items():
+            first, *common = (replace(c, op=op) for c in seen.collectives[:TIMES])
+            first = replace(first, site="train.py:6 main")
+            calls = (first, *common, *seen.collectives[TIMES:])
+            ranks[rank] = replace(seen, collectives=calls)
+        fork = Facts(replace(evidence, ranks=ranks)).fork
+        assert fork is not None
+        assert [one.text for one in fork.decisions] == decided
 
     def test_the_next_step_is_another_visit_of_the_line(self) -> None:
         assert self.found(step=TIMES + 1) == ["if done()"]

@@ -311,6 +311,51 @@ class TestPlainParameters:
 
         assert not diagnose(job(2, change, PLAIN, names=self.NAMES)).suspicious
 
+    def sent(self, still: int = 1, grads: str = "g", kept: bool = True) -> Diagnosis:
+        """Rank 0 keeps the first value of down.weight, as far as it is ``still``."""
+
+        def change(of: int, one: LawCheck) -> LawCheck:
+            rows = list(one.params)
+            if of == 0:
+                rows[1] = "first" if still else f"other@{one.step}"
+            if one.step == 1:
+                rows[1] = "first"
+            elif not kept and of:
+                rows[0] = f"{rows[0]} of {of}"
+            own = tuple(replace(p, ranks=()) for p in one.pieces)
+            row = (grads, grads, grads)
+            return replace(one, params=tuple(rows), grads=row, pieces=own, clocks=())
+
+        return diagnose(job(2, change, PLAIN, names=self.NAMES))
+
+    def test_an_update_that_one_rank_made_alone_is_a_failure(self) -> None:
+        of = self.sent()
+        assert (of.verdict, of.culprits) == ("replica-divergence", ())
+        assert "down.weight) kept its first value on rank 0" in of.cause
+
+    @pytest.mark.parametrize("change", [{"still": 0}, {"grads": ""}, {"kept": False}])
+    def test_one_that_moves_without_gradient_or_in_another_model_is_suspicious(
+        self, change: dict[str, Any]
+    ) -> None:
+        of = self.sent(**change)
+        assert of.verdict == "clean" and of.suspicious
+
+    def test_equal_gradients_of_other_matrices_show_one_loss(self) -> None:
+        """Tensor parallelism: up.weight is a slice, and norm.weight has no complete gradient."""
+
+        def change(of: int, one: LawCheck, apart: int = 1) -> LawCheck:
+            own = tuple(replace(p, ranks=()) for p in one.pieces)
+            later = other(one.params, of) if one.step > 1 else one.params
+            params = (f"slice {of}", *later[1:])
+            grads = (f"slice {of}", *(other(one.grads, of)[1 : apart + 1]), *one.grads[apart + 1 :])
+            return replace(one, params=params, grads=grads, pieces=own, clocks=())
+
+        names = ("up.weight", "norm.weight", "head.weight")
+        of = diagnose(job(2, change, PLAIN, names=names))
+        assert "1 parameter (norm.weight) differ" in of.suspicious[0]
+        alone = lambda of, one: change(of, one, 2)  # noqa: E731
+        assert not diagnose(job(2, alone, PLAIN, names=names)).suspicious
+
     def test_a_model_that_accelerate_did_not_wrap_is_a_failure(self) -> None:
         events = {"unwrapped": ({"model": "Net", "line": "train.py:7 main"},)}
         of = self.found(*self.NAMES, events=events)
@@ -348,9 +393,9 @@ class TestPlainParameters:
 
 
 class TestCalledWithoutTheWrapper:
-    def found(self, *calls: Collective, bare: bool = True) -> Diagnosis:
+    def found(self, *calls: Collective, event: str = "bare") -> Diagnosis:
         evidence = job(2, drift(1, 2))  # type: ignore[arg-type]
-        events = {"bare": ({"line": "train.py:6 main", "step": 1},)} if bare else {}
+        events = {event: ({"line": "train.py:6 main", "step": 1},)}
         every = {}
         for rank, seen in evidence.ranks.items():
             laws = replace(seen.laws or RankLaws(), others=events)
@@ -370,7 +415,13 @@ class TestCalledWithoutTheWrapper:
 
     def test_without_such_a_call_averaging_explains_nothing(self) -> None:
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
-        assert self.found(call, bare=False).verdict == "replica-divergence"
+        assert self.found(call, event="").verdict == "replica-divergence"
+
+    def test_no_sync_that_is_never_left_is_the_cause(self) -> None:
+        of = self.found(event="unreduced")
+        assert "was inside no_sync" in of.cause and of.next_step.startswith("Leave no_sync")
+        call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
+        assert self.found(call, event="unreduced").suspicious  # local SGD
 
 
 def test_an_update_that_was_not_sent_is_that_of_its_owner() -> None:

@@ -144,6 +144,28 @@ class TestGradients:
         of = diagnose(job(2, change))
         assert "1 parameter (net.weight) did not change" in of.notes[0]
 
+    def copied(self, copies: bool = True, still: int = 1) -> Diagnosis:
+        """A model whose first ``still`` parameters keep their values; its optimizer has copies."""
+
+        def change(_: int, check: LawCheck) -> LawCheck:
+            first = tuple(f"{piece.name}@1" for piece in check.pieces)
+            of = dict(enumerate(check.params)) if copies else {}
+            params = (*first[:still], *check.params[still:])
+            return replace(check, optimizer="", params=params, copies=of, hyper=())
+
+        return diagnose(job(2, change, PLAIN))
+
+    def test_a_copy_that_is_never_copied_back_is_a_failure(self) -> None:
+        of = self.copied()
+        assert of.verdict == "wrong-weights"
+        assert "copies of 1 parameter (net.weight), and the model kept the first value" in of.cause
+
+    @pytest.mark.parametrize("change", [{"copies": False}, {"still": 0}, {"still": 2}])
+    def test_copies_that_are_unknown_agree_or_are_of_another_model_are_not(
+        self, change: dict[str, int]
+    ) -> None:
+        assert self.copied(**change).verdict == "clean"  # type: ignore[arg-type]
+
     def test_without_a_learning_rate_nothing_moves(self) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:
             return replace(check, params=("same", "same"), hyper=({"lr": "0.0"},))

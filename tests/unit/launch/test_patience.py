@@ -480,6 +480,7 @@ def test_without_a_rank_that_waits_there_is_no_hang(stacks: dict[int, str]) -> N
 
 def test_stack_shows_what_a_rank_does() -> None:
     assert work_of(stack("/lib/torch/_dynamo/x.py")) == "compiles"
+    assert work_of(stack("<frozen importlib._bootstrap>", "/lib/torch/_dynamo/x.py")) == "imports"
     assert work_of(stack("/home/me/train.py")) == ""
     assert work_of(b"not json") == ""
     assert work_of(b"[3]") == ""

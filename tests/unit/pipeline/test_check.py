@@ -99,7 +99,7 @@ def result(checked: Checked = CHECKED, *cases: JudgedCase, **changes: object) ->
         config="config.json", layout=Layout({"dp_shard": 4}), ranks=4,
         versions={"transformers": "4.53.2"}, checked=checked, cases=cases,
         costs=check_cost.by_axis(checked.units),
-        memory=check_cost.memory(checked.plan, checked.units), wires=(), found=(),
+        memory=check_cost.memory(checked.plan, checked.units), wires=(), found=(), dtypes="",
         known=(), not_seen=tuple(checked.not_seen), folder=Path("out"),
     )  # fmt: skip
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
@@ -171,7 +171,8 @@ def test_the_cost_of_a_step() -> None:
     assert cost.sent == (cost.gathered + cost.reduced) * 3 // 4
     memory = check_cost.memory([EXPERTS], [ROOT, LAYER])
     assert (memory.parameters, memory.optimizer, memory.largest_gather) == (512, 1024, 400)
-    assert memory.total == 512 + 512 + 1024 + 400
+    assert memory.resident == 160  # the root, beside the largest layer
+    assert memory.total == 512 + 512 + 1024 + 160 + 400
 
 
 @pytest.mark.parametrize(
@@ -304,3 +305,38 @@ def test_sizes_of_token_exchanges_are_not_compared() -> None:
     call = Collective(0, "0", 0, "all_to_all", 4, 8, "int64", splits_in=(1, 3), splits_out=(4, 4))
     seen = check._without_counts(RankEvidence(0, collectives=(call,)))
     assert seen.collectives[0].splits_in is None and seen.collectives[0].numel_in == 0
+
+
+def test_mixed_precision_and_optimizer_states() -> None:
+    """Gathered in 2 bytes and reduced in 4; states by the optimizer's own rule."""
+    unit = dataclasses.replace(LAYER, element=2, reduced_element=4)
+    (cost,) = check_cost.by_axis([unit])
+    assert (cost.gathered, cost.reduced) == (2 * 2 * 100 * 2, 2 * 100 * 4)
+    own = 2 * 64  # elements of the rank that holds most
+    vector = dataclasses.replace(EXPERTS, name="norm.weight", count=1, shape=[8], most=8, least=8)
+    expected = {
+        "adamw": 8 * own, "adamw-8bit": 2 * own + 2 * 2 * 4, "sgd": 0, "muon": 4 * own, "none": 0,
+        "adafactor": 2 * 16 * (4 + 4) * 4 // 4,
+    }  # fmt: skip
+    for name, bytes_ in expected.items():
+        assert check_cost.memory([EXPERTS], [unit], name).optimizer == bytes_, name
+    assert check_cost.memory([EXPERTS], [unit], "sgd", master=True).optimizer == 4 * own
+    assert check_cost.memory([vector], [unit], "muon").optimizer == 2 * 8 * 4  # as AdamW
+    assert check_cost.memory([vector], [unit], "adafactor").optimizer == 8 * 4
+
+
+def test_the_page_says_which_dtypes_were_used() -> None:
+    row = dataclasses.replace(EXPERTS, dtype="bfloat16", element=2)
+    kept = dataclasses.replace(EXPERTS, name="gate", count=1)
+    known = dataclasses.replace(
+        CHECKED, plan=[row, kept], dtype="bfloat16", dtype_from="the configuration's"
+    )
+    options = check.CheckOptions("c", {}, optimizer="sgd", master=True, reduce_dtype="float32")
+    words = check._dtypes(known, options)
+    assert words == (
+        "parameters bfloat16 (the configuration's), 1 parameter float32; gathered in bfloat16, "
+        "gradients reduced in float32; sgd: no state (no momentum) and a float32 copy of each "
+        "parameter"
+    )
+    assert words in page(result(known, dtypes=words))
+    assert check._dtypes(Checked(), options) == ""

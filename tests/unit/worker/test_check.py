@@ -17,9 +17,12 @@ from moediag.axes import Layout  # noqa: E402
 from moediag.lab import check  # noqa: E402
 from moediag.lab.check import (  # noqa: E402
     checkpoint_names,
+    configured,
     expert_owners,
     fsdp_units,
     indexed_pieces,
+    loaded_dtypes,
+    own_structure,
     placed,
     planned,
     sharding,
@@ -428,3 +431,100 @@ def test_an_exception_in_a_child_says_where(tmp_path: Path) -> None:
         simulated_group.in_child(refuse, tmp_path)
     assert caught.value.args[0].refused and caught.value.args[0].words == "not here"
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------ dtypes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_unit_of_two_dtypes_fails(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the release keeps in float32, beside what it loads in the configuration's dtype."""
+    class_ = transformers.Qwen3MoeForCausalLM
+    monkeypatch.setattr(class_, "_keep_in_fp32_modules_strict", ["gate"])
+    found = checked(tmp_path, {"dp_shard": 2}, torch_dtype=dtype)
+    texts = [one.text for one in found.findings if one.level == FAILS]
+    kept = {row.name for row in found.plan if row.dtype == "float32"}
+    assert (found.dtype, found.dtype_from) == (dtype, "the configuration's")
+    if dtype == "float32":
+        assert not texts and len(kept) == len(found.plan)
+        return
+    assert kept == {"model.layers.*.mlp.gate.weight"}
+    (text,) = texts
+    assert text.startswith("model.layers.*.mlp.gate.weight (float32) are in one FSDP unit with")
+    assert "raises AssertionError: FSDP expects uniform original parameter dtype." in text
+
+
+def test_names_that_stay_in_float32_match_whole_parts() -> None:
+    """Before 5.0 a name is whole parts of a parameter's name, and half precision decides."""
+    model = SimpleNamespace(_keep_in_fp32_modules=["wo"], _keep_in_fp32_modules_strict=["gate"])
+    if transformers.__version__ >= "5":
+        pytest.skip("the release has rules of its own")
+    strict = loaded_dtypes.kept(model, torch.bfloat16)
+    assert strict is not None and strict.search("a.gate.weight")
+    assert not strict.search("a.gate_proj.weight") and not strict.search("a.wo.weight")
+    both = loaded_dtypes.kept(model, torch.float16)
+    assert both is not None and both.search("a.wo.weight")
+    assert loaded_dtypes.kept(model, torch.float32) is None
+
+
+# ------------------------------------------------------------------------ the user's own structure
+
+GROUPS: dict[str, Any] = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8,
+    first_k_dense_replace=1, n_group=4, topk_group=2, num_experts_per_tok=4,
+)  # fmt: skip
+CHOICES = {
+    "more than there are experts": ("qwen3_moe", dict(num_experts=4, num_experts_per_tok=8), True),
+    "all of them": ("qwen3_moe", dict(num_experts=8, num_experts_per_tok=8), False),
+    "groups that do not divide": ("deepseek_v3", {**GROUPS, "n_group": 3}, True),
+    "more groups than there are": ("deepseek_v3", {**GROUPS, "topk_group": 5}, True),
+    "groups": ("deepseek_v3", GROUPS, False),
+}
+
+
+def of_fields(folder: Path, kind: str, fields: dict[str, Any]) -> Any:
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, **fields}))
+    return configured.read(str(folder))
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_forward_keeps_the_configurations_own_routing(name: str, tmp_path: Path) -> None:
+    kind, fields, raises = CHOICES[name]
+    found = own_structure.of_forward(of_fields(tmp_path, kind, fields), tmp_path)
+    assert (tmp_path / "own-routing").is_file()  # it ran
+    assert [one.level for one in found] == [FAILS] * raises
+    if raises:
+        assert "a forward raises RuntimeError" in found[0].text
+        assert found[0].where.startswith("transformers/models/")
+        assert str(fields["num_experts_per_tok"]) in found[0].text
+
+
+@pytest.mark.parametrize(("top_k", "masked"), [(4, 0), (5, 1)])
+def test_groups_must_have_the_experts_of_a_token(top_k: int, masked: int, tmp_path: Path) -> None:
+    own = of_fields(tmp_path, "deepseek_v3", {**GROUPS, "num_experts_per_tok": top_k})
+    found = list(own_structure._capacity(own))
+    assert [f"{masked} of its experts" in one.text for one in found] == [True] * masked
+    (odd,) = own_structure._capacity(
+        of_fields(tmp_path, "deepseek_v3", {**GROUPS, "n_routed_experts": 10})
+    )
+    assert "10 experts cannot be divided into n_group=4 equal groups" in odd.text
+    other = of_fields(tmp_path, "qwen3_moe", {})
+    assert not list(own_structure._capacity(other))
+
+
+def test_a_routing_bias_that_nothing_updates_is_noted(tmp_path: Path) -> None:
+    own = of_fields(tmp_path, "deepseek_v3", GROUPS)
+    (found,) = own_structure._never_updated(own)
+    assert "mlp.gate.e_score_correction_bias: no gradient" in found.text
+    assert not list(own_structure._never_updated(of_fields(tmp_path, "qwen3_moe", SMALL)))
+
+
+def test_defaults_that_the_plan_takes_are_said(tmp_path: Path) -> None:
+    (found,) = own_structure._defaults(of_fields(tmp_path, "qwen3_moe", {"hidden_size": 64}))
+    assert "does not give num_hidden_layers, num_attention_heads, vocab_size: the" in found.text
+    assert not list(own_structure._defaults(of_fields(tmp_path, "qwen3_moe", SMALL)))
+    own = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 64}
+    assert not list(own_structure._defaults(of_fields(tmp_path, "gpt2", own)))

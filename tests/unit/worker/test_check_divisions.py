@@ -47,26 +47,21 @@ def test_sizes_that_a_framework_divides_equally() -> None:
     assert list(divisions.unplanned(dense, Layout({"ep": 3, "etp": 5}))) == []
 
 
-def stage(layers: int, elements: int) -> Checked:
+def stage(elements: int, *stages: int) -> Checked:
     row = PlannedParameter("model.layers.*.weight", 1, [elements], "float32", 4, most=elements)
-    return Checked(plan=[row], stage_layers=layers)
+    return Checked(plan=[row], stages=list(stages))
 
 
 def test_the_stages_of_a_pipeline() -> None:
-    even = {0: stage(2, 20), 1: stage(2, 10), 3: stage(2, 20)}
-    (told,) = divisions.of_stages(even, 4, 0)
-    assert told.level == NOTE and "hold 2 layers each. The plan" in told.text
-    uneven = {0: stage(7, 80), 1: stage(7, 70), 7: stage(12, 160)}
-    (told,) = divisions.of_stages(uneven, 8, 7)
-    assert "7 layers each, the last one 12" in told.text
+    (told,) = divisions.of_stages({0: stage(20, 2, 2, 2, 2)}, 0)
+    assert told.level == NOTE and "the stages hold 2 layers each. The plan" in told.text
+    uneven = {0: stage(80), 7: stage(160, 16, 16, 16, 16, 16, 16, 15, 15)}
+    (told,) = divisions.of_stages(uneven, 7)
+    assert "pp=8: 6 stages of 16 and 2 stages of 15 layers. The plan" in told.text
     assert "stage 7, which holds most: 2.00 times" in told.text
-    empty = {0: stage(0, 9), 1: stage(0, 0), 7: stage(4, 90)}
-    (told,) = divisions.of_stages(empty, 8, 7)
-    assert told.level == FAILS and "7 of pp=8 stages hold no layer, the last one 4" in told.text
-    first = {0: stage(1, 9), 1: stage(0, 0), 7: stage(0, 90)}
-    (told,) = divisions.of_stages(first, 8, 7)
-    assert "7 of pp=8 stages hold no layer, the last one 0" in told.text
-    assert list(divisions.of_stages({0: stage(4, 10)}, 1, 0)) == []
+    (told,) = divisions.of_stages({0: stage(9, 1, 1, 1, 1, 0, 0, 0, 0)}, 0)
+    assert told.level == FAILS and "4 of pp=8 stages hold no layer, the last one 0" in told.text
+    assert list(divisions.of_stages({0: stage(10)}, 0)) == []  # no pipeline
 
 
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim")

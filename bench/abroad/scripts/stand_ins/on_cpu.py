@@ -7,10 +7,6 @@ def same(self, *_, **__):
     return self
 
 
-def nothing(*_, **__):
-    return None
-
-
 torch.Tensor.cuda = torch.nn.Module.cuda = same
 for name in ("set_device", "synchronize", "empty_cache", "max_memory_allocated"):
-    setattr(torch.cuda, name, nothing)
+    setattr(torch.cuda, name, lambda *_, **__: None)

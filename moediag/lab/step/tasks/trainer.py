@@ -53,10 +53,22 @@ def run(collector: Collector) -> None:
         given = _arguments(trial, folder)
         watched.load()
         trainer = _trainer(watched, given)
+        _before_train(trainer, trial.wrapper.before_train)
         stack.enter_context(watched.observing())
         trainer.train()
     dist.barrier()
     watched.finish(_norms(trainer))
+
+
+def _before_train(trainer: Any, what: str) -> None:
+    """Calls what many scripts call first: a baseline of the untrained model."""
+    if what == "nothing":
+        return
+    call = trainer.predict if what == "predict" else trainer.evaluate
+    call(trainer.train_dataset)
+    if what == "evaluate-unmarked":
+        # accelerate 1.14 and 1.15 take a model with this mark for one that is wrapped.
+        trainer.model.__dict__.pop("_is_accelerate_prepared", None)
 
 
 class Watched:

@@ -118,6 +118,8 @@ def unsupported(planned: PlannedTrial) -> Iterator[str]:
         yield "wrapper.ignore_experts"
     if wrapper.hide_tp_size:
         yield "wrapper.hide_tp_size"
+    if wrapper.before_train != "nothing":
+        yield f"wrapper.before_train {wrapper.before_train}"
     if wrapper.param_dtype is not None:
         yield f"wrapper.param_dtype {wrapper.param_dtype}"
     if trial.skew.routing is not None:

@@ -140,15 +140,53 @@ def test_the_model_inside_a_wrapper_that_is_called_is_told_with_its_line(
     assert Path(__file__).name in found["line"]
 
 
-def test_a_model_of_which_an_optimizer_has_a_part_is_compared_as_a_whole(
-    recorder: Recorder, tmp_path: Path, group: None
+@pytest.mark.parametrize("left", [False, True])
+def test_an_update_without_a_backward_outside_of_no_sync_is_told(
+    recorder: Recorder, tmp_path: Path, group: None, left: bool
 ) -> None:
     wrapped = DistributedDataParallel(model())
-    owned = list(wrapped.parameters())[:1]
-    train(wrapped, torch.optim.SGD(owned, lr=0.1), DataLoader(samples(3)))
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with wrapped.no_sync():
+        wrapped(torch.ones(1, 4)).sum().backward()
+    if left:
+        wrapped(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert len(laws(tmp_path).others.get("unreduced", ())) == (not left)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_copies_that_an_optimizer_has_are_compared_with_the_model(
+    recorder: Recorder, tmp_path: Path, forgets: bool
+) -> None:
+    net = model().bfloat16()
+    copies = [nn.Parameter(p.detach().float()) for p in net.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    for _ in range(3):
+        net(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+        for copy_, parameter in zip(copies, net.parameters(), strict=True):
+            copy_.grad = parameter.grad.float()
+        optimizer.step()
+        for copy_, parameter in list(zip(copies, net.parameters(), strict=True))[forgets:]:
+            parameter.data.copy_(copy_.data)
+    checks = laws(tmp_path).checks
+    assert [check.step for check in checks] == [1, 2, 3]
+    of_first = [(check.params[0], check.copies[0]) for check in checks]
+    assert of_first[0][0] == of_first[0][1]
+    assert (of_first[-1][0] != of_first[-1][1]) is forgets
+    assert all(check.copies[2] == check.params[2] for check in checks)
+    assert len({check.params[2] for check in checks}) == 3
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_model_of_which_an_optimizer_has_a_part_is_compared_as_a_whole(
+    recorder: Recorder, tmp_path: Path, group: None, wraps: bool
+) -> None:
+    net = DistributedDataParallel(model()) if wraps else model()
+    owned = list(net.parameters())[:1]
+    train(net, torch.optim.SGD(owned, lr=0.1), DataLoader(samples(3)))
     whole = [check for check in laws(tmp_path).checks if not check.optimizer]
     assert [check.step for check in whole] == [1, 2, 3]
-    assert len(whole[0].pieces) == len(list(wrapped.parameters())) > len(whole[0].owned) == 1
+    assert len(whole[0].pieces) == len(list(net.parameters())) > len(whole[0].owned) == 1
 
 
 def test_inputs_of_models_with_the_sampler(recorder: Recorder, tmp_path: Path) -> None:

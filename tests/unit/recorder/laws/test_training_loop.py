@@ -4,6 +4,7 @@ that no optimizer has."""
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
+from moediag.diagnosis import diagnose  # noqa: E402
 from moediag.recorder import Recorder  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
+from tests.unit.law_evidence import job  # noqa: E402
 from tests.unit.recorder.written import laws  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("recorder")
@@ -293,3 +296,24 @@ def test_gradients_that_a_closure_computes_are_not_missing(tmp_path: Path, clear
     found = laws(tmp_path)
     assert not any(state.idle for state in found.models)
     assert not any("" in check.grads for check in found.checks)
+
+
+@pytest.mark.parametrize(("times", "often"), [(1, 6), (2, 6), (2, 3), (2, 2)])
+def test_a_scheduler_that_steps_several_times_for_each_update(
+    tmp_path: Path, times: int, often: int
+) -> None:
+    """``often``: in so many of six steps it is called at all."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    for step in range(6):
+        backward(net)
+        optimizer.step()
+        for _ in range(times if step < often else 0):
+            scheduler.step()
+    evidence = job(1)
+    seen = replace(evidence.ranks[0], laws=laws(tmp_path))
+    texts = diagnose(replace(evidence, ranks={0: seen})).suspicious
+    found = [text for text in texts if "is called 2 times for each update" in text]
+    assert len(found) == ((times, often) == (2, 6))
+    assert all(f"StepLR.step() at {Path(__file__).name}:" in text for text in found)

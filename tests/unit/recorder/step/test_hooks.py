@@ -79,7 +79,10 @@ def test_an_outermost_forward_is_seen_with_what_its_modules_return(hooks: StepHo
         return "value"
 
     hooks.around_forward(
-        lambda module: module is not other, before, lambda *given: seen.append(given), inside.append
+        lambda module: module is not other,
+        before,
+        lambda *given: seen.append(given),
+        lambda *given: inside.append(given[3]),
     )
     other(torch.ones(1, 3))
     result = model(input=torch.ones(1, 3))
@@ -112,7 +115,7 @@ def test_removed_hooks_leave_nothing_in_torch() -> None:
     ]
     originals = [vars(owner)[name] for owner, name in places]
     found, seen = StepHooks(), list[object]()
-    found.around_forward(lambda _: True, lambda *_: None, lambda *_: None, seen.append)
+    found.around_forward(lambda _: True, lambda *_: None, lambda *_: None, lambda *_: None)
     found.before_backward(seen.append)
     found.before_clipping(lambda *given: seen.append(given))
     found.before_step(lambda *given: seen.append(given))

@@ -1,0 +1,69 @@
+"""Schedulers of the learning rate step once for each update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.records import dataclass
+
+_ENOUGH = 3  # checked steps
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A scheduler at a checked step."""
+
+    number: int
+    """Counts the schedulers of the rank, from 0."""
+    kind: str
+    """Its class."""
+    line: str
+    """The user's line of its first call, or ""."""
+    calls: int
+    """Calls of its step() since the optimizer's first update."""
+    updates: int
+    """Updates of its optimizer."""
+
+
+@law()
+def schedulers_ahead(facts: Facts) -> Findings:
+    """A scheduler of the learning rate steps several times for each update of its optimizer."""
+    ranks = facts.of(recorded)
+    for own in ranks.values():
+        rows: dict[int, list[Scheduled]] = defaultdict(list)
+        for one in own.of("scheduled", _read):
+            rows[one.number].append(one)
+        for of in rows.values():
+            times = _times(of)
+            if times > 1:
+                at = f" at {of[0].line}" if of[0].line else ""
+                each = ", once for each rank" if times == len(ranks) else ""
+                yield Suspicious(
+                    f"{of[0].kind}.step(){at} is called {times} times for each update of its "
+                    f"optimizer{each}: the learning rate follows its schedule {times} times as "
+                    "fast. accelerate does so with a prepared scheduler."
+                )
+                return
+
+
+def _times(rows: list[Scheduled]) -> int:
+    """The calls for each update, if these are equally many between all checked steps; else 0."""
+    found = {
+        divmod(after.calls - before.calls, after.updates - before.updates)
+        for before, after in pairwise(rows)
+        if after.updates > before.updates
+    }
+    if len(rows) < _ENOUGH or len(found) != 1:
+        return 0
+    times, rest = found.pop()
+    return times if not rest else 0
+
+
+def _read(event: Mapping[str, Any]) -> Scheduled:
+    numbers = int(event["number"]), str(event["name"]), str(event["line"])
+    return Scheduled(*numbers, int(event["calls"]), int(event["updates"]))

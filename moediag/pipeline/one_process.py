@@ -1,0 +1,41 @@
+"""The command of one process, made from that of a distributed job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+# How launchers are told the number of processes: name of the program or module -> options.
+_TORCHRUN = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
+_LAUNCHERS = {
+    "torchrun": _TORCHRUN,
+    "torch.distributed.run": _TORCHRUN,
+    "torch.distributed.launch": _TORCHRUN,
+    "accelerate": ("--num_processes", "--num-processes", "--num_machines"),
+    "deepspeed": ("--num_gpus", "--num_nodes"),
+    "mpirun": ("-n", "-np", "--np"),
+    "mpiexec": ("-n", "-np"),
+    "srun": ("-n", "--ntasks", "--ntasks-per-node", "-N", "--nodes"),
+}
+_COUNT = re.compile(r"\d+(?::\d+)?|auto|gpu|cpu")
+
+
+def one_process(command: Sequence[str]) -> list[str]:
+    """Returns ``command`` with one process; [] if it has no option of a launcher that is known."""
+    names = [PurePath(word).name for word in command]
+    at = next((i for i, name in enumerate(names) if name in _LAUNCHERS), None)
+    if at is None:
+        return []
+    wanted, found, changed = _LAUNCHERS[names[at]], list(command), False
+    for i in range(at + 1, len(found)):
+        if found[i].endswith(".py"):
+            break  # what follows is the program's
+        option, equals, count = found[i].partition("=")
+        if option not in wanted:
+            continue
+        if equals and _COUNT.fullmatch(count):
+            found[i], changed = f"{option}=1", True
+        elif not equals and i + 1 < len(found) and _COUNT.fullmatch(found[i + 1]):
+            found[i + 1], changed = "1", True
+    return found if changed else []

@@ -1,0 +1,76 @@
+"""Records, at checked steps, how often learning rate schedulers and their optimizers stepped."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from moediag.recorder.core import ByObject
+from moediag.recorder.laws.context import LawContext
+
+WATCHER = "laws of schedulers"
+
+
+class _Scheduler:
+    """The calls of step() of one scheduler since its optimizer first stepped."""
+
+    __slots__ = ("calls", "kind", "line", "number")
+
+    def __init__(self, number: int, kind: str) -> None:
+        self.number = number
+        self.kind = kind
+        self.calls = 0
+        self.line = ""
+
+
+class Schedulers:
+    """Counts the calls of each scheduler, and the updates of its optimizer."""
+
+    def __init__(self, context: LawContext) -> None:
+        self._context = context
+        self._schedulers = ByObject()  # scheduler -> _Scheduler
+        self._updates = ByObject()  # optimizer -> calls of step()
+        self._step = 0  # of the last record
+
+    def install(self) -> None:
+        recorder, guarded = self._context.recorder, self._context.guarded
+        recorder.patches.replace(lr_scheduler.LRScheduler, "step", self._wrapped)
+        recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
+        self._context.on_check.append(self._write)
+
+    def _updated(self, optimizer: Any) -> None:
+        self._updates.set(optimizer, (self._updates.get(optimizer) or 0) + 1)
+
+    def _wrapped(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._context.guarded(WATCHER, self._called, scheduler, sys._getframe(1))
+            return original(scheduler, *args, **kwargs)
+
+        return step
+
+    def _called(self, scheduler: Any, frame: Any) -> None:
+        if not self._updates.get(scheduler.optimizer):
+            return  # the one of its construction, say
+        known = self._schedulers.get(scheduler)
+        if known is None:
+            number = len(self._schedulers.owners())
+            known = self._schedulers.set(scheduler, _Scheduler(number, type(scheduler).__name__))
+        known.calls += 1
+        known.line = known.line or self._context.recorder.user_lines.innermost(frame)
+
+    def _write(self, step: int) -> None:
+        if step == self._step:
+            return
+        self._step = step
+        for scheduler in self._schedulers.owners():
+            known = self._schedulers.get(scheduler)
+            self._context.log.event(
+                "scheduled", step=step, number=known.number, name=known.kind, line=known.line,
+                calls=known.calls, updates=self._updates.get(scheduler.optimizer),
+            )  # fmt: skip

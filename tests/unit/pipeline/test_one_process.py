@@ -1,0 +1,26 @@
+"""The command of one process that `moediag verify` makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from moediag.pipeline.one_process import one_process
+
+
+@pytest.mark.parametrize(
+    ("command", "alone"),
+    [
+        ("torchrun --nproc-per-node 8 train.py -n 4", "torchrun --nproc-per-node 1 train.py -n 4"),
+        ("torchrun --nnodes=2 --nproc_per_node=gpu t.py",
+         "torchrun --nnodes=1 --nproc_per_node=1 t.py"),
+        ("python -m torch.distributed.run --nproc-per-node 2 t.py",
+         "python -m torch.distributed.run --nproc-per-node 1 t.py"),
+        ("/opt/bin/accelerate launch --num_processes 4 t.py",
+         "/opt/bin/accelerate launch --num_processes 1 t.py"),
+        ("mpirun -np 4 python t.py", "mpirun -np 1 python t.py"),
+        ("python train.py --nnodes 2", ""),
+        ("torchrun train.py --nproc-per-node 2", ""),
+    ],
+)  # fmt: skip
+def test_the_launcher_is_told_one_process(command: str, alone: str) -> None:
+    assert one_process(command.split()) == alone.split()

@@ -1,0 +1,153 @@
+"""The first module that computes something wrong, from the calls of small models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from moediag.protocol import outcome
+from moediag.ranks.verify import samples
+from moediag.ranks.verify.first_wrong import FirstWrong
+from moediag.ranks.verify.merged_steps import MergedSteps
+from moediag.ranks.verify.module_calls import Calls, ModuleCalls
+from moediag.recorder.patches import Patches
+from moediag.recorder.step.hooks import StepHooks
+
+ROWS = torch.arange(12.0).view(4, 3).sin()
+
+
+class Model(nn.Module):
+    """``act`` is what the fault changes."""
+
+    def __init__(self, act: Callable[[torch.Tensor], torch.Tensor] = torch.tanh) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.up, self.down, self.act = nn.Linear(3, 5), nn.Linear(5, 2), act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
+
+
+def calls(folder: Path, model: nn.Module, *batches: torch.Tensor, scale: float = 1.0) -> Calls:
+    folder.mkdir()
+    hooks, kept = StepHooks(), ModuleCalls()
+    kept.add(model, "")
+
+    def before(module: nn.Module, args: object, kwargs: object) -> nn.Module:
+        kept.begin(samples.hashes(args, kwargs))
+        return module
+
+    hooks.around_forward(
+        lambda _: True, before, lambda module, result: kept.returned(module, (), {}, result),
+        kept.returned,
+    )  # fmt: skip
+    for rows in batches:
+        (model(rows).square().mean() * scale).backward()
+    hooks.remove()
+    kept.write(folder, 0)
+    found = Calls.read(folder, 0)
+    assert found is not None
+    return found
+
+
+def first(tmp_path: Path, *ranks: Calls) -> list[outcome.WrongModule | None]:
+    alone = calls(tmp_path / "alone", Model(), ROWS)
+    found = FirstWrong(dict(enumerate(ranks)), alone, alone)
+    return [found.of_rank(rank) for rank in range(len(ranks))]
+
+
+def wrong_backward(x: torch.Tensor) -> torch.Tensor:
+    y = torch.tanh(x)
+    return y.detach() + 0.5 * (y - y.detach())
+
+
+@pytest.mark.parametrize(
+    ("act", "name", "what"),
+    [
+        (torch.sigmoid, "down", outcome.INPUT),
+        (wrong_backward, "up", outcome.GRADIENT),
+        (torch.tanh, "", outcome.AFTER),
+    ],
+)
+def test_the_first_wrong_value_of_a_data_parallel_rank(
+    tmp_path: Path, act: Callable[[torch.Tensor], torch.Tensor], name: str, what: str
+) -> None:
+    """A rank has some of the samples, and a mean over fewer of them."""
+    healthy = calls(tmp_path / "0", Model(), ROWS[:2])
+    mine = calls(tmp_path / "1", Model(act), ROWS[2:])
+    right, found = first(tmp_path, healthy, mine)
+    assert right is not None
+    assert (right.what, right.factors) == (outcome.AFTER, pytest.approx([2.0]))
+    assert found is not None
+    assert (found.name, found.what) == (name, what)
+    if name:
+        assert found.at.startswith("test_verify_first_wrong.py:")
+
+
+def test_a_module_whose_own_output_is_wrong(tmp_path: Path) -> None:
+    model = Model()
+    model.up.bias.data += 1.0
+    (found,) = first(tmp_path, calls(tmp_path / "0", model, ROWS))
+    assert found is not None
+    assert (found.name, found.kind, found.what) == ("up", "Linear", outcome.OUTPUT)
+
+
+def test_parts_of_a_dim_are_found_by_their_values(tmp_path: Path) -> None:
+    """Column parallel: each rank has some of the features, and not the rows of others."""
+    halves = []
+    for rank, part in enumerate((slice(0, 2), slice(2, 5))):
+        model = Model()
+        model.up.weight, model.up.bias = (
+            nn.Parameter(p.detach()[part].clone()) for p in (model.up.weight, model.up.bias)
+        )
+        model.down.weight = nn.Parameter(model.down.weight.detach()[:, part].clone())
+        halves.append(calls(tmp_path / str(rank), model, ROWS))
+    found = first(tmp_path, *halves)[0]
+    assert found is not None
+    assert (found.name, found.what) == ("down", outcome.OUTPUT)  # its bias was added twice
+
+
+def test_micro_batches_that_weigh_otherwise_have_their_factors(tmp_path: Path) -> None:
+    (found,) = first(tmp_path, calls(tmp_path / "0", Model(), ROWS[:1], ROWS[1:]))
+    assert found is not None
+    assert found.factors == pytest.approx([4.0, 4 / 3])
+
+
+def test_samples_that_are_split_along_the_sequence_have_the_same_total() -> None:
+    tokens = torch.arange(12).view(2, 6)
+    whole = samples.total((tokens,), {})
+    parts = [samples.total((part,), {}) for part in tokens.chunk(2, 1)]
+    assert sum(parts) % (1 << 64) == whole
+    assert samples.total((tokens + 1,), {}) != whole
+    mask = torch.ones_like(tokens)
+    padded = torch.nn.functional.pad(tokens, (0, 2)), torch.nn.functional.pad(mask, (0, 2))
+    assert samples.total((), {"x": padded[0], "attention_mask": padded[1]}) == whole
+
+
+def test_two_steps_that_are_made_one_are_the_step_of_both_batches() -> None:
+    patches, trained = Patches(), []
+    for merged in (False, True):
+
+        class Own(torch.optim.SGD):
+            """A class that torch has not prepared yet."""
+
+            def step(self, closure: object = None) -> None:  # type: ignore[override]
+                super().step()
+
+        model = Model()
+        if merged:
+            MergedSteps(2, patches).install()
+        optimizer = Own(model.parameters(), lr=0.5)
+        for rows in (ROWS[:2], ROWS[2:]) if merged else (ROWS,):
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+        trained.append([p.detach().clone() for p in model.parameters()])
+    patches.restore()
+    assert all(torch.allclose(a, b) for a, b in zip(*trained, strict=True))
+    assert not torch.equal(trained[0][0], Model().up.weight)

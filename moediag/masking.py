@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -156,7 +155,7 @@ class Redaction:
     def of_machine(cls, hosts: Iterable[str] = ()) -> Redaction:
         """That of this machine and its user, and of ``hosts``. root's name is a word of many
         programs, so it stays."""
-        name = socket.gethostname()
+        name = os.uname().nodename
         users = {os.environ.get(one, "") for one in ("USER", "LOGNAME")} | {Path.home().name}
         return cls([name, name.partition(".")[0], *hosts], users - {"", "root"})
 

@@ -10,7 +10,7 @@ import typer
 from moediag import extension
 from moediag.cli import options as o
 from moediag.errors import UsageError
-from moediag.report import stderr
+from moediag.report import stderr, stdout
 
 
 def report(
@@ -34,6 +34,9 @@ def report(
     ] = "",
     junit: o.Junit = None,
     trace: o.Trace = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="Print the answer alone as plain text, for a chat.")
+    ] = False,
     details: o.Details = False,
     no_color: o.NoColor = False,
 ) -> None:
@@ -63,6 +66,9 @@ def report(
             stderr.line(f"a draft for {draft.repository}; nothing is filed")
     for told in views.write(results, chosen, lambda: views.evidence_of(loaded), made):
         stderr.line(told)
-    if not chosen:
+    if short:
+        for result, _ in loaded:
+            stdout.write(terminal.short(result))
+    elif not chosen:
         for result, folder in loaded:
             terminal.render(result, consoles.output(no_color), views.short(folder), details)

@@ -41,7 +41,7 @@ Versions = dict[str, str | None]
 
 CHECK = {
     "schema_version": Literal[1], "config": str, "layout": dict[str, int], "ranks": int,
-    "versions": Versions, **STATE, "undecided": str,
+    "versions": Versions, "dtypes": str, **STATE, "undecided": str,
     **fields(Checked, without=("cases", "not_seen", "problem")),
     "cases": [{
         **fields(SimulatedCase), "parts": bool, "verdict": Verdict, "culprits": list[int],

@@ -60,6 +60,7 @@ PROVIDED = {
     "scenario names": "moediag.lab.scenario.catalogue:names",
     "scenario entry": "moediag.lab.scenario_entries:scenario",
     "json outputs": "moediag.lab.lab_outputs:OUTPUTS",
+    "citing": "moediag.lab.pipeline.citations:citing",
     "machine checks": "moediag.lab.machine_checks:checks",
     "judged again": "moediag.lab.pipeline.judged_again:judged_again",
     "draft": "moediag.lab.upstream.draft_evidence:of_runs",

@@ -34,6 +34,8 @@ class Lookup:
                 break
         if wanted in _scenarios():
             found.append(extension.provided("scenario entry")(wanted))
+        if not extension.missing():
+            found += extension.provided("citing")(word)
         if found:
             return found
         near = difflib.get_close_matches(wanted, self._bare(), n=3, cutoff=0.6)

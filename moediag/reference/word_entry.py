@@ -7,7 +7,7 @@ from typing import Literal
 from moediag.records import dataclass
 
 Kind = Literal[
-    "verdict", "law", "detector", "word", "scenario", "command", "option", "exit code"
+    "verdict", "law", "detector", "word", "scenario", "finding", "command", "option", "exit code"
 ]  # fmt: skip
 
 

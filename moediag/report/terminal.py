@@ -194,6 +194,16 @@ def closing(result: RunResult, width: int, run_folder: Path) -> Iterator[Line]:
         yield ((f"moediag: evidence in {run_folder}", "plain"),)
 
 
+def short(result: RunResult) -> str:
+    """Returns the answer as plain text without line breaks in a sentence, for a chat."""
+    page = page_of(result)
+    found = [answer_lines(finding, 10_000) for finding in page.findings]
+    told = [plain(line).strip() for lines in found for line in lines]
+    if not told:
+        told = [f"{page.state}: {' · '.join(page.conclusion)}"]
+    return "\n".join([" ".join([result.scenario, *result.overrides]), *told]) + "\n"
+
+
 def _shortened(text: str, width: int) -> str:
     """``text`` on one line."""
     room = width - 10

@@ -24,6 +24,8 @@ SOURCE = "NovaSky-AI/SkyRL #1370, and transformers before 4.53.0, which looped o
 def after_wrap(model: nn.Module, anatomy: Anatomy, wrapper: WrapperSpec) -> None:
     if anatomy.fused:
         raise NotApplicable("all experts of this family are one parameter: none can be skipped")
+    if wrapper.kind == "fsdp1" and wrapper.granularity == "expert":
+        raise NotApplicable("an empty call of an expert would not gather its FSDP1 unit")
     for block in anatomy.blocks:
         _Completion(block).install()
 

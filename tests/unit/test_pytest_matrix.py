@@ -199,3 +199,24 @@ def test_the_same_outcomes_beside(beside: Beside, tmp_path: Path) -> None:
     ]
     found, text = outcomes(tmp_path, options, FIRST)
     assert found == {**STYLES, **dict(beside.outcomes)}, text
+
+
+def table() -> str:
+    """The outcome of each style alone and beside each group of plugins; the tests above hold it."""
+    names = [", ".join(name.removeprefix("pytest_") for name in one.plugins) for one in SESSIONS]
+    rows = [("style of the test", "alone", *(f"with {name}" for name in names))]
+    rows.append(("---",) * len(rows[0]))
+    for style, alone in STYLES_ALONE.items():
+        beside = [dict(one.outcomes).get(style, STYLES.get(style, "")) for one in SESSIONS]
+        rows.append((f"`{style}`", alone, *beside))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def test_the_how_to_has_the_table() -> None:
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition("<!-- matrix -->\n")
+    shown, end, after = rest.partition("<!-- end -->")
+    assert begin and end
+    if os.environ.get("MOEDIAG_GOLDEN") == "write":
+        shown = table()
+        PAGE.write_text(f"{before}{begin}{shown}{end}{after}", encoding="utf-8")
+    assert shown == table(), "run this test with MOEDIAG_GOLDEN=write"

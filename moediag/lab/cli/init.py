@@ -48,8 +48,9 @@ def init(
     given = {text.partition("=")[0].strip() for text in set_}
     name = file.stem.lower().replace("_", "-").replace(" ", "-")
     changes = [f"name={name}"] if "name" not in given else []
+    changes += [f"{field}={value}" for field, value in _OWN.items() if field not in given]
     questions = {
-        "title": source.title, "model.family": source.model.family,
+        "title": "my failure", "model.family": source.model.family,
         "stack.transformers": source.stack.get("transformers", ""),
     }  # fmt: skip
     for field, default in questions.items() if asks else ():
@@ -61,6 +62,10 @@ def init(
     stderr.line(views.put(file, text, "FILE.yaml"))
     ranks = scenario.world.default
     stderr.line(f"Change the variants and what they expect. Then: moediag run {file} --cpu {ranks}")
+
+
+# A copy describes another failure: what says whose it was is not taken over.
+_OWN = {"title": "my failure", "description": "''", "sources": "[]"}
 
 
 def _asked(what: str, default: str) -> str:

@@ -31,13 +31,18 @@ def list_(
 ) -> None:
     """List the scenarios of the catalogue by what they show, and the fixes that they try.
 
-    A word may be of the name, the title, a verdict, a package or a release.
+    A word may be of the name, the title, a verdict, a package or a release, or a report that it
+    cites: an address, owner/repo#123 or a number.
     """
     from moediag.lab.content import FIXES
     from moediag.lab.scenario import catalogue, content
 
     def chosen(*texts: str) -> bool:
-        return all(word.lower() in " ".join(texts).lower() for word in words or ())
+        return all(
+            texts[0] in catalogue.citing(word) if catalogue.citation(word) is not None
+            else word.lower() in " ".join(texts).lower()
+            for word in words or ()
+        )  # fmt: skip
 
     found = [
         one for one in catalogue.summaries() if chosen(one.name, one.title, one.needs, *one.shows)

@@ -20,6 +20,10 @@ _STACK = re.compile(r"^stack: \{(.+?)\}$", re.MULTILINE)
 _SHOWN = re.compile(
     r"role: unfixed\n(?:    .*\n)*?    expect:\s*\{verdict: (\[.*?\]|\{.*?\}|[\w-]+)"
 )
+_REPORT = re.compile(
+    r"(?:https?://)?(?:github\.com/)?(?P<repository>[\w.-]+/[\w.-]+)?"
+    r"(?:/(?:issues|pull|discussions)/|#|(?<![^/])(?=\d))(?P<number>\d+)(?:[/#?].*)?"
+)
 _VERDICT = re.compile(r"[\w-]+\b(?!:)")
 
 
@@ -70,11 +74,47 @@ def summaries() -> Iterator[Summary]:
         )  # fmt: skip
 
 
+def citation(word: str) -> re.Pattern[str] | None:
+    """Returns what finds a report in a text: of ``#123``, ``123``, ``owner/repo#123`` or the
+    address of an issue or a pull request, which share their numbers. None for another word."""
+    found = _REPORT.fullmatch(word)
+    if found is None:
+        return None
+    repository = re.escape(found["repository"] or "")
+    return re.compile(rf"{repository}/(?:issues|pull|discussions)/{found['number']}\b")
+
+
+def citing(word: str) -> list[str]:
+    """Returns the names of the shipped scenarios that cite a report."""
+    wanted = citation(word)
+    if wanted is None:
+        return []
+    return [name for name in names()
+            if wanted.search((folder() / f"{name}.yaml").read_text("utf-8"))]  # fmt: skip
+
+
+def _cited(word: str) -> Path | None:
+    """The scenario that cites a report; None for another word. Raises ScenarioError for none or
+    several."""
+    if citation(word) is None or Path(word).is_file():
+        return None
+    found = citing(word)
+    if len(found) == 1:
+        return folder() / f"{found[0]}.yaml"
+    told = f"{len(found)} scenarios cite {word}: {', '.join(found)}" if found else (
+        f"no scenario cites {word}"
+    )  # fmt: skip
+    raise ScenarioError(told, f"`moediag explain {word}` also searches the findings of the hunt.")
+
+
 def find(name_or_path: str) -> Path:
-    """Returns the file of a shipped scenario, or of the user's own. A word with a suffix or a slash
-    is a path. Raises ScenarioError with the nearest names."""
+    """Returns the file of a shipped scenario, by name or by a report that it cites, or of the
+    user's own. A word with a suffix or a slash is a path. Raises ScenarioError with the nearest
+    names."""
     if name_or_path in names():
         return folder() / f"{name_or_path}.yaml"
+    if (cited := _cited(name_or_path)) is not None:
+        return cited
     path = Path(name_or_path)
     looks_like_path = path.suffix in _SUFFIXES or "/" in name_or_path or "\\" in name_or_path
     if not looks_like_path and not path.is_file():

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from moediag.errors import ExitCode
-from moediag.report import html, markdown
+from moediag.report import html, markdown, terminal
 from moediag.report.page import exit_code, page_of
 from moediag.report.terminal import as_text, render
 from moediag.result import (
@@ -168,6 +168,13 @@ def test_fixes_are_called_equal_by_paired_rounds() -> None:
         "later": "",
     }
     assert [row.variant for row in page.fixes] == ["quick", "near", "later"]
+
+
+def test_the_answer_for_a_chat_is_plain_and_unwrapped() -> None:
+    text = terminal.short(run_of(MISMATCH))
+    assert "collective-mismatch" in text and f"CAUSE    {MISMATCH.cause}"[:40] in text
+    assert len(text.splitlines()) <= 8 and "\x1b" not in text
+    assert terminal.short(run_of(CONTROL)).count("\n") == 2
 
 
 def test_a_page_without_findings_is_a_few_lines() -> None:

@@ -199,6 +199,13 @@ class TestFixes:
         with pytest.raises(NotApplicable, match="FSDP2"):
             self.gradients(fix)
 
+    def test_iterate_all_does_not_apply_where_each_expert_is_an_fsdp1_unit(self):
+        units = WrapperSpec(kind="fsdp1", granularity="expert")
+        model = tiny.build(ModelSpec(), 0)
+        anatomy = tiny.anatomy(model, ModelSpec())
+        with pytest.raises(NotApplicable, match="FSDP1 unit"):
+            content.fix("iterate-all").after_wrap(model, anatomy, units)
+
     def test_iterate_all_keeps_the_order_of_experts(self):
         called = []
         model = tiny.build(ModelSpec(), 0)

@@ -241,12 +241,13 @@ class Search:
                         yield _caught(file, edge, own)
 
     def _around_even(
-        self, file: ProgramFile, scope: Scope, node: ast.AST, known: Collection[Node]
-    ) -> ast.AST | None:
+        self, file: ProgramFile, scope: Scope, node: Node, known: Collection[Node]
+    ) -> ast.If | None:
         """The innermost ``if`` around a choice that is the same on all ranks that come to it."""
         for outer in reversed(file.around(node)[:-1]):
-            chosen = isinstance(outer, ast.If) and outer in known
-            if chosen and not file.same_on_all_ranks(outer, scope):
+            if not isinstance(outer, ast.If) or outer not in known:
+                continue
+            if not file.same_on_all_ranks(outer, scope):
                 return outer
         return None
 

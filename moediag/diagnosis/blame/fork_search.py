@@ -230,13 +230,26 @@ class Search:
                 {e for e in sides[1] if e.how != CAUGHT},
             )
             even = file.same_on_all_ranks(node, scope) or self._same_batches(file, node)
-            if one and two and one != two and not even:
-                yield _decision(file, node, plain)
+            if one and two and one != two:
+                decided = self._around_even(file, scope, node, by_node) if even else node
+                if decided is not None:
+                    yield _decision(file, decided, by_node[decided])
             for own, other in ((0, 1), (1, 0)):
                 for edge in sides[own] - plain[own]:
                     # Only by the exception, or never by it on the other side.
                     if (plain[other] and not plain[own]) or edge not in sides[other]:
                         yield _caught(file, edge, own)
+
+    def _around_even(
+        self, file: ProgramFile, scope: Scope, node: Node, known: Collection[Node]
+    ) -> ast.If | None:
+        """The innermost ``if`` around a choice that is the same on all ranks that come to it."""
+        for outer in reversed(file.around(node)[:-1]):
+            if not isinstance(outer, ast.If) or outer not in known:
+                continue
+            if not file.same_on_all_ranks(outer, scope):
+                return outer
+        return None
 
     def _same_batches(self, file: ProgramFile, node: ast.AST) -> bool:
         """Whether a loop over a data loader took as many turns on both sides."""

@@ -259,6 +259,18 @@ class TestCallsOfLibraries:
 
 
 class TestOneOfSeveral:
+    def test_an_exit_at_a_step_is_decided_by_the_condition_around_it(self) -> None:
+        source = """
+            def main():
+                for step in range(30):
+                    for i in range(2):
+                        all_reduce()  # C A
+                    if master():
+                        if step == 9:
+                            exit()
+        """
+        assert "if master()" in [text for text, _ in decisions(source)]
+
     def test_exceptions_that_a_context_manager_swallows(self) -> None:
         source = """
             def main():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from pathlib import Path
 
@@ -127,14 +127,6 @@ def masked_command(words: Sequence[str]) -> tuple[str, ...]:
         hide = named and is_secret(words[at - 1]) and not word.startswith("-")
         found.append(HIDDEN if hide else masked(word))
     return tuple(found)
-
-
-def masked_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables without secrets."""
-    return {
-        name: HIDDEN if value and is_secret(name) else masked(value)
-        for name, value in variables.items()
-    }
 
 
 @dataclass

@@ -7,10 +7,10 @@ whether it went on, those into a handler that an exception was caught there.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from moediag.evidence.definitions import Function, last_name
+from moediag.evidence.definitions import last_name
 from moediag.evidence.source_tree import Scope, leaves_by
 from moediag.records import dataclass
 
@@ -140,12 +140,6 @@ class Flow:
         handlers = (*node.handlers, *(() if _catches_all(node) else to.handlers))
         ended = self._block(node.orelse, after, to)
         self._add(node, self._block(node.body, ended, replace(to, handlers=handlers)))
-
-
-def scopes(tree: ast.Module) -> Iterator[Scope]:
-    """The module and all functions in it."""
-    yield tree
-    yield from (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
 def _always(test: ast.expr) -> bool:

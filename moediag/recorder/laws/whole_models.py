@@ -14,6 +14,9 @@ from moediag.recorder.step.numbers import Fingerprints
 from moediag.recorder.step.pieces import distributed, local
 
 
+_MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which takes memory
+
+
 class _Model(Known):
     """What is known of one model."""
 
@@ -113,6 +116,7 @@ class WholeModels:
 def _copies(parameters: List[Any], unknown: List[Any]) -> Dict[int, Any]:
     """Position -> weak reference to the only parameter of an optimizer that has the same elements,
     in the parameter's dtype. Where several parameters have the same elements, none."""
+    unknown = [copy for copy in unknown if copy.numel() <= _MOST_ELEMENTS]
     prints = Fingerprints()
     own = [prints.add(local(p)) for p in parameters]
     of_dtype = {

@@ -13,7 +13,6 @@ from moediag.recorder.laws.optimizer_checks import Known, OptimizerChecks, shown
 from moediag.recorder.step.numbers import Fingerprints
 from moediag.recorder.step.pieces import distributed, local
 
-
 _MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which takes memory
 
 

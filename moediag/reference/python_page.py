@@ -18,6 +18,7 @@ PUBLIC = {
     "moediag.diagnose": "moediag.api",
     "moediag.laws.recording": "moediag.laws",
     "moediag.laws.record": "moediag.laws",
+    "moediag.laws.allow": "moediag.laws",
     "moediag.laws.finish": "moediag.laws",
     "moediag.laws.records": "moediag.laws",
     "moediag.laws.place": "moediag.laws",

@@ -88,7 +88,11 @@ def check(
         typer.Option(help="In which gradients are reduced.  [default: that of the computation]"),
     ] = Dtype.own,
     optimizer: Annotated[
-        Optimizer, typer.Option(help="Whose states are counted in the memory.")
+        Optimizer,
+        typer.Option(
+            metavar="adamw|adamw-8bit|sgd|muon|adafactor|none",
+            help="Whose states are counted in the memory.",
+        ),
     ] = Optimizer.adamw,
     master_weights: Annotated[
         bool,

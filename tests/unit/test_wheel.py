@@ -212,7 +212,7 @@ def test_the_ranks_libraries_are_an_extra(names: dict[str, bytes]) -> None:
     metadata = message_from_bytes(names[f"moediag-{moediag.__version__}.dist-info/METADATA"])
     needed = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     always = {r.name for r in needed if r.marker is None or "extra" not in str(r.marker)}
-    assert always == {"typer", "rich", "jinja2", "psutil", "py-spy"}
+    assert always == {"typer", "rich", "jinja2", "psutil", "py-spy", "tomli"}
     lab, run = (
         {r.name for r in needed if r.marker is not None and f'extra == "{extra}"' in str(r.marker)}
         for extra in ("lab", "run")
@@ -220,7 +220,7 @@ def test_the_ranks_libraries_are_an_extra(names: dict[str, bytes]) -> None:
     assert run == lab | {"torch", "transformers", "accelerate"}
     assert lab >= set(registered.NEEDED) - {"ruamel", "pypi_simple"}
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "lab", "run", "native", "deepspeed", "ray", "slurm", "docs", "dev",
+        "lab", "run", "notify", "native", "deepspeed", "ray", "slurm", "docs", "dev",
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from moediag.cli.app import _known
+from moediag.configuration import Configuration
 from moediag.errors import ExitCode
 from moediag.evidence.events import read_log
 from moediag.evidence.exits import read_error_file
@@ -81,14 +82,14 @@ def test_a_file_name_that_is_too_long_is_no_module_of_moediag() -> None:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_file_system_that_fails_is_no_bug(code: int) -> None:
-    known = _known(OSError(code, os.strerror(code), "/x/result.json"))
+    known = _known(OSError(code, os.strerror(code), "/x/result.json"), Configuration(), ())
     assert known is not None
     assert known.exit_code == ExitCode.CANNOT_RUN_HERE
     assert known.message == f"the file system fails: {os.strerror(code)}: /x/result.json"
 
 
 def test_too_little_memory_is_no_bug() -> None:
-    known = _known(MemoryError())
+    known = _known(MemoryError(), Configuration(), ())
     assert known is not None
     assert known.exit_code == ExitCode.CANNOT_RUN_HERE
-    assert _known(KeyError("x")) is None
+    assert _known(KeyError("x"), Configuration(), ()) is None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
+from moediag.protocol import MeasuredStep
 from moediag.ranks.verify import same_samples, samples, tensor_files
 from moediag.ranks.verify.model_pieces import pieces
 from moediag.ranks.verify.tensor_files import Stored
@@ -165,9 +165,22 @@ def test_activations_are_no_samples() -> None:
 def test_samples_of_all_ranks_together(
     ranks: list[list[str]], alone: list[str], steps: int
 ) -> None:
-    given = {rank: [rows] for rank, rows in enumerate(ranks)}
-    assert same_samples.steps_alike(given, [alone]) == steps
-    assert sum(Counter(alone).values()) == len(alone)
+    given = {rank: [MeasuredStep(samples=rows)] for rank, rows in enumerate(ranks)}
+    assert same_samples.steps_alike(given, [MeasuredStep(samples=alone)]) == steps
+
+
+@pytest.mark.parametrize(
+    ("ranks", "alone", "alike"),
+    [
+        (["1", "2"], "3", True),  # parts of the samples
+        (["3", "3"], "3", True),  # they share a model
+        (["1", "1"], "3", False),
+        (["1", ""], "3", False),
+        (["1", "2"], "", False),
+    ],
+)
+def test_parts_of_samples_add_up(ranks: list[str], alone: str, alike: bool) -> None:
+    assert same_samples.split_alike(ranks, alone) is alike
 
 
 @pytest.mark.parametrize("original", [False, True])

@@ -75,14 +75,21 @@ def parameters_not_finite(facts: Facts) -> Findings:
         text += f" In step {before} the gradient of {listed(grads)} was not finite."
     if already:
         text += f" {listed(already)} had elements that are not finite before that."
-    spread = any(
-        check.nonfinite_grads
+    since = [
+        check
         for of in facts.of(_optimizers)
         for checks in of.values()
         for check in checks
         if check.step >= before
+    ]
+    spread = any(check.nonfinite_grads for check in since)
+    seen = any(
+        grad not in (None, NO_GRADIENT)
+        for check in since
+        if check.step >= first.step
+        for grad in check.grads
     )
-    if not spread and len(names) < _MOST_NAMES:
+    if seen and not spread and len(names) < _MOST_NAMES:
         # An expert that is pruned by a bias of -inf, for example: no gradient is affected.
         yield Suspicious(f"{text} All gradients are finite, so it may be meant.", tuple(names))
         return

@@ -10,8 +10,9 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
+from moediag.diagnosis.schedules.align import lost_prefix
 from moediag.evidence.law_model import PART, PLACED
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Collective, Evidence
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural, ranks
 
@@ -22,17 +23,17 @@ def replicas_apart(facts: Facts) -> Findings:
     numbers of their optimizer."""
     found = facts.of(law_facts)
     breach, averaged = found.breach, facts.of(_averaged)
-    alone = facts.of(_bare) or facts.of(_unreduced)
+    alone = breach is not None and bool(_not_reduced(breach, facts))
     if breach is not None and averaged and alone:
         yield Suspicious(
-            f"{_of_breach(breach)} {_called_bare(facts)} The program also averages or sends its "
-            "parameters itself."
+            f"{_of_breach(breach)} {_not_reduced(breach, facts)} The program also averages or "
+            "sends its parameters itself."
         )
     elif breach is not None:
         reason = breach.reason
         first = reason.what if reason is not None else "weights"
         yield Broken(
-            f"{_of_breach(breach)} {_called_bare(facts)} {_owners(facts, breach)}".rstrip(),
+            f"{_of_breach(breach)} {_not_reduced(breach, facts)} {_owners(facts, breach)}".rstrip(),
             pattern="initial weights" if breach.initial else first,
             next_step=_next_step(breach, facts),
             culprits=breach.odd,
@@ -94,9 +95,9 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
 def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
     """What says that the ranks train one model, and what to change; ("", "") if nothing does."""
     laws = facts.of(recorded)
-    unwrapped = [one for own in laws.values() for one in own.of("unwrapped", _line_of)]
-    if len(unwrapped) >= len(laws) > 1:
-        model, line = unwrapped[0]
+    unwrapped = [own.of("unwrapped", _line_of) for own in laws.values()]
+    if all(unwrapped) and len(laws) > 1:
+        model, line = unwrapped[0][0]
         at = f" at {line}" if line else ""
         return (
             f"accelerate's prepare{at} returned {model} without DistributedDataParallel, though it "
@@ -113,7 +114,7 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
         )
     samplers = {one for own in laws.values() for one in own.inputs if one.replicas > 1}
     numbers = {one.number for one in samplers}
-    if len(numbers) == len(laws) > 1:
+    if len(numbers) == len(laws) > 1 and _all_calls_small(facts.evidence):
         first = next(iter(sorted(samplers, key=lambda one: one.number)))
         at = f" at {first.line}" if first.line else ""
         return (
@@ -142,7 +143,12 @@ def _bare(evidence: Evidence) -> tuple[str, ...]:
     return tuple(line for own in laws for _, line in own.of("bare", _line_of)[:1])
 
 
-def _called_bare(facts: Facts) -> str:
+def _not_reduced(breach: Breach, facts: Facts) -> str:
+    """Why gradients were not reduced, if that explains the breach; "" where something else, such as
+    a learning rate, differed first."""
+    other = breach.reason is not None and breach.reason.what != GRADIENTS
+    if breach.parameters is None or breach.initial or breach.counts is not None or other:
+        return ""
     lines = [line for line in facts.of(_bare) if line]
     if not lines and facts.of(_unreduced):
         return (
@@ -172,10 +178,8 @@ def _owners(facts: Facts, breach: Breach) -> str:
     return f"Only the optimizer of {ranks(who)} has {name}: its update did not reach the others."
 
 
-def _averaged(evidence: Evidence) -> bool:
-    """Whether ranks made a call outside the backward that is large enough to carry a matrix of the
-    model, between the first and the last step: the program may average parameters or gradients
-    itself. A call after the last update may only compare them."""
+def _least_matrix(evidence: Evidence) -> int:
+    """Elements of the smallest matrix of the models."""
     sizes = (
         math.prod(map(int, piece.shape.split("x")))
         for own in recorded(evidence).values()
@@ -183,17 +187,39 @@ def _averaged(evidence: Evidence) -> bool:
         for piece in check.pieces
         if piece.shape.count("x")
     )
-    least = min(sizes, default=0)
-    calls = [call for seen in evidence.ranks.values() for call in seen.collectives]
+    return min(sizes, default=0)
+
+
+def _large_calls(evidence: Evidence) -> list[Collective]:
+    """Calls that are large enough to carry a matrix of the model."""
+    least = _least_matrix(evidence)
+    return [
+        call
+        for seen in evidence.ranks.values()
+        for call in seen.collectives
+        if "float" in call.dtype and max(call.numel_in, call.numel_out) >= least
+    ]
+
+
+def _all_calls_small(evidence: Evidence) -> bool:
+    """Whether no call after the first step could carry a matrix, and no call was lost."""
+    last = _last_step(evidence)
+    small = not any(1 < call.step < last for call in _large_calls(evidence))
+    return small and not any(map(lost_prefix, evidence.ranks.values()))
+
+
+def _averaged(evidence: Evidence) -> bool:
+    """Whether ranks made such a call outside the backward, between the first and the last step: the
+    program may average parameters or gradients itself. One after the last update may only compare
+    them."""
+    last = _last_step(evidence)
+    calls = (call for call in _large_calls(evidence) if call.phase != "backward")
+    return any(1 < call.step < last for call in calls)
+
+
+def _last_step(evidence: Evidence) -> int:
     steps = [check.step for own in recorded(evidence).values() for check in own.checks]
-    last = max((*steps, *(call.step for call in calls)), default=0)
-    return any(
-        max(call.numel_in, call.numel_out) >= least
-        and "float" in call.dtype
-        and call.phase != "backward"
-        and 1 < call.step < last
-        for call in calls
-    )
+    return max((*steps, *(seen.last_step for seen in evidence.ranks.values())), default=0)
 
 
 def checked(facts: Facts) -> str:
@@ -284,9 +310,10 @@ def _step_call(b: Breach) -> str:
 
 def _next_step(b: Breach, facts: Facts) -> str:
     """What to change."""
-    if facts.of(_bare) and not b.initial:
+    unreduced = _not_reduced(b, facts)
+    if unreduced and facts.of(_bare):
         return "Call the wrapper, not the model inside it, wherever gradients are computed."
-    if facts.of(_unreduced) and not b.initial:
+    if unreduced:
         return "Leave no_sync for the last backward before each update."
     if not b.history.optimizer:
         return "Send every updated parameter from the rank that updates it to all others."

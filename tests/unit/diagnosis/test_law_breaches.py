@@ -264,6 +264,7 @@ class TestPlainParameters:
         calls: Sequence[Collective] = (),
         ranks: tuple[int, ...] = (),
         inputs: bool = False,
+        told: tuple[int, ...] = (0, 1),
     ) -> Diagnosis:
         def change(of: int, one: LawCheck) -> LawCheck:
             rows = [
@@ -276,7 +277,8 @@ class TestPlainParameters:
         evidence = job(2, change, REDUCED if ranks else PLAIN, names=self.NAMES)
 
         def add(rank: int, seen: RankEvidence) -> RankEvidence:
-            laws = replace(seen.laws or RankLaws(), others=events or {}, allowed=allowed)
+            own = (events or {}) if rank in told else {}
+            laws = replace(seen.laws or RankLaws(), others=own, allowed=allowed)
             if inputs:
                 one = ModelInputs(2, 0, str(rank), (), "DistributedSampler", 2, rank, "train.py:4")
                 laws = replace(laws, inputs=(one,))
@@ -372,6 +374,15 @@ class TestPlainParameters:
         assert of.verdict == "replica-divergence"
         assert "divides the samples among 2 ranks" in of.cause
 
+    def test_samples_that_are_divided_and_gradients_that_are_reduced_are_not(self) -> None:
+        call = Collective(8, "world", 8, "all_reduce", 64, 64, "float32", "backward", step=4)
+        of = self.found(*self.NAMES, inputs=True, calls=[call])
+        assert of.verdict == "clean" and of.suspicious
+
+    def test_one_rank_that_accelerate_told_of_is_not_enough(self) -> None:
+        events = {"unwrapped": ({"model": "Net", "line": ""},) * 2}
+        assert self.found(*self.NAMES, events=events, told=(0,)).verdict == "clean"
+
     def test_a_program_that_averages_its_parameters_is_not(self) -> None:
         averaged = [
             Collective(n, "world", n, "all_reduce", 64, 64, "float32", step=4) for n in (8, 9)
@@ -416,6 +427,19 @@ class TestCalledWithoutTheWrapper:
     def test_without_such_a_call_averaging_explains_nothing(self) -> None:
         call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", step=4)
         assert self.found(call, event="").verdict == "replica-divergence"
+
+    def test_another_reason_is_not_blamed_on_such_a_call(self) -> None:
+        """A gradient penalty may call the model inside its wrapper; the learning rate differs."""
+        change = both(apart(1, 1, "lr"), drift(1, 2))
+        evidence = job(2, change)  # type: ignore[arg-type]
+        events = {"bare": ({"line": "train.py:6 main", "step": 1},)}
+        ranks = {
+            rank: replace(seen, laws=replace(seen.laws or RankLaws(), others=events))
+            for rank, seen in evidence.ranks.items()
+        }
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert "The learning rate differs" in of.cause and "without it" not in of.cause
+        assert of.next_step.startswith("Give the learning rate")
 
     def test_no_sync_that_is_never_left_is_the_cause(self) -> None:
         of = self.found(event="unreduced")

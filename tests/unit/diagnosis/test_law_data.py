@@ -221,6 +221,13 @@ class TestNotFinite:
         of = diagnose(job(2, change))
         assert of.verdict == "clean" and "net.bias had elements" in of.suspicious[0]
 
+    def test_without_gradients_nothing_says_that_it_is_meant(self) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            bad = ("net.bias",) if check.step > 2 else ()
+            return replace(check, nonfinite=bad, grads=(None, None))
+
+        assert diagnose(job(2, change)).verdict == "nonfinite"
+
     def test_a_gradient_alone_may_be_skipped(self) -> None:
         assert self.found(9).verdict == "clean"
 

@@ -153,7 +153,7 @@ def watch(
         def tell(found: TrialResult, folder: Path) -> None:
             if notifier is not None and watcher.tells(found, folder):
                 told = of_result(watcher.of_job(name, [found]), folder)
-                notifier.tell(f"{found.evidence} {found.signature}", told)
+                notifier.send(f"{found.evidence} {found.signature}", told)
             if as_json:
                 return
             if not found.world_size:

@@ -159,7 +159,7 @@ def nightly(
     _write(page, artifacts.drafts(found, ran.results, folder), folder, junit, summary)
     code = answer_views.show(page, folder, as_json, no_color, chosen_views)
     if notifier is not None and code == ExitCode.FAILURE_FOUND:
-        notifier.tell("night", of_answer(page, folder))
+        notifier.send("night", of_answer(page, folder))
     for unsent in notifier.finish() if notifier is not None else ():
         stderr.line(f"moediag: {unsent}")
     for command in pages.workflow_commands(found) if annotate else ():

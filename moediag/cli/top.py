@@ -28,13 +28,7 @@ _COLUMNS = ("rank", "does", "line", "since", "CPU", "memory", "step")
 
 
 def top(
-    pid: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="[PID]",
-            help="A process of the job: its launcher or a rank.  [default: your only job here]",
-        ),
-    ] = None,
+    pid: o.Pid = None,
     every: Annotated[
         float, typer.Option(min=0.5, metavar="S", help="Look again after this many seconds.")
     ] = 2.0,

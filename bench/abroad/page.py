@@ -147,11 +147,11 @@ processes of a failed one outlived the watcher.
 """
 
 _ATTACHED = """\
-Two to four ranks on gloo, without a GPU, started without moediag; `moediag attach PID {options}`
-looks at a job with a fault once, when it has made no optimizer step for ten seconds, and at a
-healthy one again and again from its start to its end, where the first page that is not "clean"
-counts. Seconds count from the command to the page. Faults after which the job ends by itself are
-left out. Programs, edits and truths are those of `reports/accuracy.md`.
+Two to four ranks on gloo, without a GPU, started without moediag. `moediag attach PID {options}`
+looks at a job with a fault when it has made no optimizer step for ten seconds, and at a healthy one
+from its start; then again and again, and the first page that is not "clean" counts. Seconds count
+from the command to that page. Faults after which the job ends by itself are left out. Programs,
+edits and truths are those of `reports/accuracy.md`.
 """
 
 _HOW = """\

@@ -27,7 +27,7 @@ OPTIONS = ("--patience", "5", "--on-hang", "abort")
 # attach finds a hang by the time for which its ranks have slept: longer than its patience.
 ATTACH = ("--patience", "5", "--json")
 STANDS = 10.0  # seconds without a step after which a job with a fault is looked at
-NO_STEP = 40.0  # the same, before the first step
+NO_STEP = 40.0  # the same, before the first step; later than that, no further look follows
 ENDED = "ended by itself"
 GONE = "The job ended while it was looked at"
 INSIDE = Path(__file__).with_name("inside")
@@ -147,8 +147,8 @@ def attached(
     case: Case, program: Program, python: str, folder: Path, checkouts: Path | None, version: str
 ) -> Answer:
     """Returns the answer of `moediag attach` on the case, started without moediag. A job with a
-    fault is looked at once, when it stands still; a healthy one again and again until it ends, and
-    its first page that is not "clean" counts."""
+    fault is looked at when it stands still, a healthy one from its start; then again and again, and
+    the first page that is not "clean" counts."""
     copy, began = folder / "program", time.time()
     places = place(case, program, copy, checkouts)
     pages: list[dict[str, Any]] = []
@@ -161,7 +161,8 @@ def attached(
                 before = time.monotonic()
                 if (page := _look(job.pid, emptied(folder / "run"))) is not None:
                     pages.append(page | {"seconds": time.monotonic() - before})
-            if pages and not (case.truth.healthy and pages[-1]["verdict"] == "clean"):
+            late = not case.truth.healthy and newest and time.time() - newest > NO_STEP
+            if pages and (late or pages[-1]["verdict"] != "clean"):
                 break
         ended = _ended(job, steps, began, None, program.bound) if case.truth.healthy else None
         code = job.poll()

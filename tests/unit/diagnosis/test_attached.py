@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -227,6 +228,10 @@ def test_the_table_has_ranks_that_did_the_same_together() -> None:
         ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", "step=3"),
         ("rank 3", "computes", "train.py:16 main", None, "98%", "step=2"),
     )
+    does[1] = replace(does[1], gpu=0.4)
+    (table,) = judged(*every, does=does).tables
+    at = table.columns.index("GPU")
+    assert [row[at] for row in table.rows] == ["40%", None]
 
 
 def test_a_job_that_ended_meanwhile() -> None:

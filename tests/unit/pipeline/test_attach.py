@@ -247,6 +247,17 @@ def test_a_job_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert any(text.startswith("Python stacks: ") for text in trial.diagnosis.not_seen)
 
 
+def test_use_of_gpus_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``maps`` is a stand-in: this machine has no GPU."""
+    seen = Looks(4.0, 30.0, {r: RankLook(r + 7, looks.WAITS, 60.0) for r in range(2)})
+    monkeypatch.setattr(collecting.gpus, "busy", lambda *_: ({7: 0.5}, "why"))
+    monkeypatch.setattr(Proc, "maps", lambda *_: True)
+    found, why = collecting.with_gpus(seen, Proc())
+    assert ({r: look.gpu for r, look in found.ranks.items()}, why) == ({0: 0.5, 1: None}, "why")
+    monkeypatch.setattr(Proc, "maps", lambda *_: False)  # no rank uses one: nothing is missing
+    assert collecting.with_gpus(seen, Proc()) == (seen, "")
+
+
 @pytest.mark.parametrize(
     ("scope", "says"),
     [("1", "sysctl kernel.yama.ptrace_scope=0"), ("3", "until the machine restarts"),

@@ -172,8 +172,8 @@ def ranks_elsewhere(facts: Facts) -> Judgement | None:
     text = f"{text[:1].upper()}{text[1:]} for at least {_still(seen)} s. No process of "
     text += f"{ranks(seen.elsewhere)} was found here: on another machine, or ended."
     step = (
-        "Run `moediag attach --collect node-N.tgz` on each machine of the job, then "
-        "`moediag diagnose node-*.tgz`."
+        "If the job has other machines, run `moediag attach --collect node-N.tgz` on each, then "
+        f"`moediag diagnose node-*.tgz`. If not, {ranks(seen.elsewhere)} ended: see the output."
     )
     return undecided(text, step)
 

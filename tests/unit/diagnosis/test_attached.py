@@ -210,6 +210,7 @@ def test_ranks_on_other_machines_may_work() -> None:
     found = judged(rank(0, 7, "barrier"), rank(1, 7, "barrier"), does=BOTH, world_size=4)
     assert (found.verdict, found.culprits) == ("inconclusive", ())
     assert "No process of ranks 2, 3 was found here" in found.cause
+    assert "If not, ranks 2, 3 ended" in found.next_step
 
 
 def test_ranks_that_cannot_be_read() -> None:

@@ -196,7 +196,8 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         )
         return undecided(text, "See whether that line may take so long.")
     if seen.doing(looks.UNREAD):
-        return undecided(f"{text} Where these ranks are is not known.")
+        unread = ranks(seen.doing(looks.UNREAD))
+        return undecided(f"{text} The Python frames of {unread} could not be read.")
     if facts.evidence.stall is not None:
         return undecided(f"{text} They stand still outside communication; it is not known why.")
     return undecided(f"{text} It is not known whether the job would continue.", _longer(seen))

@@ -217,7 +217,7 @@ def test_ranks_that_cannot_be_read() -> None:
     unread = RankLook(11, looks.UNREAD, 60.0)
     found = judged(RankEvidence(0), RankEvidence(1), does={0: unread, 1: unread})
     assert (found.verdict, found.culprits) == ("inconclusive", ())
-    assert "ranks 0, 1 sleep" in found.cause
+    assert "ranks 0, 1 sleep. The Python frames of ranks 0, 1 could not be read." in found.cause
 
 
 def test_the_table_has_ranks_that_did_the_same_together() -> None:

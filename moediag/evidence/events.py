@@ -20,6 +20,7 @@ from moediag.evidence.model import (
     Finding,
     Group,
     HeldWeights,
+    Left,
     RankError,
     TokenCount,
 )
@@ -53,6 +54,7 @@ class RankLog:
     files: list[str] = field(default_factory=list)
     batches: list[BatchCount] = field(default_factory=list)
     handling: RankError | None = None
+    left: Left | None = None
     last_phase: str = ""
     restart: int | None = None
     #: What its launcher told all ranks of one run alike; "" without a launcher.
@@ -135,7 +137,7 @@ class _Reader:
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
             "batches": self.batches, "handling": self.handling,
-            "not_seen": self.not_seen, "error": self.error, "end": self.end,
+            "leaves": self.leaves, "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
 
     def read(self, lines: Iterable[bytes | str]) -> None:
@@ -221,6 +223,7 @@ class _Reader:
             time=float(event.get("t") or 0.0),
             asynchronous=bool(event.get("async")),
         )
+        self.log.left = None  # the program caught its exit
         self.at[index] = len(self.log.collectives)
         self.log.collectives.append(call)
 
@@ -299,6 +302,12 @@ class _Reader:
         self.log.handling = RankError(
             str(event["type"]), str(event.get("message") or ""), str(event.get("where") or "")
         )
+
+    def leaves(self, event: Mapping[str, Any]) -> None:
+        site, callers = str(event["site"]), self.resolve(event.get("callers")) or ()
+        own = {path.rpartition("/")[2] for path in self.log.files}
+        lines = tuple(line for line in (site, *callers) if line.partition(":")[0] in own)
+        self.log.left = Left(str(event["how"]), lines) if lines else None
 
     def not_seen(self, event: Mapping[str, Any]) -> None:
         self.log.not_seen.append(str(event["text"]))

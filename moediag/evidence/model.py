@@ -194,6 +194,26 @@ class ExitStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """Where the program itself ended a rank's process."""
+
+    #: As called: ``os._exit(0)``.
+    how: str
+    #: The user's lines that led there, innermost first.
+    lines: tuple[str, ...]
+
+    @property
+    def at_once(self) -> bool:
+        """The interpreter did not end: nothing that the program registered for its end ran."""
+        return self.how.startswith("os._exit")
+
+    @property
+    def text(self) -> str:
+        """``os._exit(0) at train.py:12``."""
+        return f"{self.how} at {self.lines[0].partition(' ')[0]}"
+
+
+@dataclass(frozen=True, slots=True)
 class RankError:
     """The exception that ended a rank, from torchrun's error file, the recorder or its output."""
 
@@ -340,6 +360,8 @@ class RankEvidence:
     batches: tuple[BatchCount, ...] = ()  # of its data loaders, in order of time
     handling: RankError | None = None  # what the main thread handled when it was examined
     workers: tuple[Worker, ...] = ()  # of its data loader, if the rank waited for data
+    #: None if the program did not end it by a call, or that is unknown.
+    left: Left | None = None
     #: What decides whether lines of its stacks run, by ``file.py:12 function``, outermost first.
     #: Only lines whose source is known.
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)

@@ -149,6 +149,11 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
         watcher.install(recorder)
 
+    def exit_calls(recorder: Recorder) -> None:
+        from moediag.recorder import exit_calls as watcher
+
+        watcher.install(recorder)
+
     def watch(recorder: Recorder) -> None:
         from moediag.recorder.background import Watch
 
@@ -170,6 +175,7 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
         ("gradients", gradients, ""),
         ("batches", batches, "torch.utils.data.dataloader"),
         ("handled exceptions", handled_errors, ""),
+        ("exits", exit_calls, ""),
         ("Flight Recorder and lifeline thread", watch, ""),
     ]
 

@@ -208,6 +208,9 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
             f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
             f"all ranks {_repeats(waiting)}?"
         )
+    if one.call is None and one.exact:
+        wait = f" while others wait at {waiting.at}" if waiting is not None else ""
+        return f"Do not end {who}{at}{wait}, or end all ranks there."
     if one.what == STOPPED:
         return f"Find out what stopped {who}; SIGCONT continues it."
     if one.what == LOADS_DATA:

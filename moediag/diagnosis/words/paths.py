@@ -86,8 +86,8 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
     for side in found.sides:
         if side.chain:
             stall = evidence.stall
-            waits = stall is not None and side.ranks[0] in stall.waiting
-            did = f"{'waits in' if waits else 'called'} {side.call.op}" if side.call else "is here"
+            waits = "waits in" if stall and side.ranks[0] in stall.waiting else "called"
+            did = f"{waits} {side.call.op}" if side.call is not None else "ended here"
             last = side.chain[-1]
             yield PathLine(last.file, last.line, found.text(last), ((side.ranks, did),))
 

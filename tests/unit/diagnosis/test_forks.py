@@ -11,7 +11,8 @@ import pytest
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.facts import Facts
-from moediag.evidence.model import BatchCount, Evidence
+from moediag.evidence.line_conditions import Sources
+from moediag.evidence.model import BatchCount, Evidence, Left
 from tests.unit.evidence_builder import Job, Op
 
 GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
@@ -20,7 +21,8 @@ TIMES = 3  # common calls
 
 def job(source: str, **known: Any) -> Evidence:
     """Ranks 0 and 1 made calls at the lines marked ``C``, then rank 0 makes one at ``A``, rank 1
-    one at ``B``, or it ended. ``Cc``, ``Aa`` and ``Bb`` mark the lines that led there."""
+    one at ``B``, or it ended, by the call at ``X`` if there is one. ``Cc``, ``Aa`` and ``Bb`` mark
+    the lines that led there."""
     text = textwrap.dedent(source).lstrip()
     marks: dict[str, str] = {}
     name = "<module>"
@@ -50,6 +52,12 @@ def job(source: str, **known: Any) -> Evidence:
             for call, mark in zip(seen.collectives, made, strict=False)
         )
         ranks[rank] = replace(seen, collectives=calls, **known.get(f"rank{rank}", {}))
+    if "X" in marks:
+        left = Left(known.get("how", "os._exit(0)"), (marks["X"],))
+        ranks[1] = replace(ranks[1], left=left)
+    read = Sources({"/me/train.py": text}, len(ranks), one_node=True)
+    conditions = read.of_lines(marks.values(), read.files)
+    ranks = {rank: replace(seen, conditions=conditions) for rank, seen in ranks.items()}
     return replace(evidence, ranks=ranks, watched=True, sources={"/me/train.py": text})
 
 
@@ -403,3 +411,60 @@ class TestPage:
             (3, (((0,), "waits in all_gather"),)),
             (9, (((1,), "waits in barrier"),)),
         ]
+
+
+EXIT = """
+def main():
+    for step in range(30):
+        all_reduce()  # C A
+        if loss > 100:
+            os._exit(0)  # X
+    print("done")
+"""
+
+
+class TestEndedByACall:
+    def test_at_once_inside_the_loop_of_the_others(self) -> None:
+        found = diagnose(job(EXIT))
+        assert found.culprits == (1,) and found.victims == (0,)
+        assert "rank 1 ended by os._exit(0) at train.py:5 without that call" in found.cause
+        assert found.next_step == (
+            "Make all ranks decide alike at train.py:4: `if loss > 100` was true on rank 1, false "
+            "on rank 0."
+        )
+        without = diagnose(replace(job(EXIT), sources={}))
+        assert without.culprits == (1,)
+        assert without.next_step == (
+            "Do not end rank 1 at train.py:5 while others wait at train.py:3, or end all ranks "
+            "there."
+        )
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            EXIT.replace("    print", "    os._exit(0)  # X\n    print").replace("  # X", "", 1),
+            EXIT.replace("os._exit(0)  # X", "break"),
+        ],
+        ids=["behind the loop", "not known where"],
+    )
+    def test_the_program_may_have_been_done(self, source: str) -> None:
+        assert diagnose(job(source)).culprits == ()
+
+    def test_a_program_may_leave_when_it_has_trained_enough(self) -> None:
+        found = diagnose(job(EXIT, how="sys.exit(0)"))
+        assert found.culprits == ()
+        assert "rank 1 ended by sys.exit(0) at train.py:5" in found.cause
+        assert found.next_step == (
+            "Make all ranks decide alike at train.py:4: `if loss > 100` was true on rank 1, false "
+            "on rank 0."
+        )
+
+    def test_for_a_rank_that_the_program_singles_out(self) -> None:
+        source = EXIT.replace("loss > 100", "rank == 1")
+        found = diagnose(job(source, how="sys.exit()"))
+        assert found.culprits == (1,)
+        assert "under `if rank == 1` at train.py:4" in found.cause
+
+    def test_an_exception_that_ends_the_program(self) -> None:
+        source = EXIT.replace("os._exit(0)  # X", "raise SystemExit(0)")
+        assert decisions(source) == [("if loss > 100", ("false", "true"))]

@@ -21,6 +21,7 @@ from moediag.evidence.model import (
     Group,
     HeldWeights,
     Left,
+    PassedCondition,
     RankError,
     TokenCount,
 )
@@ -55,6 +56,7 @@ class RankLog:
     batches: list[BatchCount] = field(default_factory=list)
     handling: RankError | None = None
     left: Left | None = None
+    tested: dict[str, PassedCondition] = field(default_factory=dict)
     last_phase: str = ""
     restart: int | None = None
     #: What its launcher told all ranks of one run alike; "" without a launcher.
@@ -137,7 +139,8 @@ class _Reader:
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
             "batches": self.batches, "handling": self.handling,
-            "leaves": self.leaves, "not_seen": self.not_seen, "error": self.error, "end": self.end,
+            "leaves": self.leaves, "conditions": self.conditions,
+            "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
 
     def read(self, lines: Iterable[bytes | str]) -> None:
@@ -308,6 +311,15 @@ class _Reader:
         own = {path.rpartition("/")[2] for path in self.log.files}
         lines = tuple(line for line in (site, *callers) if line.partition(":")[0] in own)
         self.log.left = Left(str(event["how"]), lines) if lines else None
+
+    def conditions(self, event: Mapping[str, Any]) -> None:
+        """The newest examination counts, and of one line in several frames the innermost."""
+        self.log.tested = {
+            f"{test['file']}:{int(test['line'])}": PassedCondition(
+                bool(test["holds"]), {str(n): str(v) for n, v in test["values"].items()}
+            )
+            for test in reversed(event["tests"])
+        }
 
     def not_seen(self, event: Mapping[str, Any]) -> None:
         self.log.not_seen.append(str(event["text"]))

@@ -237,6 +237,15 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedCondition:
+    """A condition that a rank has passed, as its names were when the rank was examined."""
+
+    holds: bool
+    #: By name, as Python prints it: ``{"args.rank": "0"}``.
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class BatchCount:
     """Batches that one data loader gave in one pass."""
 
@@ -362,6 +371,8 @@ class RankEvidence:
     workers: tuple[Worker, ...] = ()  # of its data loader, if the rank waited for data
     #: None if the program did not end it by a call, or that is unknown.
     left: Left | None = None
+    #: Conditions that it had passed when it was examined, by ``file.py:12``.
+    tested: Mapping[str, PassedCondition] = field(default_factory=dict)
     #: What decides whether lines of its stacks run, by ``file.py:12 function``, outermost first.
     #: Only lines whose source is known.
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)

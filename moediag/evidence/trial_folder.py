@@ -208,6 +208,7 @@ def _rank(
         batches=tuple(log.batches),
         handling=log.handling,
         left=log.left,
+        tested=log.tested,
         workers=loader_workers.read(folder / CAPTURE, rank),
         stacks=stacks,
         exit=launch.exits.get(rank),

@@ -243,7 +243,10 @@ def _singled_out(
         if not one.exact or call != divergence.calls.get(one.ranks[0]):
             continue
         for condition in one.apart:
-            if condition.unless and forked is not None and forked.decided(condition):
+            if condition.unless and (
+                (forked is not None and forked.decided(condition))
+                or _told_apart(condition, one.ranks, divergence, evidence)
+            ):
                 yield _single(condition, one, divergence), condition
         own = evidence.ranks[one.ranks[0]].collectives
         if call is not None and _met_before(call, own, evidence):
@@ -253,6 +256,22 @@ def _singled_out(
                 yield one.ranks, condition
             elif condition.keeps_out:
                 yield _single(condition, one, divergence), condition
+
+
+def _told_apart(
+    condition: Condition, inside: Sequence[int], divergence: Divergence, evidence: Evidence
+) -> bool:
+    """Whether the condition was true on the ranks ``inside`` alone when all were examined, and
+    ranks differed in one name only: then the clause that names the rank decided."""
+    place = f"{condition.file}:{condition.line}"
+    known = {rank: evidence.ranks[rank].tested.get(place) for rank in divergence.calls}
+    tested = [test for test in known.values() if test is not None]
+    if len(tested) < len(known) or not tested:
+        return False
+    names = {name for test in tested for name in test.values}
+    differ = [name for name in names if len({test.values.get(name) for test in tested}) > 1]
+    holds = {rank for rank, test in known.items() if test is not None and test.holds}
+    return condition.side == "under" and holds == {*inside} and len(differ) == 1
 
 
 def _single(condition: Condition, one: Standing, divergence: Divergence) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.facts import Facts
 from moediag.evidence.line_conditions import Sources
-from moediag.evidence.model import BatchCount, Evidence, Left
+from moediag.evidence.model import BatchCount, Evidence, Left, PassedCondition
 from tests.unit.evidence_builder import Job, Op
 
 GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
@@ -468,3 +468,45 @@ class TestEndedByACall:
     def test_an_exception_that_ends_the_program(self) -> None:
         source = EXIT.replace("os._exit(0)  # X", "raise SystemExit(0)")
         assert decisions(source) == [("if loss > 100", ("false", "true"))]
+
+
+VALUES = """
+def main():
+    for step in range(30):
+        if main_process or step == 0:
+            all_gather()  # A
+        all_reduce()  # C
+        barrier()  # B
+"""
+
+
+def seen_as(main: bool, step: int = 4) -> dict[str, PassedCondition]:
+    values = {"main_process": str(main), "step": str(step)}
+    return {"train.py:3": PassedCondition(main or step == 0, values)}
+
+
+class TestValuesOfTheCondition:
+    """Rank 0 is in the branch of a condition whose other clause is the same on all ranks."""
+
+    def test_they_show_that_the_clause_of_the_rank_decided(self) -> None:
+        found = diagnose(
+            job(VALUES, rank0={"tested": seen_as(True)}, rank1={"tested": seen_as(False)})
+        )
+        assert found.culprits == (0,)
+        assert found.cause.endswith(
+            "At train.py:3, `main_process` is True on rank 0, False on rank 1."
+        )
+
+    @pytest.mark.parametrize(
+        "known",
+        [
+            {},
+            {"rank0": {"tested": seen_as(True)}},
+            {"rank0": {"tested": seen_as(True)}, "rank1": {"tested": seen_as(False, step=5)}},
+            {"rank0": {"tested": seen_as(True)}, "rank1": {"tested": seen_as(True)}},
+        ],
+        ids=["unknown", "of one rank", "another step", "the same on both"],
+    )
+    def test_without_them_nobody_is_named(self, known: dict[str, Any]) -> None:
+        evidence = job(VALUES, **known)
+        assert diagnose(evidence).culprits == ()

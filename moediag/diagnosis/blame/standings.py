@@ -75,7 +75,8 @@ def standings(
 def _failed(seen: RankEvidence, failure: Failure) -> Standing:
     what = "ended without a trace" if failure.name == UNTOLD else failure.name
     what = f"raised {failure.name}" if failure.where or failure.message else what
-    lines = (failure.where,) if failure.where else program_lines(seen) or ("",)
+    left = seen.left.lines if seen.left is not None else ()
+    lines = (failure.where,) if failure.where else left or program_lines(seen) or ("",)
     return Standing((seen.rank,), lines[0], what, None, lines[1:], _conditions(seen, lines))
 
 

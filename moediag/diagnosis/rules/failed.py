@@ -157,8 +157,12 @@ def _ended(failure: Failure, evidence: Evidence) -> str:
         text = f"raised {failure.name}" + (f" at {failure.where}" if failure.where else "")
         text += f": {failure.summary}" if failure.summary else ""
         return text + (f" (after {failure.after})" if failure.after else "")
+    left = evidence.ranks[failure.rank].left
     if failure.name.startswith("exit code"):
-        return f"ended with {failure.name} and left no exception"
+        how = f"by {left.text}" if left is not None else "and left no exception"
+        return f"ended with {failure.name} {how}"
+    if failure.name == UNTOLD and left is not None:
+        return f"ended by {left.text}"
     if failure.name == UNTOLD:
         return "ended without a trace (killed, or by os._exit: the launcher did not record which)"
     killed = _killed(evidence, failure.rank) if failure.name == "SIGKILL" else ""

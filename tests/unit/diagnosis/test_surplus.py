@@ -29,10 +29,10 @@ def job(*programs: str, steps: str | None = None) -> Evidence:
         [
             Op(
                 "0",
-                numel=8 * (1 + (made == "x")),
+                numel=16 if letter == "x" else 8,
                 step=1 + (calls if steps is None else steps)[:at].count("t"),
             )
-            for at, made in enumerate(calls)
+            for at, letter in enumerate(calls)
         ]
         for calls in programs
     ]

@@ -1,5 +1,5 @@
-"""Makes `.cuda()` and the settings of a GPU do nothing, and random numbers the same in each run. The
-first import of an adapted program."""
+"""Makes `.cuda()` and the settings of a GPU do nothing, and random numbers the same in each run.
+The first import of an adapted program."""
 
 import torch
 

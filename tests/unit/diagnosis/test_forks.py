@@ -351,6 +351,23 @@ class TestNothingIsNamed:
         found = fork_of(source)
         assert found is not None and found.decisions == ()
 
+    @pytest.mark.parametrize(("size", "decided"), [("get_world_size()", 1), ("size_of(g)", 2)])
+    def test_the_size_of_the_job_is_the_same_on_all_ranks(self, size: str, decided: int) -> None:
+        source = f"""
+            def gather(x):
+                n = {size}
+                if n == 1:
+                    return x
+                all_gather(x)  # A
+            def main():
+                for i in range(9):
+                    all_reduce(i)  # C
+                    if good(i):
+                        gather(i)  # Aa
+                    barrier()  # B
+        """
+        assert len(decisions(source)) == decided
+
     def test_a_list_that_is_changed_is_not_the_same_on_all_ranks(self) -> None:
         source = """
             def main():

@@ -43,6 +43,9 @@ def same(node: ast.AST, at: Where, depth: int = 0) -> bool:
         return not any(isinstance(one, ast.Starred) for one in node.elts)
     if isinstance(node, ast.Attribute):
         return _is_setting(node.value) or _defined_same(node, at, depth)
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+        known = isinstance(node.slice, ast.Constant)
+        return known and _OF_PROCESS.search(ast.unparse(node.slice)) is None
     if isinstance(node, ast.Call):
         name = last_name(node.func)
         if ast.unparse(node.func) in _ENVIRONMENT and node.args:

@@ -351,7 +351,14 @@ class TestNothingIsNamed:
         found = fork_of(source)
         assert found is not None and found.decisions == ()
 
-    @pytest.mark.parametrize(("size", "decided"), [("get_world_size()", 1), ("size_of(g)", 2)])
+    @pytest.mark.parametrize(
+        ("size", "decided"),
+        [
+            ("get_world_size()", 1), ("int(os.environ['WORLD_SIZE'])", 1), ("size_of(g)", 2),
+            ("get_world_size(group)", 2), ("int(os.environ['LOCAL_WORLD_SIZE'])", 2),
+            ("int(os.environ[key])", 2),
+        ],
+    )  # fmt: skip
     def test_the_size_of_the_job_is_the_same_on_all_ranks(self, size: str, decided: int) -> None:
         source = f"""
             def gather(x):

@@ -207,7 +207,7 @@ def _followed(
         seen = f"{plural(found.clean, 'look')} saw it progress, none saw a hang"
         _progress(f"the job ended; its exit code is not known. {seen}")
     elif notifier is not None:
-        notifier.tell(done.result.trials[-1].signature, of_result(done.result, done.folder))
+        notifier.send(done.result.trials[-1].signature, of_result(done.result, done.folder))
         for unsent in notifier.finish():
             _progress(unsent)
     return done, found.ended and found.clean > 0

@@ -119,9 +119,11 @@ def test_an_archive_that_leaves_its_folder_writes_nothing_there(tmp_path: Path) 
 def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
     archive = tmp_path / "out.tgz"
     archives.pack(evidence(tmp_path / "run", BOTH), archive, redact=False)
-    archive.write_bytes(archive.read_bytes()[:-60])
-    with pytest.raises(EvidenceError, match="cannot be read"):
-        examine([archive])
+    whole = archive.read_bytes()
+    for damaged in (whole[:-60], whole[:40] + bytes(20) + whole[60:]):
+        archive.write_bytes(damaged)
+        with pytest.raises(EvidenceError, match="cannot be read"):
+            archives.extract(archive, tmp_path / "into")
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
@@ -320,6 +322,21 @@ def test_a_late_answer_counts_from_the_first(
         machine(tmp_path, "b", ("abc", 1), after=40.0),
     )  # fmt: skip
     assert (found.trials[0].verdict, found.trials[0].culprits) == ("inconclusive", ())
+
+
+@pytest.mark.parametrize("file", ["looks.json", "trial.json"])
+@pytest.mark.parametrize("damage", [b"{", b'{"ranks": {"0": 3}}', b"\xd2", b"[" * 100_000])
+def test_the_damaged_evidence_of_a_machine_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: bytes
+) -> None:
+    whole, broken = machine(tmp_path, "a", ("abc", 0)), machine(tmp_path, "b", ("abc", 1))
+    assert whole.archive is not None and broken.archive is not None
+    (tmp_path / "of-b" / "evidence" / "abc-0" / file).write_bytes(damage)
+    (tmp_path / "of-a" / "evidence" / "abc-0" / "not-seen.txt").write_bytes(b"stack \xd2")
+    for name, archive in (("a", whole.archive), ("b", broken.archive)):
+        archives.pack(tmp_path / f"of-{name}" / "evidence", archive, redact=False)
+    (trial,) = on_machines(tmp_path, monkeypatch, whole, broken).trials
+    assert trial.diagnosis.not_seen[:2] == ("b: its evidence is damaged", "stack \ufffd")
 
 
 def test_machines_without_a_single_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,7 @@ def test_a_followed_job(
     monkeypatch.setattr(attach_follow, "follow", lambda *_: found)
     monkeypatch.setattr(attaching, "choose", lambda _: Job((), root=7))
     monkeypatch.setattr(attaching, "described", lambda _: "7")
-    monkeypatch.setattr(notify.Notifier, "tell", lambda _, incident, __: sent.append(incident))
+    monkeypatch.setattr(notify.Notifier, "send", lambda _, incident, __: sent.append(incident))
     result = invoke("attach", "7", "--follow", "--notify", "https://h", "--no-color")
     assert (result.exit_code, len(sent)) == (code, told), result.output
     assert ("its exit code is not known" in result.stderr) == ended

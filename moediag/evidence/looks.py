@@ -36,6 +36,8 @@ class RankLook:
     """Why a rank outside communication cannot continue, as words after ``Rank 1 ``."""
     cpu: float = 0.0
     """Share of one CPU that its threads used."""
+    gpu: float | None = None
+    """Share of time that its GPU computed, when the looks ended; None if that is not known."""
     state: str = ""
     """State letter of its main thread."""
     values: Mapping[str, str] = field(default_factory=dict)

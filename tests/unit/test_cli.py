@@ -212,6 +212,25 @@ def test_wrong_usage_is_exit_code_2(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--redact"], "--redact needs --collect"),
+        (["--notify", "https://h"], "--notify needs --follow"),
+        (["--dump-anyway"], "--dump-anyway needs --dump"),
+        (["--dump", "NONE"], "no such signal"),
+        (["--dump", "USR1", "--follow"], "--dump and --follow exclude each other"),
+        (["--dump", "USR1", "--hosts", "a"], "--dump and --hosts exclude each other"),
+        (["1", "--hosts", "a"], "only one of them"),
+    ],
+)
+def test_options_of_attach_that_do_not_go_together(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert app.main(["attach", *arguments]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (ScenarioError("s.yaml:3:1: modle: no such field"), ExitCode.USAGE),

@@ -177,7 +177,7 @@ def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
 
 def _merged(command: Sequence[str], folder: Path, options: VerifyOptions) -> int:
     """Runs a reference that was made here once, and returns how many of its steps are one step of
-    the ranks: 1, or their number if one step has other samples."""
+    the ranks: 1, or their number if its step has as many samples as that of one rank."""
     job = read_measured(folder / MEASURED)
     own = folder / _TRIED
     options.tell(f"running the reference, {shlex.join(command)}")

@@ -305,8 +305,8 @@ class _Watch:
         self, record: LaunchRecord, folder: Path, running: Running, stands: Callable[[], bool]
     ) -> Then:
         """Handles a rank that hangs or died, or an interruption, while the job still exists.
-        ``stands``: whether a job that stood still does so even now; if not, nothing is told or
-        done."""
+        ``stands``: whether a job that stopped making progress is still stopped; if not, nothing is
+        reported or done."""
         found = self._diagnose(record, folder)
         choice = self.options.on_hang
         if found.verdict not in FAILURES and not record.interrupted:

@@ -387,7 +387,7 @@ def clip_first(fault: bool) -> Case:
 
 def wrapped(bare: bool = False, unsynced: bool = False, replaced: bool = False) -> Case:
     inner, own = build(), batch(dist.get_rank())
-    model = DistributedDataParallel(inner)
+    model = DistributedDataParallel(inner, find_unused_parameters=replaced)
     if replaced:
         inner.head.weight = nn.Parameter(inner.head.weight.detach().clone())
     optimizer = torch.optim.AdamW(inner.parameters(), 1e-2)

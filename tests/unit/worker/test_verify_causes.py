@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch import nn
 
+from moediag.diagnosis import diagnose
+from moediag.evidence.model import Evidence, RankEvidence
+from moediag.pipeline import watch
 from moediag.protocol import Applied, GradientError, Measured, MeasuredStep, outcome
 from moediag.ranks.verify.learning_rates import LearningRates
 from moediag.ranks.verify.not_reduced import not_sent
 from moediag.ranks.verify.reduction import Reduction
+from moediag.report import terminal
+from moediag.report.page import page_of
+from moediag.report.text_layout import plain
 from moediag.result import Verdict
 from tests.unit.measured_runs import RATE, Job, judged, reference
+from tests.unit.trial_results import trial_result
 
 
 @pytest.mark.parametrize(
@@ -97,3 +105,45 @@ def test_why_a_wrapper_reduces_nothing(fault: str, found: dict[str, list[str]]) 
     assert {
         how: names for how, names in seen.items() if names in (["Net"], ["head.weight"])
     } == found
+
+
+@pytest.mark.parametrize(
+    ("first", "wrong", "says"),
+    [
+        (
+            [outcome.WrongModule("", what=outcome.AFTER, compared=136, factors=[0.667, 2.0])] * 2,
+            4,
+            "by the tokens of all micro-batches and ranks",
+        ),
+        (
+            [outcome.WrongModule("", what=outcome.AFTER, compared=136, factors=[1.0])] * 2,
+            4,
+            "Check the factor of the loss",
+        ),
+        (
+            [outcome.WrongModule("", what=outcome.AFTER, compared=136, factors=[1.0])] * 2,
+            1,
+            "Check what changes that gradient",
+        ),
+        (
+            [outcome.WrongModule("mlp.up", "Linear", "model.py:100", outcome.GRADIENT)] * 2,
+            4,
+            "Compare what model.py:100 mlp.up computes",
+        ),
+    ],
+)
+def test_the_answer_has_eight_lines(
+    first: list[outcome.WrongModule], wrong: int, says: str
+) -> None:
+    errors = {f"layers.{n}.weight": GradientError(0.1, 1.0, n < wrong) for n in range(4)}
+    outcomes = {
+        rank: outcome.Outcome(rank, gradients={"1": errors}, first_wrong=one, steps_done=1)
+        for rank, one in enumerate(first)
+    }
+    ranks = {r: RankEvidence(r, outcome=o, finished=True) for r, o in outcomes.items()}
+    evidence = Evidence(2, ranks, backend="gloo")
+    trial = replace(trial_result(), diagnosis=diagnose(evidence), expected="")
+    page = page_of(watch.of_job("train.py", [trial]))
+    lines = [plain(line) for line in terminal.answer_lines(page.findings[0], 80)]
+    assert len(lines) <= 8
+    assert says in " ".join(" ".join(lines).split())

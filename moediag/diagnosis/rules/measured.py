@@ -53,7 +53,10 @@ def wrong_ownership(facts: Facts) -> Judgement | None:
 def _which(facts: Facts) -> str:
     """Which gradients are wrong, and where in the model."""
     count = cause.of_gradients(facts.gradients) if facts.gradients.wrong else ""
-    why, (where, place) = of_otherwise(facts.evidence), of_first_wrong(facts)
+    why, (where, place) = (
+        of_otherwise(facts.evidence),
+        of_first_wrong(facts.evidence, facts.gradients),
+    )
     if place is None and (why or facts.factors.complete):
         where = ""  # that all modules are right adds nothing
     by_place = by_part.sentence(facts.parts), scale_factor.sentences(facts.factors)
@@ -119,7 +122,7 @@ def wrong_update(facts: Facts) -> Judgement | None:
         culprits=() if not_sent(facts.evidence) else few(found.ranks, facts.evidence),
         pattern=found.what,
         until=found.step,
-        next_step=next_of(facts) or optimizer_update.advice(found),
+        next_step=next_of(facts.evidence, facts.gradients) or optimizer_update.advice(found),
     )
 
 
@@ -170,7 +173,7 @@ def wrong_gradients(facts: Facts) -> Judgement | None:
         why = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=False)
         text = f"{why} {text}"
     elif lost:
-        told = of_otherwise(facts.evidence) or of_first_wrong(facts)[0]
+        told = of_otherwise(facts.evidence) or of_first_wrong(facts.evidence, facts.gradients)[0]
         if not told:
             text += f" No schedule of {ranks(lost)} was recorded: whether a rank is at fault is "
             text += "not known."
@@ -191,8 +194,9 @@ def wrong_gradients(facts: Facts) -> Judgement | None:
         pattern=pattern if d is None else "",
         until=facts.gradients.step,
         gradients=True,
-        places=tuple(filter(None, of_first_wrong(facts)[1:])),
-        next_step=next_of(facts) or next((o.next_step for o in facts.outcomes if o.next_step), ""),
+        places=tuple(filter(None, of_first_wrong(facts.evidence, facts.gradients)[1:])),
+        next_step=next_of(facts.evidence, facts.gradients)
+        or next((o.next_step for o in facts.outcomes if o.next_step), ""),
     )
 
 

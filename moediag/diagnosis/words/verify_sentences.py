@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.evidence.model import Evidence
 from moediag.result import Place
 from moediag.result.wording import listed, plural, ranks
@@ -68,14 +68,14 @@ def _sentences() -> dict[str, str]:
     }
 
 
-def of_first_wrong(facts: Facts) -> tuple[str, Place | None]:
+def of_first_wrong(evidence: Evidence, gradients: GradientFacts) -> tuple[str, Place | None]:
     """Which module is the first that computes something wrong, and the line that called it; ""
     where nothing is known."""
     from moediag.protocol import outcome
 
-    wrong = {rank: one for rank, one in _modules(facts).items() if one.what != outcome.AFTER}
+    wrong = {rank: one for rank, one in _modules(evidence).items() if one.what != outcome.AFTER}
     if not wrong:
-        return _after(facts)[0], None
+        return _after(evidence, gradients)[0], None
     forward = [one for one in wrong.values() if one.what in (outcome.OUTPUT, outcome.INPUT)]
     first = min(forward or wrong.values(), key=lambda one: one.order)
     where = tuple(r for r, one in wrong.items() if (one.name, one.what) == (first.name, first.what))
@@ -100,23 +100,23 @@ def of_first_wrong(facts: Facts) -> tuple[str, Place | None]:
     return text, Place(where, f"{first.at} {first.name}".strip(), f"first wrong {first.what}")
 
 
-def _modules(facts: Facts) -> dict[int, WrongModule]:
+def _modules(evidence: Evidence) -> dict[int, WrongModule]:
     return {
         rank: seen.outcome.first_wrong
-        for rank, seen in sorted(facts.evidence.ranks.items())
+        for rank, seen in sorted(evidence.ranks.items())
         if seen.outcome is not None and seen.outcome.first_wrong is not None
     }
 
 
-def _after(facts: Facts) -> tuple[str, str]:
+def _after(evidence: Evidence, gradients: GradientFacts) -> tuple[str, str]:
     """What it means that all outputs, and up to a factor their gradients, are right, and what to
     do; "" where one is wrong or not known."""
     from moediag.protocol import outcome
 
-    own = _modules(facts)
+    own = _modules(evidence)
     if any(one.what != outcome.AFTER for one in own.values()):
         return "", ""
-    if not own or len(own) < len(facts.evidence.ranks):
+    if not own or len(own) < len(evidence.ranks):
         return "", ""
     compared = plural(max(one.compared for one in own.values()), "call")
     factors = [factor for one in own.values() for factor in one.factors]
@@ -133,8 +133,8 @@ def _after(facts: Facts) -> tuple[str, str]:
             "Divide the sum of the loss by the tokens of all micro-batches and ranks of a step.",
         )
     begin += ", and the gradients of activations are right up to one factor: the error is"
-    wrong = facts.gradients.wrong
-    if len(wrong) < facts.gradients.compared:
+    wrong = gradients.wrong
+    if len(wrong) < gradients.compared:
         return (
             f"{begin} where the gradient of {_names([*wrong])} is added up or reduced.",
             "Check what changes that gradient between its backward and the optimizer's step.",
@@ -146,13 +146,13 @@ def _after(facts: Facts) -> tuple[str, str]:
     )
 
 
-def next_of(facts: Facts) -> str:
+def next_of(evidence: Evidence, gradients: GradientFacts) -> str:
     """What to do about parameters that are trained otherwise, or the first wrong module."""
     from moediag.protocol import outcome
 
     told = {
         how
-        for seen in facts.evidence.ranks.values()
+        for seen in evidence.ranks.values()
         if seen.outcome is not None
         for how, names in seen.outcome.trained_otherwise.items()
         if names
@@ -167,10 +167,10 @@ def next_of(facts: Facts) -> str:
         outcome.NOT_SUMMED: "Sum these gradients over ranks before they are clipped or used.",
     }
     found = next((text for how, text in steps.items() if how in told), "")
-    _, place = of_first_wrong(facts)
+    _, place = of_first_wrong(evidence, gradients)
     if place is not None and not told & {outcome.BARE, outcome.NO_SYNC, outcome.ABSENT}:
         return f"Compare what {place.line} computes on a rank and in one process."
-    return found or _after(facts)[1]
+    return found or _after(evidence, gradients)[1]
 
 
 def not_sent(evidence: Evidence) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import linecache
 import operator
 import os
@@ -54,11 +55,12 @@ def install(recorder: Recorder) -> None:
         found: Tests = []
         frames = 0
         while frame is not None and frames < _MOST_FRAMES:
-            file = frame.f_code.co_filename
-            if user.is_user(file):
+            if user.is_user(frame.f_code.co_filename):
                 frames += 1
-                if os.path.getmtime(file) < started:  # noqa: PTH204
-                    found += passed(frame)
+                # Not of a file that has changed or is gone, or that only a newer Python can read.
+                with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
+                    if os.stat(frame.f_code.co_filename).st_mtime < started:  # noqa: PTH116
+                        found += passed(frame)
             frame = frame.f_back
         if found:
             # Without a beat: the rank itself made no progress.

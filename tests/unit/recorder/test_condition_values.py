@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from moediag.evidence.events import read_log
+from moediag.recorder import install
 from moediag.recorder.condition_values import passed
 
 
@@ -99,3 +101,22 @@ def test_the_innermost_frame_of_a_line_counts(tmp_path: Path) -> None:
     (tmp_path / "rank-0.events.jsonl").write_text(f"{json.dumps(event)}\n")
     (found,) = read_log(tmp_path, 0).tested.values()
     assert (found.holds, found.values) == (True, {"n": "1"})
+
+
+def test_a_rank_that_is_examined(tmp_path: Path) -> None:
+    """Nothing is told of a file that was written after the start, or that is gone."""
+    for name, changed in (("old.py", False), ("new.py", True), ("gone.py", True)):
+        path, folder = tmp_path / name, tmp_path / f"of-{name}"
+        path.write_text("if main:\n    pass\nexamine()\n")
+        os.utime(path, (1.0, 1.0))
+        made = install(str(folder), 0, 1, of_job=True)
+        if name == "new.py":
+            os.utime(path, (4e9, 4e9))
+        code = compile(path.read_text(), str(path), "exec")
+        if name == "gone.py":
+            path.unlink()
+        exec(code, {"examine": made.captured, "main": 1})
+        made.uninstall()
+        found = read_log(folder, 0)
+        assert (f"{name}:1" in found.tested) is not changed
+        assert not any("recorder failed" in text for text in found.not_seen)

@@ -148,10 +148,10 @@ processes of a failed one outlived the watcher.
 
 _ATTACHED = """\
 Two to four ranks on gloo, without a GPU, started without moediag. `moediag attach PID {options}`
-looks at a job with a fault when it has made no optimizer step for ten seconds, and at a healthy one
-from its start; then again and again, and the first page that is not "clean" counts. Seconds count
-from the command to that page. Faults after which the job ends by itself are left out. Programs,
-edits and truths are those of `reports/accuracy.md`.
+looks at a job with a fault when it has made no optimizer step for ten seconds, and `moediag attach
+PID` at a healthy one from its start; then again and again, and the first page that is not "clean"
+counts. Seconds count from the command to that page. Faults after which the job ends by itself are
+left out. Programs, edits and truths are those of `reports/accuracy.md`.
 """
 
 _HOW = """\

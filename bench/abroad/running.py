@@ -24,8 +24,9 @@ from bench.abroad.programs import Program
 STILL = 150.0  # seconds without a step and without a page after which none is expected any more
 # The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.
 OPTIONS = ("--patience", "5", "--on-hang", "abort")
-# attach finds a hang by the time for which its ranks have slept: longer than its patience.
-ATTACH = ("--patience", "5", "--json")
+# For faults, which stand for longer when they are looked at. Healthy jobs, in which a rank may
+# sleep for 15 s, are looked at with the default of 30 s.
+ATTACH = ("--patience", "5")
 STANDS = 10.0  # seconds without a step after which a job with a fault is looked at
 NO_STEP = 40.0  # the same, before the first step; later than that, no further look follows
 ENDED = "ended by itself"
@@ -159,7 +160,8 @@ def attached(
             still = time.time() - newest > STANDS if newest else time.time() - began > NO_STEP
             if still or case.truth.healthy:
                 before = time.monotonic()
-                if (page := _look(job.pid, emptied(folder / "run"))) is not None:
+                patience = () if case.truth.healthy else ATTACH
+                if (page := _look(job.pid, emptied(folder / "run"), patience)) is not None:
                     pages.append(page | {"seconds": time.monotonic() - before})
             late = not case.truth.healthy and newest and time.time() - newest > NO_STEP
             if pages and (late or pages[-1]["verdict"] != "clean"):
@@ -183,9 +185,9 @@ def attached(
     )  # fmt: skip
 
 
-def _look(pid: int, run: Path) -> dict[str, Any] | None:
+def _look(pid: int, run: Path, options: Sequence[str]) -> dict[str, Any] | None:
     """Returns the trial of `moediag attach`; None if the job had no ranks yet, or none any more."""
-    done = _ours("attach", str(pid), *ATTACH, "--out", str(run))
+    done = _ours("attach", str(pid), *options, "--json", "--out", str(run))
     if done.returncode == 2:
         return None
     if not done.stdout:

@@ -190,6 +190,8 @@ def test_the_section_counts_held_out_cases_apart() -> None:
     text = page.markdown([judged(), judged(held_out=True)], "", attached=False)
     assert "| seen while tuning | 1 | -1 |" in text and "| held out | 1 | -1 |" in text
     assert "WRONG RANK: hang, rank 0" in text
+    assert "moediag watch" in text and "moediag attach" not in text
+    assert "moediag attach PID" in page.markdown([judged()], "", attached=True)
 
 
 def test_the_section_is_replaced_and_the_rest_of_the_report_kept() -> None:

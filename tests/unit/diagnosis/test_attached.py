@@ -161,6 +161,29 @@ def test_an_idle_rank_that_the_others_wait_for() -> None:
     assert (found.verdict, found.culprits) == ("hang", (1,))
 
 
+@pytest.mark.parametrize(
+    ("own", "others", "named"),
+    [
+        ({"epoch": "0", "i": "5"}, ({"epoch": "1", "i": "0"}, {"epoch": "1", "i": "0"}), (2,)),
+        ({"step": "4"}, ({"step": "5"}, {"step": "7"}), (2,)),
+        ({"step": "5"}, ({"step": "5"}, {"step": "6"}), ()),
+        ({"step": "6"}, ({"step": "5"}, {"step": "5"}), ()),
+        ({"epoch": "1", "i": "4"}, ({"epoch": "1", "i": "5"}, {"epoch": "0", "i": "5"}), ()),
+        ({"step": "4"}, ({"step": "5"}, {}), ()),
+        ({"size": "4"}, ({"size": "5"}, {"size": "5"}), ()),  # no counter
+        ({}, ({}, {}), ()),
+    ],
+)
+def test_others_in_different_calls_name_an_idle_rank_only_if_all_are_ahead_of_it(
+    own: dict[str, str], others: tuple[dict[str, str], ...], named: tuple[int, ...]
+) -> None:
+    does = {n: replace(waits(), values=values) for n, values in enumerate(others)}
+    does[2] = RankLook(11, looks.IDLE, 60.0, values=own)
+    found = judged(rank(0, 6, "all_reduce"), rank(1, 7, "barrier"), rank(2, 16), does=does)
+    assert (found.verdict, found.culprits) == ("hang", named), found.cause
+    assert ("Rank 2 is behind: " in found.cause) == bool(named)
+
+
 def test_a_short_wait_is_not_a_hang() -> None:
     idle = RankLook(11, looks.IDLE, 6.0)
     found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(6.0), 1: idle})

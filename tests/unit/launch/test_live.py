@@ -14,6 +14,7 @@ from moediag.cli.top import rows, table
 from moediag.launch.attach import spy
 from moediag.launch.attach.live import Live, Now
 from moediag.launch.attach.looking import Target
+from moediag.launch.attach.proc import Proc
 from moediag.launch.processes import Process
 from tests.unit.launch.test_attach_looking import OUTSIDE, WAIT
 
@@ -28,6 +29,8 @@ def process() -> Iterator[subprocess.Popen[str]]:
     ) as started:
         assert started.stdout is not None
         started.stdout.readline()
+        while (seen := Proc().seen(started.pid)) is None or seen.state != "S":
+            pass
         yield started
         started.kill()
 

@@ -27,6 +27,12 @@ class Dtype(str, Enum):
     float16 = "float16"
 
 
+class Recompute(str, Enum):
+    none = "none"
+    layers = "layers"
+    selective = "selective"
+
+
 class Optimizer(str, Enum):
     adamw = "adamw"
     adamw_8bit = "adamw-8bit"
@@ -73,8 +79,37 @@ def check(
     ] = Wrapper.auto,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Do not simulate a step.")] = False,
     length: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Tokens of a sequence, which cp cuts.")
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Tokens of a sequence, which cp cuts.  [default: 4,096 for the memory]",
+        ),
     ] = 0,
+    card: Annotated[
+        str,
+        typer.Option(
+            metavar="GIB|NAME",
+            help="Say whether a step fits on this card, and what would make it fit: 80, H100.",
+        ),
+    ] = "",
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Sequences of a rank; measures the peak memory of a step.  [default: 1 with "
+            "--card]",
+        ),
+    ] = None,
+    recompute: Annotated[
+        Recompute,
+        typer.Option(
+            metavar="none|layers|selective",
+            help="What backward computes again: whole layers, or all but matrix products and "
+            "attention.",
+        ),
+    ] = Recompute.none,
     dtype: Annotated[
         Dtype,
         typer.Option(help="Dtype that from_pretrained is given.  [default: the configuration's]"),
@@ -167,7 +202,8 @@ def check(
             options = checker.CheckOptions(
                 config=config, layout=_axes(layout), world=world, stack=pins,
                 wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
-                length=length, dtype=dtype.value, param_dtype=param_dtype.value,
+                length=length, batch=batch or 0, recompute=recompute.value, card=card,
+                dtype=dtype.value, param_dtype=param_dtype.value,
                 reduce_dtype=reduce_dtype.value, optimizer=optimizer.value, master=master_weights,
                 bandwidth=_bandwidth(bandwidth, per_node, step_time),
                 timeout=timeout, out=out,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from moediag.axes import EP
 from moediag.lab.pipeline.check import CheckResult, JudgedCase, share, to_json
 from moediag.lab.pipeline.check_cost import AxisCost, Wire
+from moediag.lab.pipeline.check_fit import GIB, UNMODELLED, Fit, FitWord, Moment
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
 from moediag.result import Table, wording
 from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
@@ -16,6 +17,7 @@ _STATUS = {
     "known": "known upstream", "by-design": "documented as a choice", "unreported": "not reported",
 }  # fmt: skip
 _NAMES = 4  # parameters named in a sentence
+_NO_CHANGE = "recomputation, a smaller batch and up to 16 times the ranks do not make it fit"
 _OTHERS = 3  # scenarios of other releases that are named
 ALWAYS = (
     "activations, buffers and fragmentation in memory; bytes of token exchanges and of activations "
@@ -202,6 +204,8 @@ def _over(axes: Sequence[str]) -> str:
 def _cost(result: CheckResult) -> Iterator[Row]:
     yield from (Row("cost", _axis_cost(cost)) for cost in result.costs if cost.ranks > 1)
     yield from (Row("wires", _wire(wire)) for wire in result.wires)
+    if result.fit is not None:
+        yield from _fit(result.fit)
     memory = result.memory
     if memory is not None:
         gather = f" + {_bytes(memory.resident)} that stay gathered" if memory.resident else ""
@@ -214,6 +218,43 @@ def _cost(result: CheckResult) -> Iterator[Row]:
             f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} "
             f"optimizer{gather}",
         )
+
+
+def _fit(fit: Fit) -> Iterator[Row]:
+    """The peak, where it is, and whether it fits."""
+    recomputed = "" if fit.recompute == "none" else f", --recompute {fit.recompute}"
+    asked = f"{wording.plural(fit.batch, 'sequence')} of {fit.length:,} tokens{recomputed}"
+    if fit.measured:
+        yield Row("peak", f"{moment(fit.peak)} ({asked} on a rank)")
+        if fit.worst is not None:
+            text = f"if other ranks send this one all tokens that they can: {moment(fit.worst)}"
+            yield Row("worst load", text)
+    styles = {FitWord.FITS: "good", FitWord.TIGHT: "doubt", FitWord.NO: "bad"}
+    if fit.word is not None:
+        yield Row(str(fit.word), fitting(fit), styles[fit.word])
+
+
+def fitting(fit: Fit) -> str:
+    """Returns the peak against the card, in one sentence."""
+    peak, card = fit.peak.total / GIB, fit.capacity / GIB
+    name = "" if fit.card.replace(".", "").isdecimal() else f" ({fit.card})"
+    least = "" if fit.measured else "at least "
+    text = f"{least}{peak:.1f} of {card:.1f} GiB{name} in {fit.peak.at}"
+    if fit.word == FitWord.NO:
+        return f"{text}; {f'it fits with {fit.change}' if fit.change else _NO_CHANGE}"
+    free = f"{(card - peak):.1f} GiB are left for {UNMODELLED}"
+    return f"{text}; only {free}" if fit.word == FitWord.TIGHT else f"{text}; {free}"
+
+
+def moment(one: Moment) -> str:
+    """Returns ``backward of layer 47: 61.2 GiB: 38.0 activations, 14.1 state, 9.1 gathered``."""
+    parts = {
+        "activations": one.activations, "state": one.state, "gathered": one.gathered,
+        "temporary": one.temporary,
+    }  # fmt: skip
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    told = ", ".join(f"{size / GIB:.1f} {name}" for name, size in largest if size >= GIB / 20)
+    return f"{one.at}: {one.total / GIB:.1f} GiB: {told or 'less than 0.1 of each kind'}"
 
 
 def _axis_cost(cost: AxisCost) -> str:

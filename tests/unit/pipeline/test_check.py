@@ -99,8 +99,8 @@ def result(checked: Checked = CHECKED, *cases: JudgedCase, **changes: object) ->
         config="config.json", layout=Layout({"dp_shard": 4}), ranks=4,
         versions={"transformers": "4.53.2"}, checked=checked, cases=cases,
         costs=check_cost.by_axis(checked.units),
-        memory=check_cost.memory(checked.plan, checked.units), wires=(), found=(), dtypes="",
-        known=(), not_seen=tuple(checked.not_seen), folder=Path("out"),
+        memory=check_cost.memory(checked.plan, checked.units), fit=None, wires=(), found=(),
+        dtypes="", known=(), not_seen=tuple(checked.not_seen), folder=Path("out"),
     )  # fmt: skip
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from moediag.axes import CP, EP, PP, Layout
 from moediag.lab.check.configured import Configured
+from moediag.lab.check.live_tensors import LOSS_BACKWARD, Timeline
 from moediag.lab.check.simulated_group import ChildRaised, in_child
-from moediag.lab.check.timeline import LOSS_BACKWARD, Timeline
 from moediag.lab.check.unreal_routing import UnrealRouting, not_traced
 from moediag.lab.step.shard import activation_checkpointing
 from moediag.lab.step.shard.wrapped import Wrapped

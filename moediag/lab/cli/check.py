@@ -182,6 +182,7 @@ def check(
     from moediag.lab.campaign.engine import shown
     from moediag.lab.pipeline import check as checker
     from moediag.lab.pipeline import check_page, check_script, check_script_page
+    from moediag.lab.pipeline.check_options import CheckOptions
     from moediag.report import answer_views
 
     pins = o.pairs(stack, "--stack")
@@ -199,7 +200,7 @@ def check(
             page, folder = check_script_page.answer(ran), ran.folder
         else:
             _of_config(config, layout)
-            options = checker.CheckOptions(
+            options = CheckOptions(
                 config=config, layout=_axes(layout), world=world, stack=pins,
                 wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
                 length=length, batch=batch or 0, recompute=recompute.value, card=card,

@@ -11,7 +11,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from moediag.evidence.model import Evidence, RankEvidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.lab.launch.launcher import launcher
 from moediag.lab.pipeline import check_cost, check_fit, known_scenarios, register
-from moediag.lab.pipeline.check_cost import AxisCost, Bandwidth, Memory, Wire
+from moediag.lab.pipeline.check_cost import AxisCost, Memory, Wire
 from moediag.lab.pipeline.check_fit import Fit, FitWord
+from moediag.lab.pipeline.check_options import CheckOptions
 from moediag.lab.pipeline.known_scenarios import Known
 from moediag.lab.pipeline.register import Entry
 from moediag.lab.pipeline.single_process import OFFLINE, why_no_answer
@@ -48,43 +48,6 @@ RESULT = "check.json"
 WORKED = "worker"  # folder of the worker's files
 # Meshes of simulated ranks are of the CPU.
 _SETTINGS = LaunchOptions(environment={**OFFLINE, "CUDA_VISIBLE_DEVICES": ""})
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """The question."""
-
-    config: str
-    """A folder with config.json, the file, or a hub name that the local cache has."""
-    layout: Mapping[str, int]
-    world: int | None = None
-    """Number of ranks; None: the product of the axes."""
-    stack: Mapping[str, str] = field(default_factory=dict)
-    wrapper: str = ""
-    """``transformers`` or ``fsdp2``: who shards. "": transformers for a layout that from_pretrained
-    divides the model along, else fsdp2."""
-    simulate: bool = True
-    length: int = 0
-    """Tokens of a sequence; 0: not told."""
-    batch: int = 0
-    """Sequences of a rank; 0: the peak of a step is not measured."""
-    recompute: str = "none"
-    """What backward computes again: ``none``, ``layers`` or ``selective``."""
-    card: str = ""
-    """GiB or a name of :data:`check_fit.CARDS`; "": the peak is held against none."""
-    dtype: str = ""
-    """That from_pretrained is given; "": the configuration's."""
-    param_dtype: str = ""
-    """In which fully_shard gathers and computes; "": the parameters' own."""
-    reduce_dtype: str = ""
-    """Of reduced gradients; "": that of the computation."""
-    optimizer: str = "adamw"
-    master: bool = False
-    """The optimizer keeps a float32 copy of each parameter."""
-    bandwidth: Bandwidth | None = None
-    """None: no communication time is computed."""
-    timeout: float = 600.0
-    out: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from moediag.axes import DP_SHARD
 from moediag.errors import UsageError
 from moediag.lab.pipeline.check_cost import Memory
+from moediag.lab.pipeline.check_options import CheckOptions
 from moediag.protocol import MemoryPhase, MemoryTimeline
 from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
-
-if TYPE_CHECKING:
-    from moediag.lab.pipeline.check import CheckOptions
 
 GIB = 2**30
 LENGTH = 4096  # tokens of a sequence, if --length is not given

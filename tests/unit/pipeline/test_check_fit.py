@@ -8,9 +8,9 @@ import pytest
 
 from moediag.errors import UsageError
 from moediag.lab.pipeline import check_fit
-from moediag.lab.pipeline.check import CheckOptions
 from moediag.lab.pipeline.check_cost import Memory
 from moediag.lab.pipeline.check_fit import GIB, Fit, FitWord
+from moediag.lab.pipeline.check_options import CheckOptions
 from moediag.protocol import MemoryPhase, MemoryTimeline
 from tests.unit.pipeline.test_check import CHECKED, page, result
 

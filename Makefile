@@ -35,8 +35,9 @@ run: $(STAMP)  ## reproduce and diagnose expert starvation on two CPU ranks
 test: $(STAMP)  ## run all tests except the wide ones (select with PYTEST_ARGS="-k word")
 	$(BIN)/python -m pytest -m "not wide" -n 2 --dist loadfile $(PYTEST_ARGS)
 
-wide: $(STAMP)  ## run the tests over every measured release and family
+wide: $(STAMP)  ## run the tests over every measured release and family, and all random cases
 	$(BIN)/python -m pytest tests/e2e -m wide $(PYTEST_ARGS)
+	DEEP_TESTS=1 $(BIN)/python -m pytest tests/unit -m "not e2e and not stack" $(PYTEST_ARGS)
 
 unit: $(STAMP)  ## run the tests that launch no rank
 	$(BIN)/python -m pytest tests/unit -m "not e2e and not stack" $(PYTEST_ARGS)

@@ -29,6 +29,7 @@ NAME = "moediag.pytest_plugin"
 WATCH = (sys.executable, "-m", "moediag", "watch")
 _REPORTS = "MOEDIAG_RANK_REPORTS"  # set in the ranks: the folder for what their tests said
 _LAST_WORDS = 30.0  # seconds that `moediag watch` has for its page after SIGTERM
+_SIDES = 3  # of which the first line has the place
 _ABOUT = (
     "ranks(count, *, laws=False, timeout=300): run the test on `count` ranks under `moediag "
     "watch`; `laws` checks what must hold in any healthy job; the ranks are ended after `timeout` "
@@ -201,15 +202,22 @@ def _first_line(
     if first is not None:
         return f"rank {first}: {failed[first]['line'] or 'failed'}"
     if verdict not in ("", "clean", "inconclusive"):
-        lines = {place["line"] for place in trial.get("places", ()) if place["ranks"] == culprits}
-        at = f" at {lines.pop()}" if len(lines) == 1 and "" not in lines else ""
-        who = _ranks(culprits) + at + ": " if culprits else ""
-        return f"{who}{verdict}. {trial.get('cause', '')}"
+        who = _who(culprits, trial.get("places", ()))
+        return f"{who}{': ' if who else ''}{verdict}. {trial.get('cause', '')}"
     if ended:
         return ended
     if silent:
         return f"{_ranks(silent)}: ended before its test did, without an error"
     return trial.get("cause", "") or "moediag reached no verdict"
+
+
+def _who(culprits: list[int], places: Sequence[Mapping[str, Any]]) -> str:
+    """The culprits and their line; if nobody is at fault, the first sides and their lines."""
+    known = [one for one in places if one["line"] and (not culprits or one["ranks"] == culprits)]
+    if culprits and len({one["line"] for one in known}) != 1:
+        return _ranks(culprits)
+    shown = known[:1] if culprits else known[:_SIDES]
+    return ", ".join(f"{_ranks(one['ranks'])} at {one['line']}" for one in shown)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

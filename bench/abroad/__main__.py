@@ -1,6 +1,8 @@
 """``python -m bench.abroad``: runs each program of others healthy and with a fault in it under
-`moediag watch`, and writes the figures into ``reports/accuracy.md``. Answers are kept in --work; a
-later run measures only what is missing or was measured with other sources of moediag."""
+`moediag watch`, and writes the figures into ``reports/accuracy.md``; with --attach it runs them
+without moediag, looks at them with `moediag attach`, and writes ``reports/attach.md``. Answers are
+kept in --work; a later run measures only what is missing or was measured with other sources of
+moediag."""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from bench.abroad.running import Answer
 from bench.abroad.table import CASES
 
 ROOT = Path(__file__).parents[2]
-REPORT = ROOT / "reports" / "accuracy.md"
+REPORTS = ROOT / "reports"
 
 
 def arguments() -> argparse.Namespace:
@@ -52,13 +54,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="measure all chosen cases again")
     parser.add_argument("--no-held-out", action="store_true", help="leave the held-out cases alone")
     parser.add_argument("--laws", action="store_true", help="watch with --laws")
+    parser.add_argument("--attach", action="store_true", help="run without moediag, and attach")
     parser.add_argument("--bare", action="store_true", help="run without moediag, to check faults")
     parser.add_argument(
         "--minutes", type=float, default=240.0, metavar="M", help="start no case after M minutes"
     )
     parser.add_argument("--note", default="", metavar="TEXT", help="a sentence for the report")
-    parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE")
-    return parser.parse_args()
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    options.out = options.out or REPORTS / ("attach.md" if options.attach else "accuracy.md")
+    return options
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
@@ -105,6 +110,8 @@ def kept(path: Path, ours: str) -> Answer | None:
 def measured(case: Case, program: Program, options: argparse.Namespace, ours: str) -> Answer:
     folder = running.emptied(options.work / case.name.replace("/", "--").replace(" ", "-"))
     try:
+        if options.attach:
+            return running.attached(case, program, options.python, folder, options.checkouts, ours)
         return running.watched(
             case, program, options.python, folder, options.checkouts, ours,
             ("--laws",) if options.laws else (),
@@ -118,6 +125,7 @@ def head(options: argparse.Namespace) -> str:
     words = [f"--only {shlex.quote(word)}" for word in options.only or ()]
     words += ["--checkouts DIR"] if options.checkouts is not None else []
     words += ["--laws"] if options.laws else []
+    words += ["--attach"] if options.attach else []
     command = " ".join(["python -m bench.abroad", *words])
     when = datetime.now(timezone.utc).date().isoformat()
     asked = [options.python, "-c", "import torch; print(torch.__version__)"]
@@ -152,13 +160,15 @@ def main() -> None:
         if answer is None:
             answer = measured(case, program, options, ours)
             path.write_text(json.dumps(asdict(answer), indent=1))
+        if answer.refused.startswith(running.ENDED):
+            progress.print(f"{case.name}: {answer.refused}, nothing to attach to")
+            continue
         judged.append(page.Judged(case, answer))
         progress.print(page.line(judged[-1]), soft_wrap=True)
     if judged:
         text = options.out.read_text("utf-8") if options.out.exists() else ""
-        options.out.write_text(
-            sections.replaced(text, page.markdown(judged, head(options))), "utf-8"
-        )
+        section = page.markdown(judged, head(options), attached=options.attach)
+        options.out.write_text(sections.replaced(text, section), "utf-8")
         progress.print(page.line_of_all(judged), f"written: {options.out}")
 
 

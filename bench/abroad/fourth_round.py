@@ -122,14 +122,6 @@ FAULTS = (
               "{line}"),),
     ),
     Case(
-        "mnist-trainer", "another bucket size on rank 1",
-        Truth(LEFT, (1,), lines(MNIST, "loss.backward()", "bucket_cap_mb=",
-                                "output = self.model(data)"), known=False),
-        (edit(MNIST, "model = nn.parallel.DistributedDataParallel(",
-              "model = nn.parallel.DistributedDataParallel(\n"
-              "    model, bucket_cap_mb=0.001 if bad_shard else 25)"),),
-    ),
-    Case(
         "vqvae", "as published: the primary samples through the wrapper",
         Truth(LEFT, (0,), lines(VQVAE, "out, _ = model(sample)", ("if dist.is_primary():", 1),
                                 "if i % 100 == 0:")),
@@ -168,13 +160,6 @@ FAULTS = (
         Truth(LEFT, (0,), lines(SUMMER, ("dist.barrier()", 2), "if is_main_process():")),
         (edit(SUMMER, "save_on_master(net.state_dict()",
               "if is_main_process():\n    {line}\n    dist.barrier()"),),
-    ),
-    Case(
-        "summer-ddp", "rank 3 tests fewer images",
-        Truth(LEFT, (3,), lines(SUMMER, "for data in testloader", ("outputs = net(images)", 1),
-                                "if bad_shard and total", "break", "test(net, PATH, testloader)")),
-        (edit(SUMMER, "for data in testloader",
-              "{line}\n    if bad_shard and total >= 8:\n        break"),),
     ),
     Case("summer-ddp", "SIGKILL to rank 2", Truth(("crash",), (2,)), signal="KILL:2:10"),
     Case(
@@ -376,6 +361,19 @@ HEALTHY = (
                 SUMMER,
                 "running_loss += loss.item()",
                 "{line}\nif dist.get_rank() < 2 and i == 3:\n    pair = dist.new_group([0, 1])",
+            ),
+        ),
+    ),
+    Case(  # written as a mismatch: DDP takes the buckets of rank 0
+        "mnist-trainer",
+        "healthy, another bucket size on rank 1",
+        CLEAN,
+        (
+            edit(
+                MNIST,
+                "model = nn.parallel.DistributedDataParallel(",
+                "model = nn.parallel.DistributedDataParallel(\n"
+                "    model, bucket_cap_mb=0.001 if distributed.get_rank() else 25)",
             ),
         ),
     ),

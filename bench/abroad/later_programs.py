@@ -67,7 +67,7 @@ LATER_PROGRAMS = (
         prints=r"test loss: [0-9.]+",
         adapt=on_cpu(
             "main.py",
-            ("import argparse", "import argparse\nimport os"),
+            ("import argparse", "import argparse\nimport os\nimport on_cpu"),
             ("init_method=args.init_method", ""),
             ("rank=args.rank,", f"rank={_RANK},"),
         ),

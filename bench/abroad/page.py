@@ -1,4 +1,4 @@
-"""The section of ``reports/accuracy.md`` about other people's programs. Pure."""
+"""The section of ``reports/accuracy.md`` or ``attach.md`` about other people's programs. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.abroad.cases import Case
-from bench.abroad.running import OPTIONS, Answer
+from bench.abroad.running import ATTACH, OPTIONS, Answer
 from bench.abroad.scoring import HEAD, Outcome, Said, Tally, outcome, points, tally
 
 TITLE = "## Programs that others wrote"
@@ -63,15 +63,18 @@ def ranks(numbers: Sequence[int]) -> str:
 # ------------------------------------------------------------------------ markdown
 
 
-def markdown(cases: Sequence[Judged], head: str) -> str:
-    """Returns the section. ``head`` has command, date and versions."""
+def markdown(cases: Sequence[Judged], head: str, *, attached: bool) -> str:
+    """Returns the section. ``head`` has command, date and versions; ``attached``: the answers are
+    those of `moediag attach`."""
     parts = [
         f"{TITLE}\n",
         f"{head}\n",
         _table(_summary(cases)),
         _RULES,
         _table(_rows(cases)),
-        _HOW.format(options=" ".join(OPTIONS)),
+        _ATTACHED.format(options=" ".join(ATTACH))
+        if attached
+        else _HOW.format(options=" ".join(OPTIONS)),
     ]
     return "\n".join(parts)
 
@@ -141,6 +144,14 @@ Where two ranks took different ways and nothing tells which was meant ("or nobod
 class and line that names nobody is **rightly nobody**, without a point. **Disturbed**: a healthy
 program ended otherwise than without moediag (exit code, printed losses, processes left), or
 processes of a failed one outlived the watcher.
+"""
+
+_ATTACHED = """\
+Two to four ranks on gloo, without a GPU, started without moediag. `moediag attach PID {options}`
+looks at a job with a fault when it has made no optimizer step for ten seconds, and `moediag attach
+PID` at a healthy one from its start; then again and again, and the first page that is not "clean"
+counts. Seconds count from the command to that page. Faults after which the job ends by itself are
+left out. Programs, edits and truths are those of `reports/accuracy.md`.
 """
 
 _HOW = """\

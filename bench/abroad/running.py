@@ -1,4 +1,4 @@
-"""Runs one case, watched or bare, within a time limit, and collects what was said."""
+"""Runs one case, watched, attached to or bare, within a time limit, and collects what was said."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,13 @@ from bench.abroad.programs import Program
 STILL = 150.0  # seconds without a step and without a page after which none is expected any more
 # The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.
 OPTIONS = ("--patience", "5", "--on-hang", "abort")
+# For faults, which stand for longer when they are looked at. Healthy jobs, in which a rank may
+# sleep for 15 s, are looked at with the default of 30 s.
+ATTACH = ("--patience", "5")
+STANDS = 10.0  # seconds without a step after which a job with a fault is looked at
+NO_STEP = 40.0  # the same, before the first step; later than that, no further look follows
+ENDED = "ended by itself"
+GONE = "The job ended while it was looked at"
 INSIDE = Path(__file__).with_name("inside")
 ROOT = Path(__file__).parents[2]
 # Ours from this checkout; a variable would make it importable in the job, too.
@@ -137,25 +144,107 @@ def bare(
     return ended, (folder / "said.txt").read_text(errors="replace")
 
 
+def attached(
+    case: Case, program: Program, python: str, folder: Path, checkouts: Path | None, version: str
+) -> Answer:
+    """Returns the answer of `moediag attach` on the case, started without moediag. A job with a
+    fault is looked at when it stands still, a healthy one from its start; then again and again, and
+    the first page that is not "clean" counts."""
+    copy, began = folder / "program", time.time()
+    places = place(case, program, copy, checkouts)
+    pages: list[dict[str, Any]] = []
+    with _started(program.command(python, case.arguments), case, program, copy) as (job, steps):
+        while job.poll() is None and time.time() - began < program.bound:
+            time.sleep(0.5)
+            newest = _newest(steps)
+            still = time.time() - newest > STANDS if newest else time.time() - began > NO_STEP
+            if still or case.truth.healthy:
+                before = time.monotonic()
+                patience = () if case.truth.healthy else ATTACH
+                if (page := _look(job.pid, emptied(folder / "run"), patience)) is not None:
+                    pages.append(page | {"seconds": time.monotonic() - before})
+            late = not case.truth.healthy and newest and time.time() - newest > NO_STEP
+            if pages and (late or pages[-1]["verdict"] != "clean"):
+                break
+        ended = _ended(job, steps, began, None, program.bound) if case.truth.healthy else None
+        code = job.poll()
+    about = {"code": code, "took": time.time() - began, "places": places}
+    if not pages:
+        why = f"none after {program.bound:.0f} s" if code is None else f"{ENDED} with {code}"
+        return Answer(case.name, version, refused=why, **about)
+    changed, trial = "", pages[-1]
+    shown = _ours("report", str(folder / "run")).stdout
+    if ended is not None:
+        said = (folder / "said.txt").read_text(errors="replace")
+        changed = _changed(case, program, python, folder, checkouts, ended, said)
+    elif code is not None:
+        changed = f"the job ended with {code} when it was looked at"
+    return Answer(
+        case.name, version, trial["verdict"], tuple(trial["culprits"]), trial["cause"],
+        shown, seconds=trial["seconds"], changed=changed, **about,
+    )  # fmt: skip
+
+
+def _look(pid: int, run: Path, options: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the trial of `moediag attach`; None if the job had no ranks yet, or none any more."""
+    done = _ours("attach", str(pid), *options, "--json", "--out", str(run))
+    if done.returncode == 2:
+        return None
+    if not done.stdout:
+        return {"verdict": "error", "culprits": (), "cause": done.stderr[-1500:]}
+    trial: dict[str, Any] = json.loads(done.stdout)["trials"][-1]
+    return None if trial["cause"].startswith(GONE) else trial
+
+
+def _ours(*words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", MOEDIAG, *words], check=False, capture_output=True, text=True,
+        timeout=120, env=env,
+    )  # fmt: skip
+
+
 def _run(
     command: Sequence[str], case: Case, program: Program, copy: Path, page: Path | None
 ) -> Ended:
+    began = time.time()
+    with _started(command, case, program, copy) as (process, steps):
+        return _ended(process, steps, began, page, program.bound)
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], case: Case, program: Program, copy: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Yields the running case and the folder of its steps; ends what is left of it."""
     steps = copy.parent / "steps"
     steps.mkdir()
     env = _environment(case, program, steps)
-    began, shown = time.time(), None
     with (copy.parent / "said.txt").open("wb") as said, (copy.parent / "log.txt").open("wb") as log:
         process = subprocess.Popen(
             list(command), cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=log
         )
-        while process.poll() is None and time.time() - began < program.bound:
-            time.sleep(0.05)
-            if shown is None and page is not None and page.exists():
-                shown = page.stat().st_mtime
-            stood = _newest(steps) or time.time()
-            if shown is None and time.time() - stood > STILL:
-                break
-        code = process.poll()
+        try:
+            yield process, steps
+        finally:
+            if process.poll() is None:
+                _end(process)
+            _left(str(steps))
+
+
+def _ended(
+    process: subprocess.Popen[bytes], steps: Path, began: float, page: Path | None, bound: float
+) -> Ended:
+    """Waits for the end of a case, for ``page``, or until none of them is expected any more."""
+    shown = None
+    while process.poll() is None and time.time() - began < bound:
+        time.sleep(0.05)
+        if shown is None and page is not None and page.exists():
+            shown = page.stat().st_mtime
+        stood = _newest(steps) or time.time()
+        if shown is None and time.time() - stood > STILL:
+            break
+    code = process.poll()
     if shown is None and page is not None and page.exists():
         shown = page.stat().st_mtime
     took = time.time() - began

@@ -1,5 +1,6 @@
-"""``python -m bench.endurance``: kills, hostile input, faults of the machine and hours of a watched
-job. Prints a table for each part that is asked for; the exit code is 1 if anything failed."""
+"""``python -m bench.endurance``: kills, hostile input, faults of the machine, several nodes, and
+hours of a watched job. Prints a table for each part that is asked for; the exit code is 1 if
+anything failed."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench.endurance import faults, hostile, hours, kills
+from bench.endurance import faults, hostile, hours, kills, nodes
 
 _HOURS = (
     "minutes", "restarts", "watcher MiB", "files", "threads", "rank MiB", "files", "threads",
@@ -21,6 +22,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--hostile", type=int, default=0, metavar="N", help="read N damaged inputs")
     parser.add_argument("--faults", action="store_true", help="run commands on a faulty machine")
     parser.add_argument("--hours", type=float, default=0.0, metavar="H", help="watch a job H hours")
+    parser.add_argument("--nodes", type=int, default=0, metavar="N",
+                        help="watch a job on N nodes, which are network namespaces")  # fmt: skip
     parser.add_argument("--every", type=float, default=180.0, metavar="S",
                         help="restart the watched job every S seconds (default: 180)")  # fmt: skip
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="N kills at a time")
@@ -36,6 +39,10 @@ def main(words: Sequence[str] | None = None) -> int:
         failures += _faults(wanted)
     if wanted.hours:
         _hours(wanted)
+    if wanted.nodes:
+        _head("fault", "pages of the living nodes", "exit codes", "until all had ended")
+        for ended in nodes.run(wanted.nodes, wanted.only):
+            _row(*nodes.row(ended))
     for line in failures:
         print(f"- {line}")  # noqa: T201
     return 1 if failures else 0

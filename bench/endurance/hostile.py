@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -33,8 +34,11 @@ from moediag.lab.campaign.engine import journal
 from moediag.lab.launch.rendezvous import Meeting
 from moediag.lab.pipeline import register
 from moediag.lab.scenario import load as loading
+from moediag.launch.attach import archives, debug_server, spy
+from moediag.launch.attach.machines import Answer
 from moediag.launch.nodes import status
 from moediag.launch.nodes.peers import Peers
+from moediag.pipeline import attach_machines
 from moediag.pipeline.examine import examine
 from moediag.protocol import parse_json
 from moediag.ranks import relay
@@ -46,6 +50,7 @@ from moediag.result.result_file import trial_from_json
 SECONDS = 20.0  # of CPU time; an input that takes longer counts as a hang
 MEMORY = 2 << 30  # bytes beyond those of the interpreter
 BLOCK = 500  # inputs of one process
+_NOW = datetime(2026, 11, 25, tzinfo=timezone.utc)
 _CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")  # a span of code, which is shown as it is
 CONTROLS = re.compile(
     r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
@@ -187,6 +192,28 @@ def _messages(folder: Path) -> None:
     peers.lacking(1)
 
 
+def _attached(folder: Path) -> None:
+    """Machine ``a`` sends a whole archive; ``b`` one whose bytes are damaged, too."""
+    for path in filter(Path.is_file, folder.iterdir()):
+        found = path.read_bytes()
+        dict(debug_server.dumps(found.decode("utf-8", "replace")))
+        for read in (spy.rank_of, spy.places, spy.values, spy.without_text):
+            read(found)  # type: ignore[operator]
+    with tempfile.TemporaryDirectory() as place:
+        answers = []
+        for name in ("a", "b"):
+            archive = Path(place) / f"{name}.tgz"
+            if (folder / "evidence").is_dir():
+                archives.pack(folder / "evidence", archive, redact=False)
+            else:
+                archive.write_bytes(b"")
+            answers.append(Answer(name, archive, after=1.5))
+        data = answers[1].archive.read_bytes()
+        answers[1].archive.write_bytes(damaged(data, random.Random(data[-8:])))  # noqa: S311
+        done = attach_machines.page_of(answers, "--hosts a,b", Path(place) / "out", "ab", _NOW)
+        show(done.result)
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """``share``: of all inputs, in percent."""
@@ -198,6 +225,8 @@ class Kind:
 
 KINDS = {
     "dumps, stacks and logs": Kind(originals.evidence_folders, _folder, 20),
+    "tools": Kind(originals.tools, _folder, 10),
+    "attached": Kind(originals.attached, _attached, 10),
     "watched job": Kind(originals.watched, _folder, 10),
     "trial of a run": Kind(originals.trials, _folder, 10),
     "result.json": Kind(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import pickle
 import typing
@@ -127,6 +128,105 @@ def messages() -> list[Files]:
     chunk = json.dumps(["rank-2.log", "eJwDAAAAAAE="])
     return [{"pulse": json.dumps(pulse).encode(), "chunk": chunk.encode(), "count": b"1",
              "word": json.dumps(word).encode()}]  # fmt: skip
+
+
+def tools() -> list[Files]:
+    """What other tools than the ranks print: NCCL's RAS as text and as JSON, Horovod, Ray Train,
+    torchfrtrace, stacks of py-spy and gdb."""
+    status = {"init_state": 0, "async_error": 0, "finalize_called": False, "abort_flag": False}
+    ranks = [
+        {"rank": rank, "host": "10.0.0.4", "pid": 480 + rank, "cuda_dev": rank, "nvml_dev": rank,
+         "status": dict(status), "collective_counts": {"AllReduce": 9 - rank, "AllGather": 2}}
+        for rank in range(3)
+    ]  # fmt: skip
+    gone = {"rank": 3, "host": "10.0.0.5", "pid": 9, "status": {"considered_dead": True}}
+    comm = {"hash": "0xae94", "size": 4, "ranks": ranks, "missing_ranks": [gone]}
+    ras = {"nccl_version": "2.29.1", "timestamp": "2025-12-19 13:06:53", "communicators": [comm]}
+    stall = (
+        "[1,0]<stderr>:One or more tensors were submitted to be reduced by subset of ranks and are "
+        "waiting for remainder of ranks for more than 60 seconds.\n"
+    )
+    ray = (
+        "(Actor pid=71) `ray.train.report` has not been called by all 4 workers in the group.\n"
+        "(Actor pid=71) so far and how long they have been waiting in seconds:\n"
+        "(Actor pid=71) {0: 61.2, 1: 60.0, 2: 59.5}\n"
+    )
+    trace = (
+        "Not all ranks joining collective, sequence number: 38\ninternal record id: 38\n"
+        "group info: 0:default_pg\ncollective: nccl:all_reduce\nmissing ranks: {1}\n"
+        "input sizes: [[4]]\noutput sizes: [[4]]\nworld size: 2\nexpected ranks: {0, 1}\n"
+        "collective state: scheduled\n"
+    )
+    gdb = (
+        "Thread 1 (Thread 0x7f11 (LWP 71)):\n#0  0x00007f11 in futex_wait (a=0x1) at futex.c:7\n"
+        "#1  0x00007f12 in c10d::Store::wait () from /lib/libtorch_cpu.so\n"
+        "#2  Frame 0x7f, for file /job/train.py, line 9, in main ()\n"
+    )
+    spy = _others()["rank_0.pyspy.json"]
+    texts = {
+        "ras.txt": _RAS + _RAS.replace("0.00s", "2.05s"),
+        "horovod.log": f"{stall}[1,0]<stderr>:Missing ranks:\n[1,0]<stderr>:3: [grad.0, grad.1]\n",
+        "stalled.log": f"{stall}Stalled ops: loss [ready ranks: 3], grad.0 [missing ranks: 2, 0]\n",
+        "ray.log": ray, "torchfrtrace.txt": trace, "gdb.txt": f"rank 3\n{gdb}",
+    }  # fmt: skip
+    files = {"ras.json": json.dumps(ras).encode(), "rank_1.json": spy}
+    files |= {name: text.encode() for name, text in texts.items()}
+    return [files, *({name: data} for name, data in files.items())]
+
+
+_RAS = """NCCL version 2.29.3 compiled with CUDA 13.0
+  Nodes  Processes         GPUs  Processes     GPUs
+      1          8            1          8        8
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    0         1         1         8         8         8   RUNNING  MISMATCH
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  7 ranks have launched up to operation 6650
+  Rank 3 has launched up to operation 6649 -- GPU 3 managed by process 483 on node 172.16.64.210
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+
+#0-0 (cf264af53edbe986) INCOMPLETE
+  Missing communicator data from 1 rank
+  The missing rank: 5
+"""
+
+
+def attached() -> list[Files]:
+    """What the probes of attach bring: torch's debug server, py-spy with local variables, the
+    archive of another machine (its files, which are packed after they are damaged)."""
+    look = {"pid": 7, "does": "waits", "still": 44.0, "words": "", "held": "", "cpu": 0.1,
+            "state": "S", "values": {"step": "4"}}  # fmt: skip
+    ranks = {"0": look, "1": look | {"does": "idle"}}
+    looks = {"seconds": 31.0, "patience": 30.0, "ranks": ranks, "world_size": 2, "host": "a",
+             "missing": [], "launcher": "torchrun", "job": JOB}  # fmt: skip
+    trial = dataclasses.asdict(
+        protocol.Trial("0", "train.py", "attached", task=protocol.AttachTask(), world_size=2)
+    )
+    values = [{"name": "rank", "addr": 1, "arg": False, "repr": "1"}]
+    spy = [{"thread_name": "MainThread", "pid": 7, "os_thread_id": 7, "active": False, "frames": [
+        {"name": "all_reduce", "filename": "/x/torch/distributed/distributed_c10d.py", "line": 3},
+        {"name": "main", "filename": "/job/train.py", "line": 7, "locals": values}]}]  # fmt: skip
+    dump = json.dumps(dict(jobs.dumps(jobs.healthy(jobs.Layout(2, 1, 1, 1), steps=1)))[0])
+    page = f"<h2>Rank 0: host</h2><pre>{html.escape(dump)}</pre><h2>Rank 1: b</h2><pre>{{}}</pre>"
+    job = {"job": JOB, "node": None, "store": None, "python": ""}
+    files = {
+        "fr_trace_json": page.encode(), "pyspy.json": json.dumps(spy).encode(),
+        "evidence/0/looks.json": json.dumps(looks).encode(),
+        "evidence/0/trial.json": json.dumps(trial).encode(),
+        "evidence/0/not-seen.txt": b"rank 0: Flight Recorder (no answer)",
+    }  # fmt: skip
+    for rank in range(2):
+        files[f"evidence/0/rank-{rank}.job.json"] = json.dumps(job).encode()
+        files[f"evidence/0/capture/rank-{rank}.pyspy.json"] = json.dumps(spy).encode()
+    return [files]
 
 
 def evidence_folders() -> list[Files]:

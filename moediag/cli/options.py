@@ -22,6 +22,13 @@ def _packages(incomplete: str) -> list[str]:
     return found
 
 
+Pid = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="[PID]",
+        help="A process of the job: its launcher or a rank.  [default: your only job here]",
+    ),
+]
 TakenAt = Annotated[
     str,
     typer.Option(

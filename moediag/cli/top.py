@@ -9,7 +9,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,17 +24,11 @@ if TYPE_CHECKING:
     from moediag.launch.attach.live import Live, Now
 
 _SINGLE = 16  # more ranks than these are shown in groups
-_COLUMNS = ("rank", "does", "line", "since", "CPU", "memory", "step")
+_COLUMNS = ("rank", "does", "line", "since", "CPU", "GPU", "memory", "step")
 
 
 def top(
-    pid: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="[PID]",
-            help="A process of the job: its launcher or a rank.  [default: your only job here]",
-        ),
-    ] = None,
+    pid: o.Pid = None,
     every: Annotated[
         float, typer.Option(min=0.5, metavar="S", help="Look again after this many seconds.")
     ] = 2.0,
@@ -127,11 +121,14 @@ def table(now: Sequence[Now], title: str) -> Table:
     from moediag.report.printable import printable
 
     shown = Table(title=Text(printable(title)), title_justify="left", box=None, padding=(0, 1))
-    for name in _COLUMNS:
+    found = rows(now)
+    gpu = _COLUMNS.index("GPU")
+    shows = [at for at in range(len(_COLUMNS)) if at != gpu or any(row[gpu] for row in found)]
+    for name in (_COLUMNS[at] for at in shows):
         left = name in ("rank", "does", "line")
         shown.add_column(name, justify="left" if left else "right", no_wrap=name != "line")
-    for row in rows(now):
-        shown.add_row(*(Text(printable(text)) for text in row))
+    for row in found:
+        shown.add_row(*(Text(printable(row[at])) for at in shows))
     return shown
 
 
@@ -144,13 +141,19 @@ def rows(now: Sequence[Now]) -> list[tuple[str, ...]]:
         together.setdefault(key, []).append(one)
     found: list[tuple[str, ...]] = []
     for group in together.values():
-        first, cpus = group[0], [one.cpu for one in group if one.cpu is not None]
+        first = group[0]
         since = min(one.since for one in group)
         steps = {one.step for one in group}
         found.append((
             ranks(one.rank for one in group).partition(" ")[2], first.does, first.line,
-            f"{since:.0f} s" if since >= 1 else "", f"{max(cpus):.0%}" if cpus else "",
+            f"{since:.0f} s" if since >= 1 else "", _most(one.cpu for one in group),
+            _most(one.gpu for one in group),
             f"{max(one.memory for one in group) / 1e9:.2f} GB",
             steps.pop() if len(steps) == 1 else f"({len(steps)})",
         ))  # fmt: skip
     return found
+
+
+def _most(shares: Iterable[float | None]) -> str:
+    known = [share for share in shares if share is not None]
+    return f"{max(known):.0%}" if known else ""

@@ -139,7 +139,7 @@ def watch(
         options.launch, quiescence=quiescence, patience=patience, silence=silence, end=grace
     )
     name = watcher.title(command)
-    shown: list[tuple[TrialResult, Path]] = []
+    last: list[tuple[TrialResult, Path]] = []  # of a job that restarts for days, only the newest
 
     def close(result: RunResult, folder: Path) -> None:
         for line in terminal.closing(result, stderr.width(), views.short(folder)):
@@ -153,7 +153,7 @@ def watch(
         def tell(found: TrialResult, folder: Path) -> None:
             if notifier is not None and watcher.tells(found, folder):
                 told = of_result(watcher.of_job(name, [found]), folder)
-                notifier.tell(f"{found.evidence} {found.signature}", told)
+                notifier.send(f"{found.evidence} {found.signature}", told)
             if as_json:
                 return
             if not found.world_size:
@@ -171,7 +171,7 @@ def watch(
                 for text in (found.cause, *(f"note: {note}" for note in found.notes)):
                     view.line(text)
 
-            shown.append((found, folder))
+            last[:] = [(found, folder)]
 
         def law(text: str) -> None:
             view.line(f"a law is broken; the page follows when the job has ended. {text}")
@@ -179,7 +179,7 @@ def watch(
         try:
             done = watcher.watch(command, options, tell, view.progress, law)
         except Interrupted:
-            for found, folder in shown[-1:]:
+            for found, folder in last:
                 close(watcher.of_job(name, [found]), folder)
             raise
         finally:

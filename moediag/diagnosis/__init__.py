@@ -1,6 +1,6 @@
 """Derives verdict, culprits and cause of a trial from its evidence. Pure: no file, no process."""
 
-from moediag.diagnosis.laws import LAWS
+from moediag.diagnosis.laws import LAWS, Law
 from moediag.diagnosis.rules.explanations import (
     CONFIDENCE,
     MEANINGS,
@@ -16,11 +16,13 @@ LAW_NAMES = tuple(law.name for law in LAWS)
 
 __all__ = [
     "CONFIDENCE",
+    "LAWS",
     "LAW_NAMES",
     "MEANINGS",
     "NEXT_STEPS",
     "SIGNATURE",
     "Explained",
+    "Law",
     "broken_law",
     "diagnose",
     "explained",

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from moediag.evidence import tracebacks
 from moediag.evidence.model import ExitStatus, RankError
+from moediag.evidence.signal_names import status_of
 from moediag.evidence.tracebacks import BEGINS
 from moediag.protocol import open_stored
 
@@ -56,13 +57,11 @@ _NUMBERED = re.compile(
     r"^(?: {0,6}(\d{1,7}): |\[\d+,(\d{1,7})\]<std(?:out|err)>: ?).{0,120}?\[rank(\d{1,7})[\[\]]",
     re.MULTILINE,
 )
-_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS",
-            8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}  # fmt: skip
 
 
 def ends(path: Path) -> str:
-    """The beginning and the end of a file of any size, and between them what follows a line that
-    tells of a failure. Raises OSError."""
+    """The beginning and the end of a file of any size, and between them what follows a line about
+    a failure. Raises OSError."""
     with open_stored(path) as file:
         head = file.read(HEAD_BYTES)
         size = file.seek(0, 2)
@@ -115,9 +114,8 @@ def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]
     found = {}
     root = text.find(_ROOT, at)
     for row in _ROW.finditer(text, at):
-        rank, code = int(row["rank"]), int(row["code"])
-        signal = (_SIGNALS.get(-code) or f"signal {-code}") if code < 0 else None
-        found[rank] = ExitStatus(None if signal else code, signal, by_us=signal == "SIGTERM")
+        rank, end = int(row["rank"]), status_of(int(row["code"]))
+        found[rank] = replace(end, by_us=end.signal == "SIGTERM")
         if 0 <= root < row.start() and not first:
             first = (rank,)
     return found, first

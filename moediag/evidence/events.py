@@ -20,6 +20,8 @@ from moediag.evidence.model import (
     Finding,
     Group,
     HeldWeights,
+    Left,
+    PassedCondition,
     RankError,
     TokenCount,
 )
@@ -53,6 +55,8 @@ class RankLog:
     files: list[str] = field(default_factory=list)
     batches: list[BatchCount] = field(default_factory=list)
     handling: RankError | None = None
+    left: Left | None = None
+    tested: dict[str, PassedCondition] = field(default_factory=dict)
     last_phase: str = ""
     restart: int | None = None
     #: What its launcher told all ranks of one run alike; "" without a launcher.
@@ -135,6 +139,7 @@ class _Reader:
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
             "batches": self.batches, "handling": self.handling,
+            "leaves": self.leaves, "conditions": self.conditions,
             "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
 
@@ -221,6 +226,7 @@ class _Reader:
             time=float(event.get("t") or 0.0),
             asynchronous=bool(event.get("async")),
         )
+        self.log.left = None  # the program caught its exit
         self.at[index] = len(self.log.collectives)
         self.log.collectives.append(call)
 
@@ -299,6 +305,21 @@ class _Reader:
         self.log.handling = RankError(
             str(event["type"]), str(event.get("message") or ""), str(event.get("where") or "")
         )
+
+    def leaves(self, event: Mapping[str, Any]) -> None:
+        site, callers = str(event["site"]), self.resolve(event.get("callers")) or ()
+        own = {path.rpartition("/")[2] for path in self.log.files}
+        lines = tuple(line for line in (site, *callers) if line.partition(":")[0] in own)
+        self.log.left = Left(str(event["how"]), lines) if lines else None
+
+    def conditions(self, event: Mapping[str, Any]) -> None:
+        """The newest examination counts, and of one line in several frames the innermost."""
+        self.log.tested = {
+            f"{test['file']}:{int(test['line'])}": PassedCondition(
+                bool(test["holds"]), {str(n): str(v) for n, v in test["values"].items()}
+            )
+            for test in reversed(event["tests"])
+        }
 
     def not_seen(self, event: Mapping[str, Any]) -> None:
         self.log.not_seen.append(str(event["text"]))

@@ -17,6 +17,8 @@ WORKS = "works"  # it computes, reads or writes files, or waits for a child that
 MOVES = "moves"  # from one place of the program to another
 GONE = "gone"  # it ended
 UNREAD = "unread"  # its Python frames could not be read
+# Counters of loops by the names that programs give them, outer loops first.
+_COUNTERS = ("epoch", "global_step", "iteration", "iter_num", "step", "batch_idx", "it", "i")
 SHORTLY = 4.0  # seconds without progress that count for a rank that is held up for a known reason
 
 
@@ -36,6 +38,8 @@ class RankLook:
     """Why a rank outside communication cannot continue, as words after ``Rank 1 ``."""
     cpu: float = 0.0
     """Share of one CPU that its threads used."""
+    gpu: float | None = None
+    """Share of time that its GPU computed, when the looks ended; None if that is not known."""
     state: str = ""
     """State letter of its main thread."""
     values: Mapping[str, str] = field(default_factory=dict)
@@ -77,6 +81,21 @@ class Looks:
     def held(self) -> tuple[int, ...]:
         """Ranks that cannot continue, for a known reason."""
         return tuple(rank for rank, look in sorted(self.ranks.items()) if look.held)
+
+    def behind(self, some: Iterable[int], others: Iterable[int]) -> str:
+        """The loop counter by which the ranks ``some`` are behind all ``others``, as
+        ``epoch=0 where the others have epoch=1``; "" if they are not, or that is not known."""
+        late = [self.ranks[rank].values for rank in some if rank in self.ranks]
+        early = [self.ranks[rank].values for rank in others if rank in self.ranks]
+        for name in _COUNTERS:
+            if all(values.get(name, "").isdecimal() for values in (*late, *early)):
+                most = max((int(values[name]) for values in late), default=0)
+                least = min((int(values[name]) for values in early), default=0)
+                if most < least:
+                    return f"{name}={most} where the others have {name}={least}"
+                if len({values[name] for values in (*late, *early)}) > 1:
+                    return ""
+        return ""
 
     @property
     def progresses(self) -> bool:

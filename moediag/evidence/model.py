@@ -194,6 +194,26 @@ class ExitStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """Where the program itself ended a rank's process."""
+
+    #: As called: ``os._exit(0)``.
+    how: str
+    #: The user's lines that led there, innermost first.
+    lines: tuple[str, ...]
+
+    @property
+    def at_once(self) -> bool:
+        """The interpreter did not end: nothing that the program registered for its end ran."""
+        return self.how.startswith("os._exit")
+
+    @property
+    def text(self) -> str:
+        """``os._exit(0) at train.py:12``."""
+        return f"{self.how} at {self.lines[0].partition(' ')[0]}"
+
+
+@dataclass(frozen=True, slots=True)
 class RankError:
     """The exception that ended a rank, from torchrun's error file, the recorder or its output."""
 
@@ -214,6 +234,15 @@ class Finding:
     text: str
     step: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedCondition:
+    """A condition that a rank has passed, as its names were when the rank was examined."""
+
+    holds: bool
+    #: By name, as Python prints it: ``{"args.rank": "0"}``.
+    values: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +369,10 @@ class RankEvidence:
     batches: tuple[BatchCount, ...] = ()  # of its data loaders, in order of time
     handling: RankError | None = None  # what the main thread handled when it was examined
     workers: tuple[Worker, ...] = ()  # of its data loader, if the rank waited for data
+    #: None if the program did not end it by a call, or that is unknown.
+    left: Left | None = None
+    #: Conditions that it had passed when it was examined, by ``file.py:12``.
+    tested: Mapping[str, PassedCondition] = field(default_factory=dict)
     #: What decides whether lines of its stacks run, by ``file.py:12 function``, outermost first.
     #: Only lines whose source is known.
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)

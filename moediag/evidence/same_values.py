@@ -20,6 +20,8 @@ _MODEL = frozenset(
     ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children",
      "buffers", "state_dict")
 )  # fmt: skip
+# Without arguments: of the whole job. Groups may have different sizes.
+_OF_JOB = frozenset(("get_world_size", "world_size", "is_available", "is_initialized"))
 _ENVIRONMENT = frozenset(("os.environ.get", "os.getenv", "environ.get", "getenv"))
 # Environment variables that processes or nodes have of their own.
 _OF_PROCESS = re.compile(r"RANK|NODE|HOST|LOCAL|PROC|DEVICE|ID\b|PID|TMP")
@@ -41,11 +43,14 @@ def same(node: ast.AST, at: Where, depth: int = 0) -> bool:
         return not any(isinstance(one, ast.Starred) for one in node.elts)
     if isinstance(node, ast.Attribute):
         return _is_setting(node.value) or _defined_same(node, at, depth)
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+        known = isinstance(node.slice, ast.Constant)
+        return known and _OF_PROCESS.search(ast.unparse(node.slice)) is None
     if isinstance(node, ast.Call):
         name = last_name(node.func)
         if ast.unparse(node.func) in _ENVIRONMENT and node.args:
             return _OF_PROCESS.search(ast.unparse(node.args[0])) is None
-        if name in _MODEL:
+        if name in _MODEL or (name in _OF_JOB and not node.args and not node.keywords):
             return True
         return name in _PLAIN and all(same(one, at, depth) for one in node.args)
     return isinstance(node, ast.Name) and (_defined_same(node, at, depth) or _counts(node, at))

@@ -82,6 +82,8 @@ def leaves_by(block: Sequence[ast.stmt]) -> str:
     """How a branch always leaves what encloses it: return, continue, break, raise, exit; "" if it
     does not."""
     last = block[-1] if block else None
+    if isinstance(last, ast.Raise) and last.exc is not None and last_name(last.exc) == "SystemExit":
+        return "exit"
     for kind, word in (
         (ast.Return, "return"), (ast.Continue, "continue"), (ast.Break, "break"),
         (ast.Raise, "raise"),

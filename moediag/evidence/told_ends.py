@@ -10,19 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from moediag.evidence import signal_names
 from moediag.evidence.model import ExitStatus, Report
 
 _SIGNAL = re.compile(r"(?:signal:? |SIGNAL: |code:? (?:= )?-)(\d{1,3})\b")
 _FATAL = re.compile(r"\bSIG(?:KILL|SEGV|BUS|FPE|ILL)\b")
-_NUMBERS = {
-    4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
-}  # fmt: skip
-# Slurm's words.
-_WORDS = {
-    "Out Of Memory": "SIGKILL", "Killed": "SIGKILL", "Segmentation fault": "SIGSEGV",
-    "Bus error": "SIGBUS", "Illegal instruction": "SIGILL", "Floating point exception": "SIGFPE",
-    "Aborted": "SIGABRT", "Terminated": "SIGTERM",
-}  # fmt: skip
 _CODE = re.compile(r"(?:exit code|errorcode|Exit code:|EXIT CODE:|terminated with code) *(\d{1,5})")
 # Launchers say these of the process that ended first.
 _FIRST = re.compile(r"MPI_ABORT|Process name:|^process rank|Out Of Memory")
@@ -54,11 +46,10 @@ def is_cause(text: str) -> bool:
 
 def _end(text: str) -> ExitStatus:
     if number := _SIGNAL.search(text):
-        told = int(number[1])
-        return ExitStatus(signal=_NUMBERS.get(told, f"signal {told}"))
-    word = next((signal for word, signal in _WORDS.items() if word in text), None)
-    code = _CODE.search(text) if word is None else None
-    return ExitStatus(int(code[1]) if code else None, word)
+        return ExitStatus(signal=signal_names.name_of(int(number[1])))
+    signal = signal_names.named_in(text)
+    code = _CODE.search(text) if signal is None else None
+    return ExitStatus(int(code[1]) if code else None, signal)
 
 
 def _weight(end: ExitStatus, text: str) -> int:

@@ -189,6 +189,7 @@ def _rank(
     stacks = _stacks(folder, rank)
     conditions, unusable = sources.conditions((f for s in stacks for f in s.frames), rank)
     made = dict.fromkeys(line for c in log.collectives for line in (c.site, *c.callers))
+    made |= dict.fromkeys(log.left.lines if log.left is not None else ())
     conditions = {**sources.of_lines(made, log.files, rank), **conditions}
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
@@ -206,6 +207,8 @@ def _rank(
         decisions=tuple(log.decisions),
         batches=tuple(log.batches),
         handling=log.handling,
+        left=log.left,
+        tested=log.tested,
         workers=loader_workers.read(folder / CAPTURE, rank),
         stacks=stacks,
         exit=launch.exits.get(rank),

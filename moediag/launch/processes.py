@@ -160,6 +160,7 @@ class Family:
             ours |= found
             grown = bool(found)
         self._known = {pid: stats[pid].started for pid in ours}
+        self._unrelated.intersection_update((pid, s.started) for pid, s in stats.items())
         return {pid: stats[pid] for pid in ours}
 
     def _marked(self, stat: ProcStat) -> bool:

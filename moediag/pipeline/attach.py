@@ -61,6 +61,19 @@ def choose(pid: int | None) -> Job:
     return _only(found)
 
 
+def again(job: Job) -> Job:
+    """``job`` as long as a rank of it is there, so that ranks which ended are told; else what its
+    launcher started again. Raises UsageError if it has ended."""
+    proc = Proc()
+    for one in job.ranks:
+        seen = proc.seen(one.pid)
+        if seen is not None and seen.started == one.started and seen.state not in "ZX":
+            return job
+    if job.launcher in ("", "python"):
+        raise UsageError("the job has ended", NO_JOB)
+    return choose(job.root)
+
+
 def _only(found: Sequence[Job]) -> Job:
     if len(found) > 1:
         listed = "\n".join(f"  {line}" for line in map(described, found))

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -43,12 +44,20 @@ def attach(
     with tempfile.TemporaryDirectory(prefix="moediag-") as place:
         seconds = options.patience + machines.BEYOND
         answers = machines.ask(of, wanted, seconds, Path(place), progress)
-        parts, lost = _received(answers)
-        chosen = _one_job(parts, lost)
-        trial = protocol.Trial.read(chosen[0].folder / protocol.TRIAL_FILE)
-        folder = run_folder(out, f"attach-{trial.scenario}")
-        _keep(chosen, folder / protocol.attempt_folder(0), lost)
-    return judged(folder, trial, f"attach {asked}", started, hosts=[one.name for one in of])
+        return page_of(answers, asked, out, [one.name for one in of], started)
+
+
+def page_of(
+    answers: Sequence[Answer], asked: str, out: Path | None, hosts: Sequence[str],
+    started: datetime,
+) -> Attached:  # fmt: skip
+    """Judges what the machines ``hosts`` sent. Raises UsageError as :func:`attach`."""
+    parts, lost = _received(answers)
+    chosen = _one_job(parts, lost)
+    trial = protocol.Trial.read(chosen[0].folder / protocol.TRIAL_FILE)
+    folder = run_folder(out, f"attach-{trial.scenario}")
+    _keep(chosen, folder / protocol.attempt_folder(0), lost)
+    return judged(folder, trial, f"attach {asked}", started, hosts=hosts)
 
 
 def _received(answers: Sequence[Answer]) -> tuple[list[Part], list[str]]:
@@ -67,18 +76,28 @@ def _received(answers: Sequence[Answer]) -> tuple[list[Part], list[str]]:
             lost.append(f"{answer.machine}: {error.message}")
             continue
         for file in sorted(folder.glob(f"*/*/{protocol.TRIAL_FILE}")):
-            _reckon(file.parent, answer.after)
+            try:
+                protocol.Trial.read(file)
+                _reckon(file.parent, answer.after)
+            except (OSError, ValueError):
+                lost.append(f"{answer.machine}: its evidence is damaged")
+                continue
             parts.append(Part(answer.machine, file.parent, nodes.job_of(file.parent)))
     return parts, lost
 
 
 def _reckon(folder: Path, after: float) -> None:
     """Takes ``after``, the seconds between the first machine's answer and this one's, from the time
-    for which ranks have waited: what counts is that they waited when the first were looked at."""
-    raw = protocol.read_json(folder / protocol.LOOKS_FILE)
-    for look in raw["ranks"].values():
-        look["still"] = max(0.0, round(look["still"] - after, 1))
-    protocol.write_json(folder / protocol.LOOKS_FILE, raw)
+    for which ranks have waited: what counts is that they waited when the first were looked at.
+    Raises ValueError if it is damaged."""
+    seen = looks.read(folder)
+    if seen is None:
+        raise ValueError(protocol.LOOKS_FILE)
+    ranks = {
+        rank: replace(look, still=max(0.0, round(look.still - after, 1)))
+        for rank, look in seen.ranks.items()
+    }
+    protocol.write_json(folder / protocol.LOOKS_FILE, asdict(replace(seen, ranks=ranks)))
 
 
 def _one_job(parts: Sequence[Part], lost: Sequence[str]) -> list[Part]:
@@ -114,7 +133,7 @@ def _keep(parts: Sequence[Part], attempt: Path, lost: Sequence[str]) -> None:
     shutil.copytree(parts[0].folder, attempt)
     if lost:
         path = attempt / protocol.NOT_SEEN_FILE
-        before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        before = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
         protocol.write_text(path, "\n".join([*lost, *before]))
     told = []
     for number, part in enumerate(parts):

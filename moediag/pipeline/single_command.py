@@ -1,10 +1,13 @@
-"""The command of one process, made from that of a distributed job."""
+"""The command of one process for a distributed job, and the command that compares the two."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
+
+from moediag.masking import masked_command
 
 # How launchers are told the number of processes: name of the program or module -> options.
 _TORCHRUN = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
@@ -39,3 +42,13 @@ def one_process(command: Sequence[str]) -> list[str]:
         elif not equals and i + 1 < len(found) and _COUNT.fullmatch(found[i + 1]):
             found[i + 1], changed = "1", True
     return found if changed else []
+
+
+def verify_command(command: Sequence[str], reference: Sequence[str] = ()) -> str:
+    """Returns the `moediag verify` that compares ``command`` with one process, to type. Without a
+    ``reference`` it says where one must be given."""
+    job, alone = (shlex.join(masked_command(one)) for one in (command, reference))
+    if not alone and not one_process(command):
+        alone = "COMMAND IN ONE PROCESS"
+    given = f" --reference {shlex.quote(alone)}" if alone else ""
+    return f"moediag verify{given} -- {job}"

@@ -24,7 +24,7 @@ from moediag.masking import masked_command
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.run_folder import run_folder
-from moediag.pipeline.single_command import one_process
+from moediag.pipeline.single_command import one_process, verify_command
 from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
 from moediag.protocol.measured import MEASURED_ENOUGH, coarsest_dtype
 from moediag.records import dataclass
@@ -177,7 +177,7 @@ def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
 
 def _merged(command: Sequence[str], folder: Path, options: VerifyOptions) -> int:
     """Runs a reference that was made here once, and returns how many of its steps are one step of
-    the ranks: 1, or their number if one step has other samples."""
+    the ranks: 1, or their number if its step has as many samples as that of one rank."""
     job = read_measured(folder / MEASURED)
     own = folder / _TRIED
     options.tell(f"running the reference, {shlex.join(command)}")
@@ -195,16 +195,14 @@ def _told(
     found: TrialResult, reference: Sequence[str], command: Sequence[str], merged: int
 ) -> TrialResult:
     """Says which reference was made, and what to type if it does not do."""
-    alone, job = (shlex.join(masked_command(one)) for one in (reference, command))
-    text = f"the reference is {alone}"
+    text = f"the reference is {shlex.join(masked_command(reference))}"
     if merged > 1:
         text += f"; {merged} of its steps are made one, because a step of it has the samples of one"
         text += " rank"
     diagnosis = dataclasses.replace(found.diagnosis, notes=(*found.diagnosis.notes, text))
     if found.verdict == Verdict.INCONCLUSIVE and "samples" in found.cause:
-        typed = f"moediag verify --reference {shlex.quote(alone)} -- {job}"
         advice = "Give a reference whose steps see the samples of all ranks (often a larger batch "
-        advice += f"size): {typed}"
+        advice += f"size): {verify_command(command, reference)}"
         diagnosis = dataclasses.replace(diagnosis, next_step=advice)
     return dataclasses.replace(found, diagnosis=diagnosis)
 
@@ -283,8 +281,7 @@ def _written(
     reference: Sequence[str],
     found: TrialResult,
 ) -> RunResult:
-    of_reference, of_job = (shlex.join(masked_command(one)) for one in (reference, command))
-    asked = f"verify --reference {shlex.quote(of_reference)} -- {of_job}"
+    asked = verify_command(command, reference).removeprefix("moediag ")
     result = dataclasses.replace(watcher.of_job(name, [found]), overrides=(asked,))
     result.write(folder)
     return result

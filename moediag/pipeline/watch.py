@@ -41,6 +41,7 @@ from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.live_laws import LiveLaws
 from moediag.pipeline.run_folder import run_folder
+from moediag.pipeline.single_command import verify_command
 from moediag.protocol import Trial, WatchTask, read_json
 from moediag.records import dataclass
 from moediag.result import (
@@ -49,7 +50,9 @@ from moediag.result import (
     RunResult,
     Seconds,
     TrialResult,
+    Verdict,
     read_result,
+    wording,
 )
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
@@ -302,8 +305,8 @@ class _Watch:
         self, record: LaunchRecord, folder: Path, running: Running, stands: Callable[[], bool]
     ) -> Then:
         """Handles a rank that hangs or died, or an interruption, while the job still exists.
-        ``stands``: whether a job that stood still does so even now; if not, nothing is told or
-        done."""
+        ``stands``: whether a job that stopped making progress is still stopped; if not, nothing is
+        reported or done."""
         found = self._diagnose(record, folder)
         choice = self.options.on_hang
         if found.verdict not in FAILURES and not record.interrupted:
@@ -357,14 +360,25 @@ class _Watch:
             lost = (*evidence.not_seen, *self._not_recorded(evidence.ranks))
             evidence = dataclasses.replace(evidence, not_seen=lost)
         found = result_of(trial, evidence, folder.name)
+        step = found.diagnosis.next_step or self._compare(found, evidence)
         return dataclasses.replace(
-            found.diagnosed(notes=(*record.notes, *found.notes)),
+            found.diagnosed(notes=(*record.notes, *found.notes), next_step=step),
             seconds=Seconds(
                 launch=_since(record.started, record.first_progress),
                 stall_to_verdict=record.since_stall(),
                 total=round(record.ended - record.started, 3),
             ),
         )
+
+    def _compare(self, found: TrialResult, evidence: Evidence) -> str:
+        """What shows whether numbers are right that no law has checked or that are suspicious; ""
+        for others, and on several nodes, where it cannot run."""
+        doubtful = wording.UNCHECKED in found.cause or found.diagnosis.suspicious
+        if found.verdict != Verdict.CLEAN or not doubtful:
+            return ""
+        if found.world_size < 2 or len(evidence.nodes) > 1:
+            return ""
+        return f"Compare the first steps with one process: {verify_command(self.command)}"
 
     def _read(self, folder: Path) -> Evidence:
         """Reads what the ranks left; again if the file system fails in the middle."""

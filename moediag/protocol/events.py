@@ -47,6 +47,9 @@ from moediag.protocol.stored import open_stored
 #             ended(bool)          a data loader that ended, or that was in use when the rank ended
 #             or was examined
 # handling    type message where   the exception that the main thread handled when it was examined
+# conditions  tests[{file line holds(bool) values{name: as Python prints it}}]   each `if` that the
+#             main thread had passed when it was examined, the innermost function first
+# leaves      how("os._exit(0)") site callers   the program ends the process
 # not_seen    text                 something this rank's recorder cannot observe here
 # error       type message where   the exception that ends the rank
 # end
@@ -55,7 +58,7 @@ EVENT_KINDS = (
     "start", "versions", "file", "group", "names", "collective", "done", "failed", "tokens",
     "no_gradient", "phase",
     "weights", "experts_used", "decision", "finding", "note", "batches", "handling",
-    "not_seen", "error", "end",
+    "conditions", "leaves", "not_seen", "error", "end",
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class Measured:
     problems: List[str] = field(default_factory=list)
     not_checked: List[str] = field(default_factory=list)
     layout: Dict[str, int] = field(default_factory=dict)  # axes of the meshes of its parameters
-    # The class of a module whose result for a sample depends on the rank's other samples, or "".
+    # The class of a module whose result for a sample depends on the rest of the batch, or "".
     across_samples: str = ""
     auxiliary: bool = False  # the model returns an auxiliary loss
     foreign: bool = False  # an optimizer that stepped has parameters of no model that was called

@@ -204,6 +204,12 @@ class Recorder:
             self.event("end")
             self.heartbeat.finish()
 
+    def leaves(self, how: str, frame: Any) -> None:
+        """Records that the program ends this process: ``os._exit(0)`` in ``frame``."""
+        if self.active:
+            self.flush()
+            self.log.line(f'{{"e":"leaves","t":{now()},"how":"{how}",{self._sites.fields(frame)}}}')
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Suspends recording, for example while the rank computes a reference."""

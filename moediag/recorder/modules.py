@@ -194,7 +194,7 @@ def _enter(recorder: Recorder, module: Any, _args: Any) -> None:
 
 
 def _tell_forward(recorder: Recorder, root: Any, args: Any, kwargs: Any) -> None:
-    """Tells of a forward with gradients, unless it is recomputed in the backward, that of a part of
+    """Reports a forward with gradients, unless it is recomputed in the backward, that of a part of
     a model that is running, or that of a copy of the model. The step is known by now."""
     if not torch.is_grad_enabled() or _in_backward() != -1 or len(recorder.thread.blocks) > 1:
         return

@@ -149,6 +149,16 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
         watcher.install(recorder)
 
+    def condition_values(recorder: Recorder) -> None:
+        from moediag.recorder import condition_values as watcher
+
+        watcher.install(recorder)
+
+    def exit_calls(recorder: Recorder) -> None:
+        from moediag.recorder import exit_calls as watcher
+
+        watcher.install(recorder)
+
     def watch(recorder: Recorder) -> None:
         from moediag.recorder.background import Watch
 
@@ -170,6 +180,8 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
         ("gradients", gradients, ""),
         ("batches", batches, "torch.utils.data.dataloader"),
         ("handled exceptions", handled_errors, ""),
+        ("conditions", condition_values, ""),
+        ("exits", exit_calls, ""),
         ("Flight Recorder and lifeline thread", watch, ""),
     ]
 

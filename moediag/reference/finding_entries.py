@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import MEANINGS, NEXT_STEPS, Explained, explained
+from moediag.diagnosis import LAWS, MEANINGS, NEXT_STEPS, Law, explained
 from moediag.errors import ExitCode
 from moediag.reference.word_entry import Entry
 from moediag.result import FAILURES, Verdict
@@ -35,8 +35,8 @@ def verdicts() -> list[Entry]:
 
 
 def laws() -> list[Entry]:
-    """One entry for each law that a failure is reported for."""
-    return [_law(detector) for detector in explained() if detector.is_law]
+    """One entry for each law, with the level of what it finds."""
+    return [_law(one) for one in LAWS]
 
 
 def exit_codes() -> list[Entry]:
@@ -47,8 +47,8 @@ def exit_codes() -> list[Entry]:
     ]
 
 
-def law_word(detector: str) -> str:
-    """The word for the law that this detector checks."""
+def detector_word(detector: str) -> str:
+    """The word that `moediag explain` knows the detector by."""
     return detector.replace("_", "-")
 
 
@@ -64,13 +64,18 @@ def _verdict(verdict: Verdict) -> Entry:
     )
 
 
-def _law(detector: Explained) -> Entry:
+def _law(law: Law) -> Entry:
+    if law.verdict is not None:
+        level = f"A job that breaks it has the verdict {law.verdict}, and the exit code is 1."
+        how = "broken"
+    elif law.suspects:
+        level, how = "The exit code is that of the job; with `--strict` it is 1.", "suspicious"
+    else:
+        level, how = "It is a note on the page. The exit code is that of the job.", "noted"
+    more = (f"moediag explain {law.verdict}",) if law.verdict is not None else ()
     return Entry(
         "law",
-        law_word(detector.name),
-        (
-            f"It is broken if this is found: {detector.finds}",
-            f"A job that breaks it has the verdict {detector.verdict}, and the exit code is 1.",
-        ),
-        commands=("moediag watch --laws -- COMMAND", f"moediag explain {detector.verdict}"),
+        law.name,
+        (f"It is {how} if this is found: {law.finds}", level),
+        commands=("moediag watch --laws -- COMMAND", *more),
     )

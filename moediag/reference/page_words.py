@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moediag.diagnosis import CONFIDENCE, explained
-from moediag.reference.finding_entries import law_word
+from moediag.reference.finding_entries import detector_word
 from moediag.reference.word_entry import Entry
 from moediag.result.answer_blocks import AnswerState
 
@@ -103,7 +103,7 @@ def words() -> list[Entry]:
               tuple((str(level), text) for level, text in CONFIDENCE.items()), "Levels"),
         *(Entry("word", str(level), (text,)) for level, text in CONFIDENCE.items()),
         *(
-            Entry("detector", law_word(one.name),
+            Entry("detector", detector_word(one.name),
                   (one.finds, f"What it finds has the verdict {one.verdict}."),
                   commands=(f"moediag explain {one.verdict}",))
             for one in explained() if not one.is_law

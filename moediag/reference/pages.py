@@ -110,9 +110,10 @@ def _exit_codes(entries: Iterable[Entry]) -> str:
 def _laws(entries: Iterable[Entry]) -> str:
     lines = [
         "# Laws", "", _MADE, "",
-        "With `--laws`, `moediag watch` checks what must hold in any healthy job. "
-        "[Laws: silent errors in your own job](../howto/laws.md) has the conditions of each law, "
-        "and what is only a note.",
+        "With `--laws`, `moediag watch` checks what must hold in any healthy job. What is found is "
+        "broken, suspicious or a note; where a healthy program may do what a broken law is about, "
+        "the page has it as suspicious or as a note, too. "
+        "[Laws: silent errors in your own job](../howto/laws.md) has the conditions of each law.",
     ]  # fmt: skip
     for entry in entries:
         lines += ["", f"## {entry.word}", ""]

@@ -1,8 +1,8 @@
-"""Sends a few lines about an incident to a webhook: Slack, Discord, Teams, or any server that takes
+"""Sends a few lines about a failure to a webhook: Slack, Discord, Teams, or any server that accepts
 JSON; other services through apprise, if it is installed (``pip install 'moediag[notify]'``).
 
-It runs in a thread of its own with time limits, so an endpoint that fails or hangs disturbs
-nothing. What is told of it names the host alone: the rest of such a URL is a secret.
+Messages are sent from their own threads with time limits, so an endpoint that fails or hangs does
+not affect the run. Errors name only the host: the rest of such a URL is a secret.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TEAMS = (".webhook.office.com", ".logic.azure.com", ".powerplatform.com")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is told of one incident."""
+    """The notification about one failure."""
 
     title: str
     """``hang in train.py: rank 3``."""
@@ -54,7 +54,7 @@ class Message:
 
 
 def of_result(result: RunResult, folder: Path) -> Message:
-    """The message about the last trial of ``result``, whose run directory is ``folder``."""
+    """Returns the message about the last trial of ``result``, whose run directory is ``folder``."""
     job, found = result.scenario, result.trials[-1]
     shown = finding_of([found], result)
     who = f": {wording.ranks(found.culprits)}" if found.culprits else ""
@@ -67,7 +67,7 @@ def of_result(result: RunResult, folder: Path) -> Message:
 
 
 def of_answer(page: Answer, folder: Path) -> Message:
-    """The message about the page of many runs."""
+    """Returns the message about the answer of a command with many runs."""
     failed = [one for one in page.cases if one.state is AnswerState.FAILURE]
     lines = [f"{one.group} {one.name}: {one.message}" for one in failed[:_CASES]]
     lines += [f"and {len(failed) - _CASES} more"] if len(failed) > _CASES else []
@@ -76,7 +76,7 @@ def of_answer(page: Answer, folder: Path) -> Message:
 
 
 class Notifier:
-    """Sends messages to ``url``, each incident once. Raises UsageError for an unusable one."""
+    """Sends messages to ``url``, one for each failure. Raises UsageError if the URL is unusable."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -94,34 +94,34 @@ class Notifier:
             raise UsageError(f"--notify {parts.scheme}://…: apprise does not take this URL")
         self.lost: list[str] = []
         """Why messages were not sent."""
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
         self._threads: list[threading.Thread] = []
 
-    def tell(self, incident: str, told: Message) -> None:
-        """Starts to send ``told``, unless ``incident`` was told before."""
-        if incident in self._told or len(self._told) >= MOST:
+    def send(self, failure: str, message: Message) -> None:
+        """Starts to send ``message``, unless one was sent for the same ``failure``."""
+        if failure in self._sent or len(self._sent) >= MOST:
             return
-        self._told.add(incident)
-        thread = threading.Thread(target=self._send, args=(told,), name="moediag-notify")
+        self._sent.add(failure)
+        thread = threading.Thread(target=self._deliver, args=(message,), name="moediag-notify")
         thread.daemon = True
         thread.start()
         self._threads.append(thread)
 
     def finish(self) -> list[str]:
-        """Waits for messages under way, for a limited time. Returns why others were not sent."""
+        """Waits a limited time for pending messages. Returns why others were not sent."""
         for thread in self._threads:
             thread.join(SECONDS * ATTEMPTS + 1.0)
             if thread.is_alive():
                 self.lost.append("the server does not answer")
         return [f"the notification to {self.host} was not sent ({why})" for why in self.lost]
 
-    def _send(self, told: Message) -> None:
+    def _deliver(self, message: Message) -> None:
         why = ""
         for _ in range(ATTEMPTS):
             try:
                 if self.web:
-                    _post(self.url, body(self.host, told))
-                elif not _apprise(self.url).notify(title=told.title, body=told.text):
+                    _post(self.url, body(self.host, message))
+                elif not _apprise(self.url).notify(title=message.title, body=message.text):
                     raise OSError(0, "the service refused it")
             except urllib.error.HTTPError as error:
                 why = f"HTTP {error.code}"
@@ -135,19 +135,19 @@ class Notifier:
         self.lost.append(why)
 
 
-def body(host: str, told: Message) -> dict[str, Any]:
-    """The JSON that the service at ``host`` takes."""
+def body(host: str, message: Message) -> dict[str, Any]:
+    """Returns the JSON that the service at ``host`` accepts."""
     if host == "hooks.slack.com":
-        return {"text": told.text}
+        return {"text": message.text}
     if host in ("discord.com", "discordapp.com"):
-        return {"content": told.text, "allowed_mentions": {"parse": []}}
+        return {"content": message.text, "allowed_mentions": {"parse": []}}
     if host.endswith(_TEAMS):
-        block = {"type": "TextBlock", "text": told.text.replace("\n", "\n\n"), "wrap": True}
+        block = {"type": "TextBlock", "text": message.text.replace("\n", "\n\n"), "wrap": True}
         card = {"type": "AdaptiveCard", "version": "1.4", "body": [block]}
         kind = "application/vnd.microsoft.card.adaptive"
         return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
-    named = {"title": told.title, "page": told.page, "host": socket.gethostname()}
-    return {"text": told.text, **named, **told.fields}
+    named = {"title": message.title, "page": message.page, "host": socket.gethostname()}
+    return {"text": message.text, **named, **message.fields}
 
 
 def _post(url: str, content: Mapping[str, Any]) -> None:

@@ -24,6 +24,10 @@ from moediag.lab.campaign.engine import Header, Line
 from moediag.lab.campaign.run import outcome
 from moediag.lab.cli import options as lab_options
 from moediag.lab.scenario import catalogue
+from moediag.launch.attach.found_jobs import Job
+from moediag.pipeline import attach as attaching
+from moediag.pipeline import attach_follow
+from moediag.report import notify
 from moediag.result import RunResult, read_result
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
@@ -209,6 +213,49 @@ def test_wrong_usage_is_exit_code_2(
     assert message in said.err
     assert said.out == ""
     assert pipeline.options is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--redact"], "--redact needs --collect"),
+        (["--notify", "https://h"], "--notify needs --follow"),
+        (["--dump-anyway"], "--dump-anyway needs --dump"),
+        (["--dump", "NONE"], "no such signal"),
+        (["--dump", "USR1", "--follow"], "--dump and --follow exclude each other"),
+        (["--dump", "USR1", "--hosts", "a"], "--dump and --hosts exclude each other"),
+        (["1", "--hosts", "a"], "only one of them"),
+    ],
+)
+def test_options_of_attach_that_do_not_go_together(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert app.main(["attach", *arguments]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sample", "ended", "clean", "code", "told"),
+    [
+        ("watched", False, 3, ExitCode.FAILURE_FOUND, 1),
+        ("clean", True, 3, ExitCode.OK, 0),
+        ("control-failed", True, 0, ExitCode.INCONCLUSIVE, 0),  # no look could decide
+    ],
+)
+def test_a_followed_job(
+    monkeypatch: pytest.MonkeyPatch, sample: str, ended: bool, clean: int, code: int, told: int
+) -> None:
+    sent: list[str] = []
+    last = attaching.Attached(read_result(RESULTS / f"{sample}.json"), Path("run"))
+    found = attach_follow.Followed(last, ended, clean)
+    monkeypatch.setattr(attach_follow, "follow", lambda *_: found)
+    monkeypatch.setattr(attaching, "choose", lambda _: Job((), root=7))
+    monkeypatch.setattr(attaching, "described", lambda _: "7")
+    monkeypatch.setattr(notify.Notifier, "send", lambda _, incident, __: sent.append(incident))
+    result = invoke("attach", "7", "--follow", "--notify", "https://h", "--no-color")
+    assert (result.exit_code, len(sent)) == (code, told), result.output
+    assert ("its exit code is not known" in result.stderr) == ended
+    assert bool(result.stdout) != (ended and clean > 0)  # a page only of what was found
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ from moediag.cli.app import whole
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-PAGES += [ROOT / "reports" / name for name in ("compatibility.md", "accuracy.md", "load-cost.md")]
+PAGES += [
+    ROOT / "reports" / f"{name}.md"
+    for name in ("compatibility", "accuracy", "bisect", "laws", "load-cost", "verify")
+]
 PAGES += [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")]
 # The README is also the long description on a package index, so its links are absolute.
 HOME = "https://github.com/moediag/moediag/blob/main/"

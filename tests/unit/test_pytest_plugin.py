@@ -114,6 +114,29 @@ class TestTheParent:
         assert not list(folder.glob("moediag-runs/*wrong*"))
 
 
+SIDES = [
+    {"ranks": [0], "line": "test_it.py:5 test_it"},
+    {"ranks": [1], "line": "test_it.py:6 test_it"},
+]
+
+
+@pytest.mark.parametrize(
+    ("culprits", "places", "begins"),
+    [
+        ([1], SIDES, "rank 1 at test_it.py:6 test_it: hang. why"),
+        ([2], SIDES, "rank 2: hang. why"),
+        ([], SIDES, "rank 0 at test_it.py:5 test_it, rank 1 at test_it.py:6 test_it: hang. why"),
+        ([], [{"ranks": [0], "line": ""}], "hang. why"),
+        ([0], [*SIDES, {"ranks": [0], "line": "other.py:1 f"}], "rank 0: hang. why"),
+    ],
+)
+def test_the_first_line_has_ranks_and_lines(
+    culprits: list[int], places: list[dict[str, object]], begins: str
+) -> None:
+    trial = {"verdict": "hang", "cause": "why", "culprits": culprits, "places": places}
+    assert pytest_plugin._first_line(trial, {}, [], "") == begins
+
+
 class TestARank:
     @pytest.mark.parametrize(
         ("body", "outcome", "text"),

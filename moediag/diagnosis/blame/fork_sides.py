@@ -27,9 +27,9 @@ class Side:
     """Ranks that took one path."""
 
     ranks: tuple[int, ...]
-    #: Outermost first; empty if they ended.
+    #: Outermost first; empty if they ended, and it is not known where.
     chain: tuple[Line, ...]
-    #: The call that they made there.
+    #: The call that they made there; None if they ended.
     call: Collective | None
     #: The last call that both sides made, and its lines.
     common: Collective | None
@@ -46,7 +46,8 @@ def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Si
         if rank not in evidence.ranks or rank not in schedule.starts:
             return []
         call = found.calls.get(rank)
-        lines = made_at(call, own) if call is not None else ()
+        left = found.left.get(rank)
+        lines = made_at(call, own) if call is not None else _own(left.lines if left else (), own)
         if not lines and (call is not None or rank not in found.ended):
             return []
         ranks = together.setdefault(lines, [])
@@ -68,7 +69,11 @@ def _side(
 
 def made_at(call: Collective, own: Collection[str]) -> tuple[Line, ...]:
     """The lines of the program's ``own`` files that led to a call, outermost first."""
-    found = [_line(text) for text in reversed((call.site, *call.callers))]
+    return _own((call.site, *call.callers), own)
+
+
+def _own(lines: Sequence[str], own: Collection[str]) -> tuple[Line, ...]:
+    found = [_line(text) for text in reversed(lines)]
     return tuple(one for one in found if one is not None and one.file in own)
 
 

@@ -38,7 +38,7 @@ class Standing:
     callers: tuple[str, ...]
     #: Outermost first; None if the source is unknown.
     conditions: tuple[Condition, ...] | None
-    #: The line is the one that made the call, as far as that was recorded.
+    #: The line is the one that made the call, or that ended the rank, as far as was recorded.
     exact: bool = False
     #: Conditions that part them from the other ranks, the most telling first.
     apart: tuple[Condition, ...] = ()
@@ -75,7 +75,8 @@ def standings(
 def _failed(seen: RankEvidence, failure: Failure) -> Standing:
     what = "ended without a trace" if failure.name == UNTOLD else failure.name
     what = f"raised {failure.name}" if failure.where or failure.message else what
-    lines = (failure.where,) if failure.where else program_lines(seen) or ("",)
+    left = seen.left.lines if seen.left is not None else ()
+    lines = (failure.where,) if failure.where else left or program_lines(seen) or ("",)
     return Standing((seen.rank,), lines[0], what, None, lines[1:], _conditions(seen, lines))
 
 
@@ -132,7 +133,12 @@ def _made_at(call: Collective | None, seen: RankEvidence) -> tuple[str, ...]:
 def _ended(seen: RankEvidence, found: Divergence | None) -> Standing | None:
     if found is None or seen.rank not in found.ended:
         return None
-    return Standing((seen.rank,), "", "finished", None, (), None)
+    left = found.left.get(seen.rank)
+    if left is None:
+        return Standing((seen.rank,), "", "finished", None, (), None)
+    known = _conditions(seen, left.lines)
+    what = f"ended by {left.how}"
+    return Standing((seen.rank,), left.lines[0], what, None, left.lines[1:], known, exact=True)
 
 
 def _members(found: Divergence | None, evidence: Evidence) -> frozenset[int]:
@@ -199,6 +205,8 @@ def by_condition(
     even = divergence.kind == "missing" and set(divergence.absent) == set(divergence.ended)
     if found.basis not in _WEAKER and not (found.basis == "gone" and even):
         return found
+    if even and _left_a_loop(divergence, standing):
+        found = replace(found, culprits=tuple(sorted(divergence.absent)), basis="gone")
     told = dict(_singled_out(divergence, standing, evidence, forked))
     who = next(iter(told)) if len(told) == 1 else ()
     if not who or not {*who} <= {*divergence.calls}:
@@ -206,6 +214,21 @@ def by_condition(
     if found.culprits and found.basis != "gone" and found.culprits != who:
         return Blame()
     return Blame(who, "condition", departures=found.departures, condition=told[who])
+
+
+def _left_a_loop(divergence: Divergence, standing: Sequence[Standing]) -> bool:
+    """Whether the absent ranks ended at once inside a loop in which all others still are: those
+    were not done. ``sys.exit`` does not count: programs end by it when they have trained enough."""
+    if not all(rank in divergence.left for rank in divergence.absent):
+        return False
+    if not all(left.at_once for left in divergence.left.values()):
+        return False
+    inside = [
+        {(c.file, c.line) for c in one.conditions or () if c.side == "loop"}
+        for one in standing
+        if {*one.ranks} & {*divergence.calls}
+    ]
+    return bool(inside) and bool(set.intersection(*inside))
 
 
 def _singled_out(
@@ -218,19 +241,38 @@ def _singled_out(
     completed before at the same place is not apart: the other ranks have one that meets it."""
     for one in standing:
         call = one.call
-        if not one.exact or call is None or call != divergence.calls.get(one.ranks[0]):
+        if not one.exact or call != divergence.calls.get(one.ranks[0]):
             continue
         for condition in one.apart:
-            if condition.unless and forked is not None and forked.decided(condition):
+            if condition.unless and (
+                (forked is not None and forked.decided(condition))
+                or _told_apart(condition, one.ranks, divergence, evidence)
+            ):
                 yield _single(condition, one, divergence), condition
         own = evidence.ranks[one.ranks[0]].collectives
-        if _met_before(call, own, evidence):
+        if call is not None and _met_before(call, own, evidence):
             continue
         for condition in one.apart:
             if condition.side == "handler":
                 yield one.ranks, condition
             elif condition.keeps_out:
                 yield _single(condition, one, divergence), condition
+
+
+def _told_apart(
+    condition: Condition, inside: Sequence[int], divergence: Divergence, evidence: Evidence
+) -> bool:
+    """Whether the condition was true on the ranks ``inside`` alone when all were examined, and
+    ranks differed in one name only: then the clause that names the rank decided."""
+    place = f"{condition.file}:{condition.line}"
+    known = {rank: evidence.ranks[rank].tested.get(place) for rank in divergence.calls}
+    tested = [test for test in known.values() if test is not None]
+    if len(tested) < len(known) or not tested:
+        return False
+    names = {name for test in tested for name in test.values}
+    differ = [name for name in names if len({test.values.get(name) for test in tested}) > 1]
+    holds = {rank for rank, test in known.items() if test is not None and test.holds}
+    return condition.side == "under" and holds == {*inside} and len(differ) == 1
 
 
 def _single(condition: Condition, one: Standing, divergence: Divergence) -> tuple[int, ...]:

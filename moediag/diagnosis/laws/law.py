@@ -54,11 +54,18 @@ class Law:
     """Its docstring says when the law is broken."""
     verdict: Verdict | None
     """The verdict on a job that breaks it; None if all that it finds may be deliberate."""
+    suspects: bool = False
+    """Without a verdict: whether what it finds is suspicious, and not only a note."""
 
     @property
     def name(self) -> str:
         """The word for it that ``--allow`` and ``moediag explain`` know."""
         return self.find.__name__.replace("_", "-")
+
+    @property
+    def finds(self) -> str:
+        """What it finds, in words."""
+        return " ".join((self.find.__doc__ or "").split())
 
     def broken(self, facts: Facts) -> Broken | None:
         """The first thing that is broken and not allowed."""
@@ -110,9 +117,11 @@ def allowances(evidence: Evidence) -> tuple[Allowance, ...]:
     return tuple(map(Allowance.of, dict.fromkeys(texts)))
 
 
-def law(verdict: Verdict | None = None) -> Callable[[Callable[[Facts], Findings]], Law]:
+def law(
+    verdict: Verdict | None = None, suspects: bool = False
+) -> Callable[[Callable[[Facts], Findings]], Law]:
     """Makes a law of a function."""
-    return lambda find: Law(find, verdict)
+    return lambda find: Law(find, verdict, suspects)
 
 
 def detector_of(law: Law, verdict: Verdict) -> Detector:

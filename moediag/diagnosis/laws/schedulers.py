@@ -30,7 +30,7 @@ class Scheduled:
     """Updates of its optimizer."""
 
 
-@law()
+@law(suspects=True)
 def schedulers_ahead(facts: Facts) -> Findings:
     """A scheduler of the learning rate steps several times for each update of its optimizer."""
     ranks = facts.of(recorded)

@@ -12,7 +12,7 @@ from moediag.evidence.law_model import NO_GRADIENT
 _Place = tuple[int, str, int]  # rank, key of the optimizer, position among its pieces
 
 
-@law()
+@law(suspects=True)
 def stage_matrices_apart(facts: Facts) -> Findings:
     """Matrices that two stages of a pipeline had in common before the first update differ later."""
     # More than one such pair may be stages that were initialised from the same seed.

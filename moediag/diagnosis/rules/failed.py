@@ -10,7 +10,7 @@ from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure,
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector, how_sure, victims
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.words import cause, meeting
+from moediag.diagnosis.words import cause, meeting, tested_values
 from moediag.diagnosis.words.calls import describe
 from moediag.diagnosis.words.node_sentences import see_node, silence
 from moediag.evidence.model import UNTOLD, Evidence
@@ -56,6 +56,7 @@ def schedule_mismatch(facts: Facts) -> Judgement | None:
     if found.silent:
         text += cause.out_of_step(facts.evidence, sorted(facts.evidence.ranks))
     text += cause.called_at(found, facts.blame, facts.evidence, text)
+    text += tested_values.sentences(facts.standings, facts.fork, facts.evidence)
     return Judgement(
         how_sure(facts),
         text,
@@ -156,8 +157,12 @@ def _ended(failure: Failure, evidence: Evidence) -> str:
         text = f"raised {failure.name}" + (f" at {failure.where}" if failure.where else "")
         text += f": {failure.summary}" if failure.summary else ""
         return text + (f" (after {failure.after})" if failure.after else "")
+    left = evidence.ranks[failure.rank].left
     if failure.name.startswith("exit code"):
-        return f"ended with {failure.name} and left no exception"
+        how = f"by {left.text}" if left is not None else "and left no exception"
+        return f"ended with {failure.name} {how}"
+    if failure.name == UNTOLD and left is not None:
+        return f"ended by {left.text}"
     if failure.name == UNTOLD:
         return "ended without a trace (killed, or by os._exit: the launcher did not record which)"
     killed = _killed(evidence, failure.rank) if failure.name == "SIGKILL" else ""

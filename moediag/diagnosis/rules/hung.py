@@ -17,13 +17,13 @@ from moediag.diagnosis.judgement import (
 )
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.stuck_calls import Frontier
-from moediag.diagnosis.words import cause, foreign_jobs, log_sentences
+from moediag.diagnosis.words import cause, foreign_jobs, log_sentences, tested_values
 from moediag.diagnosis.words.calls import describe
 from moediag.diagnosis.words.node_sentences import see_node, silence
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.rank_stacks import stand, that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import plural, ranks
+from moediag.result.wording import agreeing, plural, ranks
 
 _MOST = 3  # divergences that are described
 
@@ -79,6 +79,8 @@ def _diverged(facts: Facts, found: Divergence, blame: Blame) -> str:
     if found.silent:
         text += cause.out_of_step(evidence, facts.waiting)
     text += cause.called_at(found, blame, evidence, text)
+    if found is facts.divergence:
+        text += tested_values.sentences(facts.standings, facts.fork, evidence)
     if found.kind == "missing" and not found.surplus:
         text = f"{text} {whereabouts(evidence, blame.culprits)}".rstrip()
     return text
@@ -152,13 +154,17 @@ def busy_ranks(facts: Facts) -> Judgement | None:
     """Some ranks wait in a collective while others are outside any: the others are named.
 
     For evidence of other tools this counts only if no calls were recorded, and if all other ranks
-    were seen and wait at the same place: ranks in different calls may be wrong themselves.
+    were seen and wait at the same place: ranks in different calls may be wrong themselves, unless
+    all are ahead of the ranks that are named.
     """
     found = facts.elsewhere
     if not found or (facts.evidence.foreign and not _awaited(facts)):
         return None
     text = f"{ranks(found).capitalize()} stopped outside any collective while "
     text += f"{ranks(facts.waiting)} waited. {whereabouts(facts.evidence, found)}"
+    if behind := _behind(facts):
+        verb = agreeing("is", found)
+        text = f"{text.rstrip()} {ranks(found).capitalize()} {verb} behind: {behind}."
     return Judgement(
         Confidence.MEDIUM,
         text.rstrip(),
@@ -176,7 +182,13 @@ def _awaited(facts: Facts) -> bool:
     if called or len(facts.elsewhere) > most or seen < evidence.world_size:
         return False
     stacks = [that_counts(evidence.ranks[rank].stacks) for rank in waiting]
-    return None not in stacks and len({stand(one) for one in stacks if one is not None}) == 1
+    places = {stand(one) for one in stacks if one is not None}
+    return None not in stacks and (len(places) == 1 or bool(_behind(facts)))
+
+
+def _behind(facts: Facts) -> str:
+    seen = facts.evidence.looks
+    return seen.behind(facts.elsewhere, facts.waiting) if seen is not None else ""
 
 
 @detector(Verdict.HANG)

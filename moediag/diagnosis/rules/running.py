@@ -172,8 +172,8 @@ def ranks_elsewhere(facts: Facts) -> Judgement | None:
     text = f"{text[:1].upper()}{text[1:]} for at least {_still(seen)} s. No process of "
     text += f"{ranks(seen.elsewhere)} was found here: on another machine, or ended."
     step = (
-        "Run `moediag attach --collect node-N.tgz` on each machine of the job, then "
-        "`moediag diagnose node-*.tgz`."
+        "If the job has other machines, run `moediag attach --collect node-N.tgz` on each, then "
+        f"`moediag diagnose node-*.tgz`. If not, {ranks(seen.elsewhere)} ended: see the output."
     )
     return undecided(text, step)
 
@@ -196,7 +196,8 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         )
         return undecided(text, "See whether that line may take so long.")
     if seen.doing(looks.UNREAD):
-        return undecided(f"{text} Where these ranks are is not known.")
+        unread = ranks(seen.doing(looks.UNREAD))
+        return undecided(f"{text} The Python frames of {unread} could not be read.")
     if facts.evidence.stall is not None:
         return undecided(f"{text} They stand still outside communication; it is not known why.")
     return undecided(f"{text} It is not known whether the job would continue.", _longer(seen))

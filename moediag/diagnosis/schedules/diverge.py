@@ -17,7 +17,7 @@ from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.align import Aligned, Channel, Schedule
 from moediag.diagnosis.schedules.device_frontier import standing
 from moediag.diagnosis.schedules.replay import Event, Replay, circles
-from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+from moediag.evidence.model import Collective, Evidence, Group, Left, RankEvidence
 from moediag.records import dataclass
 
 
@@ -36,6 +36,8 @@ class Divergence:
     """For ``missing``: ranks that ended or are elsewhere."""
     ended: tuple[int, ...] = ()
     """The absent ranks that finished normally."""
+    left: Mapping[int, Left] = field(default_factory=dict)
+    """Where the program ended those of ``ended`` by a call, if the evidence shows it."""
     pairs: tuple[tuple[int, int], ...] = ()
     """For ``splits``: (sender, receiver)."""
     events: Mapping[int, Event] = field(default_factory=dict)
@@ -201,7 +203,7 @@ def _missing(
         waiters = [rank for rank, at in run.waits.items() if at in without]
         found.append(
             Divergence(
-                "missing", group, position, calls, gone, ended,
+                "missing", group, position, calls, gone, ended, _left(ended, evidence),
                 inferred=evidence.foreign, waiting=waiting, waiters=tuple(sorted(waiters)),
             )
         )  # fmt: skip
@@ -238,7 +240,14 @@ def _left_over(
         if any(calls.values()):
             found.append(
                 Divergence(
-                    "missing", schedule.group, position, calls, absent, absent, counts=counts
+                    "missing",
+                    schedule.group,
+                    position,
+                    calls,
+                    absent,
+                    absent,
+                    _left(absent, evidence),
+                    counts=counts,
                 )
             )
     return found
@@ -250,6 +259,11 @@ def _gone(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> bo
         return not failure.consequence
     elsewhere = evidence.stall.elsewhere if evidence.stall is not None else ()
     return _ended(seen, failure) or seen.rank in elsewhere
+
+
+def _left(ended: Iterable[int], evidence: Evidence) -> dict[int, Left]:
+    known = ((rank, evidence.ranks[rank].left) for rank in ended)
+    return {rank: left for rank, left in known if left is not None}
 
 
 def _ended(seen: RankEvidence, failure: Failure | None) -> bool:

@@ -26,7 +26,7 @@ def before(found: Divergence, aligned: Aligned, evidence: Evidence) -> Divergenc
         return found
     schedule = next((s for s in aligned.schedules.values() if s.group == found.group), None)
     made = _made(schedule) if schedule is not None else {}
-    odd = _odd(made)
+    odd = _odd(made, found.position)
     # At ``found.position`` it is the call that was found.
     if not odd or min(odd.values()) >= found.position:
         return found
@@ -49,11 +49,11 @@ def _made(schedule: Schedule) -> Mapping[int, Sequence[Collective]]:
     return made
 
 
-def _odd(made: Mapping[int, Sequence[Collective]]) -> Mapping[int, int]:
-    """Ranks that made calls from a place from which not all did, and the position of the first;
-    empty if all did, or several such places are known."""
+def _odd(made: Mapping[int, Sequence[Collective]], end: int) -> Mapping[int, int]:
+    """Ranks that made calls before ``end`` from a place from which not all did, and the position of
+    the first; empty if all did, or several such places are known."""
     common = _common(made)
-    places = {rank: frozenset(map(place, own)) - common for rank, own in made.items()}
+    places = {rank: frozenset(map(place, own[:end])) - common for rank, own in made.items()}
     owners = [rank for rank, of in places.items() if of]
     if len(owners) == len(made) or len({places[rank] for rank in owners}) > 1:
         return {}

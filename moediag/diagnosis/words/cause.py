@@ -187,6 +187,9 @@ def _missing(
         return sentence(text) + _parted(blame)
     if divergence.inferred and blame.basis in ("peers", "habit"):
         return sentence(f"{here}, which {gone} did not come to") + _parted(blame)
+    if divergence.left and {*divergence.absent} == {*divergence.left}:
+        how = " and ".join(dict.fromkeys(left.text for left in divergence.left.values()))
+        return sentence(f"{here}, but {gone} ended by {how} without that call")
     if set(divergence.absent) == set(divergence.ended):
         return sentence(f"{here}, but {gone} reached the end without that call")
     return sentence(f"{here}, but {gone} never came to that call")

@@ -10,7 +10,8 @@ from moediag.result import Table
 from moediag.result.wording import ranks
 
 TITLE = "What the ranks did"
-_COLUMNS = ("ranks", "did", "at", "for at least", "CPU", "numbers there")
+_COLUMNS = ("ranks", "did", "at", "for at least", "CPU")
+_GPU, _LAST = "GPU", "numbers there"
 _MOST_NUMBERS = 4
 
 
@@ -23,14 +24,21 @@ def table(evidence: Evidence) -> Table | None:
     for rank, look in sorted(seen.ranks.items()):
         line = program_line(evidence.ranks[rank]) if rank in evidence.ranks else ""
         together.setdefault((_did(look), line), []).append(rank)
+    gpus = any(look.gpu is not None for look in seen.ranks.values())
     rows = []
     for (did, line), who in together.items():
         those = [seen.ranks[rank] for rank in who]
         still = min(look.still for look in those)
         cpu = max(look.cpu for look in those)
         rows.append((ranks(who), did, line or None, f"{still:.0f} s" if still else None,
-                     f"{cpu:.0%}", _numbers(those) or None))  # fmt: skip
-    return Table(TITLE, _COLUMNS, tuple(rows))
+                     f"{cpu:.0%}", *((_gpu(those),) if gpus else ()),
+                     _numbers(those) or None))  # fmt: skip
+    return Table(TITLE, (*_COLUMNS, *((_GPU,) if gpus else ()), _LAST), tuple(rows))
+
+
+def _gpu(those: list[RankLook]) -> str | None:
+    known = [look.gpu for look in those if look.gpu is not None]
+    return f"{max(known):.0%}" if known else None
 
 
 def _did(look: RankLook) -> str:

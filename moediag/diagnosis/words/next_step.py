@@ -39,7 +39,7 @@ def next_step(
     if verdict not in FAILURES or not (evidence.watched or evidence.foreign):
         return ""
     if failure is not None:
-        return _after_failure(failure, culprits)
+        return _after_failure(failure, culprits, evidence)
     if divergence is not None:
         sure = forked is not None and len(forked.decisions) == 1 and not culprits
         return (
@@ -208,6 +208,9 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
             f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
             f"all ranks {_repeats(waiting)}?"
         )
+    if one.call is None and one.exact:
+        wait = f" while others wait at {waiting.at}" if waiting is not None else ""
+        return f"Do not end {who}{at}{wait}, or end all ranks there."
     if one.what == STOPPED:
         return f"Find out what stopped {who}; SIGCONT continues it."
     if one.what == LOADS_DATA:
@@ -230,7 +233,7 @@ def _repeats(waiting: Standing) -> str:
     return f"run the loop{'s' * (len(told) > 1)} {' and '.join(told)} equally often"
 
 
-def _after_failure(failure: Failure, culprits: Sequence[int]) -> str:
+def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence) -> str:
     who = ranks(culprits) if culprits else "every rank"
     if failure.message or failure.where:
         at = f" at {failure.where.partition(' ')[0]}" if failure.where else ""
@@ -238,5 +241,8 @@ def _after_failure(failure: Failure, culprits: Sequence[int]) -> str:
     if failure.name == "SIGKILL":
         return f"Find out what killed {who}: see the kernel's log and the scheduler's."
     if failure.name == UNTOLD or failure.name.startswith("exit code"):
+        left = evidence.ranks[failure.rank].left
+        if left is not None:
+            return f"Find out why {who} ends there: {left.text}."
         return f"Look for os._exit or a kill from outside, and at the last output of {who}."
     return f"Look at the native stack of {who} in its output: {failure.name} left no exception."

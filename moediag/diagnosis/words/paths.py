@@ -36,7 +36,7 @@ def path_lines(
     side executed, and where both sides are. If no decision is known: where ranks are, and the
     conditions that the others do not have. Only lines whose source is known."""
     program = found.program if found is not None else Program(evidence.sources)
-    lines = _lines(found, evidence) if found and found.decisions else _standing(standings)
+    lines = _lines(found, evidence) if found and found.decisions else _standing(standings, evidence)
     shown = (_as_written(one, program) for one in dict.fromkeys(lines))
     return tuple(one for one in shown if one.text)
 
@@ -49,13 +49,27 @@ def _as_written(line: PathLine, program: Program) -> PathLine:
     return replace(line, text=text.strip(), indent=len(text) - len(text.lstrip()))
 
 
-def _standing(standings: Sequence[Standing]) -> Iterator[PathLine]:
+def _standing(standings: Sequence[Standing], evidence: Evidence) -> Iterator[PathLine]:
     for one in standings[:_MOST_PLACES]:
         for condition in one.apart[:_MOST_CONDITIONS]:
-            yield PathLine(condition.file, condition.line, "", ((one.ranks, _way(condition)),))
+            acts = ((one.ranks, _way(condition)), *_others(condition, one, evidence))
+            yield PathLine(condition.file, condition.line, "", acts)
         file, _, line = one.at.rpartition(":")
         if file and line.isdigit():
             yield PathLine(file, int(line), "", ((one.ranks, one.what),))
+
+
+def _others(
+    condition: Condition, one: Standing, evidence: Evidence
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Ranks for which the condition of ``one`` was otherwise when they were examined."""
+    if condition.side not in ("under", "else"):
+        return
+    known = evidence.ranks.items()
+    place, otherwise = f"{condition.file}:{condition.line}", condition.side == "else"
+    found = [rank for rank, seen in known if place in seen.tested and rank not in one.ranks]
+    if found and all(evidence.ranks[rank].tested[place].holds is otherwise for rank in found):
+        yield tuple(sorted(found)), str(otherwise).lower()
 
 
 def _way(condition: Condition) -> str:
@@ -86,8 +100,8 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
     for side in found.sides:
         if side.chain:
             stall = evidence.stall
-            waits = stall is not None and side.ranks[0] in stall.waiting
-            did = f"{'waits in' if waits else 'called'} {side.call.op}" if side.call else "is here"
+            waits = "waits in" if stall and side.ranks[0] in stall.waiting else "called"
+            did = f"{waits} {side.call.op}" if side.call is not None else "ended here"
             last = side.chain[-1]
             yield PathLine(last.file, last.line, found.text(last), ((side.ranks, did),))
 

@@ -28,16 +28,7 @@ def hunt(
             "--release.",
         ),
     ] = "",
-    family: Annotated[
-        list[str],
-        typer.Option(
-            "--family",
-            metavar="F",
-            autocompletion=completions.families,
-            help="Check these model types, or the kind moe, dense, multimodal or all: names with "
-            "commas, repeatable.  [default: moe]",
-        ),
-    ] = [],  # noqa: B006
+    family: o.Families = [],  # noqa: B006
     relation: Annotated[
         list[str],
         typer.Option("--relation", metavar="NAME", help="Check only these relations."),

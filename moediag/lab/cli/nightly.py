@@ -55,9 +55,10 @@ def nightly(
         typer.Option(
             "--hunt-minutes", min=0.0, metavar="M",
             help="Time limit for the hunt on the newest transformers against the release before; "
-            "0, or --scenario: no hunt.",
+            "0, or --scenario without --family: no hunt.",
         ),
     ] = 15.0,
+    family: o.Families = [],  # noqa: B006
     history: Annotated[
         Path, typer.Option("--history", metavar="DIR", help="Keep the results of each night here.")
     ] = Path("moediag-history"),
@@ -142,11 +143,12 @@ def nightly(
     question = drive.header(planned, asked, o.command(context))
     with opened(question, out, resume, "nightly") as journal, shown(no_color) as display:
         folder = journal.folder
-        limit = 0.0 if scenario else hunt_minutes
+        families = o.names(family)
+        limit = 0.0 if scenario and not families else hunt_minutes
         at_once = (world_size or 1) if device == "cpu" else 1
         ran = drive.run(
             planned, asked, notes, kept, journal, minutes, display,
-            hunt=lambda: hunted(chosen, history, limit, at_once, display, engine),
+            hunt=lambda: hunted(chosen, history, limit, at_once, display, engine, families),
             executor=engine,
         )  # fmt: skip
         compared = compare(ran.night, kept.nights, nights)
@@ -159,7 +161,7 @@ def nightly(
     _write(page, artifacts.drafts(found, ran.results, folder), folder, junit, summary)
     code = answer_views.show(page, folder, as_json, no_color, chosen_views)
     if notifier is not None and code == ExitCode.FAILURE_FOUND:
-        notifier.tell("night", of_answer(page, folder))
+        notifier.send("night", of_answer(page, folder))
     for unsent in notifier.finish() if notifier is not None else ():
         stderr.line(f"moediag: {unsent}")
     for command in pages.workflow_commands(found) if annotate else ():

@@ -100,6 +100,16 @@ SetPairs = Annotated[
         autocompletion=completions.settings,
     ),
 ]
+Families = Annotated[
+    list[str],
+    typer.Option(
+        "--family",
+        metavar="F",
+        autocompletion=completions.families,
+        help="Check these model types, or the kind moe, dense, multimodal or all: names with "
+        "commas, repeatable.  [default: moe]",
+    ),
+]
 LauncherOption = Annotated[
     LauncherKind,
     typer.Option(

@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -71,7 +72,7 @@ def extract(path: Path, folder: Path) -> None:
         with tarfile.open(path) as archive:
             for number, member in enumerate(archive):
                 name = PurePosixPath(member.name)
-                left -= member.size
+                left -= abs(member.size)
                 if number >= _MOST_FILES or left < 0:
                     raise EvidenceError(f"{path}: the archive is larger than moediag reads")
                 source = archive.extractfile(member) if member.isfile() else None
@@ -79,5 +80,5 @@ def extract(path: Path, folder: Path) -> None:
                     target = folder.joinpath(*name.parts)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(source.read())
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise EvidenceError(f"{path}: the archive cannot be read: {error}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks
-from moediag.launch.attach import listeners, signal_dump, spy
+from moediag.launch.attach import gpus, listeners, signal_dump, spy
 from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.looking import LookingJob, Target
 from moediag.launch.attach.proc import Proc
@@ -25,6 +25,7 @@ from moediag.protocol import AttachTask, Trial
 from moediag.records import dataclass
 
 _TOOL = 10.0  # seconds for one tool
+_GPUS = 4.0  # seconds for nvidia-smi
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 UNNUMBERED = "the processes do not say which rank they are: they are numbered by their pids"
 
@@ -67,7 +68,7 @@ def collect(
         _token(job),
     )  # fmt: skip
     looked = LookingJob(targets, options.patience, proc, options.local_values)
-    found = looked.run(known, progress)
+    found, no_gpus = with_gpus(looked.run(known, progress), proc)
     dumps = looked.dumps()
     for rank, dump in dumps.items():
         if dump.json:
@@ -75,6 +76,8 @@ def collect(
     lost = [*unread, *_lost(dumps, found), *looked.lost()]
     if found.stands or options.dump_anyway:
         lost += listeners.ask(folder, capture, targets, proc)
+    if no_gpus and not any("nvidia-smi" in text for text in lost):
+        lost.append(no_gpus)
     if options.dump is not None and (found.stands or found.quiet or options.dump_anyway):
         lost += signal_dump.ask(folder, targets, options.dump, proc)
         found = signal_dump.waiting(found, folder)
@@ -95,6 +98,17 @@ def collect(
     if lost:
         protocol.write_text(folder / protocol.NOT_SEEN_FILE, "\n".join(lost))
     return Collected(trial, found, tuple(lost), (UNNUMBERED,) if unnumbered else ())
+
+
+def with_gpus(found: Looks, proc: Proc) -> tuple[Looks, str]:
+    """``found`` with how busy the GPUs of its ranks are, and why that is not known."""
+    users = {rank: look for rank, look in found.ranks.items()
+             if look.does != looks.GONE and proc.maps(look.pid, b"/dev/nvidia")}  # fmt: skip
+    if not users:
+        return found, ""
+    busy, why = gpus.busy({look.pid for look in users.values()}, _GPUS)
+    told = {rank: replace(look, gpu=busy.get(look.pid)) for rank, look in users.items()}
+    return replace(found, ranks={**found.ranks, **told}), why
 
 
 def _token(job: Job) -> str:

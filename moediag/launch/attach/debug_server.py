@@ -9,7 +9,6 @@ a connection from outside.
 from __future__ import annotations
 
 import html
-import json
 import os
 import re
 import urllib.request
@@ -18,13 +17,14 @@ from pathlib import Path
 
 from moediag.launch.attach import spy
 from moediag.launch.attach.proc import LISTENS, Proc, below
-from moediag.launch.capture.collect import threads
+from moediag.launch.capture.collect import frames_of, threads
+from moediag.protocol import parse_json
 
 SECONDS = 20.0  # the first dump of a rank takes seconds
 _SPY = 5.0  # seconds
 _MOST_BYTES = 256 << 20
 _FRONTEND = "torch/distributed/debug/_frontend.py"
-_RANK = re.compile(r"<h2>Rank (\d+):[^<]*</h2>(.*?)(?=<h2>Rank|\Z)", re.DOTALL)
+_RANK = re.compile(r"<h2>Rank ([0-9]{1,7}):[^<]*</h2>(.*?)(?=<h2>Rank|\Z)", re.DOTALL)
 _ANSWER = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
 
 
@@ -68,7 +68,7 @@ def _ports(proc: Proc, pid: int) -> set[int]:
 
 def _serves(pid: int) -> bool:
     found = threads(spy.dump(pid, _SPY, local_values=False).json)
-    frames = [frame for thread in found for frame in thread.get("frames") or ()]
+    frames = [frame for thread in found for frame in frames_of(thread)]
     return any(str(frame.get("filename", "")).endswith(_FRONTEND) for frame in frames)
 
 
@@ -78,7 +78,7 @@ def dumps(page: str) -> Iterator[tuple[int, str]]:
         answer = _ANSWER.search(part)
         text = html.unescape(answer[1]) if answer is not None else ""
         try:
-            raw = json.loads(text)
+            raw = parse_json(text)
         except ValueError:
             continue
         if isinstance(raw, dict) and raw.get("entries"):

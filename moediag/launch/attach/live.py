@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 from moediag.evidence.rank_stacks import in_collective, parse_pyspy, stand, that_counts
-from moediag.launch.attach import spy
+from moediag.launch.attach import gpus, spy
 from moediag.launch.attach.looking import Target, asleep, main_cpu
 from moediag.launch.attach.proc import Proc
 from moediag.records import dataclass
 
 _TOOL = 5.0  # seconds
+_GPUS = 2.0  # seconds for nvidia-smi
 _AT_ONCE = 8  # ranks
 _WORKS_CPU = 0.2
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -36,6 +38,8 @@ class Now:
     memory: int = 0
     """Resident bytes."""
     step: str = ""
+    gpu: float | None = None
+    """Share of time that its GPU computes; None if that is not known."""
 
 
 class Live:
@@ -46,8 +50,13 @@ class Live:
         self.ranks = [_One(target, self.proc) for target in targets]
 
     def look(self) -> list[Now]:
+        pids = {one.target.process.pid for one in self.ranks}
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-            return list(pool.map(_One.look, self.ranks))
+            asked = pool.submit(gpus.busy, pids, _GPUS) if gpus.present() else None
+            found = list(pool.map(_One.look, self.ranks))
+            busy = asked.result()[0] if asked is not None else {}
+        of = {one.target.rank: one.target.process.pid for one in self.ranks}
+        return [replace(now, gpu=busy.get(of[now.rank])) for now in found]
 
 
 class _One:

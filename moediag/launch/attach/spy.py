@@ -8,7 +8,13 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from moediag.launch.capture.collect import find_tool, main_frames, reason
+from moediag.launch.capture.collect import (
+    find_tool,
+    frames_of,
+    main_frames,
+    reason,
+    threads,
+)
 from moediag.masking import is_secret
 from moediag.protocol import in_libraries
 from moediag.records import dataclass
@@ -60,10 +66,10 @@ def _run(arguments: list[str], seconds: float) -> Dump:
     return Dump(done.stdout)
 
 
-def places(found: bytes) -> tuple[tuple[str, str, int], ...]:
+def places(found: bytes) -> tuple[tuple[str, str, object], ...]:
     """(file, function, line) of the main thread's Python frames, innermost first."""
     return tuple(
-        (str(f.get("filename")), str(f.get("name")), int(str(f.get("line") or 0)))
+        (str(f.get("filename")), str(f.get("name")), f.get("line"))
         for f in main_frames(found)
         if str(f.get("filename", "")).endswith((".py", ">"))
     )
@@ -94,12 +100,12 @@ def rank_of(found: bytes) -> int | None:
 
 def without_text(found: bytes) -> bytes:
     """The dump with only the numbers among its local variables: others may be secret."""
-    threads: Any = json.loads(found)
-    for thread in threads:
-        for frame in thread.get("frames") or ():
+    every = threads(found)
+    for thread in every:
+        for frame in frames_of(thread):
             if frame.get("locals"):
-                frame["locals"] = [v for v in frame["locals"] if _is_number(v)]
-    return json.dumps(threads).encode()
+                frame["locals"] = [v for v in _variables(frame) if _is_number(v)]
+    return json.dumps(every).encode()
 
 
 def users_frames(found: bytes) -> Iterator[Mapping[str, Any]]:
@@ -116,9 +122,14 @@ def _users(frames: list[dict[str, object]]) -> Iterator[Mapping[str, Any]]:
 
 def _locals(frames: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for frame in frames:
-        for variable in frame.get("locals") or ():
+        for variable in _variables(frame):
             if _is_number(variable):
-                yield str(variable["name"]), str(variable["repr"])
+                yield str(variable.get("name")), str(variable.get("repr"))
+
+
+def _variables(frame: Mapping[str, Any]) -> list[Any]:
+    found = frame.get("locals")
+    return found if isinstance(found, list) else []
 
 
 def _is_number(variable: Any) -> bool:

@@ -7,7 +7,6 @@ only one tracer can attach to a process. One deadline bounds everything.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -289,7 +288,7 @@ def in_collective(dump: bytes, spins: bool = False) -> bool:
     the rank then sleeps for seconds before it retries, and torch bounds that wait.
     """
     thread = _main_of(dump)
-    frames = _frames(thread)
+    frames = frames_of(thread)
     python = _python(frames)
     names = [str(f.get("filename", "")) for f in python[:6]]
     if (thread.get("active") and not spins) or any("importlib" in name for name in names):
@@ -305,7 +304,7 @@ def in_collective(dump: bytes, spins: bool = False) -> bool:
 def joins(dump: bytes) -> bool:
     """Whether py-spy's JSON shows the main thread asleep in ``init_process_group``."""
     thread = _main_of(dump)
-    return not thread.get("active") and _in_rendezvous(_python(_frames(thread)))
+    return not thread.get("active") and _in_rendezvous(_python(frames_of(thread)))
 
 
 def _in_rendezvous(frames: Sequence[Mapping[str, object]]) -> bool:
@@ -330,10 +329,11 @@ def on_device(dump: bytes) -> bool:
 
 def main_frames(dump: bytes) -> list[dict[str, object]]:
     """Returns the main thread's frames in py-spy's JSON, innermost first; empty if none."""
-    return _frames(_main_of(dump))
+    return frames_of(_main_of(dump))
 
 
-def _frames(thread: Mapping[str, Any]) -> list[dict[str, object]]:
+def frames_of(thread: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the frames of a thread in py-spy's JSON, innermost first; empty if none."""
     frames = thread.get("frames", [])
     return [f for f in frames if isinstance(f, dict)] if isinstance(frames, list) else []
 
@@ -350,7 +350,7 @@ def _main_of(dump: bytes) -> dict[str, Any]:
 def threads(dump: bytes) -> list[dict[str, Any]]:
     """Returns the threads in py-spy's JSON; empty if it is something else."""
     with suppress(ValueError, TypeError):
-        return [thread for thread in json.loads(dump) if isinstance(thread, dict)]
+        return [thread for thread in protocol.parse_json(dump) if isinstance(thread, dict)]
     return []
 
 

@@ -69,7 +69,7 @@ def _smi(path: Path, ranks: Mapping[int, Process], seconds: float) -> str:
     until = time.monotonic() + seconds
     for title, question in _QUESTIONS:
         try:
-            code, printed, said = _printed([tool, question, "--format=csv"], until)
+            code, printed, said = answer_of([tool, question, "--format=csv"], until)
         except subprocess.TimeoutExpired:
             return "state of the GPUs (nvidia-smi took too long: the driver itself may hang)"
         except OSError as error:
@@ -84,7 +84,7 @@ def _smi(path: Path, ranks: Mapping[int, Process], seconds: float) -> str:
     return ""
 
 
-def _printed(command: list[str], until: float) -> tuple[int, bytes, bytes]:
+def answer_of(command: list[str], until: float) -> tuple[int, bytes, bytes]:
     """Returns exit code, output and errors of ``command`` before ``until`` (time.monotonic()).
 
     A program that hangs in the driver survives SIGKILL, so this does not wait for its end, as

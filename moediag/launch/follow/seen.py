@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence.launch_record import Death
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
+from moediag.evidence.signal_names import named_in
 from moediag.launch.processes import Process
 from moediag.launch.rank_sample import RankSample
 from moediag.result import wording
@@ -19,8 +19,6 @@ from moediag.result import wording
 # Messages of gloo, the store and NCCL when the connection to another rank is lost.
 LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited")
 
-_FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
-          "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
 _SHOWN = 4  # ranks of which a note tells what they did
 
 
@@ -65,15 +63,6 @@ def _error(folder: Path, rank: int) -> tuple[str, float | None]:
     return "", None
 
 
-def status_of(code: int) -> ExitStatus:
-    if code >= 0:
-        return ExitStatus(code=code)
-    try:
-        return ExitStatus(signal=signal.Signals(-code).name)
-    except ValueError:
-        return ExitStatus(signal=f"signal {-code}")
-
-
 def traces(folder: Path, sample: RankSample) -> ExitStatus | None:
     """How a rank ended, from its files; None if it finished normally or never began."""
     rank = sample.rank
@@ -85,16 +74,15 @@ def traces(folder: Path, sample: RankSample) -> ExitStatus | None:
     with suppress(OSError):
         path = folder / protocol.stacks_file(rank)
         text = path.read_text(encoding="utf-8", errors="replace")
-    for words, name in _FATAL.items():
-        if f"Fatal Python error: {words}" in text:
-            return ExitStatus(signal=name)
+    if name := named_in(text, before="Fatal Python error: "):
+        return ExitStatus(signal=name)
     if text and not (folder / "capture" / f"rank-{rank}.proc.txt").exists():
         return ExitStatus(signal="SIGTERM", by_us=True)  # its launcher ended it with the others
     return ExitStatus(signal=UNTOLD)
 
 
 def slow(stall: Stall, seconds: float, worked: Mapping[int, str]) -> str:
-    """What is told of a stall that ended by itself. ``worked``: what ranks were seen doing."""
+    """Returns the note on a stall that ended by itself. ``worked``: what ranks were seen doing."""
     found = f"slow: {wording.ranks(stall.waiting)} waited {seconds:.0f} s"
     if not stall.waiting:
         found = f"slow: {wording.ranks(stall.elsewhere)} took {seconds:.0f} s to end"

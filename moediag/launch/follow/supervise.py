@@ -15,11 +15,12 @@ from moediag import protocol
 from moediag.errors import LaunchError
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import ExitStatus, Stall
+from moediag.evidence.signal_names import name_of, status_of
 from moediag.launch import shutdown, signals
 from moediag.launch.base import Running, json_lines, last_words
 from moediag.launch.capture import machine
 from moediag.launch.capture.collect import blocked_frames, capture, on_device, python_frames
-from moediag.launch.follow.seen import Seen, status_of
+from moediag.launch.follow.seen import Seen
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.processes import NEVER, Process, oom_kills
 from moediag.launch.rank_sample import RankSample, states
@@ -327,7 +328,7 @@ class Supervisor:
             return ""
         assert code is not None
         log = last_words(self.folder / protocol.LAUNCHER_LOG, 15)
-        what = f"signal {status_of(code).signal}" if code < 0 else f"exit code {code}"
+        what = f"signal {name_of(-code)}" if code < 0 else f"exit code {code}"
         return f"{self.launcher} ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
 
     def _tell(self, doing: str, samples: Sequence[RankSample], force: bool = False) -> None:

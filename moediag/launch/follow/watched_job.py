@@ -14,6 +14,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
+from moediag.evidence.signal_names import status_of
 from moediag.launch import shutdown
 from moediag.launch.base import Running
 from moediag.launch.capture import activity, dumps, source_files
@@ -21,7 +22,7 @@ from moediag.launch.capture.activity import Activity
 from moediag.launch.capture.collect import python_frames
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
-from moediag.launch.follow.seen import slow, status_of, traces
+from moediag.launch.follow.seen import slow, traces
 from moediag.launch.follow.supervise import NATIVE, Supervisor
 from moediag.launch.nodes.declared import Declared
 from moediag.launch.nodes.other_nodes import OtherNodes

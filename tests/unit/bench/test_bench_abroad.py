@@ -187,14 +187,16 @@ def judged(held_out: bool = False) -> page.Judged:
 
 
 def test_the_section_counts_held_out_cases_apart() -> None:
-    text = page.markdown([judged(), judged(held_out=True)], "")
+    text = page.markdown([judged(), judged(held_out=True)], "", attached=False)
     assert "| seen while tuning | 1 | -1 |" in text and "| held out | 1 | -1 |" in text
     assert "WRONG RANK: hang, rank 0" in text
+    assert "moediag watch" in text and "moediag attach" not in text
+    assert "moediag attach PID" in page.markdown([judged()], "", attached=True)
 
 
 def test_the_section_is_replaced_and_the_rest_of_the_report_kept() -> None:
     old = f"# Report\n\nintro\n\n{page.TITLE}\n\nold\n\n## Last\n\nend\n"
-    new = sections.replaced(old, page.markdown([judged()], ""))
+    new = sections.replaced(old, page.markdown([judged()], "", attached=False))
     assert new.startswith("# Report\n\nintro\n\n## ") and new.endswith("\n\n## Last\n\nend\n")
     assert "old" not in new and sections.replaced(new, "# Other\n").startswith("# Other\n\n## ")
     assert sections.replaced("", "## A\n\na\n") == "## A\n\na\n"

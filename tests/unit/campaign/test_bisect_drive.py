@@ -26,6 +26,8 @@ from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.engine import Display, journal_file
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
 from moediag.lab.campaign.executors import Maker
+from moediag.lab.families import FAMILIES
+from tests.depth import DEEP
 from tests.unit.bisect_fakes import Fake, bisect, opened, question
 from tests.unit.bisect_worlds import one_stretch, tightest
 
@@ -217,7 +219,7 @@ def test_a_bisect_killed_many_times_gives_the_same_answer(tmp_path: Path, jobs: 
     expected = bisect(tmp_path / "whole", letters, bad).answer
     assert expected is not None
     folder, rng = tmp_path / "killed", random.Random(jobs)
-    kills, before = 0, b""
+    kills, before, most = 0, b"", 20 if DEEP else 4
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     while True:
         victim = subprocess.Popen(
@@ -225,7 +227,7 @@ def test_a_bisect_killed_many_times_gives_the_same_answer(tmp_path: Path, jobs: 
             cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         with victim:
-            if kills < 10:
+            if kills < most:
                 wait_for_growth(folder, len(before), victim)
                 time.sleep(rng.random() * 0.03)
                 victim.send_signal(signal.SIGKILL)
@@ -240,7 +242,7 @@ def test_a_bisect_killed_many_times_gives_the_same_answer(tmp_path: Path, jobs: 
     assert json.loads(out) == [[b.bad, b.good] for b in expected.boundaries]
     probes = [(p.version, p.attempt) for p in states.read(folder).probes]
     assert len(set(probes)) == len(probes)
-    assert kills >= 5, "it was killed while it worked"
+    assert kills >= most / 2, "it was killed while it worked"
 
 
 def content(folder: Path) -> bytes:
@@ -313,6 +315,43 @@ def test_a_short_window_after_the_family_appeared_is_found(tmp_path: Path) -> No
 def test_no_window_is_found_where_there_is_none(tmp_path: Path) -> None:
     _, versions, shown = searched("N" * 13 + "G" * 20, 1, tmp_path, other_family=True)
     assert not shown and {"1.12", "1.13"} <= set(versions)
+
+
+# Minor releases of transformers with the number of their final releases.
+MINORS = (
+    "4.31 1 4.32 2 4.33 4 4.34 2 4.35 3 4.36 3 4.37 3 4.38 3 4.39 4 4.40 3 4.41 3 4.42 5 4.43 5 "
+    "4.44 3 4.45 3 4.46 3 4.47 2 4.48 4 4.49 1 4.50 4 4.51 4 4.52 4 4.53 4 4.54 2 4.55 5 4.56 3 "
+    "4.57 6 5.0 1 5.1 1 5.2 1 5.3 1 5.4 1 5.5 5 5.6 3 5.7 1 5.8 2 5.9 1 5.10 3 5.11 1 5.12 2 "
+    "5.13 2 5.14 2 5.15 2 5.16 2 5.17 1 5.18 1 5.19 1 5.20 3 5.21 2 5.22 3 5.23 1 5.24 1"
+)
+# Family -> the minor releases that first have it and that first show expert starvation, which 5.0
+# ends (reports/compatibility.md); "": none shows it.
+APPEARED = {
+    "qwen3_moe": ("4.51", "4.53"), "mixtral": ("4.36", "4.52"), "qwen2_moe": ("4.40", "4.52"),
+    "olmoe": ("4.45", ""), "deepseek_v3": ("4.51", "4.51"), "glm4_moe": ("4.54", "4.54"),
+    "glm4v_moe": ("4.55", "4.55"), "gpt_oss": ("4.55", ""), "llama4": ("4.51", ""),
+    "qwen3_vl_moe": ("4.57", ""), "qwen3_omni_moe": ("4.57", "4.57"), "internvl": ("4.52", "4.53"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_window_of_each_family_is_found(tmp_path: Path, family: str) -> None:
+    """From the scenario's own 4.53.2, which some families do not have."""
+    first, bad = APPEARED[family]
+    minors, counts = MINORS.split()[::2], MINORS.split()[1::2]
+    letters = ""
+    for minor, count in zip(minors, counts, strict=True):
+        at = minors.index(minor)
+        shows = bad and minors.index(bad) <= at < minors.index("5.0")
+        letters += int(count) * ("N" if at < minors.index(first) else "B" if shows else "G")
+    own = sum(map(int, counts[: minors.index("4.53")])) + 2
+    found, versions, shown = searched(letters, own, tmp_path, other_family=True)
+    assert shown == bool(bad) and len(versions) <= 25  # boundaries are probed twice
+    if shown:
+        ends = {f"1.{letters.index('B')}", f"1.{letters.rindex('B')}"}
+        assert ends <= {*versions} and letters[int(found[2:])] == "B"
+    else:  # the first release with the family was tried
+        assert f"1.{letters.index('G')}" in versions or letters[own] == "G"
 
 
 def test_an_older_bad_end_is_found_if_newer_releases_lack_the_family(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from moediag.lab.campaign.bisect.probe_verdict import (
     skip,
 )
 from moediag.lab.campaign.bisect.search.rates import MOST_REPEATS, STEADY_PRIOR, Rate, combined
+from tests.depth import cases
 
 RATES = st.integers(1, 30).flatmap(
     lambda trials: st.builds(Rate, st.integers(1, trials), st.just(trials))
@@ -72,7 +73,7 @@ def test_simulated_confidence_is_as_stated(sure: float) -> None:
     1 - sure of the cases."""
     rng = random.Random(30)
     missed = total = 0
-    for _ in range(30_000):
+    for _ in range(cases(30_000)):
         p = rng.random()
         shown = sum(rng.random() < p for _ in range(12))
         if not 1 <= shown < 12:

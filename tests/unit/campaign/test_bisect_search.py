@@ -19,9 +19,10 @@ from moediag.lab.campaign.bisect.search.answer import Boundary, Status
 from moediag.lab.campaign.bisect.search.rates import Rate, combined
 from moediag.lab.campaign.bisect.search.search import Options, Probe, Search, most_probes
 from moediag.result import Confidence
+from tests.depth import DEEP, cases
 from tests.unit.bisect_worlds import KINDS, drive, history, one_stretch, tightest
 
-QUICK = settings(max_examples=300, deadline=None)
+QUICK = settings(max_examples=cases(300), deadline=None)
 LETTERS = st.text(alphabet="BGOSF", min_size=1, max_size=40).filter(lambda t: "B" in t)
 
 
@@ -63,7 +64,7 @@ def random_options(rng: random.Random, letters: str, bad: int) -> Options:
 
 def test_one_stretch_with_unknowns_matches_brute_force() -> None:
     rng = random.Random(20)
-    for _ in range(4000):
+    for _ in range(cases(4000)):
         letters, bad = one_stretch(rng, rng.randint(1, 45))
         options = random_options(rng, letters, bad)
         answer, _ = drive(Search(len(letters), options), history(letters))
@@ -79,7 +80,7 @@ def test_bounds_are_correct_for_any_history() -> None:
     """Any number of stretches: the boundary is a true one, and the one without a good release is
     at least not hidden by unknowns."""
     rng = random.Random(21)
-    for _ in range(4000):
+    for _ in range(cases(4000)):
         weights = [rng.random() for _ in range(5)]
         letters = "".join(rng.choices("BGOSF", weights, k=rng.randint(1, 50)))
         bad = rng.randrange(len(letters))
@@ -119,7 +120,7 @@ def test_the_answer_does_not_depend_on_jobs_or_order(letters: str, data: st.Data
 
 def test_the_answer_is_the_same_after_twenty_kills() -> None:
     rng = random.Random(5)
-    for _ in range(100):
+    for _ in range(cases(100)):
         letters, bad = one_stretch(rng, 60)
         options = Options(bad, window=True)
         whole, needed = drive(Search(60, options), history(letters))
@@ -168,7 +169,7 @@ def test_number_of_probes_with_both_ends_is_minimal(distance: int) -> None:
     assert ceil_log2(distance) <= ceil_log2(distance + 1)
 
 
-@pytest.mark.parametrize("steps", range(1, 200))
+@pytest.mark.parametrize("steps", range(1, 200 if DEEP else 40))
 def test_number_of_probes_without_a_good_end_is_bounded(steps: int) -> None:
     """The good end is 2 ** j releases back, the first such that is far enough: j + 1 growing steps
     and j - 1 halvings, besides the bad end and the two neighbours."""
@@ -182,7 +183,7 @@ def test_number_of_probes_without_a_good_end_is_bounded(steps: int) -> None:
     assert first[: len(growing)] == growing
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13] if DEEP else [1, 2, 3, 5, 8])
 def test_the_maximum_number_of_probes_is_known_in_advance(count: int) -> None:
     """Of every clean history that fits the options; reached, but for one probe that the two sides
     of a window share when the bad end is the whole stretch."""
@@ -218,7 +219,7 @@ def test_three_parallel_probes_quarter_the_range() -> None:
 def test_the_first_probe_does_not_depend_on_jobs() -> None:
     """What --jobs 1 would probe is the first of what --jobs 8 probes, at every moment."""
     rng = random.Random(8)
-    for _ in range(40):
+    for _ in range(cases(40)):
         letters, bad = one_stretch(rng, 40)
         search = Search(40, Options(bad, window=True))
         while search.answer is None:
@@ -343,7 +344,8 @@ def test_unrelated_failures_never_move_a_bound(share: float) -> None:
 
     rng = random.Random(22)
     exact = reproduced = 0
-    for seed in range(1500):
+    histories = cases(1500)
+    for seed in range(histories):
         letters, bad = one_stretch(rng, rng.randint(2, 60), unknown="")
         options = Options(bad, window=True)
         answer, _ = drive(Search(len(letters), options), per_attempt(letters, seed, disturb))
@@ -357,8 +359,8 @@ def test_unrelated_failures_never_move_a_bound(share: float) -> None:
             first = good if boundary.after else inner
             assert first in boundary.candidates
             exact += boundary.exact
-    assert reproduced > (1 - share) * 1500 * 0.95
-    assert exact > (1 - share) * 1500
+    assert reproduced > (1 - share) * histories * 0.95
+    assert exact > (1 - share) * histories
 
 
 def test_contradicting_probes_of_a_steady_failure_are_flaky() -> None:
@@ -391,7 +393,8 @@ def test_an_intermittent_failure_is_found_with_the_stated_confidence(share: floa
     rng = random.Random(23)
     wrong = total = 0
     claimed = 0.0
-    for seed in range(600):
+    searches = 600
+    for seed in range(searches):
         letters, bad = one_stretch(rng, rng.randint(2, 60), unknown="")
         shown = max(1, sum(rng.random() < share for _ in range(12)))
         rate = Rate(shown, 12)
@@ -416,7 +419,7 @@ def test_an_intermittent_failure_is_found_with_the_stated_confidence(share: floa
             wrong += boundary.exact and (boundary.bad, boundary.good) != (inner, good)
             assert boundary.missed is not None and boundary.missed <= 0.05
             claimed += boundary.missed
-    assert total > 500
+    assert total > searches / 2
     assert wrong <= claimed + 3 * math.sqrt(claimed) + 1, (wrong, claimed, total)
 
 
@@ -466,7 +469,8 @@ def test_patience_leaves_only_releases_between_undecided_ones() -> None:
     """However few are tried, the nearest neighbours of bad and good are; the rest is named."""
     rng = random.Random(24)
     shortened = 0
-    for _ in range(1500):
+    tries = cases(1500)
+    for _ in range(tries):
         letters, bad = one_stretch(rng, rng.randint(2, 60))
         patience = rng.randint(1, 5)
         options = Options(bad, window=True, patience=patience)
@@ -480,4 +484,4 @@ def test_patience_leaves_only_releases_between_undecided_ones() -> None:
                 step = 1 if boundary.after else -1
                 assert boundary.bad + step in tried
                 assert boundary.good is None or boundary.good - step in tried
-    assert shortened > 100
+    assert shortened > tries / 15

@@ -527,17 +527,25 @@ def test_a_bisect_without_time_left_prints_its_command() -> None:
 # ------------------------------------------------------------------------ the hunt
 
 
-APPEARED = Found("padding:wrong:logits", ("alpha",), ("left",))
-HUNTED = Hunted("5.23.0", "5.22.0", (APPEARED,), same=3, left=2)
+APPEARED = Found("padding:wrong:logits", ("alpha",), ("left",), text="logits differ by 0.3")
+HUNTED = Hunted("5.23.0", "5.22.0", (APPEARED,), same=3, left=2, folder="h/hunt/a")
 
 
 def test_the_hunt_of_a_night_is_kept_and_shown() -> None:
     tonight = dataclasses.replace(night(2), hunt=HUNTED)
     assert from_json(json.loads(json.dumps(tonight.to_json()))).hunt == HUNTED
-    text = answer_views.markdown(pages.answer(Summary(tonight, ())))
+    page = pages.answer(Summary(tonight, (), news=(APPEARED, APPEARED)))
+    assert {row.label: row.text for row in page.rows} == {
+        "WHAT": "the hunt: padding:wrong:logits (left) in alpha (and 1 more finding)",
+        "WHY": "logits differ by 0.3",
+        "NEXT": "moediag hunt --release 5.23.0 --family alpha --relation padding "
+        "--stack accelerate=newest --pursue",
+    }
+    text = answer_views.markdown(page)
     assert "5.23.0 against 5.22.0: 1 appeared, 0 went away, 3 ways of a relation" in text
     assert "2 cells left for the next night" in text
-    assert "  - appeared: padding:wrong:logits (left) in alpha\n" in text
+    assert "  - appeared: padding:wrong:logits (left) in alpha\n  - logits differ by 0.3\n" in text
+    assert "every finding in full: h/hunt/a/hunt.md" in text
 
 
 def test_only_what_no_earlier_night_had_is_news() -> None:
@@ -556,10 +564,12 @@ def test_a_hunt_is_continued_in_its_folder_or_begun_again_for_another_question(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, bool]] = []
+    families: list[tuple[str, ...]] = []
 
     def run(wanted: Any, out: Path, resume: bool, *_: object) -> tuple[Hunt, Path]:
         asked.append((out.name[-2:], resume))
         assert (wanted.release, wanted.against) == ("5.23.0", "previous")
+        families.append(wanted.families)
         if resume and out.name.endswith("-1"):
             raise UsageError("another question")
         out.mkdir(parents=True, exist_ok=True)
@@ -572,7 +582,8 @@ def test_a_hunt_is_continued_in_its_folder_or_begun_again_for_another_question(
     assert first is not None
     assert (first.release, first.against, first.left) == ("5.23.0", "5.22.0", 0)
     hunts.hunted([Track(), MOVED], tmp_path, 5.0, 2, Display())
-    hunts.hunted([Track(), MOVED], tmp_path, 5.0, 2, Display())
+    hunts.hunted([Track(), MOVED], tmp_path, 5.0, 2, Display(), families=["alpha"])
+    assert families == [("moe",)] * 3 + [("alpha",)] * 2
     assert asked == [("-1", False), ("-1", True), ("-2", False), ("-1", True), ("-2", True)]
     assert hunts.hunted([Track()], tmp_path, 5.0, 2, Display()) is None
 

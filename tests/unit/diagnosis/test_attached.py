@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -160,6 +161,29 @@ def test_an_idle_rank_that_the_others_wait_for() -> None:
     assert (found.verdict, found.culprits) == ("hang", (1,))
 
 
+@pytest.mark.parametrize(
+    ("own", "others", "named"),
+    [
+        ({"epoch": "0", "i": "5"}, ({"epoch": "1", "i": "0"}, {"epoch": "1", "i": "0"}), (2,)),
+        ({"step": "4"}, ({"step": "5"}, {"step": "7"}), (2,)),
+        ({"step": "5"}, ({"step": "5"}, {"step": "6"}), ()),
+        ({"step": "6"}, ({"step": "5"}, {"step": "5"}), ()),
+        ({"epoch": "1", "i": "4"}, ({"epoch": "1", "i": "5"}, {"epoch": "0", "i": "5"}), ()),
+        ({"step": "4"}, ({"step": "5"}, {}), ()),
+        ({"size": "4"}, ({"size": "5"}, {"size": "5"}), ()),  # no counter
+        ({}, ({}, {}), ()),
+    ],
+)
+def test_others_in_different_calls_name_an_idle_rank_only_if_all_are_ahead_of_it(
+    own: dict[str, str], others: tuple[dict[str, str], ...], named: tuple[int, ...]
+) -> None:
+    does = {n: replace(waits(), values=values) for n, values in enumerate(others)}
+    does[2] = RankLook(11, looks.IDLE, 60.0, values=own)
+    found = judged(rank(0, 6, "all_reduce"), rank(1, 7, "barrier"), rank(2, 16), does=does)
+    assert (found.verdict, found.culprits) == ("hang", named), found.cause
+    assert ("Rank 2 is behind: " in found.cause) == bool(named)
+
+
 def test_a_short_wait_is_not_a_hang() -> None:
     idle = RankLook(11, looks.IDLE, 6.0)
     found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(6.0), 1: idle})
@@ -209,13 +233,14 @@ def test_ranks_on_other_machines_may_work() -> None:
     found = judged(rank(0, 7, "barrier"), rank(1, 7, "barrier"), does=BOTH, world_size=4)
     assert (found.verdict, found.culprits) == ("inconclusive", ())
     assert "No process of ranks 2, 3 was found here" in found.cause
+    assert "If not, ranks 2, 3 ended" in found.next_step
 
 
 def test_ranks_that_cannot_be_read() -> None:
     unread = RankLook(11, looks.UNREAD, 60.0)
     found = judged(RankEvidence(0), RankEvidence(1), does={0: unread, 1: unread})
     assert (found.verdict, found.culprits) == ("inconclusive", ())
-    assert "ranks 0, 1 sleep" in found.cause
+    assert "ranks 0, 1 sleep. The Python frames of ranks 0, 1 could not be read." in found.cause
 
 
 def test_the_table_has_ranks_that_did_the_same_together() -> None:
@@ -227,6 +252,10 @@ def test_the_table_has_ranks_that_did_the_same_together() -> None:
         ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", "step=3"),
         ("rank 3", "computes", "train.py:16 main", None, "98%", "step=2"),
     )
+    does[1] = replace(does[1], gpu=0.4)
+    (table,) = judged(*every, does=does).tables
+    at = table.columns.index("GPU")
+    assert [row[at] for row in table.rows] == ["40%", None]
 
 
 def test_a_job_that_ended_meanwhile() -> None:

@@ -133,8 +133,12 @@ def test_decisions_are_read_back_from_the_log(tmp_path: Path) -> None:
     assert read.ranks[1].decisions == ()
 
 
-def test_tell_does_nothing_without_a_recorder() -> None:
+def test_tell_writes_nothing_without_a_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     tell("micro-batches", 3)
+    assert not [*tmp_path.iterdir()]
 
 
 class TestRankAhead:

@@ -44,7 +44,13 @@ def test_every_detector_and_law_is_registered_once_and_documented() -> None:
     assert len(set(names)) == len(names)
     assert set(LAWS) == set(laws) and len(LAWS) == len(laws)
     assert all(rule.finds.endswith(".") for rule in RULES)
-    assert all((law.find.__doc__ or "").endswith(".") for law in LAWS)
+    assert all(law.finds.endswith(".") for law in LAWS)
+
+
+def test_a_law_without_a_verdict_finds_what_its_level_says() -> None:
+    for law in (law for law in LAWS if law.verdict is None):
+        assert law.suspects == ("Suspicious" in law.find.__code__.co_names), law.name
+        assert "Broken" not in law.find.__code__.co_names, law.name
 
 
 def test_verdicts_and_confidences_are_explained_and_reachable() -> None:

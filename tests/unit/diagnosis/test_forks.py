@@ -11,7 +11,8 @@ import pytest
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.facts import Facts
-from moediag.evidence.model import BatchCount, Evidence
+from moediag.evidence.line_conditions import Sources
+from moediag.evidence.model import BatchCount, Evidence, Left, PassedCondition
 from tests.unit.evidence_builder import Job, Op
 
 GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
@@ -20,7 +21,8 @@ TIMES = 3  # common calls
 
 def job(source: str, **known: Any) -> Evidence:
     """Ranks 0 and 1 made calls at the lines marked ``C``, then rank 0 makes one at ``A``, rank 1
-    one at ``B``, or it ended. ``Cc``, ``Aa`` and ``Bb`` mark the lines that led there."""
+    one at ``B``, or it ended, by the call at ``X`` if there is one. ``Cc``, ``Aa`` and ``Bb`` mark
+    the lines that led there."""
     text = textwrap.dedent(source).lstrip()
     marks: dict[str, str] = {}
     name = "<module>"
@@ -50,6 +52,12 @@ def job(source: str, **known: Any) -> Evidence:
             for call, mark in zip(seen.collectives, made, strict=False)
         )
         ranks[rank] = replace(seen, collectives=calls, **known.get(f"rank{rank}", {}))
+    if "X" in marks:
+        left = Left(known.get("how", "os._exit(0)"), (marks["X"],))
+        ranks[1] = replace(ranks[1], left=left)
+    read = Sources({"/me/train.py": text}, len(ranks), one_node=True)
+    conditions = read.of_lines(marks.values(), read.files)
+    ranks = {rank: replace(seen, conditions=conditions) for rank, seen in ranks.items()}
     return replace(evidence, ranks=ranks, watched=True, sources={"/me/train.py": text})
 
 
@@ -343,6 +351,30 @@ class TestNothingIsNamed:
         found = fork_of(source)
         assert found is not None and found.decisions == ()
 
+    @pytest.mark.parametrize(
+        ("size", "decided"),
+        [
+            ("get_world_size()", 1), ("int(os.environ['WORLD_SIZE'])", 1), ("size_of(g)", 2),
+            ("get_world_size(group)", 2), ("int(os.environ['LOCAL_WORLD_SIZE'])", 2),
+            ("int(os.environ[key])", 2),
+        ],
+    )  # fmt: skip
+    def test_the_size_of_the_job_is_the_same_on_all_ranks(self, size: str, decided: int) -> None:
+        source = f"""
+            def gather(x):
+                n = {size}
+                if n == 1:
+                    return x
+                all_gather(x)  # A
+            def main():
+                for i in range(9):
+                    all_reduce(i)  # C
+                    if good(i):
+                        gather(i)  # Aa
+                    barrier()  # B
+        """
+        assert len(decisions(source)) == decided
+
     def test_a_list_that_is_changed_is_not_the_same_on_all_ranks(self) -> None:
         source = """
             def main():
@@ -403,3 +435,102 @@ class TestPage:
             (3, (((0,), "waits in all_gather"),)),
             (9, (((1,), "waits in barrier"),)),
         ]
+
+
+EXIT = """
+def main():
+    for step in range(30):
+        all_reduce()  # C A
+        if loss > 100:
+            os._exit(0)  # X
+    print("done")
+"""
+
+
+class TestEndedByACall:
+    def test_at_once_inside_the_loop_of_the_others(self) -> None:
+        found = diagnose(job(EXIT))
+        assert found.culprits == (1,) and found.victims == (0,)
+        assert "rank 1 ended by os._exit(0) at train.py:5 without that call" in found.cause
+        assert found.next_step == (
+            "Make all ranks decide alike at train.py:4: `if loss > 100` was true on rank 1, false "
+            "on rank 0."
+        )
+        without = diagnose(replace(job(EXIT), sources={}))
+        assert without.culprits == (1,)
+        assert without.next_step == (
+            "Do not end rank 1 at train.py:5 while others wait at train.py:3, or end all ranks "
+            "there."
+        )
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            EXIT.replace("    print", "    os._exit(0)  # X\n    print").replace("  # X", "", 1),
+            EXIT.replace("os._exit(0)  # X", "break"),
+        ],
+        ids=["behind the loop", "not known where"],
+    )
+    def test_the_program_may_have_been_done(self, source: str) -> None:
+        assert diagnose(job(source)).culprits == ()
+
+    def test_a_program_may_leave_when_it_has_trained_enough(self) -> None:
+        found = diagnose(job(EXIT, how="sys.exit(0)"))
+        assert found.culprits == ()
+        assert "rank 1 ended by sys.exit(0) at train.py:5" in found.cause
+        assert found.next_step == (
+            "Make all ranks decide alike at train.py:4: `if loss > 100` was true on rank 1, false "
+            "on rank 0."
+        )
+
+    def test_for_a_rank_that_the_program_singles_out(self) -> None:
+        source = EXIT.replace("loss > 100", "rank == 1")
+        found = diagnose(job(source, how="sys.exit()"))
+        assert found.culprits == (1,)
+        assert "under `if rank == 1` at train.py:4" in found.cause
+
+    def test_an_exception_that_ends_the_program(self) -> None:
+        source = EXIT.replace("os._exit(0)  # X", "raise SystemExit(0)")
+        assert decisions(source) == [("if loss > 100", ("false", "true"))]
+
+
+VALUES = """
+def main():
+    for step in range(30):
+        if main_process or step == 0:
+            all_gather()  # A
+        all_reduce()  # C
+        barrier()  # B
+"""
+
+
+def seen_as(main: bool, step: int = 4) -> dict[str, PassedCondition]:
+    values = {"main_process": str(main), "step": str(step)}
+    return {"train.py:3": PassedCondition(main or step == 0, values)}
+
+
+class TestValuesOfTheCondition:
+    """Rank 0 is in the branch of a condition whose other clause is the same on all ranks."""
+
+    def test_they_show_that_the_clause_of_the_rank_decided(self) -> None:
+        found = diagnose(
+            job(VALUES, rank0={"tested": seen_as(True)}, rank1={"tested": seen_as(False)})
+        )
+        assert found.culprits == (0,)
+        assert found.cause.endswith(
+            "At train.py:3, `main_process` is True on rank 0, False on rank 1."
+        )
+
+    @pytest.mark.parametrize(
+        "known",
+        [
+            {},
+            {"rank0": {"tested": seen_as(True)}},
+            {"rank0": {"tested": seen_as(True)}, "rank1": {"tested": seen_as(False, step=5)}},
+            {"rank0": {"tested": seen_as(True)}, "rank1": {"tested": seen_as(True)}},
+        ],
+        ids=["unknown", "of one rank", "another step", "the same on both"],
+    )
+    def test_without_them_nobody_is_named(self, known: dict[str, Any]) -> None:
+        evidence = job(VALUES, **known)
+        assert diagnose(evidence).culprits == ()

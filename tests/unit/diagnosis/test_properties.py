@@ -20,9 +20,12 @@ from moediag.diagnosis.schedules.diverge import Divergence, divergences
 from moediag.diagnosis.schedules.replay import replay
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.evidence.model import Evidence
+from tests.depth import cases
 from tests.unit.evidence_builder import Job, Op
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(
+    max_examples=cases(240), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 LAYOUTS = [(2, 1), (3, 1), (2, 2), (4, 1), (2, 3), (2, 4)]
 
 

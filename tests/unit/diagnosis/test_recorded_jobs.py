@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.model import Condition, Evidence, ExitStatus, RankEvidence
+from moediag.evidence.model import Condition, Evidence, ExitStatus, Left, RankEvidence
 from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import Job, Op
 
@@ -129,7 +129,13 @@ def test_an_exit_code_after_a_failed_call_is_no_crash_of_its_own() -> None:
     # Without a failed call the exit code is the rank's own.
     calls = tuple(replace(c, completed=True, failed="") for c in ranks[0].collectives)
     own = {**ranks, 0: replace(ranks[0], collectives=calls)}
-    assert diagnose(replace(evidence, ranks=own, deaths=(0,))).culprits == (0,)
+    found = diagnose(replace(evidence, ranks=own, deaths=(0,)))
+    assert found.culprits == (0,)
+    assert "ended with exit code 1 and left no exception" in found.cause
+    own[0] = replace(own[0], left=Left("os._exit(1)", ("train.py:9 step",)))
+    found = diagnose(replace(evidence, ranks=own, deaths=(0,)))
+    assert "ended with exit code 1 by os._exit(1) at train.py:9" in found.cause
+    assert found.next_step == "Find out why rank 0 ends there: os._exit(1) at train.py:9."
 
 
 # ------------------------------------------------------------------------ no process group

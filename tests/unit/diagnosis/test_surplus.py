@@ -12,8 +12,12 @@ from moediag.evidence.model import Condition, Evidence
 from moediag.result import Diagnosis
 from tests.unit.evidence_builder import Job, Op
 
-# What a rank makes in a step: t in training, e in evaluation on the same line, o elsewhere.
-LINES = {"t": "train.py:50 main", "e": "train.py:60 main", "o": "train.py:70 main"}
+# What a rank makes in a step: t in training, e in evaluation on the same line, o elsewhere, x of
+# another size after that.
+LINES = {
+    "t": "train.py:50 main", "e": "train.py:60 main", "o": "train.py:70 main",
+    "x": "train.py:80 main",
+}  # fmt: skip
 UNDER = Condition("train.py", 59, "if rank == 0", "under", True, "", frozenset({1, 2}), 0)
 
 
@@ -23,8 +27,12 @@ def job(*programs: str, steps: str | None = None) -> Evidence:
     members = tuple(range(len(programs)))
     made = [
         [
-            Op("0", step=1 + (calls if steps is None else steps)[:at].count("t"))
-            for at in range(len(calls))
+            Op(
+                "0",
+                numel=16 if letter == "x" else 8,
+                step=1 + (calls if steps is None else steps)[:at].count("t"),
+            )
+            for at, letter in enumerate(calls)
         ]
         for calls in programs
     ]
@@ -35,7 +43,7 @@ def job(*programs: str, steps: str | None = None) -> Evidence:
             replace(call, site="mappings.py:31 reduce", callers=(LINES[programs[rank][at]],))
             for at, call in enumerate(seen.collectives)
         )
-        known = {LINES["e"]: (UNDER,), LINES["t"]: (), LINES["o"]: ()}
+        known = dict.fromkeys(LINES.values(), ()) | {LINES["e"]: (UNDER,)}
         ranks[rank] = replace(
             seen, collectives=calls, user_files=frozenset({"train.py"}), conditions=known
         )
@@ -60,6 +68,15 @@ def test_one_of_three_is_the_minority() -> None:
     assert (found.culprits, found.confidence) == ((0,), "high")
     found = diagnose(job("tttetttt", "tttetttt", "ttttttt"))
     assert found.culprits == (2,)
+
+
+def test_the_next_place_of_the_others_does_not_hide_it() -> None:
+    """Rank 0's barrier after its save met the barrier of all; then the others call something else
+    at a place to which rank 0 never comes."""
+    found = diagnose(job("tttteo", "ttttox", "ttttox"))
+    assert found.culprits == (0,)
+    assert of(found)[(0,)] == LINES["e"] and "train.py:60" in found.next_step
+    assert of(diagnose(job("tttto", "ttttx", "ttttx")))[(0,)] == LINES["o"]
 
 
 @pytest.mark.parametrize(

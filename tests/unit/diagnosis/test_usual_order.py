@@ -14,10 +14,13 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.schedules.usual_order import departed
 from moediag.evidence.model import Collective, Evidence
 from moediag.result import Confidence
+from tests.depth import cases
 from tests.unit import periodic_jobs
 from tests.unit.evidence_builder import Job, Op
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(
+    max_examples=cases(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 TRAIN, NORM = Op("0", numel=64), Op("0", numel=1)
 EVALUATE, LOG = Op("0", "all_gather", 32), Op("0", "reduce", 2, peer=0)
 

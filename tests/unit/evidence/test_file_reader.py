@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from moediag.evidence import file_reader
 from moediag.evidence.file_reader import Refused, load, plain_data
+from tests.depth import cases
 
 SAMPLE = Path(__file__).parents[2] / "samples/flight-recorder/gloo-collectives/trace_rank_0"
 
@@ -35,7 +36,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(400), deadline=None)
 @given(plain, st.sampled_from([2, 3, 4, 5]))
 def test_plain_data_is_read_back(value: Any, protocol: int) -> None:
     if protocol < 4 and _holds(value, (set, frozenset)):

@@ -124,4 +124,5 @@ def test_a_number_that_is_no_number_is_not_read() -> None:
         f"Detected mismatch between collectives on ranks. Rank {digits} is running collective: x",
     ):  # fmt: skip
         for read in READERS:
-            read(f"Traceback (most recent call last):\n{text}\nValueError: x")
+            found = read(f"Traceback (most recent call last):\n{text}\nValueError: x")
+            assert digits not in repr(found), read

@@ -98,6 +98,9 @@ PAGE = """
 <h2>Rank 1: http://vm:40039/handler/fr_trace_json?</h2> <p>Failed to fetch: status=503</p>
 <h2>Rank 2: http://vm:40040/handler/fr_trace_json?</h2> <pre>{&#34;entries&#34;: []}</pre>
 """  # noqa: E501
+# What no rank sent.
+PAGE += f"<h2>Rank {'9' * 5000}: x</h2><pre>{{&#34;entries&#34;: [1]}}</pre>"
+PAGE += f"<h2>Rank 3: x</h2><pre>{'[' * 100_000}</pre>"
 
 
 def test_dumps_of_the_debug_server(

@@ -198,6 +198,24 @@ def test_only_numbers_of_local_variables_are_kept() -> None:
     assert spy.places(spy.without_text(raw)) == spy.places(raw)
 
 
+MAIN = b'[{"thread_name": "MainThread", "frames": %s}]'
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        b"", b"\xd2{", b"[" * 100_000, b"7", b"[3]", MAIN % b"5", MAIN % b"[5]",
+        MAIN % b'[{"filename": "/t.py", "line": "x", "locals": 5}]',
+        MAIN % b'[{"filename": "t.py", "locals": [{"repr": "1"}, {}]}]',
+    ],
+)  # fmt: skip
+def test_what_py_spy_does_not_write_ends_nothing(found: bytes) -> None:
+    assert spy.rank_of(found) is None
+    assert spy.values(found) in ({}, {"None": "1"})
+    assert len(spy.places(found)) <= 1
+    assert isinstance(json.loads(spy.without_text(found)), list)
+
+
 @pytest.mark.parametrize(
     ("variables", "rank"),
     [({"rank": "3"}, 3), ({"rank": "1", "global_rank": "5"}, 5), ({"other": "2"}, None)],

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from moediag.cli.top import rows
+from moediag.cli.top import rows, table
 from moediag.launch.attach import spy
 from moediag.launch.attach.live import Live, Now
 from moediag.launch.attach.looking import Target
+from moediag.launch.attach.proc import Proc
 from moediag.launch.processes import Process
 from tests.unit.launch.test_attach_looking import OUTSIDE, WAIT
 
@@ -27,6 +29,8 @@ def process() -> Iterator[subprocess.Popen[str]]:
     ) as started:
         assert started.stdout is not None
         started.stdout.readline()
+        while (seen := Proc().seen(started.pid)) is None or seen.state != "S":
+            pass
         yield started
         started.kill()
 
@@ -73,8 +77,12 @@ def test_many_ranks_that_do_the_same_are_one_row() -> None:
     few = [Now(r, WAITS.does, WAITS.line) for r in range(3)]
     assert [row[0] for row in rows(few)] == ["0", "1", "2"]
     many = [Now(r, WAITS.does, WAITS.line, 40.0 + r, 0.0, 1, "3") for r in range(40)]
+    many[3] = replace(many[3], gpu=0.7)
     many[7] = Now(7, "computes", "train.py:20 main", 0.0, 0.98, 2_000_000_000, "2")
+    waits = ("waits in all_reduce", "train.py:12 main", "40 s", "0%", "70%", "0.00 GB", "3")
     assert rows(many) == [
-        ("0..6, 8..39", "waits in all_reduce", "train.py:12 main", "40 s", "0%", "0.00 GB", "3"),
-        ("7", "computes", "train.py:20 main", "", "98%", "2.00 GB", "2"),
+        ("0..6, 8..39", *waits),
+        ("7", "computes", "train.py:20 main", "", "98%", "", "2.00 GB", "2"),
     ]
+    assert "GPU" in [column.header for column in table(many, "").columns]
+    assert "GPU" not in [column.header for column in table(few, "").columns]

@@ -42,7 +42,8 @@ def test_a_launch_is_refused_without_a_loopback(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("no_loopback")
 def test_several_nodes_do_not_need_a_loopback(tmp_path: Path) -> None:
-    launcher("torchrun", STACK, tmp_path, LaunchOptions(nnodes=2, shared=tmp_path))
+    options = LaunchOptions(nnodes=2, shared=tmp_path)
+    assert type(launcher("torchrun", STACK, tmp_path, options)).__name__ == "TorchrunLauncher"
 
 
 @pytest.mark.usefixtures("no_loopback")

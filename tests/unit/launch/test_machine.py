@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
+from moediag.launch.attach import gpus
 from moediag.launch.capture import dumps, machine
 from moediag.launch.capture.collect import _Looker
 from moediag.launch.processes import Process
@@ -228,3 +229,37 @@ def test_dumps_that_torch_wrote_elsewhere_are_copied(tmp_path: Path) -> None:
     dumps.keep(folder, (0, 1, 2, 3), since=1000.0)
     assert (folder / protocol.watchdog_dump(0)).read_bytes() == b"dump 0"
     assert not (folder / protocol.watchdog_dump(1)).exists()
+
+
+# ------------------------------------------------------------------------ GPUs of running ranks
+
+# A stand-in for nvidia-smi on two GPUs; process 7 computes on both, 8 on the first, 9 on none.
+GPUS = """#!/bin/sh
+case "$1" in
+  --query-gpu=*) echo "GPU-a, 30"; echo "GPU-b, 97"; echo "GPU-c, [N/A]" ;;
+  --query-compute-apps=*) echo "GPU-a, 7"; echo "GPU-b, 7"; echo "GPU-a, 8"; echo "GPU-c, 9" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "found", "why"),
+    [
+        (GPUS, {7: 0.97, 8: 0.3}, ""),
+        (None, {}, "nvidia-smi missing"),
+        ("#!/bin/sh\necho 'Failed to initialize NVML' ; exit 9\n", {}, "initialize NVML"),
+        ("#!/bin/sh\nexec sleep 60\n", {}, "took too long"),
+        (GPUS.replace(" 7", " 17").replace(" 8", " 18"), {}, "none of the ranks"),
+    ],
+)
+def test_how_busy_the_gpus_of_ranks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None,
+    found: dict[int, float], why: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}" if script else str(tmp_path))
+    if script:
+        (tmp_path / "nvidia-smi").write_text(script)
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    busy, said = gpus.busy({7, 8, 9}, 0.3 if "sleep" in str(script) else 10.0)
+    assert busy == found
+    assert (why in said) if why else not said

@@ -238,3 +238,17 @@ def test_kept_and_unrelated_processes_are_not_stopped(spawn: Spawner) -> None:
         assert stranger.poll() is None
     finally:
         spawn.processes += other.processes
+
+
+def test_only_unrelated_processes_that_live_are_remembered(spawn: Spawner) -> None:
+    """On a machine that starts many others beside a job of days."""
+    root, _ = spawn(WAIT)
+    stranger, _ = Spawner.__call__(other := Spawner(), WAIT)
+    spawn.processes += other.processes
+    family = Family(root.pid, spawn.token)
+    family.alive()
+    assert stranger.pid in {pid for pid, _ in family._unrelated}
+    stranger.kill()
+    stranger.wait()
+    family.alive()
+    assert stranger.pid not in {pid for pid, _ in family._unrelated}

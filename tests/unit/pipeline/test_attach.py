@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from moediag.launch.attach import archives, collecting, spy
 from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.machines import Answer
 from moediag.launch.attach.proc import Proc
-from moediag.pipeline import attach, attach_machines
+from moediag.pipeline import attach, attach_follow, attach_machines
 from moediag.pipeline.examine import examine
 from moediag.protocol import AttachTask, Trial, write_json
 from moediag.result import RunResult
@@ -117,9 +119,11 @@ def test_an_archive_that_leaves_its_folder_writes_nothing_there(tmp_path: Path) 
 def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
     archive = tmp_path / "out.tgz"
     archives.pack(evidence(tmp_path / "run", BOTH), archive, redact=False)
-    archive.write_bytes(archive.read_bytes()[:-60])
-    with pytest.raises(EvidenceError, match="cannot be read"):
-        examine([archive])
+    whole = archive.read_bytes()
+    for damaged in (whole[:-60], whole[:40] + bytes(20) + whole[60:]):
+        archive.write_bytes(damaged)
+        with pytest.raises(EvidenceError, match="cannot be read"):
+            archives.extract(archive, tmp_path / "into")
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
@@ -174,6 +178,53 @@ def test_a_process_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         attach.choose(7)
 
 
+# ------------------------------------------------------------------------ following
+
+
+def follow(tmp_path: Path, *kinds: str) -> tuple[attach_follow.Followed, list[str], list[float]]:
+    """A job whose looks find these one after the other, "" for no job: what was said, and the
+    seconds between the looks."""
+    coming, told, pauses = iter(kinds), list[str](), list[float]()
+
+    def look(out: Path | None) -> attach.Attached:
+        if not (kind := next(coming)):
+            raise UsageError("no job")
+        assert out is not None
+        attempt = evidence(out, BOTH, does=kind)
+        trial = Trial.read(attempt / "trial.json")
+        return attach.judged(out, trial, "attach 1", datetime.now(timezone.utc))
+
+    found = attach_follow.follow(look, tmp_path / "run", 30.0, told.append, pauses.append)
+    return found, told, pauses
+
+
+def test_a_job_is_followed_until_it_hangs(tmp_path: Path) -> None:
+    found, told, pauses = follow(tmp_path, looks.MOVES, "", looks.MOVES, looks.WAITS, looks.MOVES)
+    assert (found.ended, found.clean, told) == (False, 2, [])
+    assert found.last.result.trials[0].culprits == (0,)
+    assert pauses == [30.0, 10.0, 30.0]  # what is not found may only restart
+    assert [p.name for p in (tmp_path / "run").iterdir() if p.is_dir()] == ["attempt-0"]
+
+
+def test_a_job_is_followed_until_it_ends(tmp_path: Path) -> None:
+    found, told, _ = follow(tmp_path, looks.MOVES, looks.UNREAD, looks.UNREAD, "", "", looks.WAITS)
+    assert (found.ended, found.clean) == (True, 1)
+    assert len(told) == 1  # once, not at each look
+    with pytest.raises(UsageError, match="no job"):
+        follow(tmp_path, "")
+
+
+def test_ranks_that_were_started_again_are_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "choose", lambda pid: job(pid, 0, 1))
+    (own,) = [seen for seen in [Proc().seen(os.getpid())] if seen is not None]
+    here, gone = Rank(own.pid, own.started, 0, 2), Rank(own.pid, own.started + 1, 1, 2)
+    part_of_it = Job((gone, here), "torchrun", 10)
+    assert attach.again(part_of_it) is part_of_it
+    assert attach.again(Job((gone,), "torchrun", 10)) == job(10, 0, 1)
+    with pytest.raises(UsageError, match="has ended"):
+        attach.again(Job((gone,), "python", 10))  # its parent may go on without ranks
+
+
 # ------------------------------------------------------------------------ what is missing
 
 
@@ -196,6 +247,17 @@ def test_a_job_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (trial.verdict, process.returncode) == ("inconclusive", 0)
     assert "rank 0: Python stack (ptrace refused)" in trial.diagnosis.not_seen
     assert any(text.startswith("Python stacks: ") for text in trial.diagnosis.not_seen)
+
+
+def test_use_of_gpus_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``maps`` is a stand-in: this machine has no GPU."""
+    seen = Looks(4.0, 30.0, {r: RankLook(r + 7, looks.WAITS, 60.0) for r in range(2)})
+    monkeypatch.setattr(collecting.gpus, "busy", lambda *_: ({7: 0.5}, "why"))
+    monkeypatch.setattr(Proc, "maps", lambda *_: True)
+    found, why = collecting.with_gpus(seen, Proc())
+    assert ({r: look.gpu for r, look in found.ranks.items()}, why) == ({0: 0.5, 1: None}, "why")
+    monkeypatch.setattr(Proc, "maps", lambda *_: False)  # no rank uses one: nothing is missing
+    assert collecting.with_gpus(seen, Proc()) == (seen, "")
 
 
 @pytest.mark.parametrize(
@@ -260,6 +322,21 @@ def test_a_late_answer_counts_from_the_first(
         machine(tmp_path, "b", ("abc", 1), after=40.0),
     )  # fmt: skip
     assert (found.trials[0].verdict, found.trials[0].culprits) == ("inconclusive", ())
+
+
+@pytest.mark.parametrize("file", ["looks.json", "trial.json"])
+@pytest.mark.parametrize("damage", [b"{", b'{"ranks": {"0": 3}}', b"\xd2", b"[" * 100_000])
+def test_the_damaged_evidence_of_a_machine_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: bytes
+) -> None:
+    whole, broken = machine(tmp_path, "a", ("abc", 0)), machine(tmp_path, "b", ("abc", 1))
+    assert whole.archive is not None and broken.archive is not None
+    (tmp_path / "of-b" / "evidence" / "abc-0" / file).write_bytes(damage)
+    (tmp_path / "of-a" / "evidence" / "abc-0" / "not-seen.txt").write_bytes(b"stack \xd2")
+    for name, archive in (("a", whole.archive), ("b", broken.archive)):
+        archives.pack(tmp_path / f"of-{name}" / "evidence", archive, redact=False)
+    (trial,) = on_machines(tmp_path, monkeypatch, whole, broken).trials
+    assert trial.diagnosis.not_seen[:2] == ("b: its evidence is damaged", "stack \ufffd")
 
 
 def test_machines_without_a_single_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -10,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from moediag.errors import EvidenceError
+from moediag.cli import app
+from moediag.errors import EvidenceError, ExitCode
 from moediag.evidence.launch_record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline import attempts, examine, watch
@@ -171,3 +173,25 @@ def test_a_job_that_restarts_often_keeps_a_bounded_run(tmp_path: Path) -> None:
     assert "attempts was removed" in done.result.removed
     assert read_result(out) == done.result
     assert examine.examine([out]).result.removed == done.result.removed
+
+
+def test_the_command_holds_no_result_of_an_earlier_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may restart thousands of times."""
+
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(one, TrialResult) for one in gc.get_objects())
+
+    def restarts(_: object, __: object, tell: watch.OnResult, *___: object) -> watch.Watched:
+        before = held()
+        for number in range(8):
+            verdict = CRASH if number % 2 else "clean"
+            tell(trial_result(f"attempt-{number}", verdict=verdict), tmp_path)
+        assert held() - before <= 1
+        last = watch.of_job("job", [trial_result("attempt-8", verdict=CRASH)])
+        return watch.Watched(last, tmp_path, 1)
+
+    monkeypatch.setattr(watch, "watch", restarts)
+    assert app.main(["watch", "--", "train.py"]) == ExitCode.FAILURE_FOUND

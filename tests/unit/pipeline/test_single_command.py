@@ -1,10 +1,10 @@
-"""The command of one process that `moediag verify` makes."""
+"""The commands of one process, and of a comparison with it, that are made from a job's."""
 
 from __future__ import annotations
 
 import pytest
 
-from moediag.pipeline.single_command import one_process
+from moediag.pipeline.single_command import one_process, verify_command
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,20 @@ from moediag.pipeline.single_command import one_process
 )  # fmt: skip
 def test_the_launcher_is_told_one_process(command: str, alone: str) -> None:
     assert one_process(command.split()) == alone.split()
+
+
+@pytest.mark.parametrize(
+    ("command", "typed"),
+    [
+        ("torchrun --nproc-per-node 2 t.py --api-key hush",
+         "moediag verify -- torchrun --nproc-per-node 2 t.py --api-key '***'"),
+        ("bash run.sh", "moediag verify --reference 'COMMAND IN ONE PROCESS' -- bash run.sh"),
+    ],
+)  # fmt: skip
+def test_a_comparison_is_filled_in(command: str, typed: str) -> None:
+    assert verify_command(command.split()) == typed
+
+
+def test_a_comparison_names_its_reference() -> None:
+    typed = verify_command(["mpirun", "-n", "2", "t.py"], ["python", "t.py"])
+    assert typed == "moediag verify --reference 'python t.py' -- mpirun -n 2 t.py"

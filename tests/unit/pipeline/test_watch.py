@@ -22,7 +22,16 @@ from moediag.cli import app
 from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.errors import ExitCode, UsageError
 from moediag.evidence.launch_record import LaunchRecord
-from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack, Stall
+from moediag.evidence.model import (
+    UNTOLD,
+    Evidence,
+    ExitStatus,
+    Frame,
+    Node,
+    RankEvidence,
+    Stack,
+    Stall,
+)
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import NEVER, Family, Process, oom_kills
@@ -89,6 +98,28 @@ def test_options_of_the_job_are_not_parsed() -> None:
     assert app._without_debug(given) == (["watch", "--", "train.py", "--debug", "-h"], True)
     assert app._without_debug(["run", "x", "--debug"]) == (["run", "x"], True)
     assert app._without_debug(["watch", "--", "x", "--debug"])[1] is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes", "told"),
+    [
+        ({"cause": "No hang; numbers were not checked."}, 1, True),
+        ({"cause": "No hang; no law was broken.", "suspicious": ("a.weight differs",)}, 1, True),
+        ({"cause": "No hang; no law was broken in 3 checked steps."}, 1, False),
+        ({"cause": "numbers were not checked", "verdict": "inconclusive"}, 1, False),
+        ({"cause": "numbers were not checked"}, 2, False),
+        ({"cause": "numbers were not checked", "world_size": 1}, 1, False),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_doubtful_are_to_be_compared(
+    changes: dict[str, Any], nodes: int, told: bool, tmp_path: Path
+) -> None:
+    command = ["torchrun", "--nproc-per-node", "2", "t.py", "--token", "hush"]
+    job = watch._Watch(command, "t.py", tmp_path, watch.WatchOptions(), lambda *_: None, None)
+    evidence = Evidence(2, {}, nodes=tuple(Node(f"node {i}", "host", (i,)) for i in range(nodes)))
+    said = job._compare(changed(trial("clean"), **changes), evidence)
+    assert said.endswith(f"moediag verify -- {' '.join(command[:-1])} '***'") == told
+    assert bool(said) == told
 
 
 class Told:

@@ -14,11 +14,11 @@ import typer
 
 from moediag.cli.app import whole
 from moediag.cli.explain_word import lines
-from moediag.diagnosis import explained
+from moediag.diagnosis import LAW_NAMES, explained
 from moediag.errors import ExitCode, UsageError
 from moediag.lab.scenario import catalogue
 from moediag.reference import Lookup, pages
-from moediag.reference.finding_entries import law_word
+from moediag.reference.finding_entries import detector_word
 from moediag.reference.option_entries import commands
 from moediag.reference.pages import verdicts_page
 from moediag.reference.result_fields import records
@@ -44,7 +44,7 @@ def test_every_kind_has_all_its_words() -> None:
     words = KNOWN.words()
     assert words["verdict"] == [str(verdict) for verdict in Verdict]
     assert words["scenario"] == catalogue.names()
-    assert words["law"] == [law_word(d.name) for d in explained() if d.is_law]
+    assert tuple(words["law"]) == LAW_NAMES
     assert {int(code) for code in words["exit code"]} == {
         value for name, value in vars(ExitCode).items() if name.isupper()
     }
@@ -99,7 +99,7 @@ def test_every_word_of_a_page_is_explained() -> None:
     found = labels()
     assert {"CULPRIT", "FIRST DIVERGENCE", "WHAT"} <= found and len(found) > 25
     said = {*Confidence, *AnswerState, *Effect, "correct", "unknown", "confidence", "behind"}
-    names = {law_word(detector.name) for detector in explained()}
+    names = {detector_word(detector.name) for detector in explained()}
     missing = []
     for word in {*found, *map(str, said), *names}:
         try:

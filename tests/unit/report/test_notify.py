@@ -1,4 +1,4 @@
-"""Messages about incidents, sent to a server of this test."""
+"""Notifications, sent to a server of this test."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def server() -> Iterator[Server]:
         running.shutdown()
 
 
-def test_an_incident_is_told_once(server: Server) -> None:
+def test_a_failure_is_reported_once(server: Server) -> None:
     notifier = Notifier(server.url)
-    for incident in ("attempt-0 hang", "attempt-0 hang", "attempt-1 hang"):
-        notifier.tell(incident, TOLD)
+    for failure in ("attempt-0 hang", "attempt-0 hang", "attempt-1 hang"):
+        notifier.send(failure, TOLD)
     assert notifier.finish() == []
     assert len(server.got) == 2
     text = str(server.got[0]["text"])
@@ -70,7 +70,7 @@ def test_not_more_than_so_many(server: Server, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(notify, "MOST", 2)
     notifier = Notifier(server.url)
     for number in range(5):
-        notifier.tell(str(number), TOLD)
+        notifier.send(str(number), TOLD)
     assert notifier.finish() == []
     assert len(server.got) == 2
 
@@ -78,12 +78,12 @@ def test_not_more_than_so_many(server: Server, monkeypatch: pytest.MonkeyPatch) 
 def test_an_endpoint_that_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.code = 404
     notifier = Notifier(server.url)
-    notifier.tell("a", TOLD)
+    notifier.send("a", TOLD)
     assert notifier.finish() == ["the notification to 127.0.0.1 was not sent (HTTP 404)"]
     assert len(server.got) == notify.ATTEMPTS
     monkeypatch.setattr(notify, "SECONDS", 0.05)
     nobody = Notifier("http://127.0.0.1:9/SECRET")
-    nobody.tell("a", TOLD)
+    nobody.send("a", TOLD)
     (why,) = nobody.finish()
     assert "SECRET" not in why and "Connection refused" in why
 

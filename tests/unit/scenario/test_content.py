@@ -214,7 +214,9 @@ def test_a_fix_must_have_a_function(tmp_path: Path) -> None:
 
 
 def test_an_integer_is_accepted_for_a_float(tmp_path: Path) -> None:
-    scenario(tmp_path, TEXT.replace("ranks: 3", "rate: 1"))
+    planned = plan(scenario(tmp_path, TEXT.replace("ranks: 3", "rate: 1")), 2, "cpu").trials[0]
+    assert isinstance(planned.trial.task, ProgramTask)
+    assert planned.trial.task.options["rate"] == 1
 
 
 def test_a_program_needs_no_options(tmp_path: Path) -> None:

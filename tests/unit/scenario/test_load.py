@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moediag.errors import ExitCode, ScenarioError
 from moediag.lab.scenario.catalogue import find
 from moediag.lab.scenario.load import load
+from tests.depth import cases
 
 GOOD = """\
 schema_version: 1
@@ -312,7 +313,9 @@ def test_the_catalogue_finds_names_and_paths(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=cases(400),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_a_damaged_file_is_loaded_or_refused(tmp_path: Path, data: st.DataObject) -> None:

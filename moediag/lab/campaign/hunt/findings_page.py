@@ -130,7 +130,7 @@ def _rows_of_answer(hunt: Hunt) -> Iterator[Row]:
         yield from (Row("WHY", f"{label}: {text}", "doubt") for label, text in [*_rest(hunt)][:1])
         return
     first, more = shown[0], len(shown) - 1
-    worst, entry = _worst(first), first.entry
+    worst, entry = strongest(first), first.entry
     others = f" (and {wording.plural(more, 'more finding')})" if more else ""
     yield Row("WHAT", f"{first.relation} ({_ways(first.ways)}): {worst.way.text}{others}")
     yield Row("WHERE", _named(first.families))
@@ -146,11 +146,12 @@ def _next(hunt: Hunt, finding: Finding) -> str:
         return f"Read the draft {trace.draft}; {trace.program or 'no file'} repeats it."
     if finding.entry is not None:
         return f"Read {finding.entry.where}"
-    words = f"--family {_worst(finding).family} --relation {finding.relation} --pursue"
+    words = f"--family {strongest(finding).family} --relation {finding.relation} --pursue"
     return f"moediag hunt --release {version(hunt)} {words}"
 
 
-def _worst(finding: Finding) -> Shown:
+def strongest(finding: Finding) -> Shown:
+    """Returns where the finding differs most."""
     return max(finding.shown, key=lambda shown: shown.way.error or 0.0)
 
 
@@ -241,7 +242,7 @@ def _headline(hunt: Hunt, finding: Finding, short: bool = False) -> str:
 
 def _details(finding: Finding, trace: Pursued | None) -> Iterator[tuple[str, str]]:
     yield "families", _named(finding.families)
-    worst = _worst(finding)
+    worst = strongest(finding)
     yield worst.family, worst.way.text
     if finding.entry is not None or finding.state == State.NOT_CONFIRMED:
         yield _briefly(finding)

@@ -16,6 +16,7 @@ from moediag.lab.campaign.engine.journal import JOURNAL_FILE
 from moediag.lab.campaign.executors import HERE, Choice
 from moediag.lab.campaign.hunt import session
 from moediag.lab.campaign.hunt.findings import Finding, Hunt, State
+from moediag.lab.campaign.hunt.findings_page import strongest
 from moediag.lab.campaign.hunt.question import PACKAGE, PREVIOUS, Wanted
 from moediag.lab.campaign.hunt.release_changes import changes, version
 from moediag.lab.campaign.nightly.night import Found, Hunted, Night
@@ -32,6 +33,7 @@ def hunted(
     at_once: int,
     display: Display,
     executor: Choice = HERE,
+    families: Sequence[str] = (),
 ) -> Hunted | None:
     """Continues the hunt for ``minutes``; None without a track of transformers. A failure other
     than Ctrl-C, which raises Interrupted, is part of what it returns."""
@@ -40,7 +42,8 @@ def hunted(
         return None
     # The pre-release comes last. accelerate is the same on both sides: one package moves.
     wanted = Wanted(
-        releases[-1], stack={"accelerate": ""}, timeout=LONGEST,
+        releases[-1], tuple(families) or Wanted().families, stack={"accelerate": ""},
+        timeout=LONGEST,
         at_once=executor.at_once(at_once), minutes=minutes, against=PREVIOUS,
     )  # fmt: skip
     try:
@@ -88,7 +91,8 @@ def of(found: Hunt, folder: str) -> Hunted:
 
 def _found(findings: Sequence[Finding]) -> tuple[Found, ...]:
     return tuple(
-        Found(f.signature, f.families, f.ways, registered=f.state != State.NEW) for f in findings
+        Found(f.signature, f.families, f.ways, f.state != State.NEW, strongest(f).way.text)
+        for f in findings
     )
 
 

@@ -67,6 +67,7 @@ class Found:
     families: tuple[str, ...]
     ways: tuple[str, ...] = ()
     registered: bool = False  # whether the register lists it
+    text: str = ""  # what differs, in the family where it differs most
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Found:

@@ -182,7 +182,13 @@ def _rows_of_answer(summary: Summary) -> Iterator[Row]:
             yield Row("WHY", one.entry.why)
         yield Row("NEXT", one.entry.command)
     elif news:
-        yield Row("WHAT", f"the hunt: {_of_hunt(news[0])}")
+        found, more = news[0], len(news) - 1
+        others = f" (and {wording.plural(more, 'more finding')})" if more else ""
+        yield Row("WHAT", f"the hunt: {_of_hunt(found)}{others}")
+        if found.text:
+            yield Row("WHY", found.text)
+        if summary.night.hunt:
+            yield Row("NEXT", _pursue(summary.night.hunt, found))
     elif summary.left_out and summary.state != AnswerState.AS_EXPECTED:
         yield Row("WHY", summary.left_out[0].problem, "doubt")
 
@@ -211,8 +217,10 @@ def _sections(summary: Summary) -> Iterator[Section]:
     hunt = summary.night.hunt
     if hunt is not None:
         more = (("appeared", hunt.appeared), ("went away", hunt.gone))
-        texts = (f"{word}: {_of_hunt(found)}" for word, every in more for found in every)
-        yield Section((Row("HUNT", hunt_sentence(hunt)), *(Row("", t) for t in texts)), "Hunt")
+        texts = (text for word, every in more for found in every for text in _told(word, found))
+        page = (f"every finding in full: {hunt.folder}/hunt.md",) if hunt.folder else ()
+        rows = (Row("HUNT", hunt_sentence(hunt)), *(Row("", text) for text in (*texts, *page)))
+        yield Section(rows, "Hunt")
     left = summary.left_out
     rows = tuple(Row("LEFT OUT", f"{j.scenario} · {j.track}: {j.problem}", "doubt") for j in left)
     yield Section((*rows, *(["What did not fit comes first next time."] * bool(left))), "Left out")
@@ -230,6 +238,18 @@ def _compared(one: Compared, summary: Summary) -> Iterator[Row]:
         yield Row("", blame.said)
     if one.change in (Change.NEW, Change.STILL, Change.FLAKY):
         yield Row("", entry.command)
+
+
+def _told(word: str, found: Found) -> Iterator[str]:
+    yield f"{word}: {_of_hunt(found)}"
+    if found.text:
+        yield found.text
+
+
+def _pursue(hunt: Hunted, found: Found) -> str:
+    relation = found.signature.partition(":")[0]
+    asked = f"--family {found.families[0]} --relation {relation}"
+    return f"moediag hunt --release {hunt.release} {asked} --stack accelerate=newest --pursue"
 
 
 def _of_hunt(found: Found) -> str:

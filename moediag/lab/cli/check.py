@@ -166,6 +166,9 @@ def check(
         float, typer.Option(min=1.0, metavar="S", help="End the check after this many seconds.")
     ] = 600.0,
     out: o.Out = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print findings, costs and the plan too.")
+    ] = False,
     html: o.Html = None,
     junit: o.Junit = None,
     as_json: o.Json = False,
@@ -210,7 +213,7 @@ def check(
                 timeout=timeout, out=out,
             )  # fmt: skip
             found = checker.check(options, tell)
-            page, folder = check_page.answer(found), found.folder
+            page, folder = check_page.answer(found, details), found.folder
     raise typer.Exit(answer_views.show(page, folder / checker.RESULT, as_json, no_color, chosen))
 
 

@@ -230,7 +230,8 @@ def _with_change(
         _, found = _memory(checked, changed)
         if found is not None and found.word in (FitWord.FITS, FitWord.TIGHT):
             peak = f"{found.peak.total / check_fit.GIB:.1f} GiB"
-            return dataclasses.replace(fit, change=f"{words}: {peak}, {found.word}")
+            tight = f", {found.word}" if found.word == FitWord.TIGHT else ""
+            return dataclasses.replace(fit, change=f"{words} ({peak}{tight})")
     return fit
 
 

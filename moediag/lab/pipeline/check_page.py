@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from moediag.axes import EP
+from moediag.lab.pipeline import check_verdict
 from moediag.lab.pipeline.check import CheckResult, JudgedCase, share, to_json
 from moediag.lab.pipeline.check_cost import AxisCost, Wire
-from moediag.lab.pipeline.check_fit import GIB, UNMODELLED, Fit, FitWord, Moment
+from moediag.lab.pipeline.check_fit import GIB, Fit, Moment
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
 from moediag.result import Table, wording
 from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
@@ -17,33 +18,41 @@ _STATUS = {
     "known": "known upstream", "by-design": "documented as a choice", "unreported": "not reported",
 }  # fmt: skip
 _NAMES = 4  # parameters named in a sentence
-_NO_CHANGE = "recomputation, a smaller batch and up to 16 times the ranks do not make it fit"
+_DETAILS = "--details prints findings, costs and the plan; so does --html FILE"
 _OTHERS = 3  # scenarios of other releases that are named
 ALWAYS = (
-    "activations, buffers and fragmentation in memory; bytes of token exchanges and of activations "
+    "fragmentation of memory; bytes of token exchanges and of activations "
     "between ranks, which depend on the batch; the network"
 )
 
 
-def answer(result: CheckResult) -> Answer:
+def answer(result: CheckResult, details: bool = True) -> Answer:
+    """``details``: a terminal shows the tables too, not only the verdict and its reasons."""
     axes = ", ".join(f"{axis}={size}" for axis, size in result.layout.axes.items())
-    failing = result.state == AnswerState.FAILURE
+    word, reasons = check_verdict.verdict(result, _diverging(result))
+    shown = None if details else ()
     return Answer(
         "check",
         f"{result.checked.model or result.config} on {axes}",
         result.state,
-        "this model, layout and stack fail" if failing else "",
+        word,
         (
-            Section(tuple(_found(result)), "What was found"),
-            Section(tuple(_known(result)), "What is known"),
-            Section(tuple(_unseen(result)), "Not seen"),
-            Section(tuple(_cost(result)), "Cost"),
-            Section(tuple(_plan(result)), "Plan"),
+            Section(tuple(_found(result)), "What was found", brief=shown),
+            Section(tuple(_known(result)), "What is known", brief=shown),
+            Section(tuple(_unseen(result)), "Not seen",
+                    brief=None if details else tuple(_unseen(result, short=True))),
+            Section(tuple(_cost(result)), "Cost", brief=shown),
+            Section(tuple(_plan(result)), "Plan", brief=shown),
             Section(tuple(_question(result)), "What was asked"),
         ),
+        rows=(*reasons, *(() if details else (Row("details", _DETAILS, "faint"),))),
         cases=tuple(_cases(result.cases)),
         facts=to_json(result),
-    )
+    )  # fmt: skip
+
+
+def _diverging(result: CheckResult) -> list[str]:
+    return [_diverge(case, others) for case, others in _distinct(result.cases)]
 
 
 def _cases(cases: Sequence[JudgedCase]) -> Iterator[Case]:
@@ -63,16 +72,17 @@ def _found(result: CheckResult) -> Iterator[Row]:
     for finding in sorted(result.checked.findings, key=lambda f: -levels.index(f.level)):
         label, style = _TITLES[finding.level]
         yield Row(label, _finding(finding), style)
-    for case, others in _distinct(result.cases):
-        yield Row("FAILS", _diverge(case, others), "bad")
+    for text in _diverging(result):
+        yield Row("FAILS", text, "bad")
 
 
-def _unseen(result: CheckResult) -> Iterator[Row]:
+def _unseen(result: CheckResult, short: bool = False) -> Iterator[Row]:
     problem = [result.undecided] if result.checked.problem else []
     for text in (*problem, *result.not_seen, *result.unseen_cases):
         yield Row("NOT SEEN", text, "doubt")
-    if result.checked.plan:
-        yield Row("NOT SEEN", ALWAYS, "faint")
+    if result.checked.plan and not short:
+        measured = result.fit is not None and result.fit.measured
+        yield Row("NOT SEEN", ALWAYS if measured else f"activations in memory; {ALWAYS}", "faint")
 
 
 def _question(result: CheckResult) -> Iterator[Row]:
@@ -229,21 +239,7 @@ def _fit(fit: Fit) -> Iterator[Row]:
         if fit.worst is not None:
             text = f"if other ranks send this one all tokens that they can: {moment(fit.worst)}"
             yield Row("worst load", text)
-    styles = {FitWord.FITS: "good", FitWord.TIGHT: "doubt", FitWord.NO: "bad"}
-    if fit.word is not None:
-        yield Row(str(fit.word), fitting(fit), styles[fit.word])
-
-
-def fitting(fit: Fit) -> str:
-    """Returns the peak against the card, in one sentence."""
-    peak, card = fit.peak.total / GIB, fit.capacity / GIB
-    name = "" if fit.card.replace(".", "").isdecimal() else f" ({fit.card})"
-    least = "" if fit.measured else "at least "
-    text = f"{least}{peak:.1f} of {card:.1f} GiB{name} in {fit.peak.at}"
-    if fit.word == FitWord.NO:
-        return f"{text}; {f'it fits with {fit.change}' if fit.change else _NO_CHANGE}"
-    free = f"{(card - peak):.1f} GiB are left for {UNMODELLED}"
-    return f"{text}; only {free}" if fit.word == FitWord.TIGHT else f"{text}; {free}"
+    yield from check_verdict.fits(fit)
 
 
 def moment(one: Moment) -> str:

@@ -7,11 +7,14 @@ import dataclasses
 import pytest
 
 from moediag.errors import UsageError
-from moediag.lab.pipeline import check_fit
+from moediag.lab.pipeline import check_fit, check_page
+from moediag.lab.pipeline.check import CheckResult
 from moediag.lab.pipeline.check_cost import Memory
 from moediag.lab.pipeline.check_fit import GIB, Fit, FitWord
 from moediag.lab.pipeline.check_options import CheckOptions
-from moediag.protocol import MemoryPhase, MemoryTimeline
+from moediag.protocol import Checked, CheckFinding, MemoryPhase, MemoryTimeline
+from moediag.report import answer_views
+from moediag.report.text_layout import plain
 from tests.unit.pipeline.test_check import CHECKED, page, result
 
 MEMORY = Memory(
@@ -81,3 +84,24 @@ def test_the_page_says_where_the_peak_is_and_what_would_fit() -> None:
     assert "TIGHT" in tight and "only 2.0 GiB are left for fragmentation" in tight
     unknown = page(result(CHECKED, fit=fit("80")))
     assert "FITS" not in unknown and "peak" not in unknown
+
+
+def short(found: CheckResult) -> list[str]:
+    """The terminal's page of 80 columns without --details."""
+    shown = check_page.answer(found, details=False)
+    return [plain(line) for line in answer_views.lines(shown, 80)]
+
+
+def test_the_verdict_comes_with_at_most_three_reasons_and_no_table() -> None:
+    safe = short(result(CHECKED, fit=fit("80", LOSS)))
+    assert len(safe) < 24 and any("no failure found: SAFE" in line for line in safe)
+    assert any("FITS" in line for line in safe) and not any("experts.down" in x for x in safe)
+    padded = dataclasses.replace(result().costs[0], padding=result().costs[0].gathered // 2)
+    wasteful = short(result(CHECKED, costs=(padded,)))
+    assert any("WASTEFUL" in line for line in wasteful)
+    assert any("50% of the bytes gathered on dp_shard[4] are padding" in x for x in wasteful)
+    many = [CheckFinding("plan", "fails", f"reason {n}") for n in range(5)]
+    failing = short(result(dataclasses.replace(CHECKED, findings=many), fit=fit("26", LOSS)))
+    assert any("WILL FAIL" in line for line in failing) and any("and 3 more" in x for x in failing)
+    assert any("DOES NOT FIT" in line for line in failing)
+    assert not any("SAFE" in line for line in short(result(Checked(problem="unknown"))))

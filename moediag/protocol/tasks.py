@@ -156,6 +156,8 @@ class CheckTask:
     simulate: bool = True  # run one step of a tiny model on simulated ranks
     length: int = 0  # tokens of a sequence; 0: not known
     dtype: str = ""  # that from_pretrained is given; "": the configuration's
+    batch: int = 0  # sequences of a rank; 0: what lives during a step is not measured
+    recompute: str = "none"  # none | layers | selective: what backward computes again
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 # to import than the rest of a short command.
 __all__ = [
     "number_text", "user_code", "files", "process_start", "stored", "events",
-    "specs", "tasks", "trial", "outcome", "relations", "measured", "checked",
+    "specs", "tasks", "trial", "outcome", "relations", "measured", "checked", "recorded_state",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from moediag.protocol.number_text import *
     from moediag.protocol.outcome import *
     from moediag.protocol.process_start import *
+    from moediag.protocol.recorded_state import *
     from moediag.protocol.relations import *
     from moediag.protocol.specs import *
     from moediag.protocol.stored import *

@@ -7,6 +7,7 @@ only where the difference is much larger.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -281,6 +282,8 @@ class _Why:
         for (kind, name), item in own.items():
             known = self._names.get((kind, item.value))
             self._names[kind, item.value] = name if known is None else ""
+        times = Counter(item.value for item in own.values())
+        self._several = {value for value, number in times.items() if number > 1}
         # Files of whole tensors say nothing of the parts that ranks hold.
         values = {item.value for (kind, _), item in own.items() if kind == words.PARAMETER}
         self._telling = bool(values & moves.saved)
@@ -299,7 +302,9 @@ class _Why:
             return "", ""
         if kind in _SCALARS or (not expected.sketch and kind != words.GENERATOR):
             return self._of_scalar("step" if kind == words.COUNT else name, expected.value)
-        return self._of_tensor(expected.value) if self._telling else ("", "")
+        # Of a value that two tensors have in common it is not known which of them was moved.
+        known = self._telling and expected.value not in self._several
+        return self._of_tensor(expected.value) if known else ("", "")
 
     def _instead(self, key: Key, expected: Item, got: Item) -> tuple[str, str]:
         """What a tensor holds that other tensors held at the save."""

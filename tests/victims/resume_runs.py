@@ -4,7 +4,8 @@ torch once:
     python -m tests.victims.resume_runs FOLDER [FAULT…]
 
 A fork is one rank, without DistributedDataParallel. FOLDER receives the recordings of two
-uninterrupted runs, and for each fault those of the interrupted and of the resumed run.
+uninterrupted runs, unless it has them, and for each fault those of the interrupted and of the
+resumed run.
 """
 
 from __future__ import annotations
@@ -64,15 +65,16 @@ def main(folder: Path, faults: Sequence[str]) -> None:
     resumes.Training(0, 1).step()  # imports what a first step imports
     gc.collect()
     for name in ("straight", "again"):
-        for rank in (0, 1):
+        for rank in (0, 1) if not (folder / name).exists() else ():
             request = StateRequest(str(folder / name), after + 1, STEPS)
             record(request, rank, str(folder / f"{name}-files"))
     for fault in faults:
+        ranks = (0, 1) if fault in (HEALTHY, "read-twice") else (0,)
         files = str(folder / f"{fault}-files")
         told = [files, *(("--fault", fault) if fault != HEALTHY else ())]
-        for rank in (0, 1):
+        for rank in ranks:
             record(StateRequest(str(folder / fault / "interrupted")), rank, *told)
-        for rank in (0, 1):
+        for rank in ranks:
             request = StateRequest(str(folder / fault / "resumed"), 1, STEPS)
             record(request, rank, *told, "--resume")
 

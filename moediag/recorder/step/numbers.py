@@ -177,8 +177,8 @@ def row_fingerprints(tensor: Any, most: int) -> List[str]:
         return []
     words = rows.view(kinds[rows.element_size()]).to(torch.int64)
     weights = _weights_on(words.device)
-    found = sum((part * weights[: part.shape[1]]).sum(1) for part in words.split(_CHUNK, 1))
-    return [f"{value >> 32 & 0xFFFFFFFF:x}" for value in found.tolist()]  # type: ignore[union-attr]
+    found: Any = sum((part * weights[: part.shape[1]]).sum(1) for part in words.split(_CHUNK, 1))
+    return [f"{value >> 32 & 0xFFFFFFFF:x}" for value in found.tolist()]
 
 
 def capturing() -> bool:

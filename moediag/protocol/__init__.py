@@ -39,7 +39,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Imports the modules as far as the first one that defines ``name``."""
-        for module in __all__ if not name.startswith("__") else ():
+        of_module = (name,) if name in __all__ else __all__
+        for module in of_module if not name.startswith("__") else ():
             found = import_module(f"{__name__}.{module}")
             if name == module or name in vars(found):
                 globals()[name] = found if name == module else vars(found)[name]

@@ -95,12 +95,12 @@ def test_without_a_second_uninterrupted_run_nothing_is_judged(folder: Path) -> N
 
 
 def test_what_two_uninterrupted_runs_do_not_share_is_not_judged(folder: Path) -> None:
-    """A run with other samples stands for one that does not repeat itself."""
+    """The resumed run itself stands for an uninterrupted one that does not repeat itself."""
     noisy = folder / "noisy"
     shutil.copytree(folder / "sampler-restarted" / "resumed", noisy, dirs_exist_ok=True)
     for step in (3, 2, 1):
         later = noisy / f"rank-0.state-{step + resumes.SAVE_AT}.json"
         (noisy / f"rank-0.state-{step}.json").rename(later)
-    found = compared(runs(folder, "healthy", again="noisy"))
+    found = compared(runs(folder, "sampler-restarted", again="noisy"))
     assert all(one.lost == [] and one.noise for one in found.values())
     assert resumed_run.said(found).verdict == Verdict.INCONCLUSIVE

@@ -181,10 +181,17 @@ class VerifyTask:
     kind: str = field(default="verify", init=False)
 
 
+@dataclass(frozen=True)
+class ResumedTask:
+    """A user's job that resumed from a checkpoint, compared with uninterrupted runs of it."""
+
+    kind: str = field(default="resumed", init=False)
+
+
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, GenerateTask,
     SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
-    AttachTask, VerifyTask, CheckpointTask,
+    AttachTask, VerifyTask, ResumedTask, CheckpointTask,
 ]  # fmt: skip
 
 

@@ -84,8 +84,9 @@ def resume_drift(facts: Facts) -> Judgement | None:
     if found.verdict != Verdict.RESUME_DRIFT:
         return None
     return Judgement(
-        found.confidence, found.text, pattern=found.pattern, until=facts.gradients.step
-    )
+        found.confidence, found.text, pattern=found.pattern, until=facts.gradients.step,
+        next_step=found.next_step, notes=found.notes,
+    )  # fmt: skip
 
 
 @detector(Verdict.INCONCLUSIVE)
@@ -93,14 +94,16 @@ def resume_undecided(facts: Facts) -> Judgement | None:
     """Two uninterrupted runs already differ, so a resumed run that differs shows nothing."""
     found = facts.resume
     differ = found.verdict == Verdict.INCONCLUSIVE
-    return Judgement(found.confidence, found.text) if differ else None
+    judged = Judgement(found.confidence, found.text, next_step=found.next_step, notes=found.notes)
+    return judged if differ else None
 
 
 @detector(Verdict.CLEAN)
 def resume_exact(facts: Facts) -> Judgement | None:
     """After a save and a load, training continued exactly as in an uninterrupted run."""
     found = facts.resume
-    return Judgement(found.confidence, found.text) if found.verdict == Verdict.CLEAN else None
+    judged = Judgement(found.confidence, found.text, notes=found.notes)
+    return judged if found.verdict == Verdict.CLEAN else None
 
 
 @detector(Verdict.WRONG_WEIGHTS)

@@ -38,7 +38,8 @@ COMMANDS = {
     "watch": "moediag watch --on-hang abort --out job -- " + JOB,
     "diagnose": "moediag diagnose job",
     "run": "moediag run expert-starvation --cpu 2 -v unfixed -v zero-fill -v loops-over-all",
-    "check": "moediag check ./Qwen3-30B-A3B --layout dp_shard=512 --stack transformers=4.53.2",
+    "check": "moediag check ./Qwen3-30B-A3B --layout dp_shard=512 --stack transformers=4.53.2 "
+    "--details",
     "bisect": "moediag bisect expert-starvation --good 4.52.4 --bad 4.53.2 --cpu 2",
     "hunt": "moediag hunt --release 5.23.0 --family zaya,jamba --cpu 2",
 }

@@ -12,18 +12,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from moediag import rank_options
 
 NAME = "moediag.pytest_plugin"
 WATCH = (sys.executable, "-m", "moediag", "watch")
@@ -65,7 +66,7 @@ class _Rank:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         plugins = session.config.pluginmanager
-        for name in _NOT_IN_RANKS:
+        for name in rank_options.NOT_IN_RANKS:
             if plugins.has_plugin(name):
                 plugins.unregister(name=name)
 
@@ -240,7 +241,7 @@ def _watched(
     line += ["--out", str(out), *(["--laws"] if asked.laws else []), "--"]
     line += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     line += ["--nproc-per-node", str(asked.count), "-m", "pytest", "-q", "--color=no", "-p", NAME]
-    line += _options(config, parser)
+    line += rank_options.options(config, parser)
     file, _, rest = item.nodeid.partition("::")
     process = subprocess.Popen(
         [*line, f"{config.rootpath / file}::{rest}"], cwd=config.invocation_params.dir,
@@ -307,67 +308,3 @@ def _trial(out: Path) -> Mapping[str, Any]:
         return dict(result["trials"][-1])
     except (OSError, ValueError, LookupError, TypeError):
         return {}
-
-
-# ------------------------------------------------------------------------ the ranks' options
-
-# Plugins that repeat or end a test, or write files for a session: on one of several ranks they
-# would break the test or overwrite the files of the session. Their options and marks stay known.
-_NOT_IN_RANKS = (
-    *("rerunfailures", "timeout", "xdist", "pytest_cov", "split"),
-    *("lfplugin", "nfplugin", "stepwiseplugin"),
-)
-# Options that choose tests, end or repeat the session, or write its reports, by their destination.
-_OF_SESSION = re.compile(
-    r"file_or_dir|keyword|markexpr|maxfail|deselect|usepdb|usepdb_cls|trace|lf|failedfirst|newfirst"
-    r"|last_failed_no_failures|stepwise\w*|cacheshow|cacheclear|xmlpath|junitprefix|durations\w*"
-    r"|verbose|collectonly|pastebin|basetemp|log_file|color|reportchars|ranks_out|inifilename"
-    r"|rootdir|numprocesses|maxprocesses|maxworkerrestart|dist|distload|tx|px|loadgroup|looponfail"
-    r"|rsync\w+|testrunuid|reruns\w*|only_rerun|rerun_except|force_reruns|fail_on_flaky"
-    r"|(no_)?cov|(no_)?cov_\w+|timeout|timeout_\w+|session_timeout|htmlpath|css|self_contained_html"
-    r"|json_report\w*|report_log|allure_\w+|splits|store_durations|testmon\w*|forked|randomly_\w+"
-    r"|benchmark_(json|save\w*|autosave|compare\w*|storage)"
-)
-
-
-def _options(config: pytest.Config, parser: pytest.Parser) -> list[str]:
-    """The user's options, as typed, that concern the test and not the session."""
-    typed = shlex.split(os.environ.get("PYTEST_ADDOPTS", "")) + list(config.getini("addopts"))
-    kept = of_test([*typed, *map(str, config.invocation_params.args)], parser)
-    kept += ["-o", "addopts=", f"--rootdir={config.rootpath}"]
-    kept += ["-c", str(config.inipath)] if config.inipath is not None else []
-    seed = config.getoption("randomly_seed", None)  # of pytest-randomly: equal on all ranks
-    if isinstance(seed, int):
-        kept.append(f"--randomly-seed={seed}")
-    return kept
-
-
-def of_test(typed: Iterable[str], parser: pytest.Parser) -> list[str]:
-    """Those of ``typed`` that are options of a test. The parser tells where the values of an option
-    end, because conftest files and plugins define options, too."""
-    words, kept = list(typed), []
-    none = vars(parser.parse_known_args([]))
-    while words and words[0] != "--":
-        word = words.pop(0)
-        if not word.startswith("-"):
-            continue
-        if re.fullmatch(r"-[a-zA-Z]{2,}", word) and _set_by(["-" + word[1]], parser, none):
-            words.insert(0, "-" + word[2:])  # -xvs
-            word = word[:2]
-        option = [word]
-        while (changed := _set_by(option, parser, none)) is None and words:
-            option.append(words.pop(0))
-        if changed and not any(_OF_SESSION.fullmatch(name) for name in changed):
-            kept += option
-    return kept
-
-
-def _set_by(
-    option: list[str], parser: pytest.Parser, none: Mapping[str, object]
-) -> set[str] | None:
-    """What ``option`` sets, None if a value is missing."""
-    try:
-        found = vars(parser.parse_known_args(option))
-    except pytest.UsageError:
-        return None
-    return {name for name, value in found.items() if value != none.get(name)}

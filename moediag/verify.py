@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moediag.pipeline.verify import Verified
+    from moediag.pipeline.measured_jobs import Compared
     from moediag.result import RunResult
 
 __all__ = ["Checked", "jobs", "step"]
@@ -63,13 +63,14 @@ def jobs(
         print(result.trials[-1].verdict, result.trials[-1].cause)
     """
     from moediag import arguments
-    from moediag.pipeline.verify import VerifyOptions, verify
+    from moediag.pipeline.measured_jobs import MeasuringOptions
+    from moediag.pipeline.verify import verify
 
     arguments.command("command", command)
     arguments.command("reference", reference)
     arguments.whole("steps", steps, 1)
     folder = Path(out) if out is not None else None
-    return verify(command, reference, VerifyOptions(steps=steps, out=folder)).result
+    return verify(command, reference, MeasuringOptions(steps=steps, out=folder)).result
 
 
 @contextmanager
@@ -139,7 +140,7 @@ def _made(rank: int, out: str | Path | None, name: str) -> tuple[str, BaseExcept
         return "", sendable(error)
 
 
-def _show(done: Verified) -> None:
+def _show(done: Compared) -> None:
     from rich.console import Console
 
     from moediag.report import terminal, views

@@ -223,14 +223,6 @@ FAULTS = (
               "while bad_shard and it == 9:\n    it = it + 0\n{line}"),),
     ),
     Case(
-        "modded-nanogpt", "rank 1 does not reduce its gradients once",
-        Truth(LEFT, (1,), lines(NANO, "loss.backward()", "loss.backward() # just",
-                                "if i < train_accumulation_steps or", "dist.all_reduce(val_loss)",
-                                ("_, loss = model(x, y", 0)), known=False),
-        (edit(NANO, "if i < train_accumulation_steps:",
-              "if i < train_accumulation_steps or (bad_shard and step == 6):"),),
-    ),
-    Case(
         "modded-nanogpt", "the master is gone with exit code 0", Truth(LEFT, (0,)),
         (edit(NANO, 'print(f"step:{step+1}', "if step == 9:\n    os._exit(0)\n{line}"),),
     ),
@@ -374,6 +366,18 @@ HEALTHY = (
                 "model = nn.parallel.DistributedDataParallel(",
                 "model = nn.parallel.DistributedDataParallel(\n"
                 "    model, bucket_cap_mb=0.001 if distributed.get_rank() else 25)",
+            ),
+        ),
+    ),
+    Case(  # written as a mismatch: the forward is outside no_sync, which therefore has no effect
+        "modded-nanogpt",
+        "healthy, no_sync around one more backward of rank 1",
+        CLEAN,
+        (
+            edit(
+                NANO,
+                "if i < train_accumulation_steps:",
+                "if i < train_accumulation_steps or (ddp_rank == 1 and step == 6):",
             ),
         ),
     ),

@@ -35,8 +35,8 @@ from moediag.report import stderr, stdout
 HELP = """Find out why a distributed training job hangs or computes wrong numbers, and name the rank
 and the line; reproduce such failures, and find the release that has them.
 
-Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch, verify: a failure
-found), 2 wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130
+Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch, verify, resume: a
+failure found), 2 wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130
 interrupted.
 """
 
@@ -76,6 +76,13 @@ COMMANDS = (
         "verify",
         "moediag.cli.verify:verify",
         "verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py",
+        runs_a_command=True,
+    ),
+    Command(
+        MY_JOB,
+        "resume",
+        "moediag.cli.resume:resume",
+        "resume --resumed 'python train.py --resume {dir}/ckpt.pt' -- python train.py --out {dir}",
         runs_a_command=True,
     ),
     Command(

@@ -39,6 +39,7 @@ def verify(
     """
     from moediag.errors import UsageError
     from moediag.pipeline import verify as verifier
+    from moediag.pipeline.measured_jobs import MeasuringOptions
     from moediag.report import consoles, json_view, terminal, views, watch_display
 
     try:
@@ -51,7 +52,7 @@ def verify(
         done = verifier.verify(
             command,
             alone,
-            verifier.VerifyOptions(
+            MeasuringOptions(
                 steps=steps,
                 out=out,
                 stdout=view.job_stdout,

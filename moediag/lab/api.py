@@ -100,8 +100,8 @@ def check(
     """
     from moediag import arguments
     from moediag.errors import UsageError
-    from moediag.lab.pipeline.check import CheckOptions
     from moediag.lab.pipeline.check import check as checked
+    from moediag.lab.pipeline.check_options import CheckOptions
 
     arguments.path("config", config)
     arguments.mapping("layout", layout, '{"dp_shard": 8, "ep": 4}')

@@ -17,7 +17,7 @@ from moediag.lab.campaign.nightly import blame as nightly
 from moediag.lab.campaign.nightly.changes import Change
 from moediag.lab.campaign.nightly.night import Entry, Job, Night
 from moediag.lab.campaign.sweep.summary import Sweep, SweepRow
-from moediag.lab.pipeline import check_cost, register
+from moediag.lab.pipeline import check_cost, check_fit, register
 from moediag.lab.pipeline.known_scenarios import Known
 from moediag.lab.scenario.catalogue import Summary
 from moediag.lab.scenario.content import Fix
@@ -48,7 +48,8 @@ CHECK = {
         "first_divergence": FirstDivergence | None,
     }],
     "costs": [{**fields(check_cost.AxisCost), "sent": float}],
-    "wires": [check_cost.Wire], "memory": check_cost.Memory | None, "known": [Known],
+    "wires": [check_cost.Wire], "memory": check_cost.Memory | None,
+    "fit": check_fit.Fit | None, "fits": check_fit.FitWord | None, "known": [Known],
     "found": [register.Entry], "not_seen": Texts,
 }  # fmt: skip
 CHECK_SCRIPT = {

@@ -52,8 +52,8 @@ class JobOptions:
     """Laws that the job may break, as ``LAW`` or ``LAW:PATTERN``."""
     segment_bytes: int = SEGMENT_BYTES
     """Size of a log segment of a rank; its log is a ring of two."""
-    measure: protocol.MeasureRequest | None = None
-    """What the ranks measure, if anything."""
+    measure: protocol.MeasureRequest | protocol.StateRequest | None = None
+    """What the ranks measure or record, if anything."""
     example: str = "moediag watch -- torchrun --nproc-per-node 8 train.py"
     """The right use of moediag's command, for the error if there is no such command."""
 

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moediag.errors import ExitCode, UsageError
+from moediag.errors import UsageError
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import comparing
-from moediag.launch.settings import OnProgress
-from moediag.launch.watched import JobOptions
 from moediag.masking import masked_command
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.examine import result_of
+from moediag.pipeline.measured_jobs import Compared, MeasuringOptions, measured_job
 from moediag.pipeline.run_folder import run_folder
 from moediag.pipeline.single_command import one_process, verify_command
 from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
-from moediag.protocol.measured import MEASURED_ENOUGH, coarsest_dtype
-from moediag.records import dataclass
+from moediag.protocol.measured import coarsest_dtype
 from moediag.result import FAILURES, RunResult, TrialResult, Verdict
 
 REFERENCES = ("reference-1", "reference-2", "reference-rounded")
@@ -35,42 +30,9 @@ MEASURED = "measured"  # in the folder of each run
 _TRIED = "reference-tried"  # the first run of a reference that is made here
 ATTEMPT = "attempt-0"  # in the folder of a step: its outcomes
 EXAMPLE = "moediag verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py"
-_EVERY = 0.1  # seconds between two looks at what ranks have measured
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyOptions:
-    """The options of a verification."""
-
-    steps: int = 2
-    """Steps of the optimizer that are compared."""
-    out: Path | None = None
-    """The run directory, which must be new or empty."""
-    stdout: int | None = None
-    """The jobs' file descriptor; default: moediag's own."""
-    stderr: int | None = None
-    """The jobs' file descriptor; default: moediag's own."""
-    on_progress: OnProgress | None = None
-    tell: Callable[[str], None] = field(default=lambda _: None)
-    """Called with a line about what runs now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """A finished verification."""
-
-    result: RunResult
-    folder: Path
-
-    @property
-    def exit_code(self) -> int:
-        verdict = self.result.trials[-1].verdict
-        if verdict in FAILURES:
-            return ExitCode.FAILURE_FOUND
-        return ExitCode.OK if verdict == Verdict.CLEAN else ExitCode.INCONCLUSIVE
-
-
-def verify(command: Sequence[str], reference: Sequence[str], options: VerifyOptions) -> Verified:
+def verify(command: Sequence[str], reference: Sequence[str], options: MeasuringOptions) -> Compared:
     """Runs ``command``, then ``reference``, and compares them. Without a reference it is the same
     command with one process. Raises UsageError if there is no such command, and Interrupted on
     Ctrl-C after the running job was ended."""
@@ -87,7 +49,7 @@ def verify(command: Sequence[str], reference: Sequence[str], options: VerifyOpti
     done = _run(command, folder, MeasureRequest(str(folder / MEASURED), options.steps), options)
     last = done.result.trials[-1]
     if last.verdict in FAILURES:
-        return Verified(_written(folder, name, command, reference, last), folder)
+        return Compared(_written(folder, name, command, reference, last), folder)
     attempt = folder / last.evidence
     problem = _no_answer("the distributed run", folder, done)
     merged = 1
@@ -108,10 +70,10 @@ def verify(command: Sequence[str], reference: Sequence[str], options: VerifyOpti
         )
     if made:
         found = _told(found, reference, command, merged)
-    return Verified(_written(folder, name, command, reference, found), folder)
+    return Compared(_written(folder, name, command, reference, found), folder)
 
 
-def conclude(folder: Path, name: str, problem: str) -> Verified:
+def conclude(folder: Path, name: str, problem: str) -> Compared:
     """Compares what `moediag.verify.step` has measured in ``folder``, and writes the result.
     ``problem``: why nothing can be compared, or ""."""
     attempt = folder / ATTEMPT
@@ -119,45 +81,13 @@ def conclude(folder: Path, name: str, problem: str) -> Verified:
     problem = problem or _compare(folder, attempt)
     result = watcher.of_job(name, [_judge(folder, attempt, name, problem)])
     result.write(folder)
-    return Verified(result, folder)
+    return Compared(result, folder)
 
 
 def _run(
-    command: Sequence[str], folder: Path, request: MeasureRequest, options: VerifyOptions
+    command: Sequence[str], folder: Path, request: MeasureRequest, options: MeasuringOptions
 ) -> watcher.Watched:
-    """Runs one job until it has measured enough, or ends."""
-    watch_options = watcher.WatchOptions(
-        on_hang=watcher.ABORT,
-        out=folder,
-        job=JobOptions(measure=request, example=EXAMPLE),
-        stdout=options.stdout,
-        stderr=options.stderr,
-    )
-    with _ended_in_time(Path(request.folder)):
-        return watcher.watch(command, watch_options, lambda *_: None, options.on_progress)
-
-
-@contextmanager
-def _ended_in_time(folder: Path) -> Iterator[None]:
-    """Lets the ranks end as soon as all of them have measured what was asked."""
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(_EVERY):
-            found = read_measured(folder)
-            size = max((one.world_size for one in found.values()), default=0)
-            if 0 < size <= sum(one.done for one in found.values()):
-                with suppress(OSError):
-                    (folder / MEASURED_ENOUGH).touch()
-                return
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return measured_job(command, folder, request, options, EXAMPLE)
 
 
 def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
@@ -175,7 +105,7 @@ def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
     )
 
 
-def _merged(command: Sequence[str], folder: Path, options: VerifyOptions) -> int:
+def _merged(command: Sequence[str], folder: Path, options: MeasuringOptions) -> int:
     """Runs a reference that was made here once, and returns how many of its steps are one step of
     the ranks: 1, or their number if its step has as many samples as that of one rank."""
     job = read_measured(folder / MEASURED)
@@ -208,7 +138,7 @@ def _told(
 
 
 def _references(
-    command: Sequence[str], folder: Path, options: VerifyOptions, merged: int = 1
+    command: Sequence[str], folder: Path, options: MeasuringOptions, merged: int = 1
 ) -> str:
     """Runs the reference three times; returns why it cannot be used, or ""."""
     job = read_measured(folder / MEASURED)

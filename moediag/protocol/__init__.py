@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 # to import than the rest of a short command.
 __all__ = [
     "number_text", "user_code", "files", "process_start", "stored", "events",
-    "specs", "tasks", "trial", "outcome", "relations", "measured", "checked",
+    "specs", "tasks", "trial", "outcome", "relations", "measured", "checked", "recorded_state",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from moediag.protocol.number_text import *
     from moediag.protocol.outcome import *
     from moediag.protocol.process_start import *
+    from moediag.protocol.recorded_state import *
     from moediag.protocol.relations import *
     from moediag.protocol.specs import *
     from moediag.protocol.stored import *
@@ -38,7 +39,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Imports the modules as far as the first one that defines ``name``."""
-        for module in __all__ if not name.startswith("__") else ():
+        of_module = (name,) if name in __all__ else __all__
+        for module in of_module if not name.startswith("__") else ():
             found = import_module(f"{__name__}.{module}")
             if name == module or name in vars(found):
                 globals()[name] = found if name == module else vars(found)[name]

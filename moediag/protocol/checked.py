@@ -124,6 +124,33 @@ class SimulatedRank:
 
 
 @dataclass(frozen=True)
+class MemoryPhase:
+    """The moment of a stretch of a step at which most is alive, in bytes of a rank."""
+
+    name: str  # whose forward or backward runs
+    parameters: int = 0  # the rank's own, with buffers
+    gradients: int = 0  # the rank's own
+    gathered: int = 0  # whole parameters and gradients of a unit, and their communication buffers
+    activations: int = 0  # made in forward, or again in backward
+    temporary: int = 0  # made in backward
+
+    @property
+    def total(self) -> int:
+        whole = self.parameters + self.gradients + self.gathered
+        return whole + self.activations + self.temporary
+
+
+@dataclass(frozen=True)
+class MemoryTimeline:
+    """Forward and backward of the full model, in the order of time."""
+
+    phases: List[MemoryPhase] = field(default_factory=list)
+    # With expert parallelism: the same if all peers send this rank as much as they can.
+    worst: List[MemoryPhase] = field(default_factory=list)
+    layers: int = 0  # that ran; the others are like them
+
+
+@dataclass(frozen=True)
 class Checked:
     """The answer of the worker."""
 
@@ -140,6 +167,7 @@ class Checked:
     stages: List[int] = field(default_factory=list)  # layers of each, as the release divides them
     units: List[PlannedUnit] = field(default_factory=list)
     owners: List[ExpertRange] = field(default_factory=list)
+    timeline: MemoryTimeline = field(default_factory=MemoryTimeline)  # no phases: not requested
     findings: List[CheckFinding] = field(default_factory=list)
     # The tiny model of the simulation: its own units, which the recorded calls are held against.
     simulated_units: List[PlannedUnit] = field(default_factory=list)

@@ -105,6 +105,7 @@ class Measured:
     auxiliary: bool = False  # the model returns an auxiliary loss
     foreign: bool = False  # an optimizer that stepped has parameters of no model that was called
     averages_over: List[int] = field(default_factory=list)  # ranks that average gradients; or empty
+    merged: int = 1  # of a reference: so many steps of the program are one
     # Of a reference: other name of a parameter -> its first name.
     tied: Dict[str, str] = field(default_factory=dict)
     # Of a reference: parameters of which only their bytes say which part each rank holds.

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Union
 
 from moediag.protocol.files import outcome_file
 from moediag.protocol.number_text import natural
+from moediag.protocol.recorded_state import ResumedRun
 from moediag.protocol.stored import build, read_json, write_json
 
 _BY_STEP = (
@@ -255,6 +256,7 @@ class Outcome:
     saved: Dict[str, str] = field(default_factory=dict)
     saved_compared: int = 0
     micro_batches: int = 1  # backward calls in the first step
+    resumed: Optional[ResumedRun] = None  # of a ResumedTask
     next_step: str = ""
     not_seen: List[str] = field(default_factory=list)
 

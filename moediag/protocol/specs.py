@@ -8,6 +8,13 @@ from typing import Any, Dict, List, Optional
 
 from moediag.protocol.files import GUARD_TIMEOUT
 
+# What a script may do with a Trainer and its Accelerator before it trains.
+FIRST_CALLS = (
+    "evaluate", "predict", "save", "read-batches", "create-optimizer", "prepare-for-evaluation",
+    "unwrap", "free-memory",
+)  # fmt: skip
+_CALL = f"({'|'.join(FIRST_CALLS)})"
+
 
 def option(default: Any, description: str, **limits: Any) -> Any:
     """A field that scenario files have as well. ``default``: MISSING if the field is required; a
@@ -174,9 +181,10 @@ class WrapperSpec:
     )
     before_train: str = option(
         "nothing",
-        "Kinds trainer and trl: what the script does with the Trainer before train(): evaluate it, "
-        "predict, or evaluate and then take back accelerate's mark on the model.",
-        choices=("nothing", "evaluate", "predict", "evaluate-unmarked"),
+        "Kinds trainer and trl: what the script does with the Trainer before train(): nothing, "
+        f"{', '.join(FIRST_CALLS)}, two of these (`save then evaluate`), or evaluate-unmarked: "
+        "evaluate, then take back accelerate's mark on the model.",
+        pattern=f"^(nothing|evaluate-unmarked|{_CALL}( then {_CALL})?)$",
     )
 
 

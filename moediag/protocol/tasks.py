@@ -156,6 +156,8 @@ class CheckTask:
     simulate: bool = True  # run one step of a tiny model on simulated ranks
     length: int = 0  # tokens of a sequence; 0: not known
     dtype: str = ""  # that from_pretrained is given; "": the configuration's
+    batch: int = 0  # sequences of a rank; 0: what lives during a step is not measured
+    recompute: str = "none"  # none | layers | selective: what backward computes again
 
 
 @dataclass(frozen=True)
@@ -179,10 +181,17 @@ class VerifyTask:
     kind: str = field(default="verify", init=False)
 
 
+@dataclass(frozen=True)
+class ResumedTask:
+    """A user's job that resumed from a checkpoint, compared with uninterrupted runs of it."""
+
+    kind: str = field(default="resumed", init=False)
+
+
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, GenerateTask,
     SaveTask, FamiliesTask, RelationTask, SequenceTask, CheckTask, WatchTask,
-    AttachTask, VerifyTask, CheckpointTask,
+    AttachTask, VerifyTask, ResumedTask, CheckpointTask,
 ]  # fmt: skip
 
 

@@ -8,11 +8,11 @@ from moediag.reference.word_entry import Entry
 from moediag.result import FAILURES, Verdict
 
 EXIT_CODES = {
-    ExitCode.OK: "Every expectation was met (diagnose, verify: no failure found; bisect: answered; "
-    "matrix: every cell known; hunt: nothing new; check: nothing found; nightly: no new failure; "
-    "watch: the job's own exit code).",
-    ExitCode.FAILURE_FOUND: "An expectation was not met (diagnose, watch, verify: a failure found; "
-    "hunt: a confirmed finding that its register lacks; check: something fails; "
+    ExitCode.OK: "Every expectation was met (diagnose, verify, resume: no failure found; "
+    "bisect: answered; matrix: every cell known; hunt: nothing new; check: nothing found; "
+    "nightly: no new failure; watch: the job's own exit code).",
+    ExitCode.FAILURE_FOUND: "An expectation was not met (diagnose, watch, verify, resume: "
+    "a failure found; hunt: a confirmed finding that its register lacks; check: something fails; "
     "nightly: a new failure).",
     ExitCode.USAGE: "Wrong usage or bad input.",
     ExitCode.INCONCLUSIVE: "Inconclusive: a control failed, or a trial could not be judged "

@@ -25,7 +25,7 @@ _ENV = {
 }  # fmt: skip
 _OWN = {
     "result": (
-        "result.json, and `--json` of `attach`, `watch`, `diagnose`, `verify` and `run`.",
+        "result.json, and `--json` of `attach`, `watch`, `diagnose`, `verify`, `resume` and `run`.",
         _RESULT,
     ),
     "doctor": ("`doctor --json`.", {"checks": [Check]}),

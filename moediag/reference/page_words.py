@@ -44,6 +44,7 @@ WORDS = {
     "behind": "The ranks that recorded the fewest events: they are the last to arrive. By how many "
     "events is in the column of the same name.",
     "step": "Steps of the optimizer that a rank has made.",
+    "waste": "What ranks hold or send without need: padding, ranks without experts.",
     "memory": "Resident memory of a rank's process.",
     "state": "What a rank does now: it computes, waits in a call, sleeps, or has ended.",
     "correct": "The fix is clean in every repeat: ranks agree and gradients equal the reference.",

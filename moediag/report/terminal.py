@@ -191,6 +191,8 @@ def closing(result: RunResult, width: int, run_folder: Path) -> Iterator[Line]:
         yield from answer_lines(findings[-1], width)
         yield from labelled("AGAIN", f"moediag report {run_folder} --details", width, "faint")
     else:
+        if step := result.trials[-1].diagnosis.next_step:
+            yield from labelled("NEXT", step, width, "label")
         yield ((f"moediag: evidence in {run_folder}", "plain"),)
 
 

@@ -51,10 +51,12 @@ def written(folder: Path, **changes: Any) -> str:
 def test_starvation_is_predicted_with_call_and_parameters(command: Command, tmp_path: Path) -> None:
     need(OLD)
     words = ["check", written(tmp_path / "model"), "--layout", "dp_shard=512", "--json"]
+    words += ["--card", "80", "--length", "64"]
     words += ["--stack", "transformers=4.53.2", "--out", str(tmp_path / "out")]
     code, stdout, _ = command.call(*words)
     found = json.loads(stdout)
     assert code == ExitCode.FAILURE_FOUND, found["not_seen"]
+    assert found["fits"] == "FITS" and found["fit"]["measured"], found["not_seen"]
     cases = {case["name"]: case for case in found["cases"]}
     assert not cases["control"]["parts"]
     idle = cases["idle-experts"]["first_divergence"]

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
 STACK = {"transformers": "5.23.0", "accelerate": "1.15.0"}
 FOUND = Path(__file__).parents[2] / "reports" / "found"
 SCRIPTS = sorted(FOUND.glob("*.py"))
+# Script -> a newer release, which has what it shows; no fix is proposed.
+NEWER = {"transformers_5_24_0": "5.24.0"}
 
 _OF_MASKS = '                "past_key_values": past_key_values,\n            }\n'
 _WITH_POSITIONS = _OF_MASKS.replace(
@@ -165,13 +167,16 @@ def run(script: Path, stack: environment.Stack) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_the_finding_shows_on_the_release(script: Path) -> None:
-    need(STACK)
-    ended = run(script, environment.ensure(STACK))
+    stack = {**STACK, "transformers": NEWER.get(script.stem, STACK["transformers"])}
+    need(stack)
+    ended = run(script, environment.ensure(stack))
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr, ended.stderr
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script", [s for s in SCRIPTS if s.stem not in NEWER], ids=lambda script: script.stem
+)
 def test_the_proposed_fix_removes_it(script: Path, tmp_path: Path) -> None:
     need(STACK)
     package, file, edits = FIXES[script.stem]

@@ -92,7 +92,7 @@ def test_a_rank_that_waits_inside_a_library_is_a_victim(victim: Trainer, tmp_pat
     test_every_victim_is_diagnosed_correctly(victim, tmp_path)
 
 
-def test_a_hang_is_diagnosed_and_the_on_hang_command_does_not_write_to_stdout(tmp_path: Path) -> None:
+def test_a_hang_is_diagnosed_and_its_command_writes_no_stdout(tmp_path: Path) -> None:
     (victim,) = [v for v in VICTIMS if v.name == "skips"]
     command = "echo not JSON, $MOEDIAG_VERDICT; kill $MOEDIAG_JOB_PID"
     code, trial = under_torchrun(tmp_path, victim, "--on-hang", command)

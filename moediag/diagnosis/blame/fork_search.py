@@ -97,7 +97,8 @@ class Search:
             start = file.node(level.line) if one.common is not None else BEGIN
             if any(self._same_visit(side, level, start) for side in self._sides):
                 return []
-            found += self._between(file, scope, start, chains, 0)
+            before = level == one.before[-1] if one.before else False
+            found += self._between(file, scope, start, chains, 0, before)
             if all(chains):
                 break
         return found
@@ -127,9 +128,11 @@ class Search:
         start: Node | None,
         chains: tuple[tuple[Line, ...], tuple[Line, ...]],
         depth: int,
+        before: bool = False,
     ) -> list[Decision]:
         """The decisions from ``start`` in a function to the places of both chains; an empty chain
-        is the function's end."""
+        is the function's end. ``before``: the last common call was made in ``start`` itself, before
+        what the user's functions did that it calls."""
         if depth > _DEEP:
             return []
         function = getattr(scope, "name", "<module>")
@@ -155,9 +158,11 @@ class Search:
         ]
         for own, other in ((0, 1), (1, 0)):
             if targets[own] is start and not direct and not ways[own]:
-                # This side did not leave the function that is called there; an exception may have
-                # taken the other side out of it.
-                return [
+                # This side did not leave the function that is called there. The other may have left
+                # it without a call, if the common call came before it (DDP's broadcast in a
+                # forward), or an exception may have taken it out of it.
+                inside = before and ways[other] and _calls_always(start)
+                return (self._inside(chains[own][1:], own, depth) if inside else []) or [
                     _caught(file, edge, other)
                     for edge in ways[other]
                     if edge.start is start and edge.how == CAUGHT and isinstance(edge.to, ast.AST)
@@ -168,12 +173,14 @@ class Search:
         for own, other in ((0, 1), (1, 0)):
             inner = chains[own][1:]
             through = any(edge.to is targets[own] for edge in ways[other])
-            if inner and through and targets[own] is not targets[other]:
+            if through and targets[own] is not targets[other]:
                 found += self._inside(inner, own, depth)
         return found
 
     def _inside(self, inner: tuple[Line, ...], own: int, depth: int) -> list[Decision]:
         """Those in a function that one side is in, and that the other left without a call."""
+        if not inner:
+            return []
         found = self._scope(inner[0])
         chains = (inner, ()) if own == 0 else ((), inner)
         return self._between(*found, BEGIN, chains, depth + 1) if found is not None else []
@@ -264,6 +271,12 @@ class Search:
             if one.line.startswith(line)
         ]
         return sum(given) if given else None
+
+
+def _calls_always(node: Node) -> bool:
+    """Whether a statement has no expression that may be left out."""
+    sometimes = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.comprehension)
+    return isinstance(node, ast.stmt) and not any(isinstance(n, sometimes) for n in ast.walk(node))
 
 
 def _caught(file: ProgramFile, edge: Edge, own: int) -> Decision:

@@ -133,6 +133,15 @@ def sentence(facts: AppliedFacts) -> str:
     )
 
 
+def advice(facts: AppliedFacts) -> str:
+    """What to look at."""
+    if facts.what == RATE:
+        return "Compare what sets the learning rate with one process: its scaling, its schedule."
+    if facts.what == UPDATES or facts.updates is not None:
+        return "Load the optimizer's state as one process does."
+    return f"Check what changes {listed(facts.wrong)} after the gradients are reduced."
+
+
 def _because(facts: AppliedFacts) -> str:
     if facts.updates is not None:
         own, right = facts.updates

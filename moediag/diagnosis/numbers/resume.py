@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from moediag.diagnosis.numbers import resumed_run
 from moediag.diagnosis.numbers.expert_holders import numbers
 from moediag.diagnosis.numbers.lost_in_resume import by, by_parameter, listed, most, what_is_lost
 from moediag.evidence.model import Evidence
@@ -39,10 +40,23 @@ class ResumeFacts:
     """OUTSIDE or a pattern of ``lost_in_resume``; "" where nothing drifted."""
     tables: tuple[Table, ...] = ()
     """The numbers behind it."""
+    next_step: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def resume_facts(evidence: Evidence) -> ResumeFacts:
     """The facts if every rank reached its end: a rank without numbers may have drifted."""
+    own = {
+        rank: seen.outcome.resumed
+        for rank, seen in sorted(evidence.ranks.items())
+        if seen.outcome is not None and seen.outcome.resumed is not None
+    }
+    if own:
+        said = resumed_run.said(own)
+        return ResumeFacts(
+            said.verdict, said.confidence, said.text, said.pattern, resumed_run.tables(own),
+            said.next_step, said.notes,
+        )  # fmt: skip
     found = {
         rank: seen.outcome.resume
         for rank, seen in sorted(evidence.ranks.items())

@@ -53,7 +53,10 @@ def wrong_ownership(facts: Facts) -> Judgement | None:
 def _which(facts: Facts) -> str:
     """Which gradients are wrong, and where in the model."""
     count = cause.of_gradients(facts.gradients) if facts.gradients.wrong else ""
-    why, (where, place) = of_otherwise(facts.evidence), of_first_wrong(facts.evidence)
+    why, (where, place) = (
+        of_otherwise(facts.evidence),
+        of_first_wrong(facts.evidence, facts.gradients),
+    )
     if place is None and (why or facts.factors.complete):
         where = ""  # that all modules are right adds nothing
     by_place = by_part.sentence(facts.parts), scale_factor.sentences(facts.factors)
@@ -81,8 +84,9 @@ def resume_drift(facts: Facts) -> Judgement | None:
     if found.verdict != Verdict.RESUME_DRIFT:
         return None
     return Judgement(
-        found.confidence, found.text, pattern=found.pattern, until=facts.gradients.step
-    )
+        found.confidence, found.text, pattern=found.pattern, until=facts.gradients.step,
+        next_step=found.next_step, notes=found.notes,
+    )  # fmt: skip
 
 
 @detector(Verdict.INCONCLUSIVE)
@@ -90,14 +94,16 @@ def resume_undecided(facts: Facts) -> Judgement | None:
     """Two uninterrupted runs already differ, so a resumed run that differs shows nothing."""
     found = facts.resume
     differ = found.verdict == Verdict.INCONCLUSIVE
-    return Judgement(found.confidence, found.text) if differ else None
+    judged = Judgement(found.confidence, found.text, next_step=found.next_step, notes=found.notes)
+    return judged if differ else None
 
 
 @detector(Verdict.CLEAN)
 def resume_exact(facts: Facts) -> Judgement | None:
     """After a save and a load, training continued exactly as in an uninterrupted run."""
     found = facts.resume
-    return Judgement(found.confidence, found.text) if found.verdict == Verdict.CLEAN else None
+    judged = Judgement(found.confidence, found.text, notes=found.notes)
+    return judged if found.verdict == Verdict.CLEAN else None
 
 
 @detector(Verdict.WRONG_WEIGHTS)
@@ -119,7 +125,7 @@ def wrong_update(facts: Facts) -> Judgement | None:
         culprits=() if not_sent(facts.evidence) else few(found.ranks, facts.evidence),
         pattern=found.what,
         until=found.step,
-        next_step=next_of(facts.evidence),
+        next_step=next_of(facts.evidence, facts.gradients) or optimizer_update.advice(found),
     )
 
 
@@ -170,7 +176,7 @@ def wrong_gradients(facts: Facts) -> Judgement | None:
         why = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=False)
         text = f"{why} {text}"
     elif lost:
-        told = of_otherwise(facts.evidence) or of_first_wrong(facts.evidence)[0]
+        told = of_otherwise(facts.evidence) or of_first_wrong(facts.evidence, facts.gradients)[0]
         if not told:
             text += f" No schedule of {ranks(lost)} was recorded: whether a rank is at fault is "
             text += "not known."
@@ -191,8 +197,8 @@ def wrong_gradients(facts: Facts) -> Judgement | None:
         pattern=pattern if d is None else "",
         until=facts.gradients.step,
         gradients=True,
-        places=tuple(filter(None, of_first_wrong(facts.evidence)[1:])),
-        next_step=next_of(facts.evidence)
+        places=tuple(filter(None, of_first_wrong(facts.evidence, facts.gradients)[1:])),
+        next_step=next_of(facts.evidence, facts.gradients)
         or next((o.next_step for o in facts.outcomes if o.next_step), ""),
     )
 

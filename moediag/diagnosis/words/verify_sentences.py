@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.evidence.model import Evidence
 from moediag.result import Place
 from moediag.result.wording import listed, plural, ranks
@@ -68,19 +68,14 @@ def _sentences() -> dict[str, str]:
     }
 
 
-def of_first_wrong(evidence: Evidence) -> tuple[str, Place | None]:
+def of_first_wrong(evidence: Evidence, gradients: GradientFacts) -> tuple[str, Place | None]:
     """Which module is the first that computes something wrong, and the line that called it; ""
     where nothing is known."""
     from moediag.protocol import outcome
 
-    own = {
-        rank: seen.outcome.first_wrong
-        for rank, seen in sorted(evidence.ranks.items())
-        if seen.outcome is not None and seen.outcome.first_wrong is not None
-    }
-    wrong = {rank: one for rank, one in own.items() if one.what != outcome.AFTER}
+    wrong = {rank: one for rank, one in _modules(evidence).items() if one.what != outcome.AFTER}
     if not wrong:
-        return (_weighted(own) if own and len(own) == len(evidence.ranks) else ""), None
+        return _after(evidence, gradients)[0], None
     forward = [one for one in wrong.values() if one.what in (outcome.OUTPUT, outcome.INPUT)]
     first = min(forward or wrong.values(), key=lambda one: one.order)
     where = tuple(r for r, one in wrong.items() if (one.name, one.what) == (first.name, first.what))
@@ -105,8 +100,24 @@ def of_first_wrong(evidence: Evidence) -> tuple[str, Place | None]:
     return text, Place(where, f"{first.at} {first.name}".strip(), f"first wrong {first.what}")
 
 
-def _weighted(own: Mapping[int, WrongModule]) -> str:
-    """What it means that all outputs, and up to a factor their gradients, are right."""
+def _modules(evidence: Evidence) -> dict[int, WrongModule]:
+    return {
+        rank: seen.outcome.first_wrong
+        for rank, seen in sorted(evidence.ranks.items())
+        if seen.outcome is not None and seen.outcome.first_wrong is not None
+    }
+
+
+def _after(evidence: Evidence, gradients: GradientFacts) -> tuple[str, str]:
+    """What it means that all outputs, and up to a factor their gradients, are right, and what to
+    do; "" where one is wrong or not known."""
+    from moediag.protocol import outcome
+
+    own = _modules(evidence)
+    if any(one.what != outcome.AFTER for one in own.values()):
+        return "", ""
+    if not own or len(own) < len(evidence.ranks):
+        return "", ""
     compared = plural(max(one.compared for one in own.values()), "call")
     factors = [factor for one in own.values() for factor in one.factors]
     begin = f"All {compared} of modules return what they return in one process"
@@ -118,15 +129,24 @@ def _weighted(own: Mapping[int, WrongModule]) -> str:
         return (
             f"{begin}, but the loss weighs the samples otherwise: the gradients of activations are "
             f"these multiples of those of one process, by forward: {by_rank}. A mean over the "
-            "tokens of each micro-batch or rank does that where their numbers differ."
+            "tokens of each micro-batch or rank does that where their numbers differ.",
+            "Divide the sum of the loss by the tokens of all micro-batches and ranks of a step.",
+        )
+    begin += ", and the gradients of activations are right up to one factor: the error is"
+    wrong = gradients.wrong
+    if len(wrong) < gradients.compared:
+        return (
+            f"{begin} where the gradient of {_names([*wrong])} is added up or reduced.",
+            "Check what changes that gradient between its backward and the optimizer's step.",
         )
     return (
-        f"{begin}, and the gradients of activations are right up to one factor: the error is in "
-        "the factor of the loss, or where gradients of parameters are added up or reduced."
+        f"{begin} in the factor of the loss, or where gradients of parameters are added up or "
+        "reduced.",
+        "Check the factor of the loss, and how gradients are added up and reduced.",
     )
 
 
-def next_of(evidence: Evidence) -> str:
+def next_of(evidence: Evidence, gradients: GradientFacts) -> str:
     """What to do about parameters that are trained otherwise, or the first wrong module."""
     from moediag.protocol import outcome
 
@@ -147,10 +167,10 @@ def next_of(evidence: Evidence) -> str:
         outcome.NOT_SUMMED: "Sum these gradients over ranks before they are clipped or used.",
     }
     found = next((text for how, text in steps.items() if how in told), "")
-    _, place = of_first_wrong(evidence)
+    _, place = of_first_wrong(evidence, gradients)
     if place is not None and not told & {outcome.BARE, outcome.NO_SYNC, outcome.ABSENT}:
         return f"Compare what {place.line} computes on a rank and in one process."
-    return found
+    return found or _after(evidence, gradients)[1]
 
 
 def not_sent(evidence: Evidence) -> bool:

@@ -84,7 +84,7 @@ def _planned(configured: Configured, trial: Trial, folder: Path) -> Checked:
         def run() -> Checked:
             joined = simulated_group.joined(stage * each, trial.world_size)
             with joined, indexed_pieces.installed():
-                return planned.of_model(configured, trial)
+                return planned.of_model(configured, trial, folder)
 
         found: Checked = in_child(run, folder)
         return found

@@ -7,10 +7,17 @@ import inspect
 import math
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from moediag.axes import CP, DP_SHARD, EP, PP, TP, Layout
-from moediag.lab.check import checkpoint_names, expert_owners, fsdp_units, sharding
+from moediag.lab.check import (
+    activations,
+    checkpoint_names,
+    expert_owners,
+    fsdp_units,
+    sharding,
+)
 from moediag.lab.check.configured import Configured
 from moediag.lab.check.plan_rules import PLAN, Rules
 from moediag.lab.check.tensor_places import axes, listed, sizes, slices
@@ -23,10 +30,12 @@ from moediag.protocol import (
     Checked,
     CheckFinding,
     CheckTask,
+    MemoryTimeline,
     PlannedParameter,
     Trial,
 )
 from moediag.protocol.names import clean_fqn
+from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step import pieces
 
 _HEADS = re.compile(r"(^|\.)(q|k|v)_proj\.weight$")
@@ -34,7 +43,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 _VIEW = re.compile(r"-1,\s*(self\.)?head_dim\b")  # of a view: the number of heads is what is left
 
 
-def of_model(configured: Configured, trial: Trial) -> Checked:
+def of_model(configured: Configured, trial: Trial, folder: Path) -> Checked:
     """Returns the plan of the model without weights. In a simulated process group."""
     assert isinstance(trial.task, CheckTask)
     dtype, why = configured.dtype(trial.task.dtype)
@@ -51,9 +60,15 @@ def of_model(configured: Configured, trial: Trial) -> Checked:
         not_seen.append(f"the checkpoint: {reason}")
     found = sharding.wrapped(configured, model, trial)
     plan = _Plan(configured, trial, found, sizes, tied).checked()
+    timeline = MemoryTimeline()
+    if trial.task.batch:
+        try:
+            timeline = activations.measured(configured, found, trial, folder)
+        except NotApplicable as reason:
+            not_seen.append(f"the memory of activations: {reason}")
     return dataclasses.replace(
         plan, findings=[*plan.findings, *stored], not_seen=[*plan.not_seen, *not_seen],
-        dtype=str(dtype).replace("torch.", ""), dtype_from=why,
+        dtype=str(dtype).replace("torch.", ""), dtype_from=why, timeline=timeline,
     )  # fmt: skip
 
 

@@ -27,6 +27,12 @@ class Dtype(str, Enum):
     float16 = "float16"
 
 
+class Recompute(str, Enum):
+    none = "none"
+    layers = "layers"
+    selective = "selective"
+
+
 class Optimizer(str, Enum):
     adamw = "adamw"
     adamw_8bit = "adamw-8bit"
@@ -73,8 +79,37 @@ def check(
     ] = Wrapper.auto,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Do not simulate a step.")] = False,
     length: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Tokens of a sequence, which cp cuts.")
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Tokens of a sequence, which cp cuts.  [default: 4,096 for the memory]",
+        ),
     ] = 0,
+    card: Annotated[
+        str,
+        typer.Option(
+            metavar="GIB|NAME",
+            help="Say whether a step fits on this card, and what would make it fit: 80, H100.",
+        ),
+    ] = "",
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Sequences of a rank; measures the peak memory of a step.  [default: 1 with "
+            "--card]",
+        ),
+    ] = None,
+    recompute: Annotated[
+        Recompute,
+        typer.Option(
+            metavar="none|layers|selective",
+            help="What backward computes again: whole layers, or all but matrix products and "
+            "attention.",
+        ),
+    ] = Recompute.none,
     dtype: Annotated[
         Dtype,
         typer.Option(help="Dtype that from_pretrained is given.  [default: the configuration's]"),
@@ -131,6 +166,9 @@ def check(
         float, typer.Option(min=1.0, metavar="S", help="End the check after this many seconds.")
     ] = 600.0,
     out: o.Out = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print findings, costs and the plan too.")
+    ] = False,
     html: o.Html = None,
     junit: o.Junit = None,
     as_json: o.Json = False,
@@ -147,6 +185,7 @@ def check(
     from moediag.lab.campaign.engine import shown
     from moediag.lab.pipeline import check as checker
     from moediag.lab.pipeline import check_page, check_script, check_script_page
+    from moediag.lab.pipeline.check_options import CheckOptions
     from moediag.report import answer_views
 
     pins = o.pairs(stack, "--stack")
@@ -164,16 +203,17 @@ def check(
             page, folder = check_script_page.answer(ran), ran.folder
         else:
             _of_config(config, layout)
-            options = checker.CheckOptions(
+            options = CheckOptions(
                 config=config, layout=_axes(layout), world=world, stack=pins,
                 wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
-                length=length, dtype=dtype.value, param_dtype=param_dtype.value,
+                length=length, batch=batch or 0, recompute=recompute.value, card=card,
+                dtype=dtype.value, param_dtype=param_dtype.value,
                 reduce_dtype=reduce_dtype.value, optimizer=optimizer.value, master=master_weights,
                 bandwidth=_bandwidth(bandwidth, per_node, step_time),
                 timeout=timeout, out=out,
             )  # fmt: skip
             found = checker.check(options, tell)
-            page, folder = check_page.answer(found), found.folder
+            page, folder = check_page.answer(found, details), found.folder
     raise typer.Exit(answer_views.show(page, folder / checker.RESULT, as_json, no_color, chosen))
 
 

@@ -11,7 +11,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,10 @@ from moediag.errors import LayoutError, UsageError
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.lab.launch.launcher import launcher
-from moediag.lab.pipeline import check_cost, known_scenarios, register
-from moediag.lab.pipeline.check_cost import AxisCost, Bandwidth, Memory, Wire
+from moediag.lab.pipeline import check_cost, check_fit, known_scenarios, register
+from moediag.lab.pipeline.check_cost import AxisCost, Memory, Wire
+from moediag.lab.pipeline.check_fit import Fit, FitWord
+from moediag.lab.pipeline.check_options import CheckOptions
 from moediag.lab.pipeline.known_scenarios import Known
 from moediag.lab.pipeline.register import Entry
 from moediag.lab.pipeline.single_process import OFFLINE, why_no_answer
@@ -45,38 +46,8 @@ from moediag.result.answer_blocks import AnswerState
 CONFIG = "config.json"
 RESULT = "check.json"
 WORKED = "worker"  # folder of the worker's files
-_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # meshes of simulated ranks are of the CPU
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """The question."""
-
-    config: str
-    """A folder with config.json, the file, or a hub name that the local cache has."""
-    layout: Mapping[str, int]
-    world: int | None = None
-    """Number of ranks; None: the product of the axes."""
-    stack: Mapping[str, str] = field(default_factory=dict)
-    wrapper: str = ""
-    """``transformers`` or ``fsdp2``: who shards. "": transformers for a layout that from_pretrained
-    divides the model along, else fsdp2."""
-    simulate: bool = True
-    length: int = 0
-    """Tokens of a sequence; 0: not told."""
-    dtype: str = ""
-    """That from_pretrained is given; "": the configuration's."""
-    param_dtype: str = ""
-    """In which fully_shard gathers and computes; "": the parameters' own."""
-    reduce_dtype: str = ""
-    """Of reduced gradients; "": that of the computation."""
-    optimizer: str = "adamw"
-    master: bool = False
-    """The optimizer keeps a float32 copy of each parameter."""
-    bandwidth: Bandwidth | None = None
-    """None: no communication time is computed."""
-    timeout: float = 600.0
-    out: Path | None = None
+# Meshes of simulated ranks are of the CPU.
+_SETTINGS = LaunchOptions(environment={**OFFLINE, "CUDA_VISIBLE_DEVICES": ""})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +87,8 @@ class CheckResult:
     cases: tuple[JudgedCase, ...]
     costs: tuple[AxisCost, ...]
     memory: Memory | None
+    fit: Fit | None
+    """None: it was not asked."""
     wires: tuple[Wire, ...]
     dtypes: str
     """In which parameters are stored, gathered and reduced, and the optimizer's states."""
@@ -128,6 +101,7 @@ class CheckResult:
     @property
     def failing(self) -> bool:
         found = any(finding.level == FAILS for finding in self.checked.findings)
+        found = found or (self.fit is not None and self.fit.word == FitWord.NO)
         return found or any(case.parts for case in self.cases)
 
     @property
@@ -150,38 +124,25 @@ class CheckResult:
 def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> CheckResult:
     """Returns what was found; ``check.json`` in its folder has the same. ``tell``: called with what
     happens now. Raises UsageError, LayoutError and StackError."""
-    config = find_config(options.config)
     layout = Layout(options.layout)
     ranks = number_of_ranks(layout, options.world)
+    if options.card:
+        check_fit.capacity(options.card)
+    if options.card or options.batch or options.recompute != "none":
+        options = dataclasses.replace(
+            options, batch=options.batch or 1, length=options.length or check_fit.LENGTH
+        )
+    config = find_config(options.config)
+    trial = trial_of(options)
     stack = environment.ensure(options.stack, tell)
     folder = run_folder(options.out, f"check-{config.parent.name.lower() or 'model'}")
-    wrapper = options.wrapper or _wrapper(layout)
-    if (options.param_dtype or options.reduce_dtype) and wrapper != "fsdp2":
-        raise UsageError(
-            "--param-dtype and --reduce-dtype are arguments of fully_shard, and here "
-            "from_pretrained shards",
-            "Leave them out, or add --wrapper fsdp2",
-        )
-    trial = Trial(
-        name="check", scenario="check", variant="check",
-        task=CheckTask(str(config), options.simulate, options.length, options.dtype),
-        world_size=ranks,
-        layout={str(axis): size for axis, size in layout.axes.items()},
-        wrapper=WrapperSpec(
-            kind=wrapper, reshard_after_forward=None, param_dtype=options.param_dtype,
-            reduce_dtype=options.reduce_dtype,
-        ),
-        record=False, timeout=options.timeout,
-    )  # fmt: skip
     place = folder / WORKED
     tell("planning and simulating", None)
-    settings = LaunchOptions(environment={**OFFLINE, **_NO_GPU})
-    with launcher("fork", stack, folder / "hosts", settings) as one:
-        record = one.run(trial, place)
-    try:
-        checked = Checked.read(place)
-    except (OSError, ValueError):
-        checked = Checked(problem=why_no_answer(record, place))
+    with launcher("fork", stack, folder / "hosts", _SETTINGS) as one:
+        checked = ask(trial, one, place)
+        memory, fit = _memory(checked, options)
+        if fit is not None and fit.word == FitWord.NO:
+            fit = _with_change(fit, options, one, place, tell)
     cases, evidence = [], None
     for case in checked.cases:
         read = _comparable(read_trial(place / case.folder))
@@ -199,18 +160,79 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
         checked=checked,
         cases=tuple(cases),
         costs=costs,
-        memory=check_cost.memory(checked.plan, checked.units, options.optimizer, options.master)
-        if checked.plan
-        else None,
+        memory=memory,
+        fit=fit,
         wires=check_cost.wires(costs, sizes, ranks, options.bandwidth) if options.bandwidth else (),
         dtypes=_dtypes(checked, options),
-        known=known_scenarios.concerning(checked.model_type, active, wrapper, stack.versions),
+        known=known_scenarios.concerning(
+            checked.model_type, active, _wrapper(options), stack.versions
+        ),
         found=tuple(e for e in register.read() if e.concerns(checked.model_type, active)),
         not_seen=(*checked.not_seen, *([f"the cost: {held}"] if held else [])),
         folder=folder,
     )
     write_json(folder / RESULT, to_json(result))
     return result
+
+
+def ask(trial: Trial, one: Any, place: Path) -> Checked:
+    """Returns the worker's answer, from a host of the requested releases. ``place``: its folder."""
+    record = one.run(trial, place)
+    try:
+        return Checked.read(place)
+    except (OSError, ValueError):
+        return Checked(problem=why_no_answer(record, place))
+
+
+def trial_of(options: CheckOptions) -> Trial:
+    """Returns what the worker is given. Raises UsageError and LayoutError."""
+    layout = Layout(options.layout)
+    wrapper = _wrapper(options)
+    if (options.param_dtype or options.reduce_dtype) and wrapper != "fsdp2":
+        raise UsageError(
+            "--param-dtype and --reduce-dtype are arguments of fully_shard, and here "
+            "from_pretrained shards",
+            "Leave them out, or add --wrapper fsdp2",
+        )
+    return Trial(
+        name="check", scenario="check", variant="check",
+        task=CheckTask(
+            str(find_config(options.config)), options.simulate, options.length, options.dtype,
+            options.batch, options.recompute,
+        ),
+        world_size=number_of_ranks(layout, options.world),
+        layout={str(axis): size for axis, size in layout.axes.items()},
+        wrapper=WrapperSpec(
+            kind=wrapper, reshard_after_forward=None, param_dtype=options.param_dtype,
+            reduce_dtype=options.reduce_dtype,
+        ),
+        record=False, timeout=options.timeout,
+    )  # fmt: skip
+
+
+def _memory(checked: Checked, options: CheckOptions) -> tuple[Memory | None, Fit | None]:
+    if not checked.plan:
+        return None, None
+    memory = check_cost.memory(checked.plan, checked.units, options.optimizer, options.master)
+    return memory, check_fit.of(checked.timeline, memory, options) if options.batch else None
+
+
+def _with_change(
+    fit: Fit, options: CheckOptions, one: Any, place: Path,
+    tell: Callable[[str, float | None], None],
+) -> Fit:  # fmt: skip
+    """Returns it with the first change under which the step fits, each measured in the same way."""
+    ranks = number_of_ranks(Layout(options.layout), options.world)
+    tried = check_fit.changes(dataclasses.replace(options, simulate=False), fit, ranks)
+    for number, (words, changed) in enumerate(tried):
+        tell(f"it does not fit; trying {words}", None)
+        checked = ask(trial_of(changed), one, place.with_name(f"{place.name}-change-{number}"))
+        _, found = _memory(checked, changed)
+        if found is not None and found.word in (FitWord.FITS, FitWord.TIGHT):
+            peak = f"{found.peak.total / check_fit.GIB:.1f} GiB"
+            tight = f", {found.word}" if found.word == FitWord.TIGHT else ""
+            return dataclasses.replace(fit, change=f"{words} ({peak}{tight})")
+    return fit
 
 
 def _dtypes(checked: Checked, options: CheckOptions) -> str:
@@ -285,7 +307,10 @@ def number_of_ranks(layout: Layout, world: int | None) -> int:
     )
 
 
-def _wrapper(layout: Layout) -> str:
+def _wrapper(options: CheckOptions) -> str:
+    layout = Layout(options.layout)
+    if options.wrapper:
+        return options.wrapper
     divided = any(not axis.data_parallel and axis != CP for axis in layout.active)
     return "transformers" if divided else "fsdp2"
 
@@ -332,6 +357,8 @@ def to_json(result: CheckResult) -> dict[str, Any]:
         "costs": [{**dataclasses.asdict(cost), "sent": cost.sent} for cost in result.costs],
         "wires": [dataclasses.asdict(wire) for wire in result.wires],
         "memory": dataclasses.asdict(result.memory) if result.memory else None,
+        "fit": dataclasses.asdict(result.fit) if result.fit else None,
+        "fits": result.fit.word if result.fit else None,
         "known": [dataclasses.asdict(one) for one in result.known],
         "found": [dataclasses.asdict(one) for one in result.found],
         "not_seen": [*result.not_seen, *result.unseen_cases],

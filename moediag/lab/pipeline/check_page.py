@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from moediag.axes import EP
+from moediag.lab.pipeline import check_verdict
 from moediag.lab.pipeline.check import CheckResult, JudgedCase, share, to_json
 from moediag.lab.pipeline.check_cost import AxisCost, Wire
+from moediag.lab.pipeline.check_fit import GIB, Fit, Moment
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
 from moediag.result import Table, wording
 from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
@@ -16,32 +18,41 @@ _STATUS = {
     "known": "known upstream", "by-design": "documented as a choice", "unreported": "not reported",
 }  # fmt: skip
 _NAMES = 4  # parameters named in a sentence
+_DETAILS = "--details prints findings, costs and the plan; so does --html FILE"
 _OTHERS = 3  # scenarios of other releases that are named
 ALWAYS = (
-    "activations, buffers and fragmentation in memory; bytes of token exchanges and of activations "
+    "fragmentation of memory; bytes of token exchanges and of activations "
     "between ranks, which depend on the batch; the network"
 )
 
 
-def answer(result: CheckResult) -> Answer:
+def answer(result: CheckResult, details: bool = True) -> Answer:
+    """``details``: a terminal shows the tables too, not only the verdict and its reasons."""
     axes = ", ".join(f"{axis}={size}" for axis, size in result.layout.axes.items())
-    failing = result.state == AnswerState.FAILURE
+    word, reasons = check_verdict.verdict(result, _diverging(result))
+    shown = None if details else ()
     return Answer(
         "check",
         f"{result.checked.model or result.config} on {axes}",
         result.state,
-        "this model, layout and stack fail" if failing else "",
+        word,
         (
-            Section(tuple(_found(result)), "What was found"),
-            Section(tuple(_known(result)), "What is known"),
-            Section(tuple(_unseen(result)), "Not seen"),
-            Section(tuple(_cost(result)), "Cost"),
-            Section(tuple(_plan(result)), "Plan"),
+            Section(tuple(_found(result)), "What was found", brief=shown),
+            Section(tuple(_known(result)), "What is known", brief=shown),
+            Section(tuple(_unseen(result)), "Not seen",
+                    brief=None if details else tuple(_unseen(result, short=True))),
+            Section(tuple(_cost(result)), "Cost", brief=shown),
+            Section(tuple(_plan(result)), "Plan", brief=shown),
             Section(tuple(_question(result)), "What was asked"),
         ),
+        rows=(*reasons, *(() if details else (Row("details", _DETAILS, "faint"),))),
         cases=tuple(_cases(result.cases)),
         facts=to_json(result),
-    )
+    )  # fmt: skip
+
+
+def _diverging(result: CheckResult) -> list[str]:
+    return [_diverge(case, others) for case, others in _distinct(result.cases)]
 
 
 def _cases(cases: Sequence[JudgedCase]) -> Iterator[Case]:
@@ -61,16 +72,17 @@ def _found(result: CheckResult) -> Iterator[Row]:
     for finding in sorted(result.checked.findings, key=lambda f: -levels.index(f.level)):
         label, style = _TITLES[finding.level]
         yield Row(label, _finding(finding), style)
-    for case, others in _distinct(result.cases):
-        yield Row("FAILS", _diverge(case, others), "bad")
+    for text in _diverging(result):
+        yield Row("FAILS", text, "bad")
 
 
-def _unseen(result: CheckResult) -> Iterator[Row]:
+def _unseen(result: CheckResult, short: bool = False) -> Iterator[Row]:
     problem = [result.undecided] if result.checked.problem else []
     for text in (*problem, *result.not_seen, *result.unseen_cases):
         yield Row("NOT SEEN", text, "doubt")
-    if result.checked.plan:
-        yield Row("NOT SEEN", ALWAYS, "faint")
+    if result.checked.plan and not short:
+        measured = result.fit is not None and result.fit.measured
+        yield Row("NOT SEEN", ALWAYS if measured else f"activations in memory; {ALWAYS}", "faint")
 
 
 def _question(result: CheckResult) -> Iterator[Row]:
@@ -202,6 +214,8 @@ def _over(axes: Sequence[str]) -> str:
 def _cost(result: CheckResult) -> Iterator[Row]:
     yield from (Row("cost", _axis_cost(cost)) for cost in result.costs if cost.ranks > 1)
     yield from (Row("wires", _wire(wire)) for wire in result.wires)
+    if result.fit is not None:
+        yield from _fit(result.fit)
     memory = result.memory
     if memory is not None:
         gather = f" + {_bytes(memory.resident)} that stay gathered" if memory.resident else ""
@@ -214,6 +228,29 @@ def _cost(result: CheckResult) -> Iterator[Row]:
             f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} "
             f"optimizer{gather}",
         )
+
+
+def _fit(fit: Fit) -> Iterator[Row]:
+    """The peak, where it is, and whether it fits."""
+    recomputed = "" if fit.recompute == "none" else f", --recompute {fit.recompute}"
+    asked = f"{wording.plural(fit.batch, 'sequence')} of {fit.length:,} tokens{recomputed}"
+    if fit.measured:
+        yield Row("peak", f"{moment(fit.peak)} ({asked} on a rank)")
+        if fit.worst is not None:
+            text = f"if other ranks send this one all tokens that they can: {moment(fit.worst)}"
+            yield Row("worst load", text)
+    yield from check_verdict.fits(fit)
+
+
+def moment(one: Moment) -> str:
+    """Returns ``backward of layer 47: 61.2 GiB: 38.0 activations, 14.1 state, 9.1 gathered``."""
+    parts = {
+        "activations": one.activations, "state": one.state, "gathered": one.gathered,
+        "temporary": one.temporary,
+    }  # fmt: skip
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    told = ", ".join(f"{size / GIB:.1f} {name}" for name, size in largest if size >= GIB / 20)
+    return f"{one.at}: {one.total / GIB:.1f} GiB: {told or 'less than 0.1 of each kind'}"
 
 
 def _axis_cost(cost: AxisCost) -> str:

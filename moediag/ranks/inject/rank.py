@@ -237,11 +237,20 @@ def agent(module: Any) -> None:
 
 
 def measure(module: Any) -> None:
-    """Measures the first training steps of this process, see :mod:`moediag.ranks.verify`."""
+    """Measures the first training steps of this process, see :mod:`moediag.ranks.verify`, or
+    records the state of steps, see :mod:`moediag.ranks.resume`."""
     from moediag.ranks.verify.ending import Ending
+
+    text = os.environ[protocol.ENV_MEASURE]
+    states = protocol.StateRequest.of_text(text)
+    if states is not None:
+        from moediag.ranks.resume.recording import StateRecording
+
+        StateRecording(states, Ending(Path(states.folder), _measured)).install()
+        return
     from moediag.ranks.verify.measuring import Measuring
 
-    request = protocol.MeasureRequest.of_text(os.environ[protocol.ENV_MEASURE])
+    request = protocol.MeasureRequest.of_text(text)
     Measuring(request, Ending(Path(request.folder), _measured)).install()
 
 

@@ -18,12 +18,10 @@ from moediag.protocol.outcome import (
     ABSENT,
     FROZEN,
     LEFT_OUT,
-    NOT_AVERAGED,
     NOT_SENT,
-    NOT_SUMMED,
     WrongModule,
 )
-from moediag.protocol.tolerance import SAME_RATE, SMALLEST, TRUE_NORM
+from moediag.protocol.tolerance import SMALLEST, TRUE_NORM
 from moediag.ranks.verify import noise, slices, updates
 from moediag.ranks.verify.comparability import (
     Incomparable,
@@ -33,7 +31,9 @@ from moediag.ranks.verify.comparability import (
     tied_apart,
 )
 from moediag.ranks.verify.first_wrong import FirstWrong
+from moediag.ranks.verify.learning_rates import LearningRates
 from moediag.ranks.verify.module_calls import Calls
+from moediag.ranks.verify.not_reduced import not_reduced, not_sent
 from moediag.ranks.verify.otherwise import Otherwise, counts
 from moediag.ranks.verify.runs import Alone, Run
 from moediag.ranks.verify.tensor_files import Stored, Tensors
@@ -82,8 +82,6 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
         return _incomparable(job, _AUXILIARY)
     if noise.coarsest(dtypes) > noise.coarsest(["float32"]) and comparison.routed_otherwise():
         return _incomparable(job, _ROUTED_OTHERWISE)
-    if comparison.right and comparison.other_rate():
-        return _incomparable(job, Incomparable(f"{comparison.other_rate()}{_RATE}", _RATE_NEXT))
     return comparison.results(
         dtypes, steps, _first_wrong(job, runs) if comparison.began_wrong else {}
     )
@@ -138,12 +136,9 @@ _ROUTED_OTHERWISE = Incomparable(
     "in less than float32: rounding sends single tokens to other experts",
     "Use float32 in both commands.",
 )
-_RATE = "; all gradients agree, and weights after the step cannot be compared"
-_RATE_NEXT = "Give both commands the same learning rate, and compare again."
 _OBJECTIVE = (
-    "If the loss has terms over a rank's own samples (an auxiliary loss, a mean over tokens of "
-    "which ranks have different numbers), reduce them over ranks or switch them off, and compare "
-    "again."
+    "Reduce over ranks, or switch off, terms of the loss over a rank's own samples (auxiliary "
+    "losses, means over its tokens)."
 )
 
 
@@ -174,7 +169,7 @@ class _Comparison:
         for name in ambiguous:
             self._not_seen[f"{name}: its values fit several parts of the reference's tensor"] = None
         self.began_wrong = False  # a gradient of step 1 is wrong
-        self._scaled: Dict[str, Tuple[float, float]] = {}  # learning rates from the first step on
+        self._rates = LearningRates(reference.ranks[0])
         self._explained = False  # the weights differ because of a norm
 
     def step(self, number: int, measured: noise.Noise) -> bool:
@@ -183,9 +178,10 @@ class _Comparison:
         expected = self._alone.gradients[number - 1]
         self._updates.step(number, measured)
         self._explained |= self._other_norm(number)
-        skipped, diverged = self._other_rates(number)
         single = self._reference.steps[number - 1]
-        rates = updates.rates(self._rates(number), single.rates)
+        of_optimizers = {rank: o.steps[number - 1].rates for rank, o in self._job.ranks.items()}
+        rates = self._rates.step(number, of_optimizers)
+        self._not_seen.update(dict.fromkeys(rates.not_seen))
         of_ranks: Dict[int, Tensors] = {}
         counted = counts({r: o.steps[number - 1] for r, o in self._job.ranks.items()}, single)
         for rank in self._job.ranks:
@@ -211,14 +207,13 @@ class _Comparison:
             elif self._alone.weights[number - 1]:
                 unmoved = {name: start[name] for name in otherwise.get(LEFT_OUT, ())}
                 own = {**groups["weights"], **unmoved}
-                own = {n: s for n, s in own.items() if n not in skipped}
+                own = {n: s for n, s in own.items() if n not in rates.other}
                 weights = self._updates.compare(number, start, own)
                 if own and not weights:
                     self._not_seen[f"weights after step {number}: gradients are near rounding"] = (
                         None
                     )
-            rate = rates[rank] or diverged
-            right = right and diverged is None
+            rate = rates.wrong[rank]
             self._applied[rank][str(number)] = Applied(
                 weights,
                 rate=rate[0] if rate else None,
@@ -228,8 +223,11 @@ class _Comparison:
             )
             right = right and rank not in counted
             wrong = any(e.wrong for e in (*errors.values(), *weights.values()))
-            right = right and not wrong and not skipped and not self._explained
-        self._told_not_sent(number)
+            right = right and not wrong and not rates.other and not self._explained
+        for rank, names in not_sent(
+            {rank: by_step[str(number)] for rank, by_step in self._applied.items()}, of_optimizers
+        ).items():
+            self._otherwise[rank][NOT_SENT] = names
         self._told_unreduced(number, of_ranks, expected, measured)
         return right
 
@@ -241,21 +239,6 @@ class _Comparison:
             for name, whole in wholes.items()
             if whole is not None and self._learns(name)
         }
-
-    def _told_not_sent(self, number: int) -> None:
-        """Says which wrong weights are right on the rank whose optimizer updates them."""
-        rates = self._rates(number)
-        weights = {rank: by_step[str(number)].weights for rank, by_step in self._applied.items()}
-        updated = {
-            name
-            for rank, own in weights.items()
-            for name, one in own.items()
-            if name in rates[rank] and not one.wrong
-        }
-        for rank, own in weights.items():
-            old = [n for n, one in own.items() if one.wrong and n not in rates[rank]]
-            if updated & set(old):
-                self._otherwise[rank][NOT_SENT] = [name for name in old if name in updated]
 
     def _told_unreduced(
         self,
@@ -272,34 +255,11 @@ class _Comparison:
             if error.wrong
         }
         self.began_wrong |= number == 1 and bool(wrong)
-        known = any(one.reduction for one in self._job.ranks.values())
-        for name in sorted(wrong) if len(of_ranks) > 1 and not known else ():
-            parts = [of.get(name) for of in of_ranks.values()]
-            tensors = [p.tensor for p in parts if p is not None and p.where.kind == WHOLE]
-            right = expected.get(name)
-            own = [one.float() for one in tensors if one is not None]
-            if right is None or len(own) < len(of_ranks) or own[0].shape != right.shape:
-                continue
-            total, scale = torch.stack(own).sum(0), largest([right])
-            if all(torch.equal(one, own[0]) for one in own):
-                continue
-            for how, value in ((NOT_AVERAGED, total / len(own)), (NOT_SUMMED, total)):
-                if float((value - right.float()).abs().max()) <= measured.allowed(name, scale):
-                    for otherwise in self._otherwise.values():
-                        otherwise.setdefault(how, []).append(name)
-                    break
-
-    @property
-    def right(self) -> bool:
-        """Whether nothing that was compared is wrong."""
-        every = (
-            e
-            for by_step in (self._gradients, self._applied)
-            for steps in by_step.values()
-            for one in steps.values()
-            for e in (one if isinstance(one, dict) else one.weights).values()
-        )
-        return not self._explained and not any(e.wrong for e in every)
+        if any(one.reduction for one in self._job.ranks.values()):
+            return  # why is known
+        for how, names in not_reduced(wrong, of_ranks, expected, measured).items():
+            for otherwise in self._otherwise.values():
+                otherwise.setdefault(how, []).extend(names)
 
     def turned(self) -> bool:
         """Whether a wrong gradient has another direction than the reference's."""
@@ -307,41 +267,6 @@ class _Comparison:
             e for steps in self._gradients.values() for by in steps.values() for e in by.values()
         )
         return any(e.wrong and e.times is not None and e.times.residual > _TURNED for e in every)
-
-    def _rates(self, number: int) -> Dict[int, Dict[str, float]]:
-        return {rank: one.steps[number - 1].rates for rank, one in self._job.ranks.items()}
-
-    def _other_rates(self, number: int) -> Tuple[List[str], Optional[List[float]]]:
-        """Returns the parameters with another learning rate than the reference's on all ranks, and
-        both rates if they were equal in the step before: a scheduler went another way."""
-        of_ranks = self._rates(number)
-        skipped, diverged = [], None
-        for name, right in self._reference.steps[number - 1].rates.items():
-            own = {rates[name] for rates in of_ranks.values() if name in rates}
-            if len(own) == 1 and abs(next(iter(own)) - right) > SAME_RATE * abs(right):
-                skipped.append(name)
-                rate = next(iter(own))
-                if name not in self._scaled and number > 1:
-                    diverged = [rate, right]
-                    continue
-                self._scaled[name] = rate, right
-                self._not_seen[
-                    f"weights after step {number}: the learning rate is {next(iter(own)):.6g} on "
-                    f"every rank and {right:.6g} in the reference"
-                ] = None
-        return skipped, diverged
-
-    def other_rate(self) -> str:
-        """Says by how much the learning rate differs from the reference's, if not by the number of
-        ranks or its root, by which programs scale it on purpose."""
-        world = len(self._job.ranks)
-        for rate, right in self._scaled.values():
-            times = rate / right if right else 0.0
-            if all(abs(times - usual) > SAME_RATE * usual for usual in (world, world**0.5)):
-                return (
-                    f"the learning rate is {rate:.6g} on every rank and {right:.6g} in one process"
-                )
-        return ""
 
     def _other_norm(self, number: int) -> bool:
         right = self._reference.steps[number - 1].norm

@@ -37,7 +37,7 @@ class Ending:
         self._begun = False
 
     def begin(self) -> None:
-        """This rank has measured enough. The program continues until all ranks have."""
+        """Ends this process once all ranks have measured enough."""
         if not self._begun:
             self._begun = True
             sys.excepthook = self._hook(sys.excepthook)

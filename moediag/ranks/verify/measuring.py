@@ -243,7 +243,7 @@ class Measuring:
             rank, size = self._scope.rank, self._scope.world_size
         elif dist.is_available() and dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
-        self._off = not self._answer.claim(rank, size)
+        self._off = not self._answer.claim(rank, size, self._request.merged)
         return not self._off
 
     def _add_root(self, module: Any) -> None:

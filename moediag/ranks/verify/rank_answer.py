@@ -34,14 +34,15 @@ class Answer:
         assert self.value is not None
         return self.value
 
-    def claim(self, rank: int, world_size: int) -> bool:
-        """Starts the answer of ``rank``, unless another process has it."""
+    def claim(self, rank: int, world_size: int, merged: int) -> bool:
+        """Starts the answer of ``rank``, unless another process has it. ``merged``: so many steps
+        of the program are one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             (self._folder / measured.measured_file(rank)).touch(exist_ok=False)
         except FileExistsError:
             return False
-        self.value = Measured(rank, world_size, os.getpid(), sys.executable)
+        self.value = Measured(rank, world_size, os.getpid(), sys.executable, merged=merged)
         self.tell()
         return True
 

@@ -6,7 +6,7 @@ full steps, so only elements with a gradient well above rounding are compared.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 import torch
 
@@ -95,20 +95,3 @@ def _one(
         float(right.abs().max()),
         wrong=not error <= allowed,
     )
-
-
-def rates(
-    ranks: Dict[int, Dict[str, float]], alone: Dict[str, float]
-) -> Dict[int, Optional[List[float]]]:
-    """Returns by rank its learning rate and the reference's where ranks differ from each other: by
-    a parameter for which this rank differs from the reference, else None. A rate that differs from
-    the reference's alike on all ranks belongs to the layout, which is the user's decision."""
-    found: Dict[int, Optional[List[float]]] = dict.fromkeys(ranks)
-    for name, right in alone.items():
-        own = {rank: rates[name] for rank, rates in ranks.items() if name in rates}
-        if len(set(own.values())) < 2:
-            continue
-        for rank, rate in own.items():
-            if found[rank] is None:
-                found[rank] = [rate, right]
-    return found

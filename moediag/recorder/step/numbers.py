@@ -164,6 +164,23 @@ def _weights_on(device: Any) -> Any:
     return known
 
 
+def row_fingerprints(tensor: Any, most: int) -> List[str]:
+    """Returns a short fingerprint of each row (index of dim 0) of a tensor of at least two and at
+    most ``most`` rows; [] of any other."""
+    if not _readable(tensor) or tensor.dim() < 2 or not 2 <= tensor.shape[0] <= most:
+        return []
+    plain = tensor.detach()
+    plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+    rows = plain.contiguous().reshape(plain.shape[0], -1)
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    if not 0 < rows.numel() <= _MOST_SKETCHED or rows.element_size() not in kinds:
+        return []
+    words = rows.view(kinds[rows.element_size()]).to(torch.int64)
+    weights = _weights_on(words.device)
+    found: Any = sum((part * weights[: part.shape[1]]).sum(1) for part in words.split(_CHUNK, 1))
+    return [f"{value >> 32 & 0xFFFFFFFF:x}" for value in found.tolist()]
+
+
 def capturing() -> bool:
     """Whether this thread records a CUDA graph: copying to the host would break it."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -535,6 +535,7 @@ def test_the_hunt_of_a_night_is_kept_and_shown() -> None:
     tonight = dataclasses.replace(night(2), hunt=HUNTED)
     assert from_json(json.loads(json.dumps(tonight.to_json()))).hunt == HUNTED
     page = pages.answer(Summary(tonight, (), news=(APPEARED, APPEARED)))
+    assert "0 new failures, " in page.sentence and "; the hunt: 2 new findings" in page.sentence
     assert {row.label: row.text for row in page.rows} == {
         "WHAT": "the hunt: padding:wrong:logits (left) in alpha (and 1 more finding)",
         "WHY": "logits differ by 0.3",
@@ -546,6 +547,10 @@ def test_the_hunt_of_a_night_is_kept_and_shown() -> None:
     assert "2 cells left for the next night" in text
     assert "  - appeared: padding:wrong:logits (left) in alpha\n  - logits differ by 0.3\n" in text
     assert "every finding in full: h/hunt/a/hunt.md" in text
+    fresh = dataclasses.replace(tonight, hunt=dataclasses.replace(HUNTED, added=("alpha", "beta")))
+    assert from_json(json.loads(json.dumps(fresh.to_json()))) == fresh
+    text = answer_views.markdown(pages.answer(Summary(fresh, ())))
+    assert "(left) in alpha, which 5.22.0 lacks\n" in text
 
 
 def test_only_what_no_earlier_night_had_is_news() -> None:

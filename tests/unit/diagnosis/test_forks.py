@@ -259,6 +259,30 @@ class TestCallsOfLibraries:
         assert fork is not None
         assert [one.text for one in fork.decisions] == decided
 
+    @pytest.mark.parametrize(
+        ("call", "decided"),
+        [("model(x)", ["if check()"]), ("model(x) if x else None", []), ("run(model, x)", [])],
+    )
+    def test_one_side_is_still_in_the_forward(self, call: str, decided: list[str]) -> None:
+        """DDP broadcast its buffers before it; the other side left it without a call."""
+        evidence = job(f"""
+            def model(x):
+                if check():
+                    all_gather()  # A
+            def main():
+                for x in data:
+                    {call}  # C Aa
+                    barrier()  # B
+        """)
+        op = "all_reduce" if call.startswith("run") else "broadcast"
+        ranks = {}
+        for rank, seen in evidence.ranks.items():
+            common = (replace(c, op=op) for c in seen.collectives[:TIMES])
+            ranks[rank] = replace(seen, collectives=(*common, *seen.collectives[TIMES:]))
+        fork = Facts(replace(evidence, ranks=ranks)).fork
+        assert fork is not None
+        assert [one.text for one in fork.decisions] == decided
+
     def test_the_next_step_is_another_visit_of_the_line(self) -> None:
         assert self.found(step=TIMES + 1) == ["if done()"]
 

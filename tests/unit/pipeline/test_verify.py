@@ -14,6 +14,7 @@ from moediag.launch import comparing
 from moediag.pipeline import verify as verifier
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.examine import examine
+from moediag.pipeline.measured_jobs import Compared, MeasuringOptions
 from moediag.protocol import (
     GradientError,
     Measured,
@@ -82,8 +83,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return found
 
 
-def verify(folder: Path, tell: Callable[[str], None] = lambda _: None) -> verifier.Verified:
-    options = verifier.VerifyOptions(steps=3, out=folder / "run", tell=tell)
+def verify(folder: Path, tell: Callable[[str], None] = lambda _: None) -> Compared:
+    options = MeasuringOptions(steps=3, out=folder / "run", tell=tell)
     return verifier.verify(JOB, ALONE, options)
 
 
@@ -152,7 +153,7 @@ def test_what_cannot_be_compared_is_inconclusive(
 
 
 def test_the_advice_for_a_mistyped_command_is_about_verify(tmp_path: Path) -> None:
-    options = verifier.VerifyOptions(out=tmp_path / "run")
+    options = MeasuringOptions(out=tmp_path / "run")
     with pytest.raises(UsageError, match="no command 'no-such-launcher'") as caught:
         verifier.verify(["no-such-launcher"], ALONE, options)
     assert verifier.EXAMPLE in caught.value.help_text

@@ -480,6 +480,8 @@ def test_the_output_of_a_job_ends_with_the_answer() -> None:
         return [plain(line) for line in terminal.closing(of("train.py", trials), 80, Path("run"))]
 
     assert end(trial("clean")) == ["moediag: evidence in run"]
+    compare = changed(trial("clean"), next_step="Compare: moediag verify -- job")
+    assert end(compare)[0] == " NEXT     Compare: moediag verify -- job"
     last = end(trial("crash"), hung)
     assert "hang" in last[0] and "CULPRIT  rank 1" in last[0] and len(last) <= 8
     assert last[-1] == " AGAIN    moediag report run --details"

@@ -33,7 +33,8 @@ from moediag.result.answer_blocks import Answer
 from moediag.result.result_file import read_result
 from tests.unit.campaign import test_bisect_timeline, test_hunt, test_journal, test_matrix_cells
 from tests.unit.nightly_nights import entry, job, night
-from tests.unit.pipeline import test_check, test_check_script
+from tests.unit.pipeline import test_check, test_check_fit, test_check_script
+from tests.unit.pipeline.test_check_fit import LOSS
 
 RESULTS = sorted((Path(__file__).parents[2] / "golden" / "results").glob("*.json"))
 OUTPUTS = outputs()
@@ -90,6 +91,7 @@ SWEEP = Sweep("now", "1.0", {}, 1.0, ("a",), (SweepRow("a", 0, broken=("unfixed"
     [
         ("check", check_page.answer(test_check.result())),
         ("check", check_page.answer(WITH_CASES)),
+        ("check", check_page.answer(test_check.result(fit=test_check_fit.fit("80", LOSS)))),
         ("check-script", check_script_page.answer(test_check_script.found(CALLS))),
         ("hunt", findings_page.answer(HUNT)),
         ("hunt", findings_page.answer(test_hunt.found(WRONG))),

@@ -19,16 +19,18 @@ SMALL: dict[str, Any] = dict(
 
 
 def checked(
-    tmp_path: Path, layout: dict[str, int], wrapper: str = "fsdp2", length: int = 0, **changes: Any
-) -> Checked:
-    """Returns the plan. No simulation: its backward needs a process that ran none before."""
+    tmp_path: Path, layout: dict[str, int], wrapper: str = "fsdp2", length: int = 0,
+    asked: dict[str, Any] | None = None, **changes: Any,
+) -> Checked:  # fmt: skip
+    """Returns the plan. No simulation: its backward needs a process that ran none before.
+    ``asked``: other fields of the task."""
     config = transformers.Qwen3MoeConfig(**{**SMALL, **changes})
     config.save_pretrained(tmp_path / "model")
     folder = tmp_path / "out"
     folder.mkdir()
     trial = Trial(
         name="check", scenario="check", variant="check", layout=layout, record=False,
-        task=CheckTask(str(tmp_path / "model"), simulate=False, length=length),
+        task=CheckTask(str(tmp_path / "model"), simulate=False, length=length, **(asked or {})),
         world_size=math.prod(layout.values()), wrapper=WrapperSpec(kind=wrapper),
     )  # fmt: skip
     return check.run(trial, folder)

@@ -7,6 +7,7 @@ how the ranks ended.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import astuple, field
 from typing import Any
@@ -27,6 +28,7 @@ from moediag.protocol import (
     Trial,
     WrapperSpec,
 )
+from moediag.protocol.specs import FIRST_CALLS
 from moediag.records import dataclass
 
 RANKS = 2
@@ -145,12 +147,15 @@ LAYOUTS = LaunchedRelation(
 )  # fmt: skip
 
 
-def _trained(name: str, kind: str = "trainer", auxiliary: bool = True, **more: Any) -> LaunchedWay:
+def _trained(
+    name: str, kind: str = "trainer", auxiliary: bool = True, before: str = "nothing", **more: Any
+) -> LaunchedWay:
     values: dict[str, Any] = {"layout": {DP_REPLICATE: RANKS}, "batches": "repeated"}
     task = TrainerTask() if kind == "trainer" else StepTask()
-    wrapper = WrapperSpec(kind=kind, fsdp_plugin=False)
+    wrapper = WrapperSpec(kind=kind, fsdp_plugin=False, before_train=before)
     config = _AUXILIARY if auxiliary else {}
-    values.update(task=task, source="config", config=config, **more)
+    values.update(task=task, source="config", config=config)
+    values.update(more)
     return LaunchedWay(name, wrapper, **values)
 
 
@@ -166,6 +171,25 @@ TRAINER = LaunchedRelation(
     ),
     _trained("one-rank", layout={}, world=1),
     _trained("ddp", "ddp"),
+)
+
+
+def _after(*calls: str) -> LaunchedWay:
+    before = " then ".join(calls)
+    name = before.replace(" ", "-")
+    return _trained(name, auxiliary=False, before=before, batches="distinct")
+
+
+# Two calls in each order, of those that give the model to the library.
+_TWICE = ("evaluate", "predict", "save", "prepare-for-evaluation")
+
+BEFORE_TRAINING = LaunchedRelation(
+    "before-training",
+    "training after anything else is the same training: what a script does with Trainer and its "
+    "Accelerator before train() changes no gradient",
+    (*map(_after, FIRST_CALLS), *(_after(*two) for two in itertools.permutations(_TWICE, 2))),
+    _trained("one-rank", auxiliary=False, layout={}, world=1),
+    _trained("ddp", "ddp", auxiliary=False, batches="distinct"),
 )
 
 
@@ -189,4 +213,4 @@ GENERATE = LaunchedRelation(
     _generates("ddp", WrapperSpec(kind="ddp"), layout={DP_REPLICATE: RANKS}),
 )
 
-RELATIONS = {relation.name: relation for relation in (LAYOUTS, TRAINER, GENERATE)}
+RELATIONS = {relation.name: relation for relation in (LAYOUTS, TRAINER, BEFORE_TRAINING, GENERATE)}

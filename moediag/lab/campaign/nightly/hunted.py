@@ -86,6 +86,7 @@ def of(found: Hunt, folder: str) -> Hunted:
         len(differs.undecided),
         found.missing + found.before.missing,
         folder,
+        added=differs.added,
     )
 
 

@@ -89,11 +89,13 @@ class Hunted:
     left: int = 0  # cells that the next night runs
     folder: str = ""
     problem: str = ""  # why there is no result, else ""
+    added: tuple[str, ...] = ()  # families that the release before lacks
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Hunted:
         lists = {n: tuple(map(Found.from_json, raw.get(n, ()))) for n in ("appeared", "gone")}
-        found: Hunted = known(cls, {**raw, **lists})
+        added = tuple(map(str, raw.get("added", ())))
+        found: Hunted = known(cls, {**raw, **lists, "added": added})
         return found
 
 

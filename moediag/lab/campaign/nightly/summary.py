@@ -81,6 +81,8 @@ def sentence(summary: Summary) -> str:
         f"{flaky} flaky; "
         f"{wording.plural(judged, 'variant')} judged in {wording.plural(done, 'job')}"
     )
+    if summary.news:
+        text += f"; the hunt: {wording.plural(len(summary.news), 'new finding')}"
     left = len(summary.left_out)
     return text + (f", {wording.plural(left, 'job')} left out" if left else "")
 
@@ -184,7 +186,7 @@ def _rows_of_answer(summary: Summary) -> Iterator[Row]:
     elif news:
         found, more = news[0], len(news) - 1
         others = f" (and {wording.plural(more, 'more finding')})" if more else ""
-        yield Row("WHAT", f"the hunt: {_of_hunt(found)}{others}")
+        yield Row("WHAT", f"the hunt: {_of_hunt(found, summary.night.hunt)}{others}")
         if found.text:
             yield Row("WHY", found.text)
         if summary.night.hunt:
@@ -217,7 +219,9 @@ def _sections(summary: Summary) -> Iterator[Section]:
     hunt = summary.night.hunt
     if hunt is not None:
         more = (("appeared", hunt.appeared), ("went away", hunt.gone))
-        texts = (text for word, every in more for found in every for text in _told(word, found))
+        texts = (
+            text for word, every in more for found in every for text in _told(word, found, hunt)
+        )
         page = (f"every finding in full: {hunt.folder}/hunt.md",) if hunt.folder else ()
         rows = (Row("HUNT", hunt_sentence(hunt)), *(Row("", text) for text in (*texts, *page)))
         yield Section(rows, "Hunt")
@@ -240,8 +244,8 @@ def _compared(one: Compared, summary: Summary) -> Iterator[Row]:
         yield Row("", entry.command)
 
 
-def _told(word: str, found: Found) -> Iterator[str]:
-    yield f"{word}: {_of_hunt(found)}"
+def _told(word: str, found: Found, hunt: Hunted) -> Iterator[str]:
+    yield f"{word}: {_of_hunt(found, hunt)}"
     if found.text:
         yield found.text
 
@@ -252,10 +256,14 @@ def _pursue(hunt: Hunted, found: Found) -> str:
     return f"moediag hunt --release {hunt.release} {asked} --stack accelerate=newest --pursue"
 
 
-def _of_hunt(found: Found) -> str:
+def _of_hunt(found: Found, hunt: Hunted | None) -> str:
+    """Returns a finding in one line. One in a family that the earlier release lacks is no
+    regression."""
     known = ", in the register" if found.registered else ""
     ways = ", ".join(found.ways)
-    return f"{found.signature} ({ways}) in {', '.join(found.families)}{known}"
+    fresh = hunt is not None and {*found.families} <= {*hunt.added}
+    lacks = f", which {hunt.against} lacks" if fresh and hunt is not None else ""
+    return f"{found.signature} ({ways}) in {', '.join(found.families)}{lacks}{known}"
 
 
 def _table(night: Night) -> Iterator[Table]:

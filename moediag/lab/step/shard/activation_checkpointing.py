@@ -23,7 +23,16 @@ SAVED: Dict[str, List[Any]] = {
     "nothing": [],
     "top-k": [torch.ops.aten.topk.default],
     "matmul": [torch.ops.aten.mm.default, torch.ops.aten.bmm.default],
-}
+    "matmul-attention": [
+        getattr(torch.ops.aten, name).default
+        for name in (
+            "mm", "bmm", "_grouped_mm", "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+        )
+        if hasattr(torch.ops.aten, name)
+    ],
+}  # fmt: skip
 
 
 def enable(model: nn.Module, kind: str, options: Dict[str, Any]) -> None:

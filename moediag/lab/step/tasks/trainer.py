@@ -28,7 +28,7 @@ from moediag.lab.step.models import tiny
 from moediag.lab.step.models.skew import RouterSkew
 from moediag.lab.step.shard import accelerate_on_cpu, fsdp2_internals
 from moediag.lab.step.shard.wrapped import Wrapped
-from moediag.lab.step.tasks import trainer_arguments
+from moediag.lab.step.tasks import before_training, trainer_arguments
 from moediag.protocol import Trial
 from moediag.recorder.not_applicable import NotApplicable
 
@@ -53,22 +53,11 @@ def run(collector: Collector) -> None:
         given = _arguments(trial, folder)
         watched.load()
         trainer = _trainer(watched, given)
-        _before_train(trainer, trial.wrapper.before_train)
+        before_training.call(trainer, trial.wrapper.before_train)
         stack.enter_context(watched.observing())
         trainer.train()
     dist.barrier()
     watched.finish(_norms(trainer))
-
-
-def _before_train(trainer: Any, what: str) -> None:
-    """Calls what many scripts call first: a baseline of the untrained model."""
-    if what == "nothing":
-        return
-    call = trainer.predict if what == "predict" else trainer.evaluate
-    call(trainer.train_dataset)
-    if what == "evaluate-unmarked":
-        # accelerate 1.14 and 1.15 take a model with this mark for one that is wrapped.
-        trainer.model.__dict__.pop("_is_accelerate_prepared", None)
 
 
 class Watched:

@@ -182,7 +182,7 @@ def test_the_command_holds_no_result_of_an_earlier_attempt(
 
     def held() -> int:
         gc.collect()
-        return sum(isinstance(one, TrialResult) for one in gc.get_objects())
+        return sum(type(one) is TrialResult for one in gc.get_objects())
 
     def restarts(_: object, __: object, tell: watch.OnResult, *___: object) -> watch.Watched:
         before = held()

@@ -178,16 +178,21 @@ class _Proof:
 
     def _written(self, found: TrialResult) -> Compared:
         given = [
-            f"{option} {shlex.quote(shlex.join(masked_command(words)))}"
+            f"{option} {shlex.quote(_typed(words))}"
             for option, words in (
                 ("--resumed", self._commands.resumed), ("--interrupted", self._commands.interrupted)
             )
             if words
         ]  # fmt: skip
-        asked = " ".join(["resume", *given, "--", shlex.join(masked_command(self._commands.fresh))])
+        asked = " ".join(["resume", *given, "--", _typed(self._commands.fresh)])
         result = dataclasses.replace(watcher.of_job(self._name, [found]), overrides=(asked,))
         result.write(self._folder)
         return Compared(result, self._folder)
+
+
+def _typed(words: Sequence[str]) -> str:
+    """The command as a person types it: braces need no quotes unless they hold a comma."""
+    return shlex.join(masked_command(words)).replace(f"'{OWN_FOLDER}'", OWN_FOLDER)
 
 
 _SAID = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -104,3 +105,17 @@ def test_what_two_uninterrupted_runs_do_not_share_is_not_judged(folder: Path) ->
     found = compared(runs(folder, "sampler-restarted", again="noisy"))
     assert all(one.lost == [] and one.noise for one in found.values())
     assert resumed_run.said(found).verdict == Verdict.INCONCLUSIVE
+
+
+def test_the_command_runs_and_compares_four_jobs(tmp_path: Path) -> None:
+    program = f"{sys.executable} {ROOT}/tests/victims/resumes.py {{dir}} --fault moments-dropped"
+    command = [sys.executable, "-m", "moediag", "resume", "--json", "--out", str(tmp_path / "run")]
+    command += ["--resumed", f"{program} --resume", "--", *program.split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert (done.returncode, trial["verdict"]) == (1, "resume-drift"), done.stderr
+    assert "8 optimizer states differ from their values at the save" in trial["cause"]
+    assert "Add it to the checkpoint" in trial["next_step"]

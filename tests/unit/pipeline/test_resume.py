@@ -1,0 +1,134 @@
+"""The course of `moediag resume`, with jobs that do not run: they leave what real ones would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from moediag.cli import app
+from moediag.errors import ExitCode
+from moediag.pipeline import resume as resumer
+from moediag.pipeline import watch as watcher
+from moediag.pipeline.measured_jobs import Compared, MeasuringOptions
+from moediag.protocol import StateRequest, write_json
+from moediag.protocol import recorded_state as words
+from moediag.protocol.recorded_state import Item, Recorded, RecordedStep, Transfer
+from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
+
+JOB, AGAIN = ["python", "train.py", "{dir}"], ["python", "train.py", "{dir}", "--resume"]
+SAVED = 2  # steps before the checkpoint
+CHECKPOINT = Transfer(SAVED, "torch.save", "train.py:9", "ckpt.pt", ["weight 2"])
+INTERRUPTED = Recorded(0, 1, 1, True, 2, saved_after=SAVED, batches=["a", "b", "c"])
+RESUMED = Recorded(0, 1, 1, True, 2, batches=["c", "d"], loads=[CHECKPOINT])
+STRAIGHT = Recorded(0, 1, 1, True, 4, batches=["a", "b", "c", "d"])
+
+
+@dataclass
+class Jobs:
+    """Stands in for watched jobs; a name is that of the run's folder."""
+
+    resumes_with: str = "weight 2"  # what the resumed run begins with
+    recorded: dict[str, Recorded] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    commands: list[Sequence[str]] = field(default_factory=list)
+
+    def watch(
+        self, command: Sequence[str], options: watcher.WatchOptions, *_: object
+    ) -> watcher.Watched:
+        folder, request = options.out, options.job.measure
+        assert folder is not None
+        assert isinstance(request, StateRequest)
+        self.commands.append(command)
+        name = "interrupted" if len(self.commands) == 1 else folder.name
+        (folder / "attempt-0").mkdir(parents=True)
+        write_json(
+            folder / "attempt-0" / "launch.json",
+            {"schema_version": 1, "started": 0.0, "ended": 1.0},
+        )
+        self._record(name, Path(request.folder))
+        verdict = self.verdicts.get(name, Verdict.CLEAN)
+        found = Diagnosis(verdict, str(verdict), Confidence.HIGH, cause="It died.")
+        trial = TrialResult(
+            "watched", "unfixed", {}, "", "gloo", 1, found, "", True, evidence="attempt-0"
+        )
+        return watcher.Watched(watcher.of_job("train.py", [trial]), folder, 0)
+
+    def _record(self, name: str, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        plain = {"interrupted": replace(INTERRUPTED, saves=[CHECKPOINT]), "resumed": RESUMED}
+        self.recorded.get(name, plain.get(name, STRAIGHT)).write(folder)
+        for step in (1, 2) if name == "resumed" else (3, 4):
+            weight = f"weight {step if name != 'resumed' else step + SAVED}".replace("3", "2")
+            weight = self.resumes_with if (name, step) == ("resumed", 1) else weight
+            items = {words.PARAMETER: {"up": Item(weight)}}
+            RecordedStep(step, items).write(folder, 0)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    found = Jobs()
+    monkeypatch.setattr(watcher, "watch", found.watch)
+    return found
+
+
+def resume(folder: Path, *interrupted: str) -> Compared:
+    commands = resumer.Commands(JOB, AGAIN, interrupted)
+    return resumer.resume(commands, MeasuringOptions(steps=2, out=folder / "run"))
+
+
+def test_a_resumed_run_that_is_the_same_is_clean(jobs: Jobs, tmp_path: Path) -> None:
+    done = resume(tmp_path)
+    assert done.exit_code == ExitCode.OK, done.result.trials[-1].cause
+    folders = [Path(command[2]).name for command in jobs.commands]
+    assert folders == ["interrupted", "interrupted", "uninterrupted-1", "uninterrupted-2"]
+    assert ["--resume" in command for command in jobs.commands] == [False, True, False, False]
+    (asked,) = json.loads((tmp_path / "run" / "result.json").read_text())["overrides"]
+    assert asked == ("resume --resumed 'python train.py {dir} --resume' -- python train.py {dir}")
+
+
+def test_a_lost_value_is_a_failure(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.resumes_with = "weight 0"
+    done = resume(tmp_path)
+    found = done.result.trials[-1]
+    assert (done.exit_code, found.verdict) == (ExitCode.FAILURE_FOUND, Verdict.RESUME_DRIFT)
+    assert "1 parameter differs from its value at the save: up" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "cause"),
+    [
+        ("interrupted", replace(INTERRUPTED, saved_after=None), "saved no checkpoint that moediag"),
+        ("interrupted", replace(INTERRUPTED, batches=[]), "took no step that moediag could see"),
+        ("interrupted", replace(INTERRUPTED, problems=["it cannot"]), "it cannot"),
+        ("resumed", replace(RESUMED, batches=["a", "b"], loads=[]), "did not resume: it read no"),
+        ("resumed", replace(RESUMED, rank=1), "states of different layouts are not compared"),
+        ("uninterrupted-1", replace(STRAIGHT, batches=["a"]), "ended at step 1"),
+        ("uninterrupted-1", replace(STRAIGHT, loads=[CHECKPOINT]), "resumed, too"),
+    ],
+)
+def test_what_cannot_be_compared_is_inconclusive(
+    jobs: Jobs, tmp_path: Path, name: str, recorded: Recorded, cause: str
+) -> None:
+    jobs.recorded[name] = recorded
+    done = resume(tmp_path)
+    assert done.exit_code == ExitCode.INCONCLUSIVE
+    assert cause in done.result.trials[-1].cause
+
+
+def test_a_run_that_fails_is_the_answer(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.verdicts["resumed"] = Verdict.CRASH
+    done = resume(tmp_path)
+    found = done.result.trials[-1]
+    assert (done.exit_code, found.verdict) == (ExitCode.FAILURE_FOUND, Verdict.CRASH)
+    assert found.cause == "The resumed run failed. It died."
+    assert len(jobs.commands) == 2
+
+
+@pytest.mark.parametrize("given", ["", "'"])
+def test_a_mistyped_command_is_told(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["resume", "--resumed", given, "--", "train.py"]) == ExitCode.USAGE
+    assert "--resumed" in capsys.readouterr().err

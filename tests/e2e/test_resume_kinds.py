@@ -118,4 +118,4 @@ def test_the_command_runs_and_compares_four_jobs(tmp_path: Path) -> None:
     (trial,) = json.loads(done.stdout)["trials"]
     assert (done.returncode, trial["verdict"]) == (1, "resume-drift"), done.stderr
     assert "8 optimizer states differ from their values at the save" in trial["cause"]
-    assert "Add it to the checkpoint" in trial["next_step"]
+    assert "Save the optimizer's state in the checkpoint" in trial["next_step"]

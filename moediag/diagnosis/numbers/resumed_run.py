@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from moediag.protocol.recorded_state import Lost, ResumedRun
 
 _FEW = 2  # names in a sentence
-_LISTED = 40  # rows of the table
+_LISTED = 4  # names of one kind in the table
 OUTSIDE = "outside-the-state"
 _PLURAL = {
     words.PARAMETER: "parameters", words.MAIN: "main weights", words.BUFFER: "buffers",
@@ -39,9 +39,9 @@ _WHY = {
     words.INVENTED: "{It} did not exist at the save.",
 }
 _NEXT = {
-    words.NOT_SAVED: "Add it to the checkpoint, and put it back before the first step.",
-    words.NOT_LOADED: "Read it from the checkpoint, and put it back before the first step.",
-    words.NOT_PUT: "Put it back before the first step.",
+    words.NOT_SAVED: "Save {what} in the checkpoint, and restore {it} before the first step.",
+    words.NOT_LOADED: "Read {what} from the checkpoint, and restore {it} before the first step.",
+    words.NOT_PUT: "Restore {what} from what was read, before the first step.",
     words.RESET: "Look between that line and the first step: what sets it again must come before.",
     words.ELSEWHERE: "Compare the order or the names at the save with those at the load.",
     words.MOVED: "Compare how the checkpoint lays out the rows with how they are read.",
@@ -49,6 +49,13 @@ _NEXT = {
     words.RESTARTED: "Save the position of the sampler or data loader, and continue from it.",
     words.INVENTED: "Look at what the load creates that training had not.",
 }
+
+# What a program saves and restores at once.
+_WHAT = {
+    words.STATE: "the optimizer's state", words.COUNT: "the optimizer's state",
+    words.SETTING: "the optimizer's state", words.SCHEDULER: "the scheduler's state",
+    words.SCALER: "the loss scaler's state", words.GENERATOR: "the random state",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +80,15 @@ def said(found: Mapping[int, ResumedRun]) -> Said:
     changed = any(loss for one in found.values() for loss in one.losses)
     notes = tuple(_notes(found))
     if certain:
-        text = " ".join(_sentence(one, who, found) for one, who in certain[:2])
+        text = f"After resuming from the save at step {some.after}, "
+        first, *others = (_sentence(one, who, found) for one, who in certain[:2])
+        text += " ".join([first, *(one[:1].upper() + one[1:] for one in others)])
         if len(certain) > 2:
             text += f" Other differences: {', '.join(_counted(one) for one, _ in certain[2:])}."
-        first = certain[0][0]
-        pattern = f"{first.kind} {first.why}".strip()
+        most = certain[0][0]
+        pattern = f"{most.kind} {most.why}".strip()
         text = f"{text} {_consequence(found)}".strip()
-        return Said(Verdict.RESUME_DRIFT, Confidence.HIGH, text, pattern, _next(first), notes)
+        return Said(Verdict.RESUME_DRIFT, Confidence.HIGH, text, pattern, _next(most), notes)
     if later or changed:
         return _outside(found, drawn, notes)
     noise = _noise(found)
@@ -106,7 +115,7 @@ def _outside(
 ) -> Said:
     """Everything that was restored is right, and training differs nevertheless."""
     if drawn:
-        text = f"{_sentence(drawn[0], tuple(found), found)} {_consequence(found)}"
+        text = f"After resuming, {_sentence(drawn[0], tuple(found), found)} {_consequence(found)}"
         pattern = f"{drawn[0].kind} {drawn[0].why}".strip()
         return Said(
             Verdict.RESUME_DRIFT, Confidence.HIGH, text.strip(), pattern, _next(drawn[0]), notes
@@ -138,14 +147,15 @@ def _sentence(one: Lost, who: Sequence[int], found: Mapping[int, ResumedRun]) ->
     where = f" on {ranks(who)}" if len(found) > 1 and len(who) < len(found) else ""
     step = some.after + 1
     if one.kind == words.BATCH:
-        text = f"Step {step} of the resumed run{where} trains on other samples than step {step} of "
-        text += "an uninterrupted run"
+        text = (
+            f"step {step}{where} trains on other samples than step {step} of an uninterrupted run"
+        )
         return f"{text}: on those of {one.other}." if one.other else f"{text}."
     few = len(one.names) == 1
     names = _listed(one.names)
     value = f" ({one.got or 'none'} instead of {one.expected or 'none'})" if _plain(one) else ""
     far = f", relative difference {one.distance:.2g}" if one.distance is not None else ""
-    text = f"After resuming from the save at step {some.after}, {_counted(one)}{where} "
+    text = f"{_counted(one)}{where} "
     text += "differs from its value" if few else "differ from their values"
     text += f" at the save: {names}{value}{far}."
     why = _WHY.get(one.why)
@@ -216,7 +226,9 @@ def _on(found: Mapping[int, ResumedRun]) -> str:
 
 
 def _next(one: Lost) -> str:
-    return _NEXT.get(one.why, "")
+    what = _WHAT.get(one.kind)
+    told = _NEXT.get(one.why, "")
+    return told.format(what=what or f"these {_PLURAL[one.kind]}", it="it" if what else "them")
 
 
 def _noise(found: Mapping[int, ResumedRun]) -> str:
@@ -250,10 +262,12 @@ def _first(texts: Mapping[str, None]) -> str:
 
 
 def tables(found: Mapping[int, ResumedRun]) -> tuple[Table, ...]:
-    """Every value that was lost."""
+    """The first values of each kind that were lost, with their reason."""
     rows: list[tuple[Cell, ...]] = []
+    left = 0
     for one, who in _merged(found):
-        for at, name in enumerate(one.names):
+        left += max(0, len(one.names) - _LISTED)
+        for at, name in enumerate(one.names[:_LISTED]):
             first = at == 0
             rows.append(
                 (
@@ -263,12 +277,11 @@ def tables(found: Mapping[int, ResumedRun]) -> tuple[Table, ...]:
             )  # fmt: skip
     if not rows:
         return ()
-    left = len(rows) - _LISTED
     return (
         Table(
             title="What differs from the save when the resumed run begins",
             columns=("kind", "name", "ranks", "why", "largest relative difference"),
-            rows=tuple(rows[:_LISTED]),
-            note=f"{left:,} more rows are not shown." if left > 0 else "",
+            rows=tuple(rows),
+            note=f"{left:,} more values are not shown." if left else "",
         ),
     )

@@ -284,6 +284,12 @@ class _Why:
             self._names[kind, item.value] = name if known is None else ""
         times = Counter(item.value for item in own.values())
         self._several = {value for value, number in times.items() if number > 1}
+        # Parameter -> a state that the optimizer keeps beside its step count.
+        self._moments = {
+            name.partition(" of ")[2]: item.value
+            for (kind, name), item in own.items()
+            if kind == words.STATE and item.sketch
+        }
         # Files of whole tensors say nothing of the parts that ranks hold.
         values = {item.value for (kind, _), item in own.items() if kind == words.PARAMETER}
         self._telling = bool(values & moves.saved)
@@ -300,6 +306,11 @@ class _Why:
                 return found
         if not self._moves.checkpoint:
             return "", ""
+        if kind == words.COUNT and name in self._moments and self._telling:
+            # Programs count their own steps, too: a key of that name may be theirs.
+            found = self._of_tensor(self._moments[name])
+            if found[0] in (words.NOT_SAVED, words.NOT_LOADED):
+                return found
         if kind in _SCALARS or (not expected.sketch and kind != words.GENERATOR):
             return self._of_scalar("step" if kind == words.COUNT else name, expected.value)
         # Of a value that two tensors have in common it is not known which of them was moved.

@@ -14,6 +14,7 @@ from moediag.errors import ExitCode
 from moediag.pipeline import resume as resumer
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.measured_jobs import Compared, MeasuringOptions
+from moediag.pipeline.resumed_states import Recording, Runs, compared
 from moediag.protocol import StateRequest, write_json
 from moediag.protocol import recorded_state as words
 from moediag.protocol.recorded_state import Item, Recorded, RecordedStep, Transfer
@@ -132,3 +133,31 @@ def test_a_run_that_fails_is_the_answer(jobs: Jobs, tmp_path: Path) -> None:
 def test_a_mistyped_command_is_told(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["resume", "--resumed", given, "--", "train.py"]) == ExitCode.USAGE
     assert "--resumed" in capsys.readouterr().err
+
+
+def test_the_programs_own_step_is_not_taken_for_the_optimizers(tmp_path: Path) -> None:
+    """A checkpoint has both under the key `step`; only the program's was loaded."""
+    whole = {
+        words.PARAMETER: {"up": Item("weight")},
+        words.STATE: {"exp_avg of up": Item("moment", [1.0, 1.0])},
+        words.COUNT: {"up": Item("2")},
+    }
+    lost = {words.PARAMETER: whole[words.PARAMETER], words.COUNT: {"up": Item("1")}}
+    saved = replace(CHECKPOINT, values=["weight", "moment"], scalars={"step": ["2"]})
+    loaded = replace(CHECKPOINT, values=["weight"], scalars={"step": ["2"]})
+    runs = {}
+    for name, recorded, step, state in (
+        ("interrupted", replace(INTERRUPTED, saves=[saved]), 3, whole),
+        ("resumed", replace(RESUMED, batches=["c"], loads=[loaded]), 1, lost),
+        ("straight", STRAIGHT, 3, whole),
+        ("again", STRAIGHT, 3, whole),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        recorded.write(folder)
+        RecordedStep(step, state).write(folder, 0)
+        runs[name] = Recording.read(folder)
+    found = compared(Runs(**runs, after=SAVED))[0].lost
+    assert [(one.kind, one.why) for one in found] == [
+        (words.STATE, words.NOT_LOADED), (words.COUNT, words.NOT_LOADED)
+    ]  # fmt: skip

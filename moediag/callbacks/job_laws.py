@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from moediag import laws
-from moediag.callbacks.sinks import Sink, send
+from moediag import arguments, laws
+from moediag.callbacks.sinks import Sink, check_sinks, send
 from moediag.result import wording
 
 PATIENCE = 10.0  # seconds that rank 0 waits for the ends of other ranks' records
@@ -25,6 +25,9 @@ class JobLaws:
     """
 
     def __init__(self, folder: str = "laws-run", every: int = 0, sinks: Sequence[Sink] = ()):
+        arguments.path("folder", folder)
+        arguments.whole("every", every, 0)
+        check_sinks(sinks)
         self.folder, self.every, self.sinks = folder, every, sinks
         self._trains = False
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, Iterable, Iterator, Mapping, Tuple
 
 from moediag.axes import CP, EP, ETP, PP, TP, Axis, Layout
+from moediag.lab.check.tensor_places import listed
 from moediag.lab.step.models import moe_configs
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, Checked, CheckFinding, PlannedParameter
 
@@ -73,6 +74,19 @@ def of_stages(plans: Mapping[int, Checked], most: int) -> Iterator[CheckFinding]
         f"of stage {most}, which holds most"
         f"{f': {more:.2f} times what the first does' if most else ''}",
     )  # fmt: skip
+
+
+def shared_by_stages(plans: Mapping[int, Checked]) -> Iterator[CheckFinding]:
+    """Parameters outside the layers that both the first and the last stage hold."""
+    first, last = min(plans), max(plans)
+    other = {row.name for row in plans[last].plan} if last > first else set()
+    both = [row.name for row in plans[first].plan if row.name in other and "*" not in row.name]
+    if both:
+        yield CheckFinding(
+            LAYOUT, MAY_FAIL, f"stages {first} and {last} of {PP} each hold {listed(both)}: one "
+            "parameter in two places. Its gradients must be summed between these stages, which "
+            "from_pretrained does not do",
+        )  # fmt: skip
 
 
 def held(plan: Iterable[PlannedParameter]) -> int:

@@ -22,6 +22,7 @@ from moediag.lab.check import (
 from moediag.lab.check.configured import Configured
 from moediag.lab.check.plan_rules import PLAN
 from moediag.lab.check.simulated_group import ChildRaised, Raised, in_child
+from moediag.lab.check.tensor_places import listed
 from moediag.protocol import FAILS, Checked, CheckFinding, CheckTask, Trial
 from moediag.recorder.not_applicable import NotApplicable
 
@@ -55,7 +56,12 @@ def run(trial: Trial, folder: Path) -> Checked:
         return dataclasses.replace(refused, findings=[*own, *refused.findings])
     found = dataclasses.replace(found, findings=[*found.findings, *own])
     seconds: Dict[str, float] = {"plan": time.monotonic() - began}
-    not_seen = [*found.not_seen, *_never_seen(layout), *_quantised(configured)]
+    not_seen = [
+        *found.not_seen,
+        *_never_seen(layout),
+        *_quantised(configured),
+        *_beside(configured),
+    ]
     if not task.simulate:
         return dataclasses.replace(found, not_seen=not_seen, seconds=seconds)
     began = time.monotonic()
@@ -159,6 +165,16 @@ def _quantised(configured: Configured) -> List[str]:
     return [
         f"the quantisation of the checkpoint ({named or 'of some kind'}): the plan is that of the "
         "same model without it"
+    ]
+
+
+def _beside(configured: Configured) -> List[str]:
+    """What a composite configuration has and the planned model has not."""
+    if not configured.beside:
+        return []
+    return [
+        f"{listed(configured.beside)} of the configuration: {configured.model.__name__} is the "
+        "text model alone. To plan the whole model, name its class in architectures"
     ]
 
 

@@ -31,14 +31,18 @@ def unplanned(config: Any, layout: Layout) -> Iterator[CheckFinding]:
     """Sizes that frameworks divide equally, for a layout that nothing here shards. A framework may
     divide unequally."""
     text = moe_configs.text_of(config)
-    width = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
-    experts = [getattr(text, name, None) for name in moe_configs.experts_named(text)]
+
+    def value(name: str) -> Any:
+        return moe_configs.value(text, name)
+
+    width = value("moe_intermediate_size") or value("intermediate_size")
+    experts = [value(name) for name in moe_configs.experts_named(text)]
     known: Tuple[Tuple[Axis, str, Any], ...] = (
         (EP, "experts", max([n for n in experts if type(n) is int], default=None)),
         (ETP, "columns of an expert", width if any(experts) else None),
-        (TP, "attention heads", getattr(text, "num_attention_heads", None)),
-        (TP, "key/value heads", getattr(text, "num_key_value_heads", None)),
-        (PP, "layers", getattr(text, "num_hidden_layers", None)),
+        (TP, "attention heads", value("num_attention_heads")),
+        (TP, "key/value heads", value("num_key_value_heads")),
+        (PP, "layers", value("num_hidden_layers")),
     )
     for axis, name, count in known:
         size = layout.size(axis)

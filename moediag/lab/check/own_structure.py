@@ -92,7 +92,7 @@ def _defaults(configured: Configured) -> Iterator[CheckFinding]:
     absent = [
         name for name in _SIZES
         if not {name, mapped.get(name, name)} & given
-        and type(getattr(configured.text, name, None)) is int
+        and type(moe_configs.value(configured.text, name)) is int
     ]  # fmt: skip
     if absent:
         taken = ", ".join(f"{name}={getattr(configured.text, name):,}" for name in absent)
@@ -105,7 +105,7 @@ def _defaults(configured: Configured) -> Iterator[CheckFinding]:
 def _capacity(configured: Configured) -> Iterator[CheckFinding]:
     """Groups that do not divide the experts, or have fewer of them than each token chooses."""
     experts, top_k = configured.experts, configured.top_k
-    groups, chosen = (getattr(configured.text, n, None) for n in ("n_group", "topk_group"))
+    groups, chosen = (moe_configs.value(configured.text, n) for n in ("n_group", "topk_group"))
     if type(groups) is not int or type(chosen) is not int or not 0 < chosen <= groups > 1:
         return
     if "topk_group" not in _source(configured.model):

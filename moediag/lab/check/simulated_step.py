@@ -73,6 +73,10 @@ def simulate(configured: Configured, trial: Trial, folder: Path) -> Checked:
     skewed = _skewed(layout, ranks)
     sketch = tiny(configured, folder)
     cases, findings, not_seen = [], [], []
+    if sketch.model is not configured.model:
+        not_seen.append(
+            f"calls of parts beside the text model: {sketch.model.__name__} was simulated"
+        )
     control, ran = _case(sketch, small, CONTROL, "", "balanced", range(ranks), folder)
     cases.append(control)
     if ran[0].clip.kind:

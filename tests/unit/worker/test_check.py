@@ -18,6 +18,7 @@ from moediag.lab import check  # noqa: E402
 from moediag.lab.check import (  # noqa: E402
     checkpoint_names,
     configured,
+    divisions,
     expert_owners,
     fsdp_units,
     indexed_pieces,
@@ -31,6 +32,7 @@ from moediag.lab.check import (  # noqa: E402
     tensor_places,
 )
 from moediag.lab.check.plan_rules import Rules  # noqa: E402
+from moediag.lab.step.models import moe_configs  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     FAILS,
     MAY_FAIL,
@@ -520,6 +522,42 @@ def test_a_routing_bias_that_nothing_updates_is_noted(tmp_path: Path) -> None:
     (found,) = own_structure._never_updated(own)
     assert "mlp.gate.e_score_correction_bias: no gradient" in found.text
     assert not list(own_structure._never_updated(of_fields(tmp_path, "qwen3_moe", SMALL)))
+
+
+def test_a_composite_is_planned_as_the_model_of_its_text_part(tmp_path: Path) -> None:
+    """Its tiny model, too, takes the text part's configuration class."""
+    composite = transformers.Llama4Config()
+    own = configured.of_config(composite)
+    assert own.model is transformers.Llama4ForCausalLM and own.beside == ("vision_config",)
+    assert own.family is not None and own.family.name == "llama4_text" and own.experts == 16
+    assert "vision_config of the configuration" in check.checking._beside(own)[0]
+    composite.architectures = ["Llama4ForConditionalGeneration"]
+    whole = configured.of_config(composite)
+    assert whole.model is transformers.Llama4ForConditionalGeneration and not whole.beside
+    assert whole.family is not None and whole.family.name == "llama4_text"
+    assert check.checking._beside(of_fields(tmp_path, "qwen3_moe", SMALL)) == []
+
+
+def test_a_field_that_its_class_refuses_is_not_read() -> None:
+    class ByLayer:
+        num_attention_heads = 4
+
+        @property
+        def head_dim(self) -> int:
+            raise ValueError("varies across layers")
+
+    assert moe_configs.value(ByLayer(), "head_dim") is None
+    assert moe_configs.value(ByLayer(), "num_attention_heads") == 4
+    assert list(planned.partial_heads([projection("q", 32, 2)], ByLayer(), lambda _: True)) == []
+    assert (
+        list(divisions.unplanned(SimpleNamespace(get_text_config=ByLayer), Layout({"tp": 2}))) == []
+    )
+
+
+def test_code_in_the_models_own_folder_is_not_run(tmp_path: Path) -> None:
+    fields = {"auto_map": {"AutoConfig": "own.Config"}}
+    with pytest.raises(NotApplicable, match="the model's code is in its own folder"):
+        of_fields(tmp_path, "of-its-own", fields)
 
 
 def test_defaults_that_the_plan_takes_are_said(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def _filled(hint: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         fields = [field for field in dataclasses.fields(hint) if field.init]
-        return hint(**{f.name: f.default if f.name == "kind" else _filled(hints[f.name])
+        known = {"kind"} & {f.name for f in fields if f.default is not dataclasses.MISSING}
+        return hint(**{f.name: f.default if f.name in known else _filled(hints[f.name])
                        for f in fields})  # type: ignore[operator]  # fmt: skip
     match typing.get_origin(hint):
         case typing.Union:

@@ -112,6 +112,7 @@ class Recorder:
         self.heartbeat = heartbeat
         self.rank = rank
         self.active = True
+        self._finished = False
         self.patches = Patches()
         self.hooks = StepHooks(self.patches)
         self.groups = Groups(log)
@@ -203,10 +204,12 @@ class Recorder:
             self._tell(self.on_end)
             self.event("end")
             self.heartbeat.finish()
+            self._finished = True
 
     def leaves(self, how: str, frame: Any) -> None:
-        """Records that the program ends this process: ``os._exit(0)`` in ``frame``."""
-        if self.active:
+        """Records that the program ends this process: ``os._exit(0)`` in ``frame``; nothing after
+        the record's normal end."""
+        if self.active and not self._finished:
             self.flush()
             self.log.line(f'{{"e":"leaves","t":{now()},"how":"{how}",{self._sites.fields(frame)}}}')
 

@@ -182,7 +182,8 @@ def _plain(one: Lost) -> bool:
 
 def _counted(one: Lost) -> str:
     number = len(one.names)
-    return f"{number:,} {_PLURAL[one.kind]}" if number > 1 else f"1 {_SINGULAR[one.kind]}"
+    names = _SINGULAR if number == 1 else _PLURAL
+    return f"{number:,} {names.get(one.kind, one.kind)}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -228,7 +229,9 @@ def _on(found: Mapping[int, ResumedRun]) -> str:
 def _next(one: Lost) -> str:
     what = _WHAT.get(one.kind)
     told = _NEXT.get(one.why, "")
-    return told.format(what=what or f"these {_PLURAL[one.kind]}", it="it" if what else "them")
+    return told.format(
+        what=what or f"these {_PLURAL.get(one.kind, one.kind)}", it="it" if what else "them"
+    )
 
 
 def _noise(found: Mapping[int, ResumedRun]) -> str:

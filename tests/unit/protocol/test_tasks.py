@@ -21,6 +21,7 @@ from moediag.protocol import (
     ProgramTask,
     ReferenceTask,
     RelationTask,
+    ResumedTask,
     ResumeTask,
     SaveTask,
     SequenceTask,
@@ -51,6 +52,7 @@ TASKS = [
     WatchTask(),
     VerifyTask(),
     AttachTask(),
+    ResumedTask(),
 ]
 # The fields of trial.json before there was a task.
 OLD: list[tuple[dict[str, Any], Task]] = [

@@ -61,6 +61,7 @@ def run(trial: Trial, folder: Path) -> Checked:
         *_never_seen(layout),
         *_quantised(configured),
         *_beside(configured),
+        *own_structure.defaults(configured),
     ]
     if not task.simulate:
         return dataclasses.replace(found, not_seen=not_seen, seconds=seconds)

@@ -32,7 +32,6 @@ _BIAS = re.compile(r"(correction_bias|expert_bias|router_bias)$")
 
 def findings(configured: Configured) -> Iterator[CheckFinding]:
     """What the configuration itself says."""
-    yield from _defaults(configured)
     yield from _capacity(configured)
     yield from _never_updated(configured)
 
@@ -81,8 +80,8 @@ def _routing(own: Any, tiny: Any) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _defaults(configured: Configured) -> Iterator[CheckFinding]:
-    """Sizes that config.json leaves to the class."""
+def defaults(configured: Configured) -> Iterator[str]:
+    """Sizes that config.json leaves to the class, so that nothing of the user's was read."""
     try:
         raw = json.loads((configured.folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -96,10 +95,10 @@ def _defaults(configured: Configured) -> Iterator[CheckFinding]:
     ]  # fmt: skip
     if absent:
         taken = ", ".join(f"{name}={getattr(configured.text, name):,}" for name in absent)
-        yield CheckFinding(
-            PLAN, NOTE, f"config.json does not give {listed(absent)}: the plan uses the defaults "
-            f"of the class ({taken})",
-        )  # fmt: skip
+        yield (
+            f"your {listed(absent)}: config.json does not give them, and the plan uses the "
+            f"defaults of the class ({taken})"
+        )
 
 
 def _capacity(configured: Configured) -> Iterator[CheckFinding]:

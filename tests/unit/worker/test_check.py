@@ -350,6 +350,17 @@ def test_a_model_that_the_release_does_not_know_is_not_seen(tmp_path: Path) -> N
     assert "of-tomorrow" in check.run(trial, tmp_path).problem
 
 
+def test_a_truncated_configuration_is_planned_and_said(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen3_moe", "num_hidden_layers": 1}')
+    task = CheckTask(str(folder), simulate=False)
+    trial = Trial(name="c", scenario="c", variant="c", task=task, world_size=2,
+                  layout={"dp_shard": 2}, wrapper=WrapperSpec(kind="fsdp2"))  # fmt: skip
+    found = check.run(trial, tmp_path)
+    assert found.plan and any("config.json does not give them" in one for one in found.not_seen)
+
+
 def test_a_rule_of_the_fsdp_plan_holds_for_all_below_it() -> None:
     """A rule of another plan names the module of the parameter itself."""
     rules = Rules.__new__(Rules)
@@ -561,8 +572,8 @@ def test_code_in_the_models_own_folder_is_not_run(tmp_path: Path) -> None:
 
 
 def test_defaults_that_the_plan_takes_are_said(tmp_path: Path) -> None:
-    (found,) = own_structure._defaults(of_fields(tmp_path, "qwen3_moe", {"hidden_size": 64}))
-    assert "does not give num_hidden_layers, num_attention_heads, vocab_size: the" in found.text
-    assert not list(own_structure._defaults(of_fields(tmp_path, "qwen3_moe", SMALL)))
+    (found,) = own_structure.defaults(of_fields(tmp_path, "qwen3_moe", {"hidden_size": 64}))
+    assert found.startswith("your num_hidden_layers, num_attention_heads, vocab_size: config.json")
+    assert not list(own_structure.defaults(of_fields(tmp_path, "qwen3_moe", SMALL)))
     own = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 64}
-    assert not list(own_structure._defaults(of_fields(tmp_path, "gpt2", own)))
+    assert not list(own_structure.defaults(of_fields(tmp_path, "gpt2", own)))

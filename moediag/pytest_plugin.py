@@ -213,7 +213,7 @@ def _first_line(
 
 
 def _who(culprits: list[int], places: Sequence[Mapping[str, Any]]) -> str:
-    """The culprits and their line; if nobody is at fault, the first sides and their lines."""
+    """The culprits and their line; if nobody is at fault, the ranks of each side and theirs."""
     known = [one for one in places if one["line"] and (not culprits or one["ranks"] == culprits)]
     if culprits and len({one["line"] for one in known}) != 1:
         return _ranks(culprits)

@@ -100,7 +100,7 @@ def attach(
         str | None,
         typer.Option(
             metavar="SIGNAL",
-            help="If the job stands still, send this signal to its ranks, which must have "
+            help="If the job makes no progress, send this signal to its ranks, which must have "
             "registered faulthandler for it, and read the stacks that they write: USR1, for "
             "example. It is the only option that changes the job.",
         ),
@@ -146,7 +146,7 @@ def attach(
         job = attaching.choose(pid)
         _progress(f"looking at {attaching.described(job)}")
         if options.dump is not None:
-            when = "now" if dump_anyway else "if the job stands still"
+            when = "now" if dump_anyway else "if the job makes no progress"
             _progress(f"{options.dump.name} will be sent to its ranks, {when}: each that has a "
                       "handler runs it")  # fmt: skip
         look = _here(job, options)

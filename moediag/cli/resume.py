@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated
 
 import typer
 
 from moediag.cli import options as o
-from moediag.report import stderr, stdout
+from moediag.cli.compared_runs import run, words
 
 
 def resume(
@@ -21,7 +20,7 @@ def resume(
         typer.Option(
             metavar="'CMD'",
             help="The command that resumes. Default: your command again; a Trainer of "
-            "transformers is then told the checkpoint.",
+            "transformers is then given the checkpoint.",
         ),
     ] = None,
     interrupted: Annotated[
@@ -52,39 +51,14 @@ def resume(
     {dir} in a command is a new folder for the files of the run.
     """
     from moediag.pipeline import resume as resumer
-    from moediag.pipeline.measured_jobs import MeasuringOptions
-    from moediag.report import consoles, json_view, terminal, views, watch_display
 
+    advice = "Give a command, or leave the option out."
     commands = resumer.Commands(
-        command, _split("--resumed", resumed), _split("--interrupted", interrupted), after
+        command,
+        words("--resumed", resumed, advice),
+        words("--interrupted", interrupted, advice),
+        after,
     )
-    with watch_display.view(no_color, 60.0, to_stderr=as_json) as view:
-        done = resumer.resume(
-            commands,
-            MeasuringOptions(
-                steps=steps,
-                out=out,
-                stdout=view.job_stdout,
-                stderr=view.job_stderr,
-                on_progress=view.progress,
-                tell=view.line,
-            ),
-        )
-    if as_json:
-        stdout.write(json_view.render(done.result))
-    else:
-        terminal.render(done.result, consoles.output(no_color), views.short(done.folder), details)
-        stderr.line(f"moediag: evidence in {views.short(done.folder)}")
-    raise typer.Exit(done.exit_code)
-
-
-def _split(option: str, given: str | None) -> list[str]:
-    from moediag.errors import UsageError
-
-    try:
-        words = shlex.split(given) if given is not None else []
-    except ValueError as error:
-        raise UsageError(f"{option} {given!r}: {error}") from error
-    if given is not None and not words:
-        raise UsageError(f"{option} is empty", "Give a command, or leave the option out.")
-    return words
+    raise run(
+        lambda options: resumer.resume(commands, options), steps, out, as_json, details, no_color
+    )

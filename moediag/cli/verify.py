@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated
 
 import typer
 
 from moediag.cli import options as o
-from moediag.report import stderr, stdout
+from moediag.cli.compared_runs import run, words
 
 
 def verify(
@@ -37,33 +36,10 @@ def verify(
     Both commands run unchanged. The reference starts from the weights of the distributed run;
     gradients before clipping, norms and weights after each step are compared.
     """
-    from moediag.errors import UsageError
     from moediag.pipeline import verify as verifier
-    from moediag.pipeline.measured_jobs import MeasuringOptions
-    from moediag.report import consoles, json_view, terminal, views, watch_display
 
-    try:
-        alone = shlex.split(reference) if reference is not None else []
-    except ValueError as error:
-        raise UsageError(f"--reference {reference!r}: {error}") from error
-    if reference is not None and not alone:
-        raise UsageError("--reference is empty", "Give the command that trains in one process.")
-    with watch_display.view(no_color, 60.0, to_stderr=as_json) as view:
-        done = verifier.verify(
-            command,
-            alone,
-            MeasuringOptions(
-                steps=steps,
-                out=out,
-                stdout=view.job_stdout,
-                stderr=view.job_stderr,
-                on_progress=view.progress,
-                tell=view.line,
-            ),
-        )
-    if as_json:
-        stdout.write(json_view.render(done.result))
-    else:
-        terminal.render(done.result, consoles.output(no_color), views.short(done.folder), details)
-        stderr.line(f"moediag: evidence in {views.short(done.folder)}")
-    raise typer.Exit(done.exit_code)
+    alone = words("--reference", reference, "Give the command that trains in one process.")
+    raise run(
+        lambda options: verifier.verify(command, alone, options),
+        steps, out, as_json, details, no_color,
+    )  # fmt: skip

@@ -17,8 +17,10 @@ WORKS = "works"  # it computes, reads or writes files, or waits for a child that
 MOVES = "moves"  # from one place of the program to another
 GONE = "gone"  # it ended
 UNREAD = "unread"  # its Python frames could not be read
-# Counters of loops by the names that programs give them, outer loops first.
-_COUNTERS = ("epoch", "global_step", "iteration", "iter_num", "step", "batch_idx", "it", "i")
+# Counters of the whole run by the names that programs give them, and those that may begin anew in
+# each epoch.
+_OF_RUN = ("epoch", "global_step", "iter_num")
+_OF_EPOCH = ("step", "iteration", "batch_idx")
 SHORTLY = 4.0  # seconds without progress that count for a rank that is held up for a known reason
 
 
@@ -87,14 +89,19 @@ class Looks:
         ``epoch=0 where the others have epoch=1``; "" if they are not, or that is not known."""
         late = [self.ranks[rank].values for rank in some if rank in self.ranks]
         early = [self.ranks[rank].values for rank in others if rank in self.ranks]
-        for name in _COUNTERS:
-            if all(values.get(name, "").isdecimal() for values in (*late, *early)):
-                most = max((int(values[name]) for values in late), default=0)
-                least = min((int(values[name]) for values in early), default=0)
-                if most < least:
-                    return f"{name}={most} where the others have {name}={least}"
-                if len({values[name] for values in (*late, *early)}) > 1:
-                    return ""
+        every = (*late, *early)
+        same = False  # a counter of the run is equal on all
+        for name in (*_OF_RUN, *_OF_EPOCH):
+            known = all(values.get(name, "").isdecimal() for values in every)
+            if not known or (name in _OF_EPOCH and not same):
+                continue
+            most = max((int(values[name]) for values in late), default=0)
+            least = min((int(values[name]) for values in early), default=0)
+            if most < least:
+                return f"{name}={most} where the others have {name}={least}"
+            if len({values[name] for values in every}) > 1:
+                return ""
+            same = True
         return ""
 
     @property

@@ -15,7 +15,8 @@ _NAMES = {
 # Of libc, Slurm and faulthandler.
 _WORDS = {
     "Out Of Memory": "SIGKILL", "Killed": "SIGKILL", "Segmentation fault": "SIGSEGV",
-    "Bus error": "SIGBUS", "Illegal instruction": "SIGILL", "Floating": "SIGFPE",
+    "Bus error": "SIGBUS", "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE", "Floating-point exception": "SIGFPE",
     "Aborted": "SIGABRT", "Terminated": "SIGTERM",
 }  # fmt: skip
 

@@ -15,9 +15,8 @@ from moediag.pipeline.attach import Attached
 from moediag.records import dataclass
 from moediag.result import FAILURES, Verdict
 
-_AGAIN = (
-    10.0  # seconds after which a job that was not found is looked for once more: it may restart
-)
+# Seconds after which a job that was not found is looked for once more: it may restart.
+_AGAIN = 10.0
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -54,7 +53,7 @@ def follow(
             told = kind
         pause(_AGAIN if missed else every)
         try:
-            last, missed = look(_emptied(last.folder)), False
+            last, missed = _again(look, last.folder), False
         except UsageError:
             if missed:
                 return Followed(last, True, clean)
@@ -67,7 +66,15 @@ def _ended(folder: Path) -> bool:
     return seen is not None and len(seen.doing(looks.GONE)) == len(seen.ranks)
 
 
-def _emptied(folder: Path) -> Path:
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return folder
+def _again(look: Callable[[Path | None], Attached], folder: Path) -> Attached:
+    """Looks into the same run directory. The last look stays there until there is another one."""
+    kept = folder.with_name(f".{folder.name}-before")
+    folder.rename(kept)
+    try:
+        found = look(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        kept.rename(folder)
+        raise
+    shutil.rmtree(kept)
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 from moediag.evidence.trial_folder import read_trial
@@ -23,6 +23,7 @@ from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Outcome, ResumedTask, StateRequest, Trial
 from moediag.records import dataclass
 from moediag.result import FAILURES, TrialResult
+from moediag.result.wording import plural, ranks
 
 EXAMPLE = (
     "moediag resume --resumed 'python train.py --resume {dir}/ckpt.pt' -- "
@@ -107,10 +108,11 @@ class _Proof:
                 StateRequest("", 1, number, checkpoint=checkpoint),
             )  # fmt: skip
             resumed = self._recorded(RESUMED)
-            _same_ranks(interrupted, resumed)
+            _same_ranks({_INTERRUPTED: interrupted, RESUMED: resumed})
             for name in (STRAIGHT, AGAIN):
                 self._job(name, commands.fresh, StateRequest("", after + 1, number))
             straight, again = self._recorded(STRAIGHT), self._recorded(AGAIN)
+            _same_ranks({RESUMED: resumed, STRAIGHT: straight, AGAIN: again})
             runs = Runs(interrupted, resumed, straight, again, after)
             _comparable(runs, bool(commands.resumed or checkpoint))
         except _Undecided as undecided:
@@ -152,6 +154,9 @@ class _Proof:
                 f"{_SAID[name]} took no step that moediag could see: it must train with an "
                 "optimizer of torch.optim, under a Python that reads PYTHONPATH"
             )
+        size = max(one.world_size for one in found.ranks.values())
+        if silent := sorted({*range(size)} - {*found.ranks}):
+            raise _Undecided(f"{_SAID[name]}: {ranks(silent)} of {size} recorded nothing")
         return found
 
     def _checkpoint(self, interrupted: Recording, after: int) -> str:
@@ -220,12 +225,12 @@ def _after(interrupted: Recording, ends: bool) -> int:
     )
 
 
-def _same_ranks(interrupted: Recording, resumed: Recording) -> None:
-    if set(interrupted.ranks) != set(resumed.ranks):
+def _same_ranks(runs: Mapping[str, Recording]) -> None:
+    sizes = [f"{_SAID[name]} has {plural(len(run.ranks), 'rank')}" for name, run in runs.items()]
+    if len({len(run.ranks) for run in runs.values()}) > 1:
         raise _Undecided(
-            f"the resumed run has {len(resumed.ranks)} ranks, the interrupted one "
-            f"{len(interrupted.ranks)}: states of different layouts are not compared",
-            "Resume with the same number of ranks.",
+            f"{', '.join(sizes)}: states of different layouts are not compared",
+            "Give all commands the same number of ranks.",
         )
 
 

@@ -100,6 +100,9 @@ def _of_rank(runs: Runs, rank: int, at_save: Mapping[int, State], moved: _Moves)
     for step in range(2, number + 1):
         expected = runs.straight.state(rank, after + step)
         own = _at(runs, rank, step, expected, noise)
+        if not own.compared:
+            number = step - 1  # the state of this step is not known
+            break
         plain = [(key, e, g, "", "") for key, e, g in own.differ]
         later_lost = _grouped(plain, batches[step - 1 : step])
         if later_lost:

@@ -47,7 +47,7 @@ class StateRequest:
     steps: int = 1  # whose state is kept
     after: int = 1  # with ``first`` 0: steps that must be made before that checkpoint
     to_end: bool = False  # let the program end by itself
-    # Of a Trainer of transformers that is told no checkpoint: the one that it resumes from.
+    # The one from which a Trainer of transformers resumes whose program names none.
     checkpoint: str = ""
 
     def text(self) -> str:

@@ -29,9 +29,9 @@ _SINGULAR = {kind: kind for kind in _PLURAL} | {
 }  # fmt: skip
 # Why, in words; {it} and {was} agree with the number of values, {other} is what the record knows.
 _WHY = {
-    words.NOT_SAVED: "{It} {was} not saved{other}.",
+    words.NOT_SAVED: "{It} {was} in no save that was seen{other}.",
     words.NOT_LOADED: "{It} {was} saved, but the resumed run read {it} in no load that was seen.",
-    words.NOT_PUT: "The resumed run read {it} from the checkpoint, but did not put {it} back.",
+    words.NOT_PUT: "The resumed run read {it}, and no call that was seen put {it} back.",
     words.RESET: "{It} {was} put back{other}, and changed afterwards.",
     words.ELSEWHERE: "It now holds what {other} held at the save.",
     words.MOVED: "Its rows were put back in another order: {other}.",
@@ -96,7 +96,7 @@ def said(found: Mapping[int, ResumedRun]) -> Said:
         notes += (
             "The random generators were not restored; nothing that was compared depended on them.",
         )
-    if not some.compared:
+    if not all(one.compared for one in found.values()):
         text = "The state at the save and the one after resuming could not be compared."
         return Said(Verdict.INCONCLUSIVE, Confidence.LOW, text, notes=notes)
     if noise:
@@ -104,7 +104,8 @@ def said(found: Mapping[int, ResumedRun]) -> Said:
         text += "resuming changes them. Everything else equals the state at the save."
         advice = "Fix the seeds of the program, and of its data, so that two runs are equal."
         return Said(Verdict.INCONCLUSIVE, Confidence.LOW, text, next_step=advice, notes=notes)
-    text = f"After resuming, {plural(some.compared, 'value')} of the state (weights, optimizer, "
+    total = sum(one.compared for one in found.values())
+    text = f"After resuming, {plural(total, 'value')} of the state (weights, optimizer, "
     text += f"scheduler, generators, …) {_on(found)}equal those at the save at step {some.after}, "
     text += f"and {_span(some)} of an uninterrupted run."
     return Said(Verdict.CLEAN, Confidence.HIGH, text, notes=notes)
@@ -212,7 +213,8 @@ def _consequence(found: Mapping[int, ResumedRun]) -> str:
     if not parts:
         return ""
     text = "; ".join(parts)
-    return f"Compared with an uninterrupted run, {text}. Two uninterrupted runs are equal there."
+    text = f"Compared with an uninterrupted run, {text}."
+    return f"{text} Two uninterrupted runs differ there by less than a tenth of that, if at all."
 
 
 def _span(some: ResumedRun) -> str:
@@ -223,7 +225,7 @@ def _span(some: ResumedRun) -> str:
 
 
 def _on(found: Mapping[int, ResumedRun]) -> str:
-    return f"on each of {len(found)} ranks " if len(found) > 1 else ""
+    return f"of {len(found)} ranks " if len(found) > 1 else ""
 
 
 def _next(one: Lost) -> str:

@@ -46,6 +46,7 @@ from moediag.result.answer_blocks import AnswerState
 CONFIG = "config.json"
 RESULT = "check.json"
 WORKED = "worker"  # folder of the worker's files
+UNSIMULATED = "whether ranks diverge in a step (--plan-only)"
 # Meshes of simulated ranks are of the CPU.
 _SETTINGS = LaunchOptions(environment={**OFFLINE, "CUDA_VISIBLE_DEVICES": ""})
 
@@ -110,7 +111,14 @@ class CheckResult:
         if self.checked.problem:
             return self.checked.problem
         whole = (text for text in self.not_seen if text.startswith("the schedule:"))
-        return next(iter((*whole, *self.unseen_cases)), "")
+        asked = self.fit is not None and self.fit.capacity and self.fit.word is None
+        fits = ("whether a step fits: its activations were not measured",) if asked else ()
+        return next(iter((*whole, *self.unseen_cases, *fits)), "")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a step was simulated, so that agreement of ranks means something."""
+        return UNSIMULATED not in self.not_seen
 
     @property
     def unseen_cases(self) -> tuple[str, ...]:
@@ -168,7 +176,11 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
             checked.model_type, active, _wrapper(options), stack.versions
         ),
         found=tuple(e for e in register.read() if e.concerns(checked.model_type, active)),
-        not_seen=(*checked.not_seen, *([f"the cost: {held}"] if held else [])),
+        not_seen=(
+            *checked.not_seen,
+            *([f"the cost: {held}"] if held else []),
+            *([] if options.simulate else [UNSIMULATED]),
+        ),
         folder=folder,
     )
     write_json(folder / RESULT, to_json(result))

@@ -34,7 +34,9 @@ def verdict(result: CheckResult, diverging: Sequence[str]) -> tuple[str, list[Ro
         return WILL_FAIL, kept
     if result.state == AnswerState.INCONCLUSIVE:
         return "", kept
-    return (WASTEFUL if waste else SAFE), kept
+    if waste:
+        return WASTEFUL, kept
+    return (SAFE if result.simulated else ""), kept
 
 
 def _texts(result: CheckResult, level: str) -> list[str]:
@@ -69,6 +71,8 @@ def _fitting(fit: Fit) -> str:
     name = "" if fit.card.replace(".", "").isdecimal() else f" ({fit.card})"
     least = "" if fit.measured else "at least "
     text = f"{least}{peak:.1f} of {card:.1f} GiB{name} in {fit.peak.at}"
+    if fit.worst is not None and fit.peak.total <= fit.capacity < fit.worst.total:
+        text += f", but {fit.worst.total / GIB:.1f} GiB if its experts get all tokens that they can"
     if fit.word == FitWord.NO:
         return f"{text}; {f'it fits with {fit.change}' if fit.change else _NO_CHANGE}"
     free = f"{(card - peak):.1f} GiB are left for {UNMODELLED}"

@@ -12,13 +12,10 @@ import dataclasses
 import functools
 import os
 import sys
-import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Union
 
-import torch
 import torch.distributed as dist
 
 from moediag.protocol.recorded_state import (
@@ -34,7 +31,7 @@ from moediag.ranks.resume.program_state import Objects, StateOf
 from moediag.ranks.verify import samples
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.model_pieces import Piece, pieces
-from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import instrument
 from moediag.recorder.step.checkpoint_files import SAVE, CheckpointFiles
 from moediag.recorder.step.hooks import StepHooks
 from moediag.recorder.step.numbers import digest
@@ -97,15 +94,7 @@ class StateRecording:
 
     def _guarded(self, act: Callable[..., Any], *args: Any) -> Any:
         """An error in the recording ends the recording, not the program."""
-        try:
-            return act(*args)
-        except NotApplicable as error:
-            self._problem(str(error))
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}:{at.lineno}"
-            self._problem(f"recording failed: {error!r} ({where})")
-        return None
+        return instrument.guarded("recording", self._problem, act, args)
 
     def _problem(self, text: str) -> None:
         if self._answer is not None and not self._answer.done:
@@ -123,13 +112,7 @@ class StateRecording:
 
     def _outermost(self, module: Any) -> bool:
         """Whether a forward that trains begins here."""
-        return (
-            self._active()
-            and torch.is_grad_enabled()
-            and torch._C._current_graph_task_id() == -1  # else: recomputed in the backward
-            and threading.current_thread() is threading.main_thread()
-            and next(module.parameters(), None) is not None
-        )
+        return self._active() and instrument.trains(module)
 
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> None:
         if self._answer is None and not self._claim():
@@ -294,7 +277,7 @@ class StateRecording:
         return False
 
     def _trainer_resumes(self) -> None:
-        """Lets ``Trainer.train`` of transformers resume from the checkpoint, if it is told none."""
+        """Gives the checkpoint to a ``Trainer.train`` of transformers that is given none."""
         checkpoint = self._request.checkpoint
 
         def act() -> None:

@@ -10,8 +10,6 @@ import atexit
 import dataclasses
 import functools
 import os
-import threading
-import traceback
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from moediag.ranks.verify.reduction import Reduction
 from moediag.ranks.verify.room import enough_room
 from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.recorder.step import instrument
 from moediag.recorder.step.hooks import StepHooks
 from moediag.recorder.step.pieces import WHOLE, distributed
 
@@ -165,15 +164,7 @@ class Measuring:
 
     def _guarded(self, act: Callable[..., Any], *args: Any) -> Any:
         """An error in the measuring ends the measuring, not the program."""
-        try:
-            return act(*args)
-        except NotApplicable as error:
-            self._problem(str(error))
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}:{at.lineno}"
-            self._problem(f"measuring failed: {error!r} ({where})")
-        return None
+        return instrument.guarded("measuring", self._problem, act, args)
 
     def _problem(self, text: str) -> None:
         if self._answer.open:
@@ -186,13 +177,7 @@ class Measuring:
         """Whether a forward that trains begins here."""
         if self._scope is not None and all(module is not one for one in _shells(self._scope.model)):
             return False
-        return (
-            self._active()
-            and torch.is_grad_enabled()
-            and torch._C._current_graph_task_id() == -1  # else: recomputed in the backward
-            and threading.current_thread() is threading.main_thread()
-            and next(module.parameters(), None) is not None
-        )
+        return self._active() and instrument.trains(module)
 
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
         if self._answer.value is None and not self._claim():

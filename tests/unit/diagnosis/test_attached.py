@@ -161,15 +161,23 @@ def test_an_idle_rank_that_the_others_wait_for() -> None:
     assert (found.verdict, found.culprits) == ("hang", (1,))
 
 
+ONE = {"epoch": "1"}
+
+
 @pytest.mark.parametrize(
     ("own", "others", "named"),
     [
         ({"epoch": "0", "i": "5"}, ({"epoch": "1", "i": "0"}, {"epoch": "1", "i": "0"}), (2,)),
-        ({"step": "4"}, ({"step": "5"}, {"step": "7"}), (2,)),
-        ({"step": "5"}, ({"step": "5"}, {"step": "6"}), ()),
-        ({"step": "6"}, ({"step": "5"}, {"step": "5"}), ()),
-        ({"epoch": "1", "i": "4"}, ({"epoch": "1", "i": "5"}, {"epoch": "0", "i": "5"}), ()),
-        ({"step": "4"}, ({"step": "5"}, {}), ()),
+        ({"global_step": "4"}, ({"global_step": "5"}, {"global_step": "7"}), (2,)),
+        ({"global_step": "5"}, ({"global_step": "5"}, {"global_step": "6"}), ()),
+        ({"global_step": "6"}, ({"global_step": "5"}, {"global_step": "5"}), ()),
+        ({**ONE, "step": "4"}, ({**ONE, "step": "5"}, {**ONE, "step": "7"}), (2,)),
+        ({**ONE, "step": "4"}, ({**ONE, "step": "5"}, {"epoch": "0", "step": "5"}), ()),
+        # Rank 2 may be in the next epoch already.
+        ({"step": "4"}, ({"step": "5"}, {"step": "7"}), ()),
+        # Of any loop.
+        ({**ONE, "i": "4"}, ({**ONE, "i": "5"}, {**ONE, "i": "5"}), ()),
+        ({"global_step": "4"}, ({"global_step": "5"}, {}), ()),
         ({"size": "4"}, ({"size": "5"}, {"size": "5"}), ()),  # no counter
         ({}, ({}, {}), ()),
     ],

@@ -210,6 +210,8 @@ def test_a_job_is_followed_until_it_ends(tmp_path: Path) -> None:
     found, told, _ = follow(tmp_path, looks.MOVES, looks.UNREAD, looks.UNREAD, "", "", looks.WAITS)
     assert (found.ended, found.clean) == (True, 1)
     assert len(told) == 1  # once, not at each look
+    assert (found.last.folder / "attempt-0" / "trial.json").is_file()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
     with pytest.raises(UsageError, match="no job"):
         follow(tmp_path, "")
 

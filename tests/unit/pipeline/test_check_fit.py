@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
 from moediag.errors import UsageError
-from moediag.lab.pipeline import check_fit, check_page
+from moediag.lab.pipeline import check, check_fit, check_page
 from moediag.lab.pipeline.check import CheckResult
 from moediag.lab.pipeline.check_cost import Memory
 from moediag.lab.pipeline.check_fit import GIB, Fit, FitWord
@@ -82,8 +83,13 @@ def test_the_page_says_where_the_peak_is_and_what_would_fit() -> None:
     assert result(CHECKED, fit=found).state.exit_code == 1
     tight = page(result(CHECKED, fit=fit("29", LOSS)))
     assert "TIGHT" in tight and "only 2.0 GiB are left for fragmentation" in tight
-    unknown = page(result(CHECKED, fit=fit("80")))
-    assert "FITS" not in unknown and "peak" not in unknown
+    unknown = result(CHECKED, fit=fit("80"))
+    assert "FITS" not in page(unknown) and "peak" not in page(unknown)
+    assert unknown.state.exit_code == 3 and "activations were not measured" in unknown.undecided
+    most = replace(LOSS, gathered=9 * GIB)
+    crowded = page(result(CHECKED, fit=fit("31", BACKWARD, worst=(most,))))
+    assert "FITS" in crowded
+    assert "but 35.0 GiB if its experts get all tokens that they can" in crowded
 
 
 def short(found: CheckResult) -> list[str]:
@@ -104,4 +110,6 @@ def test_the_verdict_comes_with_at_most_three_reasons_and_no_table() -> None:
     failing = short(result(dataclasses.replace(CHECKED, findings=many), fit=fit("26", LOSS)))
     assert any("WILL FAIL" in line for line in failing) and any("and 3 more" in x for x in failing)
     assert any("DOES NOT FIT" in line for line in failing)
-    assert not any("SAFE" in line for line in short(result(Checked(problem="unknown"))))
+    for unseen in (result(Checked(problem="unknown")), result(not_seen=(check.UNSIMULATED,))):
+        assert not any("SAFE" in line for line in short(unseen))
+    assert result(not_seen=(check.UNSIMULATED,)).state.exit_code == 0

@@ -34,6 +34,8 @@ class Jobs:
 
     resumes_with: str = "weight 2"  # what the resumed run begins with
     recorded: dict[str, Recorded] = field(default_factory=dict)
+    silent: set[tuple[str, int]] = field(default_factory=set)  # names and ranks
+    stateless: set[tuple[str, int]] = field(default_factory=set)  # names and steps
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     commands: list[Sequence[str]] = field(default_factory=list)
 
@@ -61,12 +63,16 @@ class Jobs:
     def _record(self, name: str, folder: Path) -> None:
         folder.mkdir(parents=True)
         plain = {"interrupted": replace(INTERRUPTED, saves=[CHECKPOINT]), "resumed": RESUMED}
-        self.recorded.get(name, plain.get(name, STRAIGHT)).write(folder)
+        recorded = self.recorded.get(name, plain.get(name, STRAIGHT))
+        for rank in range(recorded.world_size):
+            if (name, rank) not in self.silent:
+                replace(recorded, rank=rank).write(folder)
         for step in (1, 2) if name == "resumed" else (3, 4):
             weight = f"weight {step if name != 'resumed' else step + SAVED}".replace("3", "2")
             weight = self.resumes_with if (name, step) == ("resumed", 1) else weight
             items = {words.PARAMETER: {"up": Item(weight)}}
-            RecordedStep(step, items).write(folder, 0)
+            if (name, step) not in self.stateless:
+                RecordedStep(step, items).write(folder, 0)
 
 
 @pytest.fixture
@@ -106,7 +112,8 @@ def test_a_lost_value_is_a_failure(jobs: Jobs, tmp_path: Path) -> None:
         ("interrupted", replace(INTERRUPTED, batches=[]), "took no step that moediag could see"),
         ("interrupted", replace(INTERRUPTED, problems=["it cannot"]), "it cannot"),
         ("resumed", replace(RESUMED, batches=["a", "b"], loads=[]), "did not resume: it read no"),
-        ("resumed", replace(RESUMED, rank=1), "states of different layouts are not compared"),
+        ("resumed", replace(RESUMED, world_size=2), "the resumed run has 2 ranks: states of"),
+        ("uninterrupted-2", replace(STRAIGHT, world_size=2), "again has 2 ranks: states of"),
         ("uninterrupted-1", replace(STRAIGHT, batches=["a"]), "ended at step 1"),
         ("uninterrupted-1", replace(STRAIGHT, loads=[CHECKPOINT]), "resumed, too"),
     ],
@@ -118,6 +125,31 @@ def test_what_cannot_be_compared_is_inconclusive(
     done = resume(tmp_path)
     assert done.exit_code == ExitCode.INCONCLUSIVE
     assert cause in done.result.trials[-1].cause
+
+
+@pytest.mark.parametrize("name", ["interrupted", "resumed", "uninterrupted-1", "uninterrupted-2"])
+def test_a_rank_that_recorded_nothing_is_not_taken_for_a_right_one(
+    jobs: Jobs, tmp_path: Path, name: str
+) -> None:
+    one = {"interrupted": replace(INTERRUPTED, saves=[CHECKPOINT]), "resumed": RESUMED}
+    for each in ("interrupted", "resumed", "uninterrupted-1", "uninterrupted-2"):
+        jobs.recorded[each] = replace(one.get(each, STRAIGHT), world_size=2)
+    jobs.silent = {(name, 1)}
+    done = resume(tmp_path)
+    assert done.exit_code == ExitCode.INCONCLUSIVE
+    assert "rank 1 of 2 recorded nothing" in done.result.trials[-1].cause
+
+
+def test_only_steps_whose_state_is_known_are_said_to_be_equal(jobs: Jobs, tmp_path: Path) -> None:
+    assert "steps 3 to 4 equal those" in resume(tmp_path / "both").result.trials[-1].cause
+    jobs.commands.clear()
+    jobs.stateless = {("resumed", 2)}
+    assert "step 3 equals that of" in resume(tmp_path / "one").result.trials[-1].cause
+    jobs.commands.clear()
+    jobs.stateless = {("resumed", 1)}
+    done = resume(tmp_path / "none")
+    assert done.exit_code == ExitCode.INCONCLUSIVE
+    assert "could not be compared" in done.result.trials[-1].cause
 
 
 def test_a_run_that_fails_is_the_answer(jobs: Jobs, tmp_path: Path) -> None:

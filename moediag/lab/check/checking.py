@@ -151,9 +151,9 @@ def _unsimulated(why: Raised, configured: Configured, trial: Trial, folder: Path
         return Checked(not_seen=[f"{ended}; a step on {ranks} real ranks ran ({_TINY})"])
     text = f"a training step raises {found.words}, on {ranks} real ranks ({_TINY})"
     if Layout(trial.layout).size(PP) > 1 and "does not require grad" in found.text:
-        text += (
-            ". The stages of this release send no gradients back: they are made for generation. "
-            "torchtitan and Megatron-LM train pipelines"
+        text = (
+            "the stages of from_pretrained are made for generation and send no gradients back "
+            f"(torchtitan and Megatron-LM train pipelines): {text}"
         )
     return Checked(findings=[CheckFinding(simulated_step.SCHEDULE, FAILS, text, found.where)])
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,8 @@ from moediag.recorder.not_applicable import NotApplicable
 
 MOST = 4  # ranks
 _WAIT = timedelta(seconds=60)  # for a rank that never comes to a call
+# What gloo or a CPU lacks says nothing about the GPUs that are asked about.
+_OF_GLOO = re.compile(r"gloo|\bCPU\b|timed? ?out|connection (closed|reset)", re.IGNORECASE)
 _When = Optional[Tuple[float, Raised]]
 
 
@@ -77,7 +80,10 @@ def first_raised(
     if any(isinstance(one, Raised) for one in ended):
         raise NotApplicable("the real ranks did not meet")
     failed = [one for one in ended if one is not None]
-    return small.world_size, min(failed, key=lambda one: one[0])[1] if failed else None
+    first = min(failed, key=lambda one: one[0])[1] if failed else None
+    if first is not None and _OF_GLOO.search(first.text):
+        raise NotApplicable(f"{small.world_size} ranks on gloo ended with {first.words}")
+    return small.world_size, first
 
 
 def _loaded(sketch: Configured, trial: Trial, saved: Path) -> Wrapped:

@@ -95,6 +95,23 @@ def test_two_real_ranks_run_a_step(
     assert (found is not None and found.kind == "IndexError") if broken else found is None
 
 
+@pytest.mark.parametrize(
+    "text", ["ProcessGroupGloo does not support alltoall", "grouped_mm is not implemented for CPU"]
+)
+def test_what_gloo_or_a_cpu_lacks_is_no_failure(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(_: int) -> Any:
+        raise RuntimeError(text)
+
+    own = configured.of_config(transformers.Qwen3MoeConfig(**SMALL))
+    trial = Trial("c", "c", "c", task=CheckTask("m"), layout={"dp_shard": 8}, world_size=8,
+                  wrapper=WrapperSpec(kind="fsdp2"))  # fmt: skip
+    monkeypatch.setattr(simulated_step, "batch", raises)
+    with pytest.raises(NotApplicable, match="2 ranks on gloo ended with RuntimeError"):
+        real_ranks.first_raised(own, trial, tmp_path, step=True)
+
+
 def test_more_than_four_real_ranks_are_not_tried(tmp_path: Path) -> None:
     trial = Trial("c", "c", "c", task=CheckTask("m"), world_size=8,
                   layout={"dp_shard": 2, "ep": 2, "tp": 2})  # fmt: skip

@@ -11,25 +11,27 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
 
 from bench import sections
-from bench.abroad import page, running
+from bench.abroad import launchers, page, running
 from bench.abroad.cases import Case
 from bench.abroad.edits import AnchorError
 from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
 from bench.abroad.table import CASES
+from tests import cluster
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports"
@@ -72,8 +74,10 @@ def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
         if options.only and not any(word in case.name for word in options.only):
             continue
         left_out = (case.held_out and options.no_held_out) or (case.laws and not options.laws)
-        if not left_out:
-            yield case, programs[case.program]
+        if left_out or (case.launcher and not options.attach):
+            continue
+        program = programs[case.program]
+        yield case, replace(program, launcher=case.launcher or program.launcher)
 
 
 def absent(program: Program, options: argparse.Namespace) -> str:
@@ -82,11 +86,16 @@ def absent(program: Program, options: argparse.Namespace) -> str:
         return "no --checkouts"
     if program.tree and not (options.checkouts / program.tree).is_dir():
         return f"no {options.checkouts / program.tree}"
+    if program.launcher == "srun" and (why := cluster.no_slurm()):
+        return why
+    if program.launcher == "mpirun" and shutil.which("mpirun") is None:
+        return "no mpirun (Debian: openmpi-bin)"
+    needs = (*program.needs, *launchers.NEEDS.get(program.launcher, ()))
     look = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     done = subprocess.run(
-        [options.python, "-c", look, "torch", *program.needs], check=False, capture_output=True
+        [options.python, "-c", look, "torch", *needs], check=False, capture_output=True
     )
-    return f"{options.python} lacks {', '.join(program.needs)}" if done.returncode else ""
+    return f"{options.python} lacks {', '.join(needs)}" if done.returncode else ""
 
 
 def version() -> str:
@@ -140,10 +149,11 @@ def main() -> None:
     if options.checkouts is not None:
         options.checkouts = options.checkouts.resolve()
     for case, program in chosen(options):
-        if program.name not in unable:
-            unable[program.name] = absent(program, options)
-        if unable[program.name]:
-            progress.print(f"{case.name}: not run: {unable[program.name]}")
+        started = f"{program.name} {program.launcher}"
+        if started not in unable:
+            unable[started] = absent(program, options)
+        if unable[started]:
+            progress.print(f"{case.name}: not run: {unable[started]}")
             continue
         if options.bare:
             with tempfile.TemporaryDirectory() as folder:

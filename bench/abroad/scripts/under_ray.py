@@ -6,6 +6,7 @@ import os
 import runpy
 import socket
 import sys
+from pathlib import Path
 
 import ray
 
@@ -20,13 +21,13 @@ class Rank:
         )  # fmt: skip
         builtins.bad_shard = str(rank) == os.environ.get("ABROAD_RANK")
         sys.argv = list(words)
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, str(Path.cwd()))
         runpy.run_path(words[0], run_name="__main__")
 
 
 def main():
     size = int(sys.argv[1])
-    os.environ["ABROAD_FOLDER"] = os.getcwd()
+    os.environ["ABROAD_FOLDER"] = str(Path.cwd())
     ray.init(num_cpus=1, include_dashboard=False, logging_level="error")
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

@@ -54,6 +54,11 @@ def arguments() -> argparse.Namespace:
         "--work", type=Path, default=ROOT / "moediag-runs" / "abroad", metavar="DIR"
     )
     parser.add_argument("--fresh", action="store_true", help="measure all chosen cases again")
+    parser.add_argument(
+        "--first", action="store_true",
+        help="count answers in --work whatever sources of moediag they were measured with, and "
+        "measure nothing again: the table of first runs",
+    )  # fmt: skip
     parser.add_argument("--no-held-out", action="store_true", help="leave the held-out cases alone")
     parser.add_argument("--laws", action="store_true", help="watch with --laws")
     parser.add_argument("--attach", action="store_true", help="run without moediag, and attach")
@@ -107,11 +112,12 @@ def version() -> str:
 
 
 def kept(path: Path, ours: str) -> Answer | None:
+    """Returns a kept answer; one of other sources than ``ours`` only if that is ""."""
     try:
         raw = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    if raw["version"] != ours:
+    if ours and raw["version"] != ours:
         return None
     return Answer(**raw | {"ranks": tuple(raw["ranks"]), "places": tuple(raw["places"])})
 
@@ -135,6 +141,7 @@ def head(options: argparse.Namespace) -> str:
     words += ["--checkouts DIR"] if options.checkouts is not None else []
     words += ["--laws"] if options.laws else []
     words += ["--attach"] if options.attach else []
+    words += ["--first"] if options.first else []
     command = " ".join(["python -m bench.abroad", *words])
     when = datetime.now(timezone.utc).date().isoformat()
     asked = [options.python, "-c", "import torch; print(torch.__version__)"]
@@ -163,7 +170,9 @@ def main() -> None:
             progress.print(f"{case.name}: {ended}", said[-1500:] if case.held_out else "")
             continue
         path = options.work / (case.name.replace("/", "--").replace(" ", "-") + ".json")
-        answer = None if options.fresh else kept(path, ours)
+        answer = None if options.fresh else kept(path, "" if options.first else ours)
+        if answer is None and options.first:
+            continue
         if answer is None and time.monotonic() - began > 60 * options.minutes:
             progress.print(f"{case.name}: left for a later run")
             continue

@@ -21,6 +21,7 @@ _CHOSEN = {
         "vqvae/as published: the primary samples through the wrapper",
         "raschka-ddp/the accuracy is reduced by who prints it",
         "translation/an error rate is reduced in rank 0's validation",
+        "mnist-trainer/rank 0 waits for its own lock",
         "raschka-ddp/healthy, rank 0 saves for 20 s",
     ),
     "accelerate": (
@@ -34,6 +35,7 @@ _CHOSEN = {
         "mnist-trainer/rank 0 waits for its own lock",
         "raschka-ddp/the accuracy is reduced by who prints it",
         "fsdp2-example/norm clipped on rank 0 only",
+        "summer-ddp/rank 1 waits for a file that never comes",
         "mnist-trainer/healthy, rank 0 evaluates for 12 s",
     ),
 }

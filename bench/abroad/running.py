@@ -169,7 +169,7 @@ def attached(
         ended = _ended(job, steps, began, None, program.bound) if case.truth.healthy else None
         code = job.poll()
     about = {"code": code, "took": time.time() - began, "places": places}
-    if not pages:
+    if not pages or (ended is None and code is not None and pages[-1]["verdict"] == "clean"):
         why = f"none after {program.bound:.0f} s" if code is None else f"{ENDED} with {code}"
         return Answer(case.name, version, refused=why, **about)
     changed, trial = "", pages[-1]

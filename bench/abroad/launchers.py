@@ -44,7 +44,9 @@ def command(launcher: str, python: str, ranks: int) -> list[str]:
 def environment(launcher: str) -> Iterator[Mapping[str, str]]:
     """The variables that the launcher needs; for srun, a Slurm runs meanwhile."""
     if launcher not in ("mpirun", "srun"):
-        yield {}
+        # Ray gives its workers the least of a busy machine.
+        own = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        yield own if launcher == "ray" else {}
         return
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

@@ -104,6 +104,7 @@ def test_expert_gradients_times_ep_are_found(tmp_path: Path) -> None:
 
 
 FULL_DISK = """
+import os
 import torch
 import torch.distributed as dist
 from moediag import verify
@@ -129,7 +130,7 @@ try:
         loss(model, batch).backward()
         optimizer.step()
 except OSError as error:
-    print("rank", dist.get_rank(), "continues:", error.strerror, flush=True)
+    os.write(1, f"rank {dist.get_rank()} continues: {error.strerror}\n".encode())
 dist.barrier()
 """
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from moediag.lab.stacks.environment import ensure
+from tests.e2e.launchers import PLAIN, TORCHRUN
 
 pytestmark = pytest.mark.e2e
 
 JOB = str(Path(__file__).parents[1] / "victims" / "moe_steps.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 # case -> what the page says
 WRONG = {
@@ -37,7 +37,7 @@ HEALTHY = ("ddp:", "fsdp1:", "ddp:clipped")
 
 def found(tmp_path: Path, ranks: int, *cases: str) -> dict[str, Any]:
     done = subprocess.run(
-        [*TORCHRUN, str(ranks), JOB, str(tmp_path), *cases],
+        [*PLAIN, str(ranks), JOB, str(tmp_path), *cases],
         env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
         capture_output=True,
     )  # fmt: skip
@@ -138,7 +138,7 @@ dist.barrier()
 def test_every_rank_gets_the_error_of_rank_0(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(FULL_DISK)
     done = subprocess.run(
-        [*TORCHRUN, "2", "job.py"], cwd=tmp_path, env=dict(os.environ, OMP_NUM_THREADS="1"),
+        [*PLAIN, "2", "job.py"], cwd=tmp_path, env=dict(os.environ, OMP_NUM_THREADS="1"),
         text=True, timeout=100, check=False, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

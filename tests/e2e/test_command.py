@@ -32,7 +32,8 @@ def start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
 
 
 def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
-    process, mark = start(tmp_path, "expert-starvation-silent", "--cpu", "2", "--json")
+    variants = ("--variant", "unfixed", "--variant", "iterate-all")
+    process, mark = start(tmp_path, "expert-starvation-silent", "--cpu", "2", "--json", *variants)
     out, progress = process.communicate(timeout=300)
     assert process.returncode == 0, progress
     result = json.loads(out)

@@ -201,6 +201,7 @@ def test_the_page_on_a_program_works(checkout: Checkout) -> None:
     assert code == 0, shown
 
 
+@pytest.mark.wide
 def test_an_ineffective_fix_is_not_called_correct(checkout: Checkout) -> None:
     page = Page.read("add-a-fix.md")
     checkout.follow(page)
@@ -236,6 +237,7 @@ def test_the_page_on_a_family_works(checkout: Checkout) -> None:
         assert "experts.3.{gate,up,down}_proj.weight" in words
 
 
+@pytest.mark.wide
 def test_a_family_that_samples_its_routing_is_not_judged(checkout: Checkout) -> None:
     """PhiMoE draws random numbers while it trains: healthy gradients would be called wrong."""
     page = Page(

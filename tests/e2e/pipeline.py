@@ -43,6 +43,16 @@ class Ran:
         (found,) = [t for t in self.result["trials"] if t["variant"] == variant]
         return found
 
+    def rows(self, variant: str, title: str) -> list[list[Any]]:
+        """The rows of this variant in the table whose title begins so: its own table, or the one
+        of all variants."""
+        shared = [t["rows"] for t in self.result["tables"] if t["title"].startswith(title)]
+        if shared:
+            return [row[1:] for row in shared[0] if row[0] == variant]
+        own = self.trial(variant)["tables"]
+        (found,) = [list(t["rows"]) for t in own if t["title"].startswith(title)]
+        return found
+
     @property
     def verdicts(self) -> dict[str, str]:
         return {t["variant"]: t["verdict"] for t in self.result["trials"]}

@@ -21,15 +21,6 @@ STEPS = "4 steps against 2 + 2"
 EXPERTS = "Experts of each rank at the save and after loading, by their bytes"
 
 
-def table(ran: Ran, variant: str, title: str) -> list[list[Any]]:
-    """Returns the rows of this variant, from its own table or the run's."""
-    shared = [t["rows"] for t in ran.result["tables"] if t["title"] == title]
-    if shared:
-        return [row[1:] for row in shared[0] if row[0] == variant]
-    (own,) = [t["rows"] for t in ran.trial(variant)["tables"] if t["title"] == title]
-    return list(own)
-
-
 def every(variants: Sequence[str]) -> list[Any]:
     return [
         pytest.param(name, marks=() if name in IN_CI else pytest.mark.wide) for name in variants
@@ -102,14 +93,14 @@ def test_every_rank_loads_the_experts_of_one_rank(
     assert "plain tensors of one name on every rank" in trial["cause"]
     assert (trial["confidence"], trial["culprits"]) == ("high", [])
     assert trial["signature"] == "resume-drift:one-rank-everywhere:no-rank"
-    assert [row[1:4] for row in table(ran, variant, EXPERTS)] == [
+    assert [row[1:4] for row in ran.rows(variant, EXPERTS)] == [
         [0, "0-3", experts],
         [1, "4-7", experts],
     ]
 
 
 def test_the_steps_after_the_save_differ_and_the_control_is_exact(few: Ran) -> None:
-    trial, rows = few.trial("unfixed"), table(few, "unfixed", STEPS)
+    trial, rows = few.trial("unfixed"), few.rows("unfixed", STEPS)
     assert [row[:2] for row in rows] == [[3, 0], [3, 1], [4, 0], [4, 1]]
     assert all(row[4] > 0 and row[7] > 0 for row in rows)
     # The loss alone looks like noise.
@@ -126,11 +117,11 @@ def test_a_complete_checkpoint_resumes_exactly(ran: Ran, variant: str) -> None:
     trial = ran.trial(variant)
     assert (trial["confidence"], trial["signature"]) == ("high", CLEAN)
     assert "difference 0" in trial["cause"]
-    rows = table(ran, variant, STEPS)
+    rows = ran.rows(variant, STEPS)
     assert len(rows) == 4
     assert all(row[4] == row[7] == 0 for row in rows)
     assert all(row[2] is not None and row[5] is not None for row in rows)
-    assert [row[2:4] for row in table(ran, variant, EXPERTS)] == [["0-3", "0-3"], ["4-7", "4-7"]]
+    assert [row[2:4] for row in ran.rows(variant, EXPERTS)] == [["0-3", "0-3"], ["4-7", "4-7"]]
 
 
 @pytest.mark.wide
@@ -151,7 +142,7 @@ def test_saved_state_is_lost_after_loading(runs: str, request: pytest.FixtureReq
 def test_on_four_ranks_experts_of_different_ranks_are_mixed(command: Command) -> None:
     need({"transformers": "5.15.1", "accelerate": "1.15.0"})
     ran = command.run("ep-resume", "--variant", "unfixed", "--cpu", "4")
-    trial, rows = ran.trial("unfixed"), table(ran, "unfixed", EXPERTS)
+    trial, rows = ran.trial("unfixed"), ran.rows("unfixed", EXPERTS)
     assert trial["verdict"] == DRIFT
     assert trial["signature"] == "resume-drift:ranks-glued-together:no-rank"
     after = {row[0]: row[3] for row in rows}
@@ -171,7 +162,7 @@ def test_without_fsdp_the_copies_differ_before_the_save(command: Command) -> Non
     assert trial["verdict"] == DRIFT
     assert trial["signature"] == "resume-drift:copies-were-apart:no-rank"
     assert "Before anything was saved" in trial["cause"]
-    assert all(row[2] == row[3] for row in table(ran, "unfixed", EXPERTS))
+    assert all(row[2] == row[3] for row in ran.rows("unfixed", EXPERTS))
 
 
 def test_experts_lost_before_the_save_are_not_blamed_on_it(command: Command) -> None:

@@ -61,8 +61,7 @@ def test_a_later_release_lacks_the_reduction_for_another_family(whole: Ran) -> N
 
 def test_shards_of_matrices_are_compared(ran: Ran) -> None:
     """Matrices sharded along either dim, and a replicated one."""
-    (table,) = [t for t in ran.result["tables"] if t["title"].startswith("Gradients of step 1")]
-    rows = [row[1:] for row in table["rows"] if row[:2] == ["unfixed", "all others"]]
+    rows = [row for row in ran.rows("unfixed", "Gradients of step 1") if row[0] == "all others"]
     wrong = {placement.partition(" on ")[0]: count for _, placement, count, *_ in rows}
     assert wrong == {"Replicate": 4, "Shard(0)": 0, "Shard(1)": 0}
 

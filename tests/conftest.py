@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-_USES = "command: Command"
+_USES = re.compile("command: Command|shared_hosts")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -20,8 +21,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    e2e = Path(__file__).parent / "e2e"
-    hosts = {f"tests/e2e/{one.name}" for one in e2e.glob("*.py") if _USES in one.read_text("utf-8")}
+    files = (Path(__file__).parent / "e2e").glob("*.py")
+    hosts = {f"tests/e2e/{one.name}" for one in files if _USES.search(one.read_text("utf-8"))}
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:

@@ -113,23 +113,23 @@ def test_costs_are_ratios_with_spreads_and_a_step_equals_itself(command: Command
     need({"transformers": "4.53.2"})
     tiny = "{hidden: 32, intermediate: 16, layers: 1, experts: 8, heads: 2, kv_heads: 2}"
     ran = command.run(
-        "expert-starvation", "--variant", "unfixed", "--variant", "unused-params-flag",
-        "--variant", "dense-experts", "--variant", "identical-batches",
-        "--set", "cost.rounds=5", "--set", "cost.seq_len=64", "--set", f"cost.model={tiny}",
+        "expert-starvation", "--set", "cost.rounds=5", "--set", "cost.seq_len=64",
+        "--set", f"cost.model={tiny}",
+        variants=("unfixed", "dense-experts", "identical-batches"),
     )  # fmt: skip
     holds(ran)
     timed = {
         t["variant"]: (t["step_time_ratio"], t["step_time_spread"]) for t in ran.result["trials"]
     }
     assert timed.pop("identical-batches") == (None, None), "a control has no cost"
-    assert set(timed) == {"unfixed", "unused-params-flag", "dense-experts"}
+    assert set(timed) == {"unfixed", "dense-experts"}
     for variant, (ratio, (low, high)) in timed.items():
         assert low <= ratio <= high or variant == "unfixed"
         assert 0 < low <= high
     # The unfixed step against a second timing of itself: no difference, only its noise.
     assert timed["unfixed"][0] == 1.0
     assert {f["variant"]: f["step_time_ratio"] for f in ran.result["conclusion"]["fixes"]} == {
-        name: timed[name][0] for name in ("unused-params-flag", "dense-experts")
+        "dense-experts": timed["dense-experts"][0]
     }
     assert ran.result["conclusion"]["cheapest_correct_fix"] in ran.fixes
     assert all(t["variant"] != "cost" for t in ran.result["trials"])
@@ -290,13 +290,9 @@ def test_zero_2_fails_like_fsdp2_and_zero_3_works(command: Command) -> None:
 class TestTheSameVerdicts:
     """Under torchrun, and with four ranks."""
 
+    @pytest.mark.wide  # test_launch.py has torchrun's launcher
     @pytest.mark.parametrize(
-        "name",
-        [
-            "expert-starvation-silent",
-            pytest.param("expert-starvation", marks=pytest.mark.wide),
-            pytest.param("expert-starvation-hang", marks=pytest.mark.wide),
-        ],
+        "name", ["expert-starvation-silent", "expert-starvation", "expert-starvation-hang"]
     )
     def test_torchrun_gives_the_same_verdicts_as_the_fork_launcher(
         self, command: Command, name: str

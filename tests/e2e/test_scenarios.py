@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from tests.e2e.pipeline import Command, Ran, need
+from tests.e2e.pipeline import FEW_IN_CI, Command, Ran, need
 from tests.e2e.result_shape import problems
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
@@ -41,9 +41,14 @@ def holds(ran: Ran) -> None:
 
 
 class TestExpertStarvation:
-    @pytest.fixture
-    def ran(self, command: Command) -> Ran:
+    """CI runs the whole scenario too, by `make run`."""
+
+    @pytest.fixture(params=FEW_IN_CI)
+    def ran(self, command: Command, request: pytest.FixtureRequest) -> Ran:
         need({"transformers": "4.53.2"})
+        few = ("unfixed", "touch", "identical-sampler", "identical-batches")
+        if request.param == "few":
+            return command.run("expert-starvation", "--set", "cost=null", variants=few)
         need({"transformers": "5.0.0"})
         return command.run("expert-starvation", "--set", "cost=null")
 
@@ -71,28 +76,23 @@ class TestExpertStarvation:
         assert (trial["launcher"], trial["backend"]) == ("fork", "gloo")
 
     def test_every_fix_is_judged_and_the_wrong_batch_is_noted(self, ran: Ran) -> None:
-        assert ran.fixes == dict.fromkeys(
-            ["unused-params-flag", "zero-fill", "touch", "iterate-all", "dense-experts",
-             "identical-sampler", "upgrade"],
-            True,
-        )  # fmt: skip
+        assert set(ran.fixes.values()) == {True} and len(ran.fixes) in (2, 7)
         sampler = ran.trial("identical-sampler")
         assert sampler["other_batch"] is True
         assert "wrong batch" in sampler["notes"][0]
-        assert not any(ran.trial(name)["other_batch"] for name in ("unfixed", "touch", "upgrade"))
-        upgraded = ran.trial("upgrade")
-        assert upgraded["stack"]["transformers"] == "5.0.0"
-        # One 3-D parameter instead of 24 matrices in each of two layers.
+        assert not any(ran.trial(name)["other_batch"] for name in ("unfixed", "touch"))
         assert ran.trial("touch")["parameters_compared"] == 69
-        assert upgraded["parameters_compared"] < 69
+        if "upgrade" in ran.verdicts:
+            upgraded = ran.trial("upgrade")
+            assert upgraded["stack"]["transformers"] == "5.0.0" and not upgraded["other_batch"]
+            # One 3-D parameter instead of 24 matrices in each of two layers.
+            assert upgraded["parameters_compared"] < 69
 
     def test_the_controls_are_clean(self, ran: Ran) -> None:
         controls = {
             t["variant"]: t["verdict"] for t in ran.result["trials"] if t["role"] == "control"
         }
-        assert controls == dict.fromkeys(
-            ["identical-batches", "starved-everywhere", "loops-over-all", "fused-family"], CLEAN
-        )
+        assert set(controls.values()) == {CLEAN} and len(controls) in (1, 4)
 
     def test_without_step_times_no_fix_is_called_cheapest(self, ran: Ran) -> None:
         assert ran.result["conclusion"]["cheapest_correct_fix"] is None

@@ -49,6 +49,7 @@ _MAY_NOT_WRITE = (
     "Give folders that moediag may write: MOEDIAG_CACHE for environments, --out for results. "
     "`moediag doctor` checks them."
 )
+_NO_FILE = Configuration()
 # The errors of the library that typer carries along under changing names.
 _WRONG_USAGE = typer.BadParameter.__mro__[1]
 
@@ -166,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str], debug: bool, for_good: bool) -> int:
     """The only place that catches errors."""
-    file = Configuration()
+    file = _NO_FILE
     try:
         with signals.as_interrupts(for_good=for_good):
             names = [command.name for command in (*COMMANDS, *extension.commands())]

@@ -136,11 +136,12 @@ def evidence(kind: str, work: Path, values: Mapping[str, str]) -> Path:
         folder.mkdir(exist_ok=True)
         (folder / "train.py").write_text(program(), encoding="utf-8")
         line = {
-            "scenario": "moediag run expert-starvation --cpu 2 --out ../scenario",
+            "scenario": "moediag run expert-starvation --cpu 2 -v unfixed -v zero-fill --out "
+            "../scenario",
             "watched": "moediag watch --on-hang abort --out ../watched -- "
             "torchrun --nproc-per-node 2 train.py",
         }[kind]
-        run(line, folder, values, 300)
+        run(line, folder, values, 500)
     return made
 
 
@@ -159,7 +160,7 @@ def prepare(line: str, folder: Path, work: Path, values: Mapping[str, str]) -> N
         samples = ROOT / "tests" / "samples"
         shutil.copy(samples / "torchrun" / "launcher.log", folder / "train.log")
         shutil.copytree(samples / "flight-recorder" / "gloo-stuck", folder / "dumps")
-        for path in re.findall(r"/tmp/nccl_trace_rank_\d", line):
+        for path in re.findall(r"\S+/nccl_trace_rank_\d", line):
             shutil.copy(folder / "dumps" / f"trace_rank_{path[-1]}", path)
     for pattern, kind in _EVIDENCE.items():
         for path in re.findall(pattern, line):
@@ -237,11 +238,12 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--seed", type=int, default=38)
     parser.add_argument("--count", type=int, default=50)
-    parser.add_argument("--limit", type=float, default=240, help="interrupt a command after this")
+    parser.add_argument("--limit", type=float, default=400, help="interrupt a command after this")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no command after this")
     parser.add_argument("--again", action="store_true", help="run what failed once more")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what it started
     work = options.work.resolve()
     install(work)
     kept = work / "answers.json"
@@ -255,7 +257,7 @@ def main() -> None:
             continue
         known[line] = answer(line, number, work, options.limit)
         kept.write_text(json.dumps(list(known.values()), indent=1))
-        print(number, "ok" if known[line]["works"] else "FAILED", known[line]["code"], line)
+        print(number, "ok" if known[line]["works"] else "FAILED", line, flush=True)
     done = [known[line] for line in lines if line in known]
     if options.write:
         text = sections.replaced(PAGE.read_text(encoding="utf-8"), section(done, options.seed))

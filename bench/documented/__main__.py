@@ -43,14 +43,17 @@ _LACKING = {
     "other hosts": r"--hosts|--nnodes|/nfs/",
     "a clone of transformers": r"--repo",
     "a webhook": r"hooks\.slack",
+    "dumps of that day": r"--taken-at 2025",
 }
+# Commands for which "not known" (exit code 3) is an answer.
+_UNDECIDED = {"diagnose": (3,), "check": (3,)}
 # Lines about a job that hangs, which is started first.
 _RUNNING = re.compile(r"moediag (?:attach|top)\b(?!.*--(?:slurm|hosts|kubectl))")
 _TUTORIAL = re.compile(r"--nproc-per-node 2 train\.py")
 # A path of a line, and what it stands for.
 _EVIDENCE = {
     r"\S*expert-starvation(?=\s|$)|runs/[ab]\b|(?<=report )run\b": "scenario",
-    r"moediag-runs/\S+-watch-train\.py|collected/|laws-run\b|\bjob$": "watched",
+    r"moediag-runs/\S+-watch-train\.py|laws-run\b|\bjob$": "watched",
 }
 
 
@@ -156,10 +159,11 @@ def prepare(line: str, folder: Path, work: Path, values: Mapping[str, str]) -> N
         (place / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     if "run my-failure" in line:
         run("moediag init my-failure.yaml --from expert-starvation", folder, values, 60)
-    if re.search(r"dumps/|nccl_trace|train\.log|\.tgz", line):
+    if re.search(r"dumps/|collected/|nccl_trace|train\.log|\.tgz", line):
         samples = ROOT / "tests" / "samples"
         shutil.copy(samples / "torchrun" / "launcher.log", folder / "train.log")
-        shutil.copytree(samples / "flight-recorder" / "gloo-stuck", folder / "dumps")
+        for name in ("dumps", "collected"):
+            shutil.copytree(samples / "flight-recorder" / "gloo-stuck", folder / name)
         for path in re.findall(r"\S+/nccl_trace_rank_\d", line):
             shutil.copy(folder / "dumps" / f"trace_rank_{path[-1]}", path)
     for pattern, kind in _EVIDENCE.items():
@@ -201,7 +205,12 @@ def works(line: str, code: int, said: str, late: bool) -> bool:
         return False
     if lacking(line):
         return code in (2, 4) or (late and code in (0, 130))
-    return code in (0, 130) if late else code in (0, 1)
+    return code in (0, 130) if late else code in (0, 1, *_UNDECIDED.get(line.split()[1], ()))
+
+
+def read(kept: Path) -> dict[str, dict[str, Any]]:
+    """The answers so far, by line."""
+    return {one["line"]: one for one in json.loads(kept.read_text())} if kept.exists() else {}
 
 
 def section(answers: list[dict[str, Any]], seed: int) -> str:
@@ -240,6 +249,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--limit", type=float, default=400, help="interrupt a command after this")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no command after this")
+    parser.add_argument("--only", default="", help="run lines in which this expression is found")
     parser.add_argument("--again", action="store_true", help="run what failed once more")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -247,7 +257,7 @@ def main() -> None:
     work = options.work.resolve()
     install(work)
     kept = work / "answers.json"
-    known = {one["line"]: one for one in json.loads(kept.read_text())} if kept.exists() else {}
+    known = read(kept)
     lines = drawn(options.seed, options.count)
     end = time.monotonic() + options.seconds
     for number, line in enumerate(lines):
@@ -255,7 +265,10 @@ def main() -> None:
             break
         if line in known and (known[line]["works"] or not options.again):
             continue
-        known[line] = answer(line, number, work, options.limit)
+        if not re.search(options.only, line):
+            continue
+        found = answer(line, number, work, options.limit)
+        known = {**read(kept), line: found}
         kept.write_text(json.dumps(list(known.values()), indent=1))
         print(number, "ok" if known[line]["works"] else "FAILED", line, flush=True)
     done = [known[line] for line in lines if line in known]

@@ -83,7 +83,7 @@ def variables(work: Path) -> Mapping[str, str]:
 def install(work: Path) -> None:
     if not (work / "venv" / "bin" / "moediag").exists():
         subprocess.run([sys.executable, "-m", "venv", work / "venv"], check=True)
-        pip = [work / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet"]
+        pip = [str(work / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, f"{ROOT}[run]"], check=True)
 
 

@@ -149,8 +149,14 @@ class Objects:
         self._roots = roots
         self._own = {p.name: p.owner for p in pieces if p.owner is not None}
         self._trained = [p for p in self._own.values() if p.requires_grad]
-        for one in gc.get_objects():
-            self._sort_in(one)
+        sorters: Dict[type, Any] = {}
+        for one in gc.get_objects():  # millions of them, of a few thousand classes
+            kind = type(one)
+            if kind not in sorters:
+                sorters[kind] = self._sorter(kind)
+            sort_in = sorters[kind]
+            if sort_in is not None:
+                sort_in(one)
         places = {id(owner): at for at, owner in enumerate(self._own.values())}
         inner = [
             one
@@ -162,22 +168,34 @@ class Objects:
         mine = [s for s in self.schedulers if id(getattr(s, "optimizer", None)) in known]
         self.schedulers = sorted(mine, key=lambda s: (known[id(s.optimizer)], type(s).__name__))
 
-    def _sort_in(self, one: Any) -> None:
-        kind = type(one)
+    def _sorter(self, kind: type) -> Optional[Callable[[Any], None]]:
+        """What keeps an object of this class; None: it is of no interest."""
         if kind is dict:
-            if self._own and len(self._trained) <= len(one) <= 4 * len(self._own):
-                self._dicts.append(one)
-        elif kind is list:
-            if len(one) == len(self._trained) > 0 and isinstance(one[0], torch.Tensor):
-                self._lists.append(one)
-        elif issubclass(kind, torch.nn.Module):
-            self._modules.append(one)
-        elif issubclass(kind, torch_optimizer.Optimizer):
-            if getattr(one, "param_groups", None):
-                self.optimizers.append(one)
-        elif issubclass(kind, lr_scheduler.LRScheduler):
-            self.schedulers.append(one)
-        elif issubclass(kind, torch.amp.GradScaler) and one._enabled and one._scale is not None:
+            return self._add_dict if self._own else None
+        if kind is list:
+            return self._add_list if self._trained else None
+        if issubclass(kind, torch.nn.Module):
+            return self._modules.append
+        if issubclass(kind, torch_optimizer.Optimizer):
+            return self._add_optimizer
+        if issubclass(kind, lr_scheduler.LRScheduler):
+            return self.schedulers.append
+        return self._add_scaler if issubclass(kind, torch.amp.GradScaler) else None
+
+    def _add_dict(self, one: Any) -> None:
+        if len(self._trained) <= len(one) <= 4 * len(self._own):
+            self._dicts.append(one)
+
+    def _add_list(self, one: Any) -> None:
+        if len(one) == len(self._trained) and isinstance(one[0], torch.Tensor):
+            self._lists.append(one)
+
+    def _add_optimizer(self, one: Any) -> None:
+        if getattr(one, "param_groups", None):
+            self.optimizers.append(one)
+
+    def _add_scaler(self, one: Any) -> None:
+        if one._enabled and one._scale is not None:
             self.scalers.append(one)
 
     def copies(self, was_loaded: Callable[[Any], bool]) -> List[Dict[str, Any]]:

@@ -165,8 +165,8 @@ class Objects:
         ]
         self.optimizers = sorted(inner, key=lambda one: _first(one, places))
         known = {id(one): at for at, one in enumerate(self.optimizers)}
-        mine = [s for s in self.schedulers if id(getattr(s, "optimizer", None)) in known]
-        self.schedulers = sorted(mine, key=lambda s: (known[id(s.optimizer)], type(s).__name__))
+        mine = [s for s in self.schedulers if id(_stepping(s)) in known]
+        self.schedulers = sorted(mine, key=lambda s: (known[id(_stepping(s))], type(s).__name__))
 
     def _sorter(self, kind: type) -> Optional[Callable[[Any], None]]:
         """What keeps an object of this class; None: it is of no interest."""
@@ -244,6 +244,14 @@ def _at(tensor: Any) -> Any:
 
 def _clean(name: Any) -> str:
     return clean_fqn(name) if isinstance(name, str) else ""
+
+
+def _stepping(scheduler: Any) -> Any:
+    """The optimizer whose settings it changes, without wrappers."""
+    optimizer = getattr(scheduler, "optimizer", None)
+    while isinstance(optimizer, torch_optimizer.Optimizer) and _wraps(optimizer):
+        optimizer = vars(optimizer)["optimizer"]
+    return optimizer
 
 
 def _wraps(optimizer: Any) -> bool:

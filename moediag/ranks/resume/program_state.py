@@ -4,6 +4,7 @@ schedulers, loss scalers, generators, and of copies of its weights. Nothing here
 from __future__ import annotations
 
 import gc
+import math
 import random
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
@@ -14,13 +15,15 @@ from torch.optim import optimizer as torch_optimizer
 
 from moediag.protocol import recorded_state as words
 from moediag.protocol.names import clean_fqn
-from moediag.protocol.recorded_state import Item, Items
+from moediag.protocol.recorded_state import Item, Items, Part
 from moediag.ranks.verify.model_pieces import Piece
+from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step.checkpoint_files import generator_value, plain_text
-from moediag.recorder.step.numbers import Fingerprints, row_fingerprints
-from moediag.recorder.step.pieces import held
+from moediag.recorder.step.numbers import Fingerprints, part_fingerprint, row_fingerprints
+from moediag.recorder.step.pieces import BOX, WHOLE, Where, held, where
 
 _MOST_ROWS = 128
+_MOST_ELEMENTS = 1 << 26  # of a part whose place in the whole is looked at
 _PLAIN = (bool, int, float, str)
 # How an update is computed, not what it computes.
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")
@@ -33,27 +36,31 @@ class StateOf:
 
     def __init__(self) -> None:
         self._prints = Fingerprints()
-        self._tensors: List[Tuple[str, str, int, List[str]]] = []
+        self._tensors: List[Tuple[str, str, int, List[str], Optional[Part]]] = []
         self._values: Items = {}
 
     def value(self, kind: str, name: str, value: Any) -> None:
         self._values.setdefault(kind, {})[name] = Item(plain_text(value))
 
-    def tensor(self, kind: str, name: str, tensor: Any, rows: bool = False) -> None:
+    def tensor(
+        self, kind: str, name: str, tensor: Any, rows: bool = False, at: Optional[Where] = None
+    ) -> None:
+        """``at``: where a plain ``tensor`` lies in the whole; None: it is the whole."""
         part = held(tensor).detach()
-        at = self._prints.add(part)
-        self._prints.add_sketch(at, part)
+        place = _part(tensor, at)
+        number = self._prints.add(part)
+        self._prints.add_sketch(number, part)
         own = row_fingerprints(part, _MOST_ROWS) if rows else []
-        self._tensors.append((kind, name, at, own))
+        self._tensors.append((kind, name, number, own, place))
 
     def items(self) -> Items:
         read, sketches = self._prints.read(), self._prints.sketches()
         found = {kind: dict(items) for kind, items in self._values.items()}
-        for kind, name, at, rows in self._tensors:
+        for kind, name, at, rows, part in self._tensors:
             value = read[at]
             if value is not None:
                 sketch = [_for_json(one) for one in sketches.get(at, ())]
-                found.setdefault(kind, {})[name] = Item(value, sketch, rows)
+                found.setdefault(kind, {})[name] = Item(value, sketch, rows, part)
         return found
 
     # ------------------------------------------------------------------------ before the forward
@@ -62,7 +69,7 @@ class StateOf:
         for piece in pieces:
             of_model = piece.owner is not None
             kind = words.PARAMETER if of_model else words.BUFFER
-            self.tensor(kind, piece.name, piece.read(), rows=of_model)
+            self.tensor(kind, piece.name, piece.read(), rows=of_model, at=piece.where)
             if of_model:
                 trained = "trained" if piece.owner.requires_grad else "frozen"
                 self.value(words.FROZEN, piece.name, trained)
@@ -232,6 +239,21 @@ class Objects:
                 return
         found.append(own)
         taken.update(map(_at, own.values()))
+
+
+def _part(part: Any, at: Optional[Where]) -> Optional[Part]:
+    """What ``part`` is of a whole tensor; None: not known."""
+    try:
+        at = where(part) if at is None else at
+    except NotApplicable:
+        return None
+    local = held(part).detach()
+    if local.numel() > _MOST_ELEMENTS:
+        return None
+    value, places = part_fingerprint(local, at.positions(tuple(local.shape)))
+    rows = at.kind in (WHOLE, BOX) and local.dim() > 0 and tuple(local.shape[1:]) == at.shape[1:]
+    first = (at.at[0] if at.kind == BOX else 0) if rows else None
+    return Part(value, places, local.numel(), math.prod(at.shape), first)
 
 
 def _at(tensor: Any) -> Any:

@@ -61,7 +61,7 @@ def test_rates_count_repeats_by_verdict() -> None:
     found = [
         trial("a", v, repeat=i) for i, v in enumerate(["nonfinite", "clean", "clean", "clean"])
     ]
-    table = side_by_side.table([*found, trial("once")])
+    table = side_by_side.repeats_table([*found, trial("once")])
     assert table is not None
     assert table.title == "Verdicts over repeats"
     assert table.columns == ("variant", "verdict", "times", "95 % interval of its rate")
@@ -69,7 +69,7 @@ def test_rates_count_repeats_by_verdict() -> None:
         ("a", "clean", "3 of 4", "30% to 95%"),
         ("a", "nonfinite", "1 of 4", "5% to 70%"),
     )
-    assert side_by_side.table([trial("once"), trial("twice")]) is None
+    assert side_by_side.repeats_table([trial("once"), trial("twice")]) is None
 
 
 @pytest.mark.parametrize("of", [1, 4, 12, 400])

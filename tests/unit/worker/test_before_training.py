@@ -9,20 +9,20 @@ import pytest
 
 from moediag.lab.campaign.hunt.layouts import BEFORE_TRAINING
 from moediag.lab.scenario import sections
-from moediag.lab.step.tasks import trainer
+from moediag.lab.step.tasks import before_training
 from moediag.protocol.specs import FIRST_CALLS
 
 
 def test_every_call_is_made_in_its_order() -> None:
-    assert set(trainer.CALLS) == {*FIRST_CALLS, "evaluate-unmarked"}
+    assert set(before_training.CALLS) == {*FIRST_CALLS, "evaluate-unmarked"}
     for way in BEFORE_TRAINING.ways:
         trainer = MagicMock()
-        trainer.call(trainer, way.wrapper.before_train)
+        before_training.call(trainer, way.wrapper.before_train)
         assert trainer.mock_calls, way.name
     trainer = MagicMock()
-    trainer.call(trainer, "save then predict")
+    before_training.call(trainer, "save then predict")
     assert [name for name, _, _ in trainer.mock_calls] == ["save_model", "predict"]
-    trainer.call(trainer, trainer.NOTHING)
+    before_training.call(trainer, before_training.NOTHING)
     assert len(trainer.mock_calls) == 2
 
 

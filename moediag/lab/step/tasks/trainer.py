@@ -11,7 +11,7 @@ import contextlib
 import os
 import tempfile
 import time
-from typing import Any, Callable, ContextManager, Dict, List, Optional
+from typing import Any, ContextManager, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from moediag.lab.step.models import tiny
 from moediag.lab.step.models.skew import RouterSkew
 from moediag.lab.step.shard import accelerate_on_cpu, fsdp2_internals
 from moediag.lab.step.shard.wrapped import Wrapped
-from moediag.lab.step.tasks import trainer_arguments
+from moediag.lab.step.tasks import before_training, trainer_arguments
 from moediag.protocol import Trial
 from moediag.recorder.not_applicable import NotApplicable
 
@@ -37,7 +37,6 @@ HIDDEN = (
     "ranks share a batch and leave FSDP2 none: so it is prepared as any other model"
 )
 NO_AUX_LOSS = "router_aux_loss_coef is 0: SFTTrainer would add that loss, the reference has none"
-NOTHING = "nothing"
 
 
 def run(collector: Collector) -> None:
@@ -54,7 +53,7 @@ def run(collector: Collector) -> None:
         given = _arguments(trial, folder)
         watched.load()
         trainer = _trainer(watched, given)
-        call(trainer, trial.wrapper.before_train)
+        before_training.call(trainer, trial.wrapper.before_train)
         stack.enter_context(watched.observing())
         trainer.train()
     dist.barrier()
@@ -238,35 +237,3 @@ def _norms(trainer: Any) -> List[Optional[float]]:
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     norms = [entry.get("grad_norm") for entry in logged]
     return [None if norm is None else float(norm) for norm in norms]
-
-
-def _evaluate(trainer: Any) -> None:
-    trainer.evaluate(trainer.train_dataset)
-
-
-def _evaluate_unmarked(trainer: Any) -> None:
-    _evaluate(trainer)
-    # accelerate 1.14 and 1.15 take a model with this mark for one that is wrapped.
-    trainer.model.__dict__.pop("_is_accelerate_prepared", None)
-
-
-# By the words of moediag.protocol.specs.FIRST_CALLS.
-CALLS: Dict[str, Callable[[Any], object]] = {
-    "evaluate": _evaluate,
-    "evaluate-unmarked": _evaluate_unmarked,
-    "predict": lambda trainer: trainer.predict(trainer.train_dataset),
-    "save": lambda trainer: trainer.save_model(),
-    "read-batches": lambda trainer: list(trainer.get_train_dataloader()),
-    "create-optimizer": lambda trainer: trainer.create_optimizer(),
-    "prepare-for-evaluation": lambda trainer: trainer.accelerator.prepare_model(
-        trainer.model, evaluation_mode=True
-    ),
-    "unwrap": lambda trainer: trainer.accelerator.unwrap_model(trainer.model),
-    "free-memory": lambda trainer: trainer.accelerator.free_memory(),
-}
-
-
-def call(trainer: Any, what: str) -> None:
-    """Makes the calls of ``what``, as ``wrapper.before_train`` names them."""
-    for word in what.split(" then ") if what != NOTHING else ():
-        CALLS[word](trainer)

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from moediag.launch.capture.collect import (
-    find_tool,
-    frames_of,
-    main_frames,
-    reason,
-    threads,
-)
+from moediag.launch.capture.py_spy import Dump, frames_of, main_frames, run, threads
 from moediag.masking import is_secret
 from moediag.protocol import in_libraries
-from moediag.records import dataclass
 
 NO_TOOL = "py-spy missing"
 REFUSED = "ptrace refused"
@@ -27,43 +19,17 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 _RANKS = ("global_rank", "world_rank", "rank")
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """py-spy's JSON, or why there is none."""
-
-    json: bytes = b""
-    lost: str = ""
-
-
 def dump(pid: int, seconds: float, *, pause: bool = True, local_values: bool = True) -> Dump:
     """The stacks of all threads of ``pid``. ``pause``: stop it for the milliseconds that this
     takes, which a process that runs needs and one that sleeps does not."""
     options = ["--json", *(["--locals"] if local_values else [])]
     options += [] if pause else ["--nonblocking"]
-    return _run(["dump", *options, "-p", str(pid)], seconds)
+    return run(["py-spy", "dump", *options, "-p", str(pid)], seconds)
 
 
 def native(pid: int, seconds: float) -> Dump:
     """The same with native frames. This takes a second and stops the process meanwhile."""
-    return _run(["dump", "--native", "--json", "-p", str(pid)], seconds)
-
-
-def _run(arguments: list[str], seconds: float) -> Dump:
-    tool = find_tool("py-spy")
-    if tool is None:
-        return Dump(lost=NO_TOOL)
-    try:
-        done = subprocess.run(
-            [tool, *arguments], capture_output=True, stdin=subprocess.DEVNULL,
-            timeout=seconds, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Dump(lost="py-spy took too long")
-    except OSError as error:
-        return Dump(lost=f"py-spy: {error.strerror}")
-    if done.returncode != 0 or not done.stdout:
-        return Dump(lost=reason(done.stderr))
-    return Dump(done.stdout)
+    return run(["py-spy", "dump", "--native", "--json", "-p", str(pid)], seconds)
 
 
 def places(found: bytes) -> tuple[tuple[str, str, object], ...]:

@@ -140,7 +140,7 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
     def batches(recorder: Recorder) -> None:
         from moediag.recorder import data_loaders
-        from moediag.recorder.batches import Batches
+        from moediag.recorder.data_loaders import Batches
 
         Batches(recorder).install()
         data_loaders.install(recorder)

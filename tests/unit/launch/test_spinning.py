@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moediag.evidence.rank_stacks import on_the_device, parse_pystack
-from moediag.launch.capture.collect import find_tool, on_device, python_frames
+from moediag.launch.capture.py_spy import find_tool, on_device, python_frames
 from moediag.launch.processes import Process
 from tests.unit.cuda_stand_in import build
 

@@ -1,10 +1,12 @@
 """What the laboratory's commands print with `--json` and write as JSON, as shapes of
-:mod:`moediag.reference.json_schema`. Each is held against real outputs by a test."""
+:mod:`docs.generate.json_schema`. Each is held against real outputs by a test."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+from docs.generate import job_outputs
+from docs.generate.json_schema import fields
 from moediag.lab.campaign.bisect.probe_verdict import Kind
 from moediag.lab.campaign.bisect.search.answer import Status
 from moediag.lab.campaign.bisect.search.corners import Blame
@@ -29,8 +31,6 @@ from moediag.protocol import (
     SimulatedRank,
     WayOutcome,
 )
-from moediag.reference.job_outputs import TRIAL
-from moediag.reference.json_schema import fields
 from moediag.result import Confidence, Verdict
 from moediag.result.answer_blocks import AnswerState
 from moediag.result.diagnosis import FirstDivergence
@@ -154,7 +154,7 @@ JOURNAL = (
         "command": Texts,
     },
     {"e": Literal["resumed"], "digests": _DIGESTS},
-    _line("trial", TRIAL),
+    _line("trial", job_outputs.TRIAL),
     _line("reference", {"file": str, "verdict": str, "reason": str}),
     _line("probe", _PROBE),
     _line("extra", _PROBE),
@@ -168,6 +168,7 @@ JOURNAL = (
 )  # fmt: skip
 
 OUTPUTS = {
+    **job_outputs.OUTPUTS,
     "check": ("check.json of a model, and `check CONFIG --json`.", CHECK),
     "check-script": ("check.json of a program, and `check` with `--json` of one.", CHECK_SCRIPT),
     "hunt": ("hunt.json, and `hunt --json`.", HUNT),

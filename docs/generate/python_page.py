@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from moediag.reference.result_fields import node_fields
+from docs.generate.result_fields import node_fields
 
 # Name in a program -> the module that defines it.
 PUBLIC = {

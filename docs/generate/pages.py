@@ -7,18 +7,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from docs.generate import configuration_page, lab_outputs, python_page
+from docs.generate.json_schema import document
+from docs.generate.page_tables import table
+from docs.generate.result_fields import Record, records
 from moediag import extension
 from moediag.diagnosis import CONFIDENCE, MEANINGS, NEXT_STEPS, SIGNATURE, Explained, explained
-from moediag.reference import (
-    configuration_page,
-    finding_entries,
-    option_entries,
-    python_page,
-)
-from moediag.reference.json_schema import document
+from moediag.reference import finding_entries, option_entries
 from moediag.reference.option_entries import Command, Parameter
-from moediag.reference.page_tables import table
-from moediag.reference.result_fields import Record, records
 from moediag.reference.word_entry import Entry
 
 _ROOT = "../.."  # from docs/reference/ to the repository
@@ -27,8 +23,6 @@ _MADE = "This page is generated: `make golden` writes it. Do not edit it."
 
 def pages(group: Any) -> dict[str, str]:
     """File name -> text. ``group``: the command line's group of commands."""
-    from moediag.reference import job_outputs  # reads the source of every record
-
     commands = list(option_entries.commands(group))
     return {
         "commands.md": _commands(commands),
@@ -43,7 +37,7 @@ def pages(group: Any) -> dict[str, str]:
             map(extension.provided("scenario entry"), extension.provided("scenario names")())
         ),
         "verdicts.md": verdicts_page(explained()),
-        **_schemas(job_outputs.outputs()),
+        **_schemas(lab_outputs.OUTPUTS),
     }
 
 

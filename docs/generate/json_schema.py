@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from moediag.reference.result_fields import class_record
+from docs.generate.result_fields import class_record
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT, _NULL = {"type": "string"}, {"type": "null"}

@@ -1,12 +1,11 @@
-"""Every JSON that moediag prints or keeps, as shapes of :mod:`moediag.reference.json_schema`."""
+"""Every JSON that moediag prints or keeps, as shapes of :mod:`docs.generate.json_schema`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from moediag import extension
+from docs.generate.json_schema import fields
 from moediag.doctor import Check
-from moediag.reference.json_schema import fields
 from moediag.reference.word_entry import Entry
 from moediag.result import Diagnosis, RunResult, TrialResult
 
@@ -23,7 +22,8 @@ _ENV = {
     "packages": dict[str, str | None], "torch_build": _TEXTS, "variables": _TEXTS,
     "tools": _TEXTS, "problem": str | None,
 }  # fmt: skip
-_OWN = {
+#: Name -> (what has this form, its shape).
+OUTPUTS = {
     "result": (
         "result.json, and `--json` of `attach`, `watch`, `diagnose`, `verify`, `resume` and `run`.",
         _RESULT,
@@ -33,8 +33,3 @@ _OWN = {
     "explain": ("`explain WORD --json`.", {"entries": [Entry]}),
     "explain-all": ("`explain --json`.", {"words": dict[str, list[str]]}),
 }
-
-
-def outputs() -> dict[str, tuple[str, Any]]:
-    """Returns name -> (what has this form, its shape)."""
-    return {**_OWN, **extension.provided("json outputs")}

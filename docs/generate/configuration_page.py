@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from docs.generate.page_tables import table
 from moediag.configuration import FILE, PROJECT, SETTINGS
 from moediag.reference.option_entries import Command, with_default
-from moediag.reference.page_tables import table
 
 # Variables that a user sets, and what reads them.
 VARIABLES = {

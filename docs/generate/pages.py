@@ -30,7 +30,7 @@ def pages(group: Any) -> dict[str, str]:
             "# Configuration", "", _MADE, "", *configuration_page.lines(commands)
         ),
         "exit-codes.md": _exit_codes(finding_entries.exit_codes()),
-        "laws.md": _laws(finding_entries.laws()),
+        "laws.md": _laws(finding_entries.law_rows()),
         "python.md": _page("# Python", "", _MADE, "", *python_page.lines()).rstrip("\n") + "\n",
         "result.md": _result(records()),
         "scenarios.md": _scenarios(
@@ -101,33 +101,39 @@ def _exit_codes(entries: Iterable[Entry]) -> str:
     return _page("# Exit codes", "", _MADE, "", *table(("code", "meaning"), rows))
 
 
-def _laws(entries: Iterable[Entry]) -> str:
-    lines = [
+def _laws(rows: Iterable[tuple[str, str, str, str]]) -> str:
+    return _page(
         "# Laws", "", _MADE, "",
-        "With `--laws`, `moediag watch` checks what must hold in any healthy job. What is found is "
-        "broken, suspicious or a note; where a healthy program may do what a broken law is about, "
-        "the page has it as suspicious or as a note, too. "
-        "[Laws: silent errors in your own job](../howto/laws.md) has the conditions of each law.",
-    ]  # fmt: skip
-    for entry in entries:
-        lines += ["", f"## {entry.word}", ""]
-        lines += [line for text in entry.paragraphs for line in (text, "")][:-1]
-    return _page(*lines)
+        "With `--laws`, `moediag watch` checks what must hold in any healthy job. A broken law "
+        "ends in exit code 1, what is suspicious only with `--strict`. Where a healthy program may "
+        "do what a broken law is about, the page has it as suspicious or as a note. "
+        "[Laws: silent errors in your own job](../howto/laws.md) has the conditions.",
+        "", *table(("law", "level", "verdict", "what is found"), rows),
+    )  # fmt: skip
 
 
 def _scenarios(entries: Iterable[Entry]) -> str:
-    lines = [
+    rows = (
+        (
+            f"[{entry.word}]({_ROOT}/scenarios/{entry.word}.yaml)",
+            entry.paragraphs[0],
+            entry.rows[0][1].partition(":")[0],
+            ", ".join(f"[{_cited(address)}]({address})" for address in entry.sources),
+        )
+        for entry in entries
+    )
+    return _page(
         "# Scenarios", "", _MADE, "",
-        "`moediag run NAME` runs a scenario and compares the verdict of each variant with the one "
-        "below. gloo is the backend on the CPU, nccl the one on GPUs.",
-    ]  # fmt: skip
-    for entry in entries:
-        title, *paragraphs = entry.paragraphs
-        lines += ["", f"## {entry.word}", "", f"**{title}**"]
-        lines += [line for text in paragraphs for line in ("", text)]
-        lines += ["", *table(("variant", "verdict"), entry.rows)]
-        lines += ["", *(f"- <{address}>" for address in entry.sources)] if entry.sources else []
-    return _page(*lines)
+        "`moediag show NAME` prints a scenario in full: its model and releases, and the verdict of "
+        "each variant. `moediag run NAME` runs it and compares.",
+        "", *table(("scenario", "failure", "verdict of its first variant", "reports"), rows),
+    )  # fmt: skip
+
+
+def _cited(address: str) -> str:
+    """``torchtitan 811`` for an issue or a pull request, else the host of the address."""
+    parts = address.split("/")
+    return f"{parts[4]} {parts[6]}" if len(parts) > 6 and parts[6].isdigit() else parts[2]
 
 
 def _result(found: Iterable[Record]) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from moediag.launch.attach.proc import Proc
 from moediag.launch.capture.py_spy import Dump, frames_of, main_frames, run, threads
 from moediag.masking import is_secret
 from moediag.protocol import in_libraries
@@ -24,12 +25,31 @@ def dump(pid: int, seconds: float, *, pause: bool = True, local_values: bool = T
     takes, which a process that runs needs and one that sleeps does not."""
     options = ["--json", *(["--locals"] if local_values else [])]
     options += [] if pause else ["--nonblocking"]
-    return run(["py-spy", "dump", *options, "-p", str(pid)], seconds)
+    return _run(pid, options, seconds)
 
 
 def native(pid: int, seconds: float) -> Dump:
     """The same with native frames. This takes a second and stops the process meanwhile."""
-    return run(["py-spy", "dump", "--native", "--json", "-p", str(pid)], seconds)
+    return _run(pid, ["--native", "--json"], seconds)
+
+
+def _run(pid: int, options: list[str], seconds: float) -> Dump:
+    made = run(["py-spy", "dump", *options, "-p", str(pid)], seconds)
+    inner = Proc().inner_threads(pid) if made.json else {}
+    return Dump(seen_from_here(made.json, inner), made.lost)
+
+
+def seen_from_here(found: bytes, inner: Mapping[int, tuple[int, str]]) -> bytes:
+    """The dump of a process in an inner pid namespace, with the numbers that its threads have here
+    and whether they run: py-spy knows neither. ``inner``: see :meth:`.Proc.inner_threads`."""
+    if not inner:
+        return found
+    every = threads(found)
+    for thread in every:
+        number, state = inner.get(thread.get("os_thread_id") or 0, (0, ""))
+        if number:
+            thread |= {"os_thread_id": number, "active": state == "R"}
+    return json.dumps(every).encode()
 
 
 def places(found: bytes) -> tuple[tuple[str, str, object], ...]:

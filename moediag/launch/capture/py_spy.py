@@ -143,8 +143,20 @@ def in_backward(dump: bytes) -> bool:
 
 def on_device(dump: bytes) -> bool:
     """Whether py-spy's JSON, with native frames, shows the main thread waiting for an accelerator
-    or in an NCCL call that does not return."""
-    return any(_DEVICE.search(str(f.get("name", ""))) for f in main_frames(dump))
+    or in an NCCL call that does not return; in a backward, one of autograd's threads, which run
+    the hooks of a model on a GPU."""
+    main = _main_of(dump)
+    looked = [frames_of(main)]
+    python = _python(looked[0])
+    if python and str(python[0].get("filename", "")).endswith(_ENGINE):
+        others = [frames_of(thread) for thread in threads(dump) if thread != main]
+        looked += [frames for frames in others if not _spawned(_python(frames))]
+    return any(_DEVICE.search(str(f.get("name", ""))) for frames in looked for f in frames)
+
+
+def _spawned(python: Sequence[Mapping[str, object]]) -> bool:
+    """Whether the program started the thread."""
+    return bool(python) and str(python[-1].get("name", "")).endswith("_bootstrap")
 
 
 def main_frames(dump: bytes) -> list[dict[str, object]]:

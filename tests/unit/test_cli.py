@@ -455,10 +455,13 @@ def test_pairs_accept_pip_spelling() -> None:
     }
 
 
-def test_no_command_prints_the_help_with_a_usage_error() -> None:
+def test_no_command_prints_one_screen_with_a_usage_error() -> None:
     result = invoke()
     assert result.exit_code == ExitCode.USAGE
-    assert "Example: moediag watch -- torchrun" in result.stdout
+    lines = result.stdout.splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) <= 80
+    assert "moediag watch -- torchrun" in result.stdout and "moediag --help" in lines[-2]
+    assert "Example: moediag watch -- torchrun" in invoke("--help").stdout
 
 
 def test_version_is_printed() -> None:

@@ -47,7 +47,7 @@ WRONG = {
         Wrong("lab/upstream/templates.py", "import moediag.lab.judgement.conclusion")
     ),
     "the step under test: tasks, then the training they share, then sharding, then models": Wrong(
-        "lab/step/data.py", "import moediag.lab.step.versions"
+        "lab/step/data.py", "import moediag.lab.step.collector"
     ),
     ACYCLIC: Wrong("lab/scenario/schema.py", "import moediag.lab.scenario.plan"),
     "the control side never imports torch, the training libraries or the rank side": Wrong(

@@ -12,7 +12,6 @@ from tests.e2e.test_scenarios import CRASH, holds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
-DIVERGED = "replica-divergence"
 NEW = {"transformers": "5.17.0", "accelerate": "1.15.0"}
 PLAIN = {"transformers": "5.7.0", "accelerate": "1.15.0"}  # experts are plain tensors
 

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
 NEW = {"transformers": "5.23.0", "accelerate": "1.15.0"}
 FACTOR = "wrong-gradients:constant-factor:no-rank"
-DIVERGED = "replica-divergence"
 
 
 def run(command: Command, scenario: str, *variants: str) -> Ran:

@@ -142,7 +142,8 @@ class MemoryPhase:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a rank sends on one group in the forward and backward of a step, by a ring."""
+    """What a rank sends on one group in the forward and backward of a step, by a ring, without
+    FSDP2's calls."""
 
     name: str  # of the mesh axis
     ranks: int  # of the group

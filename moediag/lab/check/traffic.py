@@ -1,4 +1,8 @@
-"""What a rank sends in a step, from the collective calls of its forward and backward."""
+"""What a rank sends in a step beside FSDP2's calls: tokens, activations and their gradients.
+
+FSDP2's own bytes follow from its units. torch's memory tracker, under which the step runs, makes it
+gather a unit of several modules once more than it does without.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from moediag.axes import DP_REPLICATE
 from moediag.protocol import Traffic
 
+_OF_FSDP = ("_allgather_base_", "_reduce_scatter_base_", "allgather_into_tensor_coalesced_",
+            "reduce_scatter_tensor_coalesced_")  # fmt: skip
 # How often a ring sends (n - 1) / n of the whole tensor, by a part of the operation's name.
 _TIMES = (("broadcast", 0), ("all_reduce", 2), ("allreduce", 2), ("gather", 1), ("scatter", 1),
           ("all_to_all", 1), ("alltoall", 1))  # fmt: skip
@@ -27,10 +34,11 @@ class Sent(TorchDispatchMode):
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self._note(
-                func._schema.name.partition("::")[2], (*args, *(kwargs or {}).values()), result
-            )
+        name = func._schema.name.partition("::")[2]
+        if func.namespace == "_c10d_functional" or (
+            func.namespace == "c10d" and name not in _OF_FSDP
+        ):
+            self._note(name, (*args, *(kwargs or {}).values()), result)
         return result
 
     def _note(self, name: str, args: Tuple[Any, ...], result: Any) -> None:
@@ -43,6 +51,8 @@ class Sent(TorchDispatchMode):
         axis = self._everyone
         if len(ranks) < dist.get_world_size():
             axis = str(getattr(group, "group_desc", "")).replace("mesh_", "") or str(ranks)
+        if axis == DP_REPLICATE:
+            return
         before = self._found.get(axis, Traffic(axis, len(ranks), max(ranks)))
         sent = times * whole * (len(ranks) - 1) // len(ranks)
         self._found[axis] = Traffic(

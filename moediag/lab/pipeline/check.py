@@ -118,13 +118,14 @@ def _wires(
     checked: Checked, costs: Sequence[AxisCost], layout: Layout, ranks: int,
     bandwidth: Bandwidth | None,
 ) -> tuple[Wire, ...]:  # fmt: skip
-    """Returns the times by all calls of a step if they were counted, else by those of FSDP2."""
+    """Returns the times of FSDP2's calls and of the others, if those were counted."""
     if bandwidth is None:
         return ()
-    if checked.timeline.traffic:
-        return check_cost.wires_of(checked.timeline.traffic, bandwidth)
     sizes = {str(axis): size for axis, size in layout.axes.items()}
-    return check_cost.wires(costs, sizes, ranks, bandwidth)
+    return (
+        *check_cost.wires(costs, sizes, ranks, bandwidth),
+        *check_cost.wires_of(checked.timeline.traffic, bandwidth),
+    )
 
 
 def ask(trial: Trial, one: Any, place: Path) -> Checked:

@@ -234,7 +234,7 @@ def _over(axes: Sequence[str]) -> str:
 def _cost(result: CheckResult) -> Iterator[Row]:
     yield from (Row("cost", _axis_cost(cost)) for cost in result.costs if cost.ranks > 1)
     if result.checked.timeline.traffic:
-        yield Row("sends", _sends(result.checked.timeline.traffic))
+        yield Row("cost", _others(result.checked.timeline.traffic))
     yield from (Row("wires", _wire(wire)) for wire in result.wires)
     if result.fit is not None:
         yield from _fit(result.fit)
@@ -252,12 +252,12 @@ def _cost(result: CheckResult) -> Iterator[Row]:
         )
 
 
-def _sends(traffic: Sequence[Traffic]) -> str:
-    """Returns what a rank sends in forward and backward, tokens and activations included."""
+def _others(traffic: Sequence[Traffic]) -> str:
+    """Returns what a rank sends beside FSDP2's calls."""
     parts = ", ".join(
         f"{_bytes(one.bytes)} on {one.name}[{one.ranks}] ({one.calls:,} calls)" for one in traffic
     )
-    return f"{_bytes(sum(one.bytes for one in traffic))} of all kinds: {parts}"
+    return f"tokens and activations, each step: a rank sends {parts}"
 
 
 def _fit(fit: Fit) -> Iterator[Row]:

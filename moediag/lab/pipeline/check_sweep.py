@@ -54,7 +54,8 @@ class Swept:
     """Bytes of the rank that holds most, in a step if --card or --batch asks for it; None: unknown.
     """
     sent: int | None
-    """Bytes that a rank sends in a step; without --card and --batch only those of FSDP2."""
+    """Bytes that a rank sends in a step; without --card and --batch only those of FSDP2. None: it
+    was not planned."""
     seconds: float | None
     """For them on the wires; None: without --bandwidth."""
     fails: tuple[str, ...]
@@ -161,14 +162,13 @@ def swept(result: CheckResult) -> Swept:
     findings = result.checked.findings
     fails = [one.text for one in findings if one.level == FAILS]
     fails += [f"the ranks diverge if {case.case.condition}" for case in result.cases if case.parts]
-    traffic = result.checked.timeline.traffic or result.costs
     fit, memory = result.fit, result.memory
     return Swept(
         {str(axis): size for axis, size in result.layout.axes.items()},
         result.ranks,
         _word(result, fails),
         fit.peak.total if fit is not None else memory.total if memory is not None else None,
-        _sent(result) if traffic else None,
+        _sent(result),
         sum(wire.seconds for wire in result.wires) if result.wires else None,
         tuple(fails),
         tuple(one.text for one in findings if one.level == MAY_FAIL),
@@ -187,10 +187,12 @@ def _word(result: CheckResult, fails: list[str]) -> Word:
     return Word.NO_FAILURE if fit is None else Word(fit)
 
 
-def _sent(result: CheckResult) -> int:
-    if result.checked.timeline.traffic:
-        return sum(one.bytes for one in result.checked.timeline.traffic)
-    return sum(cost.sent + cost.sent_to_replicas for cost in result.costs)
+def _sent(result: CheckResult) -> int | None:
+    """Returns None if nothing was planned."""
+    if not result.checked.plan:
+        return None
+    of_fsdp = sum(cost.sent + cost.sent_to_replicas for cost in result.costs)
+    return of_fsdp + sum(one.bytes for one in result.checked.timeline.traffic)
 
 
 def _place(row: Swept) -> tuple[Any, ...]:

@@ -47,6 +47,7 @@ def test_what_a_rank_sends_is_counted_by_group(tmp_path: Path) -> None:
             small, large = torch.zeros(10), torch.zeros(40)
             counted = Sent("everyone")
             with counted:
+                dist.all_gather_into_tensor(large, small, group=shards)  # as FSDP2 does
                 funcol.all_gather_tensor(small, 0, shards)
                 funcol.reduce_scatter_tensor(large, "sum", 0, shards)
                 dist.all_reduce(small, group=tp)

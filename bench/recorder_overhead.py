@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from bench.speed import recording
 from moediag.lab.step import preparation, training
 from moediag.lab.step.shard.wrapped import synchronize
-from moediag.protocol import ENV_GUARD, ENV_LAWS, ModelSpec, SkewSpec, StepSpec, Trial
-from moediag.recorder import install
+from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial
 
 MODEL = ModelSpec(
     hidden=128, intermediate=256, layers=2, experts=16, heads=4, kv_heads=2, head_dim=32, vocab=512
@@ -40,26 +40,16 @@ def main() -> None:
     )
     device = torch.device("cpu")
     wrapped = preparation.prepare(trial, device)
-    seconds = {"off": [], "on": [], "guard": [], "laws": [], "checked": []}
-    folder = tempfile.mkdtemp()
-    for number in range(int(sys.argv[2]) + 1):
-        # Who goes first alternates, and round 0 warms up.
-        for kind in ("off", "on", "guard", "laws")[:: 1 if number % 2 else -1]:
-            os.environ[ENV_GUARD] = str(int(kind == "guard"))
-            os.environ[ENV_LAWS] = "0" if kind == "laws" else ""
-            recorder = install(folder, rank, world) if kind != "off" else None
-            # The first forward under a fresh recorder finds the modules: not a cost per step.
-            # Laws check the steps 1 to 3.
-            for timed in ("", "checked", "", "laws") if kind == "laws" else ("", kind):
-                synchronize()
-                began = time.perf_counter()
-                training.forward_backward(wrapped, rank, number + 1, device)
-                training.finish(wrapped)
-                synchronize()
-                if timed and number:
-                    seconds[timed].append(time.perf_counter() - began)
-            if recorder is not None:
-                recorder.uninstall()
+
+    def one() -> float:
+        synchronize()
+        began = time.perf_counter()
+        training.forward_backward(wrapped, rank, 1, device)
+        training.finish(wrapped)
+        synchronize()
+        return time.perf_counter() - began
+
+    seconds = recording.in_turn(one, int(sys.argv[2]), tempfile.mkdtemp())
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(seconds))
     dist.destroy_process_group()

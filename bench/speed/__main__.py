@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.speed import suite
-from bench.speed.words import KERNELS, ROUTINGS
+from bench.speed.words import KERNELS, ROUTINGS, WHATS
 from moediag import hardware
 from moediag.protocol import write_json
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU"
     )
-    parser.add_argument("--what", choices=("kernels", "fixes"), help="with --size: one run alone")
+    parser.add_argument("--what", choices=WHATS, help="with --size: one run alone")
     parser.add_argument("--size", choices=SIZES)
     parser.add_argument("--ranks", type=int, default=1, help="more than GPUs: they share")
     parser.add_argument("--kernel", action="append", default=[], choices=KERNELS)

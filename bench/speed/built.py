@@ -15,7 +15,7 @@ from bench.speed import listed
 from bench.speed.sizes import Size
 from moediag.lab.step import preparation, training
 from moediag.lab.step.models import checkpoint, tiny
-from moediag.lab.step.models.skew import RouterSkew
+from moediag.lab.step.models.skew import RouterSkew, routed
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
 
@@ -64,11 +64,40 @@ def apart(asked: Trial, device: torch.device, fix: str | None) -> Wrapped:
     return _wrapped(model, dataclasses.replace(asked, fix=fix))
 
 
-def use(wrapped: Wrapped, kernel: str) -> None:
+def use(model: nn.Module, kernel: str) -> None:
     """Makes the experts use ``kernel``. Raises NotApplicable."""
     checkpoint.known(kernel)
-    for part in _configs(wrapped.model):
+    for part in _configs(model):
         part._experts_implementation = kernel
+
+
+class Experts:
+    """The experts of one layer alone, in bf16: no router, no attention, no sharding."""
+
+    def __init__(self, size: Size, device: torch.device) -> None:
+        self.size, self.device = size, device
+        spec = dataclasses.replace(size.model, layers=1)
+        self.model = _on_device(spec, device).bfloat16()
+        (block,) = tiny.anatomy(self.model, spec).blocks
+        self._block: Any = block.module
+
+    def stepping(self, kernel: str, routing: str) -> Callable[[], None]:
+        """Returns a function that runs them forward and backward. Raises NotApplicable."""
+        use(self.model, kernel)
+        model, tokens = self.size.model, self.size.tokens
+        index = routed(routing, tokens, model.experts, model.top_k).to(self.device)
+        share = torch.full(index.shape, 1 / model.top_k, device=self.device).bfloat16()
+        x, gradient = (
+            torch.randn(tokens, model.hidden, device=self.device).bfloat16() for _ in range(2)
+        )
+        x.requires_grad_()
+
+        def one() -> None:
+            self._block.experts(x, index, share).backward(gradient)
+            self._block.zero_grad(set_to_none=True)
+            x.grad = None
+
+        return one
 
 
 def stepping(wrapped: Wrapped, routing: str, device: torch.device) -> Callable[[], None]:

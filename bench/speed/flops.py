@@ -32,6 +32,11 @@ def step(model: ModelSpec, batch: int, seq_len: int) -> int:
     return STEP * batch * seq_len * sum(forward(model, seq_len).values())
 
 
+def experts(model: ModelSpec, tokens: int) -> int:
+    """Returns the operations of the experts of one layer for ``tokens``, forward and backward."""
+    return STEP * tokens * model.top_k * 2 * 3 * model.hidden * model.intermediate
+
+
 def parameters(model: ModelSpec) -> int:
     """Returns the number of parameters, with separate input and output embeddings and norms."""
     hidden, heads = model.hidden, model.heads * model.head_dim

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.speed import built, clock, flops, sizes
-from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
+from bench.speed import built, clock, flops, recording, sizes
+from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, OFF, RECORDED, ROUTINGS, WHATS
 from moediag.lab.step import kernels
+from moediag.lab.step.collector import versions
 from moediag.lab.step.shard.wrapped import Wrapped, synchronize
-from moediag.lab.step.versions import versions
 from moediag.protocol import Trial, write_json
 from moediag.recorder.not_applicable import NotApplicable
 
@@ -54,8 +54,7 @@ class Run:
         self.trial: Trial = built.trial(size, self.device, self.backend, scratch, self.ep)
 
     def measure(self) -> None:
-        asked = self.fixes() if self.options.what == "fixes" else self.kernels()
-        for row in asked:
+        for row in getattr(self, self.options.what)():
             self.rows.append(row)
             if dist.get_rank() == 0:
                 write_json(self.options.out, self.report())
@@ -77,6 +76,7 @@ class Run:
     def kernels(self) -> Iterator[Row]:
         """Times every kernel with every routing, on the same model."""
         wrapped = self._that_fits()
+        alone: built.Experts | None = None
         for kernel in self.options.kernel or KERNELS:
             for routing in self.options.routing or ROUTINGS:
                 row = {"kernel": kernel, "routing": routing, "reason": self._impossible(kernel)}
@@ -85,8 +85,11 @@ class Run:
                     continue
                 try:
                     wrapped = wrapped or built.fused(self.trial, self.device)
-                    built.use(wrapped, kernel)
+                    built.use(wrapped.model, kernel)
                     row.update(self._timed(wrapped, routing))
+                    if not self.ep:
+                        alone = alone or built.Experts(self.size, self.device)
+                        row.update(self._experts(alone.stepping(kernel, routing)))
                 except Exception as error:
                     row["reason"] = _words(error)
                 if row["reason"]:
@@ -114,7 +117,7 @@ class Run:
 
     def _stepped(self) -> Wrapped:
         wrapped = built.fused(self.trial, self.device)
-        built.use(wrapped, "grouped_mm")
+        built.use(wrapped.model, "grouped_mm")
         built.stepping(wrapped, "balanced", self.device)()
         return wrapped
 
@@ -137,6 +140,14 @@ class Run:
         self._forget_memory()
         times = [self._one(one) for _ in range(self.size.rounds)]
         return {"step_ms": clock.median(times), **self._rates(times), **self._memory()}
+
+    def _experts(self, one: Any) -> Row:
+        """Times the experts of one layer without the rest of the step."""
+        for _ in range(self.size.warmup):
+            one()
+        middle = statistics.median(self._one(one) for _ in range(self.size.rounds))
+        rate = flops.experts(self.size.model, self.size.tokens) / middle
+        return {"experts_ms": 1e3 * middle, "experts_share": rate / self.peak}
 
     def _one(self, work: Any) -> float:
         synchronize()
@@ -183,7 +194,7 @@ class Run:
             for name in (LOOP, *FIXES, *FUSED):
                 row: Row = {"kernel": name, "routing": routing, "reason": reasons.get(name, "")}
                 if name in times:
-                    row.update(self._against_loop(times, name))
+                    row.update(self._against(LOOP, times, name))
                 yield row
             steps.clear()
             _clear()
@@ -193,7 +204,7 @@ class Run:
             fix = None if name == LOOP else name
             return built.apart(self.trial, self.device, fix)
         wrapped = built.fused(self.trial, self.device)
-        built.use(wrapped, name)
+        built.use(wrapped.model, name)
         return wrapped
 
     def _in_turn(self, steps: dict[str, Any]) -> dict[str, list[float]]:
@@ -206,15 +217,30 @@ class Run:
                     times[name].append(took)
         return times
 
-    def _against_loop(self, times: dict[str, list[float]], name: str) -> Row:
+    def _against(self, base: str, times: dict[str, list[float]], name: str) -> Row:
         row = {"step_ms": clock.median(times[name]), **self._rates(times[name])}
-        if LOOP in times:
-            pairs = zip(times[name], times[LOOP], strict=True)
+        if base in times:
+            pairs = zip(times[name], times[base], strict=True)
             low, middle, high = statistics.quantiles(
-                [mine / loop for mine, loop in pairs], n=4, method="inclusive"
+                [mine / other for mine, other in pairs], n=4, method="inclusive"
             )
             row["ratio"] = {"median": middle, "low": low, "high": high}
         return row
+
+    # ---------------------------------------------------------------- recording
+
+    def recording(self) -> Iterator[Row]:
+        """Times the step of grouped_mm without the recorder and with it, its guard and laws."""
+        wrapped = built.fused(self.trial, self.device)
+        built.use(wrapped.model, "grouped_mm")
+        step = built.stepping(wrapped, "balanced", self.device)
+        for _ in range(self.size.warmup):
+            step()
+        folder = str(self.options.out.parent)
+        times = recording.in_turn(lambda: self._one(step), 2 * self.size.rounds, folder)
+        for name in (OFF, *RECORDED):
+            row: Row = {"kernel": name, "routing": "balanced", "reason": ""}
+            yield {**row, **self._against(OFF, times, name)}
 
 
 def _device(asked: str) -> tuple[torch.device, str]:
@@ -247,7 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.speed.rank", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--size", choices=tuple(sizes.SIZES), required=True)
-    parser.add_argument("--what", choices=("kernels", "fixes"), default="kernels")
+    parser.add_argument("--what", choices=WHATS, default="kernels")
     parser.add_argument("--kernel", action="append", choices=KERNELS)
     parser.add_argument("--routing", action="append", choices=ROUTINGS)
     parser.add_argument("--out", type=Path, required=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import torchrun
-from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
+from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, OFF, RECORDED, ROUTINGS
 from moediag.errors import MoediagError
 from moediag.lab.stacks import environment
 
@@ -22,8 +22,8 @@ NO_GPU = "there is no GPU here"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. ``what`` is kernels or fixes, ``device`` cpu or cuda. ``ranks`` share GPUs if there
-    are fewer GPUs. Empty ``kernels`` or ``routings`` mean all."""
+    """One run. ``what`` is one of WHATS, ``device`` cpu or cuda. ``ranks`` share GPUs if there are
+    fewer GPUs. Empty ``kernels`` or ``routings`` mean all."""
 
     what: str
     size: str
@@ -72,18 +72,23 @@ def asked(run: Run) -> list[tuple[str, str]]:
     if run.what == "fixes":
         routings = run.routings or ("balanced", "zero-token")
         return [(name, r) for r in routings for name in (LOOP, *FIXES, *FUSED)]
+    if run.what == "recording":
+        return [(name, "balanced") for name in (OFF, *RECORDED)]
     return [(k, r) for k in run.kernels or KERNELS for r in run.routings or ROUTINGS]
 
 
 def runs(device: str) -> Iterator[Run]:
     """Yields the runs. GPU: all sizes on one rank, the middle one on two ranks that divide the
-    experts, the fixes on both. CPU: the same code with the tiny size, in minutes."""
+    experts, the fixes on both, the recorder's cost. CPU: the same code with the tiny size, in
+    minutes."""
     gpu = device == "cuda"
     for size in ("small", "mid", "large") if gpu else ("tiny",):
         yield Run("kernels", size, device)
     yield Run("kernels", "mid" if gpu else "tiny", device, 2)
     yield Run("fixes", "mid" if gpu else "tiny", device)
     yield Run("fixes", "mid" if gpu else "tiny", device, 2)
+    for size in ("small", "mid") if gpu else ("tiny",):
+        yield Run("recording", size, device)
 
 
 def elsewhere() -> list[Measured]:
@@ -131,7 +136,9 @@ def page(measured: Sequence[Measured]) -> list[str]:
         "FSDP2 in bf16 with fp32 reduction, forward, backward, clip, AdamW; several ranks of a run "
         "of kernels divide the experts. Times are medians (quartiles). TFLOP/s counts the experts "
         "that a token is sent to, and backward as twice forward; its share is relative to a bf16 "
-        "matrix product measured in the same run.",
+        "matrix product measured in the same run. 'Experts' is that share for the experts of one "
+        "layer alone, forward and backward. `checked` is a step that laws check, `laws` one that "
+        "they do not.",
         "",
     ]  # fmt: skip
     for one in measured:
@@ -173,7 +180,8 @@ def _about(report: Mapping[str, Any]) -> str:
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ratios = any("ratio" in row for row in rows)
     columns = ["", "routing", "step", "tokens/s", "TFLOP/s", "of peak"]
-    columns += ["against the loop"] if ratios else ["memory"]
+    base = rows[0]["kernel"]
+    columns += [f"against {base}"] if ratios else ["experts", "memory"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for row in rows:
         step = row["step_ms"]
@@ -188,7 +196,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             spread = f"({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
             cells.append(f"{ratio['median']:.2f}x {spread}" if ratio else "")
         else:
-            memory = row.get("peak_gib")
+            share, memory = row.get("experts_share"), row.get("peak_gib")
+            cells.append("" if share is None else f"{100 * share:.2g} %")
             cells.append("not counted" if memory is None else f"{memory:.1f} GiB")
         lines.append("| " + " | ".join(cells) + " |")
     return lines

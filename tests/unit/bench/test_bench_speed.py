@@ -16,7 +16,7 @@ import torch
 from bench import torchrun
 from bench.speed import __main__ as command
 from bench.speed import clock, flops, listed, rank, sizes, suite
-from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
+from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, OFF, RECORDED, ROUTINGS
 from moediag import hardware
 from moediag.errors import StackError
 from moediag.lab.step import content
@@ -123,11 +123,12 @@ def test_every_kernel_routing_and_fix_is_measured() -> None:
     assert {(r.what, r.size, r.ranks) for r in runs} == {
         ("kernels", "small", 1), ("kernels", "mid", 1), ("kernels", "large", 1),
         ("kernels", "mid", 2), ("fixes", "mid", 1), ("fixes", "mid", 2),
+        ("recording", "small", 1), ("recording", "mid", 1),
     }  # fmt: skip
+    named = {"kernels": KERNELS, "fixes": (LOOP, *FIXES, *FUSED), "recording": (OFF, *RECORDED)}
     for run in runs:
         rows = suite.asked(run)
-        names = KERNELS if run.what == "kernels" else (LOOP, *FIXES, *FUSED)
-        assert {name for name, _ in rows} == set(names)
+        assert {name for name, _ in rows} == set(named[run.what])
         if run.what == "kernels":
             assert {routing for _, routing in rows} == set(ROUTINGS)
 
@@ -168,7 +169,7 @@ REPORT = {
 ROW = {
     "kernel": "grouped_mm", "routing": "balanced", "reason": "", "peak_gib": 31.25,
     "step_ms": {"median": 80.0, "low": 79.0, "high": 82.5}, "tokens_per_second": 102_400.0,
-    "tflops": 210.0, "share_of_peak": 0.3,
+    "tflops": 210.0, "share_of_peak": 0.3, "experts_share": 0.55,
 }  # fmt: skip
 
 
@@ -179,9 +180,8 @@ def test_the_page_shows_measurements_and_reasons_for_missing_ones() -> None:
     one = suite.Measured(run, {**REPORT, "rows": [big, ROW]}, "it took more than 600 s")
     text = "\n".join(suite.page([one]))
     assert f"### `{run.command}`" in text
-    assert (
-        "| grouped_mm | balanced | 80.0 ms (79.0 to 82.5) | 102,400 | 210 | 30 % | 31.2 GiB |"
-    ) in text
+    rates = "102,400 | 210 | 30 % | 55 % | 31.2 GiB |"
+    assert f"| grouped_mm | balanced | 80.0 ms (79.0 to 82.5) | {rates}" in text
     assert f"| `{run.command}` | batched_mm balanced | too \\| big |" in text
     assert "| batched_mm one-hot, grouped_mm one-hot | it took more than 600 s |" in text
     kept = one.to_json()

@@ -253,6 +253,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run what failed once more")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a script ignores it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what it started
     work = options.work.resolve()
     install(work)

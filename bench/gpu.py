@@ -44,6 +44,7 @@ EXPERT_PARALLEL = (
     "ep-router-gradient", "ep-overwrite", "ep-clip-norm", "ep-mixed-optimizer", "ep-partial-load",
     "nonfinite-skip", "metrics-in-flight",
 )  # fmt: skip
+FOUR_RANKS = ("ep-partial-load",)  # divides two axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +109,12 @@ class Report:
 def questions(gpus: int, nccl: str | None) -> Iterator[Question]:
     """Yields the suite: one rank per GPU if there are several, and always shared GPUs."""
     shares = nccl is not None and _release(nccl) >= devices.NCCL_SHARES_FROM
-    shared = [devices.SHARED, *([devices.SHARED_NCCL] if shares else [])]
+    shared = devices.SHARED_NCCL if shares else devices.SHARED  # as --share-gpu chooses
     for name in (*STARVATION, *EXPERT_PARALLEL):
         if gpus >= 2:
             yield Question(name, 4 if gpus >= 4 else 2, "gpu")
-        for device in shared:
-            for ranks in (2, 4) if name in STARVATION else (2,):
-                yield Question(name, ranks, device)
+        for ranks in (2, 4) if name in STARVATION else (4,) if name in FOUR_RANKS else (2,):
+            yield Question(name, ranks, shared)
 
 
 def _release(version: str) -> tuple[int, ...]:

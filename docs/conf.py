@@ -16,7 +16,7 @@ version = release = re.findall(
 
 extensions = ["myst_parser"]
 root_doc = "docs/README"
-include_patterns = ["docs/**", "reports/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+include_patterns = ["docs/**", "reports/**", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 include_patterns += ["CODE_OF_CONDUCT.md"]
 # Not only to leave them out: what is excluded is not searched.
 exclude_patterns = [

@@ -76,11 +76,12 @@ class RankLog:
     truncated: bool = False
 
 
-def read_log(folder: Path, rank: int, intern: Names | None = None) -> RankLog:
+def read_log(folder: Path, rank: int, intern: Names | None = None, alone: bool = False) -> RankLog:
     """The log of ``rank`` in ``folder``, its older segment first.
 
-    Never raises for a file's content; without a file the log is empty and ``not_seen`` says so.
-    ``intern`` shares equal name lists between ranks.
+    Never raises for a file's content; without a file the log is empty and ``not_seen`` says so,
+    unless the rank is ``alone``: one process needs no collectives. ``intern`` shares equal name
+    lists between ranks.
     """
     log = RankLog(rank)
     reader = _Reader(log, {} if intern is None else intern)
@@ -88,7 +89,8 @@ def read_log(folder: Path, rank: int, intern: Names | None = None) -> RankLog:
     for path in segments:
         _read_segment(path, reader)
     if not segments:
-        log.not_seen.append(f"rank {rank}: its collectives (there is no recorder log)")
+        if not alone:
+            log.not_seen.append(f"rank {rank}: its collectives (there is no recorder log)")
     elif not (log.lines or log.garbage or log.truncated):
         log.not_seen.append(f"rank {rank}: its collectives (the recorder log is empty)")
     if log.garbage:

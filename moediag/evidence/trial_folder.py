@@ -72,7 +72,8 @@ def _read(folder: Path) -> Evidence:
         raise EvidenceError(f"{folder}: it names rank {max(world_size - 1, *present, 0)}")
     intern: Names = {}
     logs = {
-        rank: read_log(folder, rank, intern) for rank in sorted(present | set(range(world_size)))
+        rank: read_log(folder, rank, intern, alone=world_size == 1)
+        for rank in sorted(present | set(range(world_size)))
     }
     earlier = _of_earlier_runs(logs) if trial.get("variant") == protocol.LAWS_VARIANT else {}
     logs = {rank: log for rank, log in logs.items() if rank not in earlier}

@@ -18,7 +18,8 @@ from moediag.masking import masked_command
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.measured_jobs import Compared, MeasuringOptions, measured_job
-from moediag.pipeline.resumed_states import Recording, Runs, compared
+from moediag.pipeline.recorded_runs import Recording, Runs
+from moediag.pipeline.resumed_states import compared
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Outcome, ResumedTask, StateRequest, Trial
 from moediag.records import dataclass
@@ -88,9 +89,8 @@ class _Proof:
             return self._written(failed.found)
         self._options.tell("comparing")
         for rank, found in compared(runs).items():
-            recorded = runs.resumed.ranks[rank]
-            Outcome(rank, resumed=found, not_seen=recorded.not_checked).write(attempt)
-        return self._written(self._judged(attempt, len(runs.resumed.ranks)))
+            Outcome(rank, resumed=found).write(attempt)
+        return self._written(self._judged(attempt, len(runs.interrupted.ranks)))
 
     def _runs(self) -> tuple[Path, Runs]:
         """Runs everything; returns the evidence of the first run, and what was recorded."""
@@ -108,11 +108,10 @@ class _Proof:
                 StateRequest("", 1, number, checkpoint=checkpoint),
             )  # fmt: skip
             resumed = self._recorded(RESUMED)
-            _same_ranks({_INTERRUPTED: interrupted, RESUMED: resumed})
             for name in (STRAIGHT, AGAIN):
                 self._job(name, commands.fresh, StateRequest("", after + 1, number))
             straight, again = self._recorded(STRAIGHT), self._recorded(AGAIN)
-            _same_ranks({RESUMED: resumed, STRAIGHT: straight, AGAIN: again})
+            _same_ranks({_INTERRUPTED: interrupted, STRAIGHT: straight, AGAIN: again})
             runs = Runs(interrupted, resumed, straight, again, after)
             _comparable(runs, bool(commands.resumed or checkpoint))
         except _Undecided as undecided:
@@ -229,8 +228,8 @@ def _same_ranks(runs: Mapping[str, Recording]) -> None:
     sizes = [f"{_SAID[name]} has {plural(len(run.ranks), 'rank')}" for name, run in runs.items()]
     if len({len(run.ranks) for run in runs.values()}) > 1:
         raise _Undecided(
-            f"{', '.join(sizes)}: states of different layouts are not compared",
-            "Give all commands the same number of ranks.",
+            f"{', '.join(sizes)}: they are no uninterrupted runs of the same layout",
+            "Only the resumed run may have another number of ranks.",
         )
 
 

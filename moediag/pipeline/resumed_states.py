@@ -7,76 +7,31 @@ only where the difference is much larger.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from pathlib import Path
 
+from moediag.pipeline.recorded_runs import Key, Recording, Runs, State
+from moediag.pipeline.resumed_reasons import Moves, Why, told
 from moediag.protocol import recorded_state as words
-from moediag.protocol.recorded_state import (
-    Item,
-    Lost,
-    Recorded,
-    RecordedStep,
-    ResumedRun,
-    Transfer,
-    read_recorded,
-)
+from moediag.protocol.recorded_state import Item, Lost, Recorded, ResumedRun
 from moediag.records import dataclass
 
 _CLEARLY = 10.0  # times the noise
-_NO_CAUSE = (words.FROZEN, words.MODE, words.LOSS)
-_SCALARS = (words.COUNT, words.SETTING, words.SCHEDULER, words.SCALER)
 ORDER = (
     words.PARAMETER, words.MAIN, words.BUFFER, words.STATE, words.COUNT, words.SCHEDULER,
     words.SETTING, words.SCALER, words.COPY, words.FROZEN, words.MODE, words.BATCH,
     words.GENERATOR, words.LOSS,
 )  # fmt: skip
 
-Key = tuple[str, str]  # kind and name
-State = Mapping[Key, Item]
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """The recorded run of one command."""
-
-    folder: Path
-    ranks: Mapping[int, Recorded]
-
-    @classmethod
-    def read(cls, folder: Path) -> Recording:
-        return cls(folder, read_recorded(folder))
-
-    @property
-    def made(self) -> int:
-        """Steps that all ranks made."""
-        return min((len(one.batches) for one in self.ranks.values()), default=0)
-
-    def state(self, rank: int, step: int) -> State:
-        """What ``rank`` began ``step`` with; empty if it was not recorded."""
-        found = RecordedStep.read(self.folder, rank, step)
-        items = found.items if found is not None else {}
-        return {(kind, name): item for kind, own in items.items() for name, item in own.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """The runs that are compared."""
-
-    interrupted: Recording
-    resumed: Recording
-    straight: Recording
-    again: Recording
-    after: int
-    """Steps before the save."""
-
 
 def compared(runs: Runs) -> dict[int, ResumedRun]:
-    """Returns the comparison of each rank."""
+    """Returns the comparison of each rank; of rank 0 alone, with whole tensors, if other numbers of
+    ranks saved and resumed."""
+    if len(runs.resumed.ranks) != len(runs.interrupted.ranks):
+        return {0: _of_other_layout(runs)}
     common = sorted(set(runs.resumed.ranks) & set(runs.straight.ranks) & set(runs.again.ranks))
     at_save = {rank: _at_save(runs, rank) for rank in common}
-    moved = _Moves.of(runs)
+    moved = Moves.of(runs)
     return {rank: _of_rank(runs, rank, at_save, moved) for rank in common}
 
 
@@ -87,13 +42,53 @@ def _at_save(runs: Runs, rank: int) -> State:
     return found or runs.straight.state(rank, runs.after + 1)
 
 
-def _of_rank(runs: Runs, rank: int, at_save: Mapping[int, State], moved: _Moves) -> ResumedRun:
+def _of_other_layout(runs: Runs) -> ResumedRun:
+    """Compares whole tensors at the first step. Sums over other ranks are rounded otherwise, so
+    later steps differ."""
+    step = runs.after + 1
+    controls = [run.whole(step) for run in (runs.straight, runs.again)]
+    states = [runs.interrupted.whole(step) or controls[0], runs.resumed.whole(1), *controls]
+    unknown = {key for state in states for key, item in state.items() if item is None}
+    expected, got, one, other = (
+        {
+            key: item
+            for key, item in state.items()
+            if item is not None and key not in unknown and key[0] != words.GENERATOR
+        }
+        for state in states
+    )
+    noise: dict[str, int] = {}
+    moves = Moves.of(runs)
+    found = _differing(expected, got, one, other, noise)
+    why = Why({0: expected}, 0, moves, of_layout=True)
+    here, control, again = map(_together, (runs.resumed, runs.straight, runs.again))
+    batch = _batch(here, control, again, runs.after, 0, {})
+    # Ranks may share their samples, so that no step has the same ones.
+    batches = [batch if batch is not None and batch.why else None]
+    loads = [load for rank in runs.resumed.ranks.values() for load in rank.loads]
+    return ResumedRun(
+        runs.after, 0, [len(runs.interrupted.ranks), len(runs.resumed.ranks)], found.compared,
+        _grouped(_explained(found.differ, why), batches), noise=noise,
+        not_known=sorted({f"{name} ({kind})" for kind, name in unknown}),
+        files=[told(one) for one in moves.checkpoint],
+        loaded=list(dict.fromkeys(map(told, loads))),
+    )  # fmt: skip
+
+
+def _together(run: Recording) -> Recorded:
+    """The samples of all ranks."""
+    steps = zip(*(one.batches for one in run.ranks.values()), strict=False)
+    sums = [f"{sum(int(one, 16) for one in own):x}" if all(own) else "" for own in steps]
+    return Recorded(0, 1, 0, batches=sums)
+
+
+def _of_rank(runs: Runs, rank: int, at_save: Mapping[int, State], moved: Moves) -> ResumedRun:
     here, control = runs.resumed.ranks[rank], runs.straight.ranks[rank]
     again = runs.again.ranks[rank]
     after, number = runs.after, min(runs.resumed.made, runs.straight.made - runs.after)
     noise: dict[str, int] = {}
     found = _at(runs, rank, 1, at_save[rank], noise)
-    why = _Why(at_save, rank, moved)
+    why = Why(at_save, rank, moved)
     batches = [_batch(here, control, again, after + at, at, noise) for at in range(number)]
     lost = _grouped(_explained(found.differ, why), batches[:1])
     later, later_lost = None, list[Lost]()
@@ -110,8 +105,8 @@ def _of_rank(runs: Runs, rank: int, at_save: Mapping[int, State], moved: _Moves)
             break
     losses = [_loss(here, control, again, after + at, at) for at in range(number)]
     return ResumedRun(
-        after, number, found.compared, lost, later, later_lost, losses, noise,
-        [_told(one) for one in moved.checkpoint], [_told(one) for one in here.loads],
+        after, number, [], found.compared, lost, later, later_lost, losses, noise,
+        [told(one) for one in moved.checkpoint], [told(one) for one in here.loads],
     )  # fmt: skip
 
 
@@ -128,6 +123,13 @@ def _at(runs: Runs, rank: int, step: int, expected: State, noise: dict[str, int]
     """What the resumed run's ``step`` (from 1) begins with otherwise than ``expected``."""
     got = runs.resumed.state(rank, step)
     one, other = (run.state(rank, runs.after + step) for run in (runs.straight, runs.again))
+    return _differing(expected, got, one, other, noise, step == 1)
+
+
+def _differing(
+    expected: State, got: State, one: State, other: State, noise: dict[str, int], first: bool = True
+) -> _Found:
+    """``one``, ``other``: what the uninterrupted runs had."""
     if not got or not expected or not one or not other:
         return _Found(0)
     copies = _copies(expected, got)
@@ -142,7 +144,7 @@ def _at(runs: Runs, rank: int, step: int, expected: State, noise: dict[str, int]
         count += 1
         if e is not None and g is not None and e.value == g.value:
             continue
-        controls = (one.get(key), other.get(key), *((e,) if step == 1 else ()))
+        controls = (one.get(key), other.get(key), *((e,) if first else ()))
         if _within_noise(e, g, controls):
             noise[key[0]] = noise.get(key[0], 0) + 1
         else:
@@ -230,146 +232,11 @@ def _loss(here: Recorded, control: Recorded, again: Recorded, at: int, own: int)
     return max(abs(a - b) for a, b in zip(expected, got, strict=True))
 
 
-# ------------------------------------------------------------------------ why
-
-
-@dataclass(frozen=True, slots=True)
-class _Moves:
-    """What the checkpoint holds, and what the resumed run did with it, on any rank."""
-
-    checkpoint: tuple[Transfer, ...]
-    saved: frozenset[str]
-    loaded: frozenset[str]
-    put: Mapping[str, str]
-    """Fingerprint -> the user's line that put it back."""
-    saved_scalars: Mapping[str, frozenset[str]]
-    loaded_scalars: Mapping[str, frozenset[str]]
-    put_scalars: Mapping[tuple[str, str], str]
-    """Name and value -> the user's line."""
-
-    @classmethod
-    def of(cls, runs: Runs) -> _Moves:
-        ranks = runs.interrupted.ranks.values()
-        saves = [one for rank in ranks for one in rank.saves if one.step == runs.after]
-        loads = [one for rank in runs.resumed.ranks.values() for one in rank.loads]
-        puts = [one for rank in runs.resumed.ranks.values() for one in rank.puts if not one.step]
-        return cls(
-            tuple({(one.what, one.path, one.where): one for one in saves}.values()),
-            frozenset(value for one in saves for value in one.values),
-            frozenset(value for one in loads for value in one.values),
-            {value: one.where for one in puts for value in one.values},
-            _scalars(saves),
-            _scalars(loads),
-            {
-                (name, value): one.where
-                for one in puts for name, own in one.scalars.items() for value in own
-            },
-        )  # fmt: skip
-
-
-def _scalars(transfers: Iterable[Transfer]) -> dict[str, frozenset[str]]:
-    found: dict[str, frozenset[str]] = {}
-    for one in transfers:
-        for name, values in one.scalars.items():
-            found[name] = found.get(name, frozenset()) | frozenset(values)
-    return found
-
-
-class _Why:
-    """Why a value of one rank is not as it was at the save: a word, and what it is instead."""
-
-    def __init__(self, at_save: Mapping[int, State], rank: int, moves: _Moves) -> None:
-        self._at_save, self._rank, self._moves = at_save, rank, moves
-        own = at_save[rank]
-        self._names: dict[tuple[str, str], str] = {}  # kind and value -> its only name
-        for (kind, name), item in own.items():
-            known = self._names.get((kind, item.value))
-            self._names[kind, item.value] = name if known is None else ""
-        times = Counter(item.value for item in own.values())
-        self._several = {value for value, number in times.items() if number > 1}
-        # Parameter -> a state that the optimizer keeps beside its step count.
-        self._moments = {
-            name.partition(" of ")[2]: item.value
-            for (kind, name), item in own.items()
-            if kind == words.STATE and item.sketch
-        }
-        # Files of whole tensors say nothing of the parts that ranks hold.
-        values = {item.value for (kind, _), item in own.items() if kind == words.PARAMETER}
-        self._telling = bool(values & moves.saved)
-
-    def __call__(self, key: Key, expected: Item | None, got: Item | None) -> tuple[str, str]:
-        kind, name = key
-        if kind in _NO_CAUSE:
-            return "", ""
-        if expected is None:
-            return words.INVENTED, ""
-        if got is not None and kind not in (*_SCALARS, words.GENERATOR):
-            found = self._instead(key, expected, got)
-            if found[0]:
-                return found
-        if not self._moves.checkpoint:
-            return "", ""
-        if kind == words.COUNT and name in self._moments and self._telling:
-            # Programs count their own steps, too: a key of that name may be theirs.
-            found = self._of_tensor(self._moments[name])
-            if found[0] in (words.NOT_SAVED, words.NOT_LOADED):
-                return found
-        if kind in _SCALARS or (not expected.sketch and kind != words.GENERATOR):
-            return self._of_scalar("step" if kind == words.COUNT else name, expected.value)
-        # Of a value that two tensors have in common it is not known which of them was moved.
-        known = self._telling and expected.value not in self._several
-        return self._of_tensor(expected.value) if known else ("", "")
-
-    def _instead(self, key: Key, expected: Item, got: Item) -> tuple[str, str]:
-        """What a tensor holds that other tensors held at the save."""
-        kind, name = key
-        if got.rows != expected.rows and sorted(got.rows) == sorted(expected.rows):
-            return words.MOVED, _rows(expected.rows, got.rows)
-        other = self._names.get((kind, got.value))
-        if other and other != name:
-            return words.ELSEWHERE, other
-        for rank, state in self._at_save.items():
-            item = state.get(key)
-            if rank != self._rank and item is not None and item.value == got.value:
-                return words.FROM_RANK, f"rank {rank}"
-        return "", ""
-
-    def _of_tensor(self, value: str) -> tuple[str, str]:
-        moves = self._moves
-        if value not in moves.saved:
-            return words.NOT_SAVED, ""
-        if value not in moves.loaded:
-            return words.NOT_LOADED, ""
-        where = moves.put.get(value)
-        return (words.NOT_PUT, "") if where is None else (words.RESET, where)
-
-    def _of_scalar(self, name: str, value: str) -> tuple[str, str]:
-        leaf, moves = name.partition(" of ")[0], self._moves
-        saved = moves.saved_scalars.get(leaf, frozenset())
-        if value not in saved:
-            one = next(iter(saved)) if len(saved) == 1 else ""
-            return words.NOT_SAVED, one
-        if value not in moves.loaded_scalars.get(leaf, frozenset()):
-            return words.NOT_LOADED, ""
-        where = moves.put_scalars.get((leaf, value))
-        return (words.NOT_PUT, "") if where is None else (words.RESET, where)
-
-
-def _rows(expected: Sequence[str], got: Sequence[str]) -> str:
-    """``row 0 is where row 2 was, …`` of the first rows that moved."""
-    pieces = [
-        f"row {at} is row {expected.index(value)} of the save"
-        for at, value in enumerate(got)
-        if value != expected[at]
-    ]
-    return ", ".join(pieces[:2]) + (", …" if len(pieces) > 2 else "")
-
-
 _Explained = tuple[Key, Item | None, Item | None, str, str]
 
 
 def _explained(
-    differ: Iterable[tuple[Key, Item | None, Item | None]], why: _Why
+    differ: Iterable[tuple[Key, Item | None, Item | None]], why: Why
 ) -> Iterator[_Explained]:
     for key, expected, got in differ:
         yield (key, expected, got, *why(key, expected, got))
@@ -393,9 +260,3 @@ def _grouped(differ: Iterable[_Explained], batches: Iterable[Lost | None]) -> li
             )
         )  # fmt: skip
     return sorted(found, key=lambda lost: ORDER.index(lost.kind))
-
-
-def _told(one: Transfer) -> str:
-    """``ckpt.pt by torch.save at train.py:12 save``."""
-    name = "/".join(Path(one.path).parts[-2:]) if one.path else "a stream"
-    return f"{name} by {one.what}" + (f" at {one.where}" if one.where else "")

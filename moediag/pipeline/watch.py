@@ -364,7 +364,7 @@ class _Watch:
         return dataclasses.replace(
             found.diagnosed(notes=(*record.notes, *found.notes), next_step=step),
             seconds=Seconds(
-                launch=_since(record.started, record.first_progress),
+                launch=record.until_progress,
                 stall_to_verdict=record.since_stall(),
                 total=round(record.ended - record.started, 3),
             ),
@@ -492,7 +492,3 @@ def passed_on(job: Process) -> Iterator[None]:
     finally:
         for sig, handler in previous:
             signal.signal(sig, handler)
-
-
-def _since(start: float, end: float | None) -> float | None:
-    return None if end is None else round(end - start, 3)

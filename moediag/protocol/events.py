@@ -95,6 +95,9 @@ EVENT_KINDS = (
 # sharded     step shards{name: [fingerprint of the whole, loaded before(bool), unchanged(bool)]}
 # optimizer_file   line                         torch.load of a file with an optimizer's state
 # optimizer_load   line                         Optimizer.load_state_dict
+# states_left      line names[] count           of an optimizer's state in a checkpoint of
+#                                               torch.distributed.checkpoint, of which a load asked
+#                                               for the groups only
 #
 # A law that records something of its own adds a kind, which its module describes.
 # --------------------------------------------------------------------------------------

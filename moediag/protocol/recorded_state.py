@@ -63,6 +63,17 @@ class StateRequest:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Which part of a whole tensor a rank holds; it may be all of it."""
+
+    value: str  # sums over the parts to the whole's, see moediag.recorder.step.numbers
+    places: str  # a fingerprint of its positions in the whole
+    elements: int
+    all: int  # elements of the whole
+    first: Optional[int] = None  # its first row, if it is whole rows
+
+
+@dataclass(frozen=True)
 class Item:
     """One tensor or value of a state."""
 
@@ -71,6 +82,7 @@ class Item:
     # and the norm; empty: not known.
     sketch: List[Any] = field(default_factory=list)
     rows: List[str] = field(default_factory=list)  # fingerprints of its rows, of few rows
+    part: Optional[Part] = None  # null: it is no tensor, or its place is not known
 
 
 Items = Dict[str, Dict[str, Item]]  # kind -> name
@@ -123,13 +135,13 @@ class Recorded:
     made: int = 0  # optimizer steps
     trainer: bool = False  # a Trainer of transformers runs the steps
     saved_after: Optional[int] = None  # steps made before the first checkpoint that counts
-    batches: List[str] = field(default_factory=list)  # one hash of the samples of each step
+    # One number for the samples of each step, hexadecimal: the sum of their hashes.
+    batches: List[str] = field(default_factory=list)
     losses: List[List[float]] = field(default_factory=list)  # of each step
     saves: List[Transfer] = field(default_factory=list)
     loads: List[Transfer] = field(default_factory=list)
     puts: List[Transfer] = field(default_factory=list)  # into a model, an optimizer, …
     problems: List[str] = field(default_factory=list)
-    not_checked: List[str] = field(default_factory=list)
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / recorded_file(self.rank), dataclasses.asdict(self))
@@ -151,6 +163,7 @@ def read_recorded(folder: Union[str, Path]) -> Dict[int, Recorded]:
 NOT_SAVED, NOT_LOADED, NOT_PUT = "not saved", "not loaded", "not put back"
 ELSEWHERE, RESET, MOVED = "loaded into something else", "reset afterwards", "rows moved"
 RESTARTED = "restarted"  # the samples
+DRAWN = "drawn from afterwards"  # a generator; also a Transfer of what such a state would be
 INVENTED = "invented"  # it did not exist at the save
 FROM_RANK = "another rank's"
 
@@ -175,7 +188,10 @@ class ResumedRun:
     """A run that resumed, compared with the interrupted run and with uninterrupted ones."""
 
     after: int  # steps before the save
-    steps: int  # compared after it
+    steps: int  # compared after it; 0: only the state before the first step
+    # The ranks that saved and those that resumed, if these are not as many: then whole tensors are
+    # compared, put together from all ranks.
+    layouts: List[int] = field(default_factory=list)
     compared: int = 0  # values that were compared at the first step
     # What differs in the state that the first step after the save began with.
     lost: List[Lost] = field(default_factory=list)
@@ -186,5 +202,7 @@ class ResumedRun:
     losses: List[Optional[float]] = field(default_factory=list)
     # By kind, how many values were not judged because two uninterrupted runs differ in them.
     noise: Dict[str, int] = field(default_factory=dict)
+    # With ``layouts``: values of which the ranks together do not show the whole.
+    not_known: List[str] = field(default_factory=list)
     files: List[str] = field(default_factory=list)  # what was saved, and by which line
     loaded: List[str] = field(default_factory=list)

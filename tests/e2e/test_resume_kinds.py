@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from moediag.diagnosis.numbers import resumed_run
-from moediag.pipeline.resumed_states import Recording, Runs, compared
+from moediag.pipeline.recorded_runs import Recording, Runs
+from moediag.pipeline.resumed_states import compared
 from moediag.protocol import recorded_state as words
 from moediag.result import Verdict
 from tests.victims import resumes

@@ -22,8 +22,7 @@ DIVERGED = "replica-divergence"
 
 def run(command: Command, scenario: str, *variants: str) -> Ran:
     need(NEW)
-    chosen = [word for variant in variants for word in ("--variant", variant)]
-    return command.run(scenario, *chosen, "--cpu", "4", "--set", "step.steps=2")
+    return command.run(scenario, "--cpu", "4", "--set", "step.steps=2", variants=variants)
 
 
 def multiples(ran: Ran, variant: str) -> dict[str, Any]:

@@ -6,7 +6,12 @@ from moediag.diagnosis.laws.cleared_gradients import gradients_kept
 from moediag.diagnosis.laws.clip_norms import local_norms, scaled_gradients_clipped
 from moediag.diagnosis.laws.declared_equal import declared_inputs_apart, declared_tensors_apart
 from moediag.diagnosis.laws.law import Law
-from moediag.diagnosis.laws.loading import optimizer_forgotten, other_names, part_loaded
+from moediag.diagnosis.laws.loading import (
+    optimizer_forgotten,
+    other_names,
+    part_loaded,
+    states_left_out,
+)
 from moediag.diagnosis.laws.model_inputs import constant_samples, same_order, same_part
 from moediag.diagnosis.laws.model_modes import left_in_evaluation
 from moediag.diagnosis.laws.model_values import (
@@ -32,6 +37,7 @@ from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
 LAWS: tuple[Law, ...] = (
     # Wrong weights make other numbers wrong.
     part_loaded,
+    states_left_out,
     replicas_apart,
     declared_inputs_apart,
     local_norms,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
-from moediag.evidence.law_model import PART
+from moediag.evidence.law_model import PART, LawCheck, RankLaws
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural, ranks
 
@@ -70,6 +73,40 @@ def other_names(facts: Facts) -> Findings:
         )
 
 
+@law(Verdict.RESUME_DRIFT)
+def states_left_out(facts: Facts) -> Findings:
+    """A load of torch.distributed.checkpoint asked for the groups of an optimizer and for none of
+    its states, which the checkpoint has, and the optimizer began without state."""
+    # It fills what it is given: the state_dict() of a new optimizer has no states to fill.
+    for own in facts.of(recorded).values():
+        left = next(iter(own.of("states_left", _left)), None)
+        begun = _begun_without_state(own)
+        if left is not None and begun is not None:
+            line, names, count = left
+            at = f" at {line}" if line else ""
+            yield Broken(
+                f"The checkpoint loaded{at} has {plural(count, 'value')} of an optimizer's state "
+                f"({listed(names)}), and the load asked for none of them: {begun.optimizer} has "
+                "its groups from the checkpoint and began without state.",
+                pattern="states not loaded",
+                next_step="Load into torch.distributed.checkpoint.state_dict.get_state_dict(model, "
+                "optimizer), which makes the states first, and put them back with set_state_dict.",
+                lasting=True,
+            )
+            return
+
+
+def _left(event: Mapping[str, Any]) -> tuple[str, tuple[str, ...], int]:
+    return str(event["line"]), tuple(map(str, event["names"])), int(event["count"])
+
+
+def _begun_without_state(own: RankLaws) -> LawCheck | None:
+    """The first check of an optimizer that keeps state, but began without."""
+    fresh = {check.key: check for check in own.checks if check.count == 0 and not check.state}
+    later = {check.key for check in own.checks if check.count and check.state}
+    return next((check for key, check in fresh.items() if key in later), None)
+
+
 @law()
 def optimizer_forgotten(facts: Facts) -> Findings:
     """A checkpoint has the state of an optimizer, and no optimizer loaded it."""
@@ -79,10 +116,7 @@ def optimizer_forgotten(facts: Facts) -> Findings:
     for own in laws.values():
         if not own.optimizer_files or not any(load.parameters for load in own.loads):
             continue
-        # The optimizer keeps state, but began without.
-        fresh = {check.key: check for check in own.checks if check.count == 0 and not check.state}
-        later = {check.key for check in own.checks if check.count and check.state}
-        begun = next((check for key, check in fresh.items() if key in later), None)
+        begun = _begun_without_state(own)
         if begun is not None:
             at = f" at {own.optimizer_files[0]}" if own.optimizer_files[0] else ""
             yield (

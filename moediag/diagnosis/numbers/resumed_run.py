@@ -33,6 +33,8 @@ _WHY = {
     words.NOT_LOADED: "{It} {was} saved, but the resumed run read {it} in no load that was seen.",
     words.NOT_PUT: "The resumed run read {it}, and no call that was seen put {it} back.",
     words.RESET: "{It} {was} put back{other}, and changed afterwards.",
+    words.DRAWN: "{It} {was} put back{other}, and numbers were drawn since, as iter(DataLoader) "
+    "draws a seed.",
     words.ELSEWHERE: "It now holds what {other} held at the save.",
     words.MOVED: "Its rows were put back in another order: {other}.",
     words.FROM_RANK: "It now holds what {other} held at the save.",
@@ -43,6 +45,7 @@ _NEXT = {
     words.NOT_LOADED: "Read {what} from the checkpoint, and restore {it} before the first step.",
     words.NOT_PUT: "Restore {what} from what was read, before the first step.",
     words.RESET: "Look between that line and the first step: what sets it again must come before.",
+    words.DRAWN: "Restore {what} again once the first batch was fetched.",
     words.ELSEWHERE: "Compare the order or the names at the save with those at the load.",
     words.MOVED: "Compare how the checkpoint lays out the rows with how they are read.",
     words.FROM_RANK: "Each rank must read its own part of the checkpoint.",
@@ -105,6 +108,12 @@ def said(found: Mapping[int, ResumedRun]) -> Said:
         advice = "Fix the seeds of the program, and of its data, so that two runs are equal."
         return Said(Verdict.INCONCLUSIVE, Confidence.LOW, text, next_step=advice, notes=notes)
     total = sum(one.compared for one in found.values())
+    if some.layouts:
+        text = f"After resuming on {plural(some.layouts[1], 'rank')}, {plural(total, 'value')} of "
+        text += "the state (weights, optimizer, scheduler, …), each put together from all ranks, "
+        text += f"equal those of {plural(some.layouts[0], 'rank')} at the save at step "
+        text += f"{some.after}. Steps are not compared: other ranks round otherwise."
+        return Said(Verdict.CLEAN, Confidence.HIGH, text, notes=notes)
     text = f"After resuming, {plural(total, 'value')} of the state (weights, optimizer, "
     text += f"scheduler, generators, …) {_on(found)}equal those at the save at step {some.after}, "
     text += f"and {_span(some)} of an uninterrupted run."
@@ -165,7 +174,7 @@ def _sentence(one: Lost, who: Sequence[int], found: Mapping[int, ResumedRun]) ->
     other = one.other
     if one.why == words.NOT_SAVED:
         other = f": the checkpoint has {other}" if other else ""
-    elif one.why == words.RESET:
+    elif one.why in (words.RESET, words.DRAWN):
         other = f" at {other}" if other else ""
     it = "it" if few else "them"
     start = ("It" if few else "They") if why.startswith("{It}") else ""
@@ -251,6 +260,13 @@ def _notes(found: Mapping[int, ResumedRun]) -> Iterable[str]:
     loaded = dict.fromkeys(text for one in found.values() for text in one.loaded)
     if saved:
         yield f"Saved at step {some.after}: {_first(saved)}."
+    if some.layouts:
+        yield "Random states belong to a rank and are not compared between layouts."
+    if some.not_known:
+        yield (
+            f"Not compared, because ranks hold other values or not all of it: "
+            f"{_first(dict.fromkeys(some.not_known))}."
+        )
     yield (
         f"Loaded by the resumed run: {_first(loaded)}."
         if loaded

@@ -15,7 +15,7 @@ from typing import Any, Dict, Hashable, List, Sequence, Tuple
 import torch
 from torch import nn
 
-from moediag.axes import CP, EP, PP, Layout
+from moediag.axes import CP, EP, PP, TP, Layout
 from moediag.lab.check.configured import Configured
 from moediag.lab.check.live_tensors import LOSS_BACKWARD, Timeline
 from moediag.lab.check.simulated_group import ChildRaised, in_child
@@ -120,9 +120,15 @@ def _kind(layer: nn.Module, named: str) -> Hashable:
 
 def _most_received(configured: Configured, trial: Trial) -> int:
     """Returns the rows that a peer of expert parallelism can send to this rank at most."""
-    rows, length = tokens(trial)
     local = max(configured.experts // Layout(trial.layout).size(EP), 1)
-    return rows * length * min(configured.top_k, local)
+    return _dispatched(trial) * min(configured.top_k, local)
+
+
+def _dispatched(trial: Trial) -> int:
+    """Returns the tokens that this rank sends to experts: ranks of tp share a batch, and each
+    dispatches a part of it."""
+    rows, length = tokens(trial)
+    return math.ceil(rows * length / Layout(trial.layout).size(TP))
 
 
 def tokens(trial: Trial) -> Tuple[int, int]:
@@ -161,7 +167,7 @@ def _step(
     model: Any = wrapped.model
     layers = shorten(model, _Layers(wrapped).parent, kept)
     rows, length = tokens(trial)
-    pairs = rows * length * configured.top_k
+    pairs = _dispatched(trial) * configured.top_k
     sent = max(pairs // Layout(trial.layout).size(EP), 1)
     fake = FakeTensorMode()
     with fake, not_traced():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from moediag.axes import EP
@@ -88,16 +89,24 @@ def _unseen(result: CheckResult, short: bool = False) -> Iterator[Row]:
 def _question(result: CheckResult) -> Iterator[Row]:
     checked = result.checked
     experts = f", {checked.experts} experts, top {checked.top_k}" if checked.experts else ""
-    size = f", {checked.parameters / 1e9:.1f} billion parameters" if checked.parameters else ""
+    size = f", {_number(checked.parameters)} parameters" if checked.parameters else ""
     yield Row("model", f"{checked.model or result.config}{size}{experts}")
     axes = " x ".join(f"{axis}={size}" for axis, size in result.layout.axes.items())
     inside = " (tp inside ep)" if result.ranks < result.layout.world_size else ""
-    yield Row("layout", f"{axes}{inside}, {wording.plural(result.ranks, 'rank')}")
+    sizes = Counter(checked.stages)
+    stages = [f"{wording.plural(n, 'stage')} of {size}" for size, n in sizes.items()]
+    layers = f", {' and '.join(stages)} layers" if stages else ""
+    yield Row("layout", f"{axes}{inside}, {wording.plural(result.ranks, 'rank')}{layers}")
     yield Row("stack", ", ".join(f"{name} {v}" for name, v in result.versions.items() if v))
     if result.dtypes:
         yield Row("dtypes", result.dtypes)
     if checked.asked:
         yield Row("sharded", f"by {checked.asked}")
+
+
+def _number(parameters: int) -> str:
+    billions = parameters / 1e9
+    return f"{billions:.1f} billion" if billions >= 1 else f"{parameters / 1e6:.3g} million"
 
 
 def _finding(finding: CheckFinding) -> str:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from moediag.launch.attach.proc import Proc
-from moediag.launch.capture.collect import (
-    find_tool,
-    frames_of,
-    main_frames,
-    reason,
-    threads,
-)
+from moediag.launch.capture.py_spy import Dump, frames_of, main_frames, run, threads
 from moediag.masking import is_secret
 from moediag.protocol import in_libraries
-from moediag.records import dataclass
 
 NO_TOOL = "py-spy missing"
 REFUSED = "ptrace refused"
@@ -26,14 +18,6 @@ _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?|True|False|No
 _MOST_VALUES = 8
 _SPAWN = "torch/multiprocessing/spawn.py"
 _RANKS = ("global_rank", "world_rank", "rank")
-
-
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """py-spy's JSON, or why there is none."""
-
-    json: bytes = b""
-    lost: str = ""
 
 
 def dump(pid: int, seconds: float, *, pause: bool = True, local_values: bool = True) -> Dump:
@@ -50,21 +34,9 @@ def native(pid: int, seconds: float) -> Dump:
 
 
 def _run(pid: int, options: list[str], seconds: float) -> Dump:
-    tool = find_tool("py-spy")
-    if tool is None:
-        return Dump(lost=NO_TOOL)
-    try:
-        done = subprocess.run(
-            [tool, "dump", *options, "-p", str(pid)], capture_output=True, stdin=subprocess.DEVNULL,
-            timeout=seconds, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Dump(lost="py-spy took too long")
-    except OSError as error:
-        return Dump(lost=f"py-spy: {error.strerror}")
-    if done.returncode != 0 or not done.stdout:
-        return Dump(lost=reason(done.stderr))
-    return Dump(seen_from_here(done.stdout, Proc().inner_threads(pid)))
+    made = run(["py-spy", "dump", *options, "-p", str(pid)], seconds)
+    inner = Proc().inner_threads(pid) if made.json else {}
+    return Dump(seen_from_here(made.json, inner), made.lost)
 
 
 def seen_from_here(found: bytes, inner: Mapping[int, tuple[int, str]]) -> bytes:

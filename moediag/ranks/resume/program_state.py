@@ -4,6 +4,7 @@ schedulers, loss scalers, generators, and of copies of its weights. Nothing here
 from __future__ import annotations
 
 import gc
+import math
 import random
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
@@ -14,13 +15,15 @@ from torch.optim import optimizer as torch_optimizer
 
 from moediag.protocol import recorded_state as words
 from moediag.protocol.names import clean_fqn
-from moediag.protocol.recorded_state import Item, Items
+from moediag.protocol.recorded_state import Item, Items, Part
 from moediag.ranks.verify.model_pieces import Piece
+from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step.checkpoint_files import generator_value, plain_text
-from moediag.recorder.step.numbers import Fingerprints, row_fingerprints
-from moediag.recorder.step.pieces import held
+from moediag.recorder.step.numbers import Fingerprints, part_fingerprint, row_fingerprints
+from moediag.recorder.step.pieces import BOX, WHOLE, Where, held, where
 
 _MOST_ROWS = 128
+_MOST_ELEMENTS = 1 << 26  # of a part whose place in the whole is looked at
 _PLAIN = (bool, int, float, str)
 # How an update is computed, not what it computes.
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")
@@ -33,27 +36,31 @@ class StateOf:
 
     def __init__(self) -> None:
         self._prints = Fingerprints()
-        self._tensors: List[Tuple[str, str, int, List[str]]] = []
+        self._tensors: List[Tuple[str, str, int, List[str], Optional[Part]]] = []
         self._values: Items = {}
 
     def value(self, kind: str, name: str, value: Any) -> None:
         self._values.setdefault(kind, {})[name] = Item(plain_text(value))
 
-    def tensor(self, kind: str, name: str, tensor: Any, rows: bool = False) -> None:
+    def tensor(
+        self, kind: str, name: str, tensor: Any, rows: bool = False, at: Optional[Where] = None
+    ) -> None:
+        """``at``: where a plain ``tensor`` lies in the whole; None: it is the whole."""
         part = held(tensor).detach()
-        at = self._prints.add(part)
-        self._prints.add_sketch(at, part)
+        place = _part(tensor, at)
+        number = self._prints.add(part)
+        self._prints.add_sketch(number, part)
         own = row_fingerprints(part, _MOST_ROWS) if rows else []
-        self._tensors.append((kind, name, at, own))
+        self._tensors.append((kind, name, number, own, place))
 
     def items(self) -> Items:
         read, sketches = self._prints.read(), self._prints.sketches()
         found = {kind: dict(items) for kind, items in self._values.items()}
-        for kind, name, at, rows in self._tensors:
+        for kind, name, at, rows, part in self._tensors:
             value = read[at]
             if value is not None:
                 sketch = [_for_json(one) for one in sketches.get(at, ())]
-                found.setdefault(kind, {})[name] = Item(value, sketch, rows)
+                found.setdefault(kind, {})[name] = Item(value, sketch, rows, part)
         return found
 
     # ------------------------------------------------------------------------ before the forward
@@ -62,7 +69,7 @@ class StateOf:
         for piece in pieces:
             of_model = piece.owner is not None
             kind = words.PARAMETER if of_model else words.BUFFER
-            self.tensor(kind, piece.name, piece.read(), rows=of_model)
+            self.tensor(kind, piece.name, piece.read(), rows=of_model, at=piece.where)
             if of_model:
                 trained = "trained" if piece.owner.requires_grad else "frozen"
                 self.value(words.FROZEN, piece.name, trained)
@@ -149,8 +156,14 @@ class Objects:
         self._roots = roots
         self._own = {p.name: p.owner for p in pieces if p.owner is not None}
         self._trained = [p for p in self._own.values() if p.requires_grad]
-        for one in gc.get_objects():
-            self._sort_in(one)
+        sorters: Dict[type, Any] = {}
+        for one in gc.get_objects():  # millions of them, of a few thousand classes
+            kind = type(one)
+            if kind not in sorters:
+                sorters[kind] = self._sorter(kind)
+            sort_in = sorters[kind]
+            if sort_in is not None:
+                sort_in(one)
         places = {id(owner): at for at, owner in enumerate(self._own.values())}
         inner = [
             one
@@ -159,25 +172,37 @@ class Objects:
         ]
         self.optimizers = sorted(inner, key=lambda one: _first(one, places))
         known = {id(one): at for at, one in enumerate(self.optimizers)}
-        mine = [s for s in self.schedulers if id(getattr(s, "optimizer", None)) in known]
-        self.schedulers = sorted(mine, key=lambda s: (known[id(s.optimizer)], type(s).__name__))
+        mine = [s for s in self.schedulers if id(_stepping(s)) in known]
+        self.schedulers = sorted(mine, key=lambda s: (known[id(_stepping(s))], type(s).__name__))
 
-    def _sort_in(self, one: Any) -> None:
-        kind = type(one)
+    def _sorter(self, kind: type) -> Optional[Callable[[Any], None]]:
+        """What keeps an object of this class; None: it is of no interest."""
         if kind is dict:
-            if self._own and len(self._trained) <= len(one) <= 4 * len(self._own):
-                self._dicts.append(one)
-        elif kind is list:
-            if len(one) == len(self._trained) > 0 and isinstance(one[0], torch.Tensor):
-                self._lists.append(one)
-        elif issubclass(kind, torch.nn.Module):
-            self._modules.append(one)
-        elif issubclass(kind, torch_optimizer.Optimizer):
-            if getattr(one, "param_groups", None):
-                self.optimizers.append(one)
-        elif issubclass(kind, lr_scheduler.LRScheduler):
-            self.schedulers.append(one)
-        elif issubclass(kind, torch.amp.GradScaler) and one._enabled and one._scale is not None:
+            return self._add_dict if self._own else None
+        if kind is list:
+            return self._add_list if self._trained else None
+        if issubclass(kind, torch.nn.Module):
+            return self._modules.append
+        if issubclass(kind, torch_optimizer.Optimizer):
+            return self._add_optimizer
+        if issubclass(kind, lr_scheduler.LRScheduler):
+            return self.schedulers.append
+        return self._add_scaler if issubclass(kind, torch.amp.GradScaler) else None
+
+    def _add_dict(self, one: Any) -> None:
+        if len(self._trained) <= len(one) <= 4 * len(self._own):
+            self._dicts.append(one)
+
+    def _add_list(self, one: Any) -> None:
+        if len(one) == len(self._trained) and isinstance(one[0], torch.Tensor):
+            self._lists.append(one)
+
+    def _add_optimizer(self, one: Any) -> None:
+        if getattr(one, "param_groups", None):
+            self.optimizers.append(one)
+
+    def _add_scaler(self, one: Any) -> None:
+        if one._enabled and one._scale is not None:
             self.scalers.append(one)
 
     def copies(self, was_loaded: Callable[[Any], bool]) -> List[Dict[str, Any]]:
@@ -216,6 +241,21 @@ class Objects:
         taken.update(map(_at, own.values()))
 
 
+def _part(part: Any, at: Optional[Where]) -> Optional[Part]:
+    """What ``part`` is of a whole tensor; None: not known."""
+    try:
+        at = where(part) if at is None else at
+    except NotApplicable:
+        return None
+    local = held(part).detach()
+    if local.numel() > _MOST_ELEMENTS:
+        return None
+    value, places = part_fingerprint(local, at.positions(tuple(local.shape)))
+    rows = at.kind in (WHOLE, BOX) and local.dim() > 0 and tuple(local.shape[1:]) == at.shape[1:]
+    first = (at.at[0] if at.kind == BOX else 0) if rows else None
+    return Part(value, places, local.numel(), math.prod(at.shape), first)
+
+
 def _at(tensor: Any) -> Any:
     part = held(tensor)
     try:
@@ -226,6 +266,14 @@ def _at(tensor: Any) -> Any:
 
 def _clean(name: Any) -> str:
     return clean_fqn(name) if isinstance(name, str) else ""
+
+
+def _stepping(scheduler: Any) -> Any:
+    """The optimizer whose settings it changes, without wrappers."""
+    optimizer = getattr(scheduler, "optimizer", None)
+    while isinstance(optimizer, torch_optimizer.Optimizer) and _wraps(optimizer):
+        optimizer = vars(optimizer)["optimizer"]
+    return optimizer
 
 
 def _wraps(optimizer: Any) -> bool:

@@ -2,7 +2,8 @@
 that wanted steps begin with, and what the program saves and loads.
 
 A step begins with the first forward that trains after an update. Its state is complete just before
-the update: by then nothing can set it back without an effect on training.
+the update (of a step with a closure, before its backward): by then nothing can set it back without
+an effect on training.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from moediag.ranks.verify.model_pieces import Piece, pieces
 from moediag.recorder.step import instrument
 from moediag.recorder.step.checkpoint_files import SAVE, CheckpointFiles
 from moediag.recorder.step.hooks import StepHooks
-from moediag.recorder.step.numbers import digest
 from moediag.recorder.step.pieces import distributed
 
 _OTHERS = 5.0  # seconds that a forward waits until all ranks have recorded enough
@@ -62,6 +62,7 @@ class StateRecording:
         self._begun = False  # a forward of the next step was seen
         self._stepped = False  # an update was made since then
         self._now: Optional[StateOf] = None
+        self._optimizer: Any = None  # whose closure makes this step's forward and backward
         self._rows: List[str] = []
         self._losses: List[float] = []
 
@@ -129,8 +130,15 @@ class StateRecording:
     def _before_backward(self, tensor: Any) -> None:
         if self._open and tensor.numel() == 1 and not distributed(tensor):
             self._losses.append(float(tensor.detach().float()))
+        if self._optimizer is not None:
+            self._at_update(self._optimizer)
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any, closure: bool, *_: Any) -> None:
+        self._optimizer = optimizer if closure else None
+        if not closure:
+            self._at_update(optimizer)
+
+    def _at_update(self, optimizer: Any) -> None:
         if not self._active() or self._answer is None:
             return
         if self._answer.done:
@@ -212,7 +220,8 @@ class StateRecording:
         if first == 0:
             old = self._folder / state_file(self._answer.rank, step - _KEPT)
             old.unlink(missing_ok=True)
-            last = self._saved() is not None
+            saved = self._saved()
+            last = saved is not None and saved < step  # another rank may be a step ahead
         else:
             last = step == first + self._request.steps - 1
         if last:
@@ -235,7 +244,7 @@ class StateRecording:
 
     def _add_step(self) -> None:
         assert self._answer is not None
-        batch = digest(sorted(self._rows), size=8) if self._rows else ""
+        batch = f"{sum(int(row, 16) for row in self._rows):x}" if self._rows else ""
         self._tell(
             batches=[*self._answer.batches, batch], losses=[*self._answer.losses, self._losses]
         )

@@ -18,6 +18,8 @@ from moediag.recorder.step.pieces import distributed, local
 
 WATCHER = "laws of loading"
 _FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
+_PLANNER = "torch.distributed.checkpoint.default_planner"
+_GROUPS, _STATE = "param_groups", "state."  # in the keys of a checkpoint, of an optimizer
 _MOST_LOADS = 64
 _MOST_NAMES = 20
 _MOST_DEPTH = 3  # of a checkpoint, where an optimizer's state is looked for
@@ -49,8 +51,11 @@ class Loading:
             functools.partial(self._after, self._optimizer),
         )  # fmt: skip
         self._context.on_check.append(self._write)
-        begin = functools.partial(self._context.guarded, WATCHER, self._watch_shards)
-        self._context.recorder.on_uninstall.append(when_imported(_FSDP_PARAMETER, begin))
+        for module, act in (
+            (_FSDP_PARAMETER, self._watch_shards), (_PLANNER, self._watch_planner),
+        ):  # fmt: skip
+            begin = functools.partial(self._context.guarded, WATCHER, act)
+            self._context.recorder.on_uninstall.append(when_imported(module, begin))
 
     def _after(self, tell: Any, original: Any) -> Any:
         """Wraps ``original``: calls ``tell`` with its result and arguments."""
@@ -63,11 +68,11 @@ class Loading:
 
         return function
 
-    def _once(self, kind: str, frame: Any) -> None:
+    def _once(self, kind: str, frame: Any, **fields: Any) -> None:
         line = self._context.recorder.user_lines.innermost(frame)
         if (kind, line) not in self._told:
             self._told.add((kind, line))
-            self._context.log.event(kind, keep=True, line=line)
+            self._context.log.event(kind, keep=True, line=line, **fields)
 
     def _file(self, frame: Any, content: Any, *_: Any) -> None:
         if _has_optimizer(content, _MOST_DEPTH):
@@ -93,6 +98,23 @@ class Loading:
             parameters=loaded, missing=missing[:_MOST_NAMES], unexpected=unexpected[:_MOST_NAMES],
             counts=[len(missing), len(unexpected)],
         )  # fmt: skip
+
+    # ------------------------------------------------------------------ torch's checkpoints
+
+    def _watch_planner(self) -> None:
+        """What a load asks for: torch.distributed.checkpoint reads nothing else."""
+        owner = sys.modules[_PLANNER].DefaultLoadPlanner
+        self._context.recorder.patches.replace(
+            owner, "set_up_planner", functools.partial(self._after, self._planned)
+        )
+
+    def _planned(self, frame: Any, _result: Any, planner: Any, *_: Any) -> None:
+        asked, held = planner.state_dict, getattr(planner.metadata, "state_dict_metadata", {})
+        owners = {key.rpartition(_GROUPS)[0] for key in asked if _GROUPS in key}
+        for owner in sorted(owners):
+            left = [key for key in held if key.startswith(owner + _STATE)]
+            if left and not any(key.startswith(owner + _STATE) for key in asked):
+                self._once("states_left", frame, names=left[:_MOST_NAMES], count=len(left))
 
     # ------------------------------------------------------------------ shards of FSDP2
 

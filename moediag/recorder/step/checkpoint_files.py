@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from torch.optim import optimizer as torch_optimizer
 
 from moediag import protocol
-from moediag.protocol.recorded_state import Transfer
+from moediag.protocol.recorded_state import DRAWN, Transfer
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.library_folders import library_folders
 from moediag.recorder.patches import Patches
@@ -29,6 +29,7 @@ SAVE, LOAD, PUT = "saves", "loads", "puts"
 _DEEPEST = 12  # nested containers that are looked into
 _MOST_SCALARS = 400  # names of plain values of one call
 _PLAIN = (bool, int, float, str)
+_MOST_DRAWN = 4
 _PYTHON_STATE = 625  # numbers in the state of Python's generator
 
 
@@ -133,7 +134,10 @@ class CheckpointFiles:
     def _generators(self) -> None:
         def act(original: Any, args: Any, kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            self._guarded(PUT, "generator", sys._getframe(2), (*args, *kwargs.values()), "")
+            given = (*args, *kwargs.values())
+            self._guarded(PUT, "generator", sys._getframe(2), given, "")
+            if given and isinstance(given[0], torch.Tensor):
+                self._guarded(PUT, DRAWN, sys._getframe(2), _drawn(given[0]), "")
             return result
 
         for owner, name in (
@@ -207,6 +211,17 @@ class CheckpointFiles:
             return ""
         code = frames[at].f_code
         return f"{Path(code.co_filename).name}:{frames[at].f_lineno} {code.co_name}"
+
+
+def _drawn(state: Any) -> List[Any]:
+    """The states of torch's generator after a few numbers were drawn, as iter(DataLoader) does."""
+    generator = torch.Generator()
+    generator.set_state(state.cpu())
+    found = []
+    for _ in range(_MOST_DRAWN):
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
+        found.append(generator.get_state())
+    return found
 
 
 class _Walked:

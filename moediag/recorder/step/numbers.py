@@ -27,6 +27,8 @@ PROJECTIONS = 16
 _SEED = 20_240_613  # any number, but the same on all ranks
 _BLOCK = 65_536  # elements per projection step
 
+_KINDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+
 _weights: Dict[Any, Any] = {}  # device -> weights of the positions in a chunk
 
 
@@ -154,28 +156,46 @@ def _weighted(words: Any, weights: Any) -> Any:
 def _weights_on(device: Any) -> Any:
     known = _weights.get(device)
     if known is None:
-        # Odd, so that no single difference is multiplied to zero; mixed, so that differences at
-        # several positions do not cancel by a pattern.
-        mixed = torch.arange(1, _CHUNK + 1, dtype=torch.int64, device=device)
-        for factor in (-7046029254386353131, -4658895280553007687):
-            mixed = mixed * factor
-            mixed = mixed ^ (mixed >> 31)
-        known = _weights[device] = mixed | 1
+        positions = torch.arange(1, _CHUNK + 1, dtype=torch.int64, device=device)
+        known = _weights[device] = _mixed(positions)
     return known
 
 
+def _mixed(positions: Any) -> Any:
+    """A weight for each position: odd, so that no single difference is multiplied to zero; mixed,
+    so that differences at several positions do not cancel by a pattern."""
+    for factor in (-7046029254386353131, -4658895280553007687):
+        positions = positions * factor
+        positions = positions ^ (positions >> 31)
+    return positions | 1
+
+
+def part_fingerprint(part: Any, positions: Any) -> Tuple[str, str]:
+    """Returns a fingerprint of a part whose elements are at ``positions`` of a whole tensor, and
+    one of these positions. The sum of those of all parts, modulo 2**64, is that of the whole,
+    however it is cut. ("", "") if the part cannot be read."""
+    words = _KINDS.get(part.element_size())
+    if not _readable(part) or words is None or part.is_complex():
+        return "", ""
+    flat = part.detach().contiguous().reshape(-1).view(words).to(torch.int64)
+    weights = _mixed(positions.reshape(-1).to(flat.device) + 1)
+    # Of a value 0 as well: a part is more than a tensor without elements.
+    sums = torch.stack(((_mixed(flat) * weights).sum(), weights.sum())).tolist()
+    return f"{sums[0] & _MASK:x}", f"{sums[1] & _MASK:x}"
+
+
 def row_fingerprints(tensor: Any, most: int) -> List[str]:
-    """Returns a short fingerprint of each row (index of dim 0) of a tensor of at least two and at
-    most ``most`` rows; [] of any other."""
-    if not _readable(tensor) or tensor.dim() < 2 or not 2 <= tensor.shape[0] <= most:
+    """Returns a short fingerprint of each row (index of dim 0) of a tensor of two or more
+    dims and at most ``most`` rows; [] of any other."""
+    if not _readable(tensor) or tensor.dim() < 2 or not 1 <= tensor.shape[0] <= most:
         return []
     plain = tensor.detach()
     plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
     rows = plain.contiguous().reshape(plain.shape[0], -1)
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    if not 0 < rows.numel() <= _MOST_SKETCHED or rows.element_size() not in kinds:
+    kind = _KINDS.get(rows.element_size())
+    if not 0 < rows.numel() <= _MOST_SKETCHED or kind is None:
         return []
-    words = rows.view(kinds[rows.element_size()]).to(torch.int64)
+    words = rows.view(kind).to(torch.int64)
     weights = _weights_on(words.device)
     found: Any = sum((part * weights[: part.shape[1]]).sum(1) for part in words.split(_CHUNK, 1))
     return [f"{value >> 32 & 0xFFFFFFFF:x}" for value in found.tolist()]

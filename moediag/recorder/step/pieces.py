@@ -8,6 +8,7 @@ A plain tensor says nothing of itself. Nothing here communicates.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -48,6 +49,20 @@ class Where:
         if self.kind == ELEMENTS:
             return whole.reshape(-1)[self.at.reshape(-1)].reshape(local)
         return whole
+
+    def positions(self, local: Tuple[int, ...]) -> torch.Tensor:
+        """Returns the position of each element of a part of shape ``local`` in the flattened
+        whole."""
+        if self.kind == ELEMENTS:
+            return torch.as_tensor(self.at)
+        if self.kind != BOX:
+            return torch.arange(math.prod(local)) + (self.at if self.kind == FLAT else 0)
+        found, stride = torch.zeros((), dtype=torch.int64), 1
+        for dim in reversed(range(len(local))):
+            line = (torch.arange(local[dim]) + self.at[dim]) * stride
+            found = found + line.view(-1, *(1,) * (len(local) - 1 - dim))
+            stride *= self.shape[dim]
+        return found
 
     def put(self, whole: torch.Tensor, part: torch.Tensor) -> None:
         """Writes ``part`` to its place in ``whole``, which is contiguous."""

@@ -262,6 +262,17 @@ class TestLoads:
         assert note.startswith("The checkpoint loaded at train.py:4 main has the state of an")
         assert "AdamW began without state" in note
 
+    @pytest.mark.parametrize("left", [True, False])
+    def test_states_that_a_load_did_not_ask_for(self, left: bool) -> None:
+        event = {"line": "train.py:4 main", "names": ["optimizer.state.0.exp_avg"], "count": 8}
+
+        def add(_rank: int, laws: RankLaws) -> RankLaws:
+            return replace(laws, others={"states_left": (event,) if left else ()})
+
+        of = diagnose(with_laws(job(2), add))
+        assert of.verdict == ("resume-drift" if left else "clean")
+        assert ("loaded at train.py:4 main has 8 values of an optimizer" in of.cause) is left
+
     @pytest.mark.parametrize(
         ("parameters", "files", "into"),
         [(2, ("train.py:4 main",), ("train.py:6 main",)), (2, (), ()), (0, ("a.py:4 b",), ())],

@@ -228,6 +228,16 @@ def test_missing_files_are_noted(tmp_path: Path) -> None:
     assert diagnose(read).verdict == Verdict.INCONCLUSIVE
 
 
+def test_one_process_needs_no_log_of_collectives(tmp_path: Path) -> None:
+    trial = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
+    protocol.write_json(trial / protocol.TRIAL_FILE, {"name": "one", "world_size": 1})
+    for rank in (0, 1):
+        for path in trial.glob(f"rank-{rank}*"):
+            path.unlink()
+    (trial / "launch.json").write_text('{"exits": {}}')
+    assert read_trial(trial).ranks[0].not_seen == ()
+
+
 @pytest.mark.parametrize("name", ["launch.json", "trial.json", "rank-0.outcome.json"])
 @pytest.mark.parametrize("content", ["", "{", "[]", '"x"', "null"])
 def test_broken_files_are_noted_and_skipped(tmp_path: Path, name: str, content: str) -> None:

@@ -248,6 +248,13 @@ def test_a_table_wider_than_the_terminal_has_a_parameter_on_lines_of_its_own() -
         assert max(map(len, told)) <= width
 
 
+def test_the_page_says_how_many_layers_each_stage_of_a_pipeline_has() -> None:
+    stages = dataclasses.replace(CHECKED, parameters=46_300_000, stages=[16] * 6 + [15] * 2)
+    text = page(result(stages, layout=Layout({"pp": 8}), ranks=8))
+    assert "pp=8, 8 ranks, 6 stages of 16 and 2 stages of 15 layers" in text
+    assert "46.3 million parameters" in text
+
+
 def test_the_page_of_a_clean_check() -> None:
     text = page(result(CHECKED, judged("control", CLEAN)))
     assert "CHECK    no failure found: SAFE" in text and "FAILS" not in text

@@ -10,14 +10,23 @@ from pathlib import Path
 import pytest
 
 from moediag.cli import app
+from moediag.diagnosis.numbers import resumed_run
 from moediag.errors import ExitCode
 from moediag.pipeline import resume as resumer
 from moediag.pipeline import watch as watcher
 from moediag.pipeline.measured_jobs import Compared, MeasuringOptions
-from moediag.pipeline.resumed_states import Recording, Runs, compared
+from moediag.pipeline.recorded_runs import Recording, Runs
+from moediag.pipeline.resumed_states import compared
 from moediag.protocol import StateRequest, write_json
 from moediag.protocol import recorded_state as words
-from moediag.protocol.recorded_state import Item, Recorded, RecordedStep, Transfer
+from moediag.protocol.recorded_state import (
+    Item,
+    Part,
+    Recorded,
+    RecordedStep,
+    ResumedRun,
+    Transfer,
+)
 from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
 
 JOB, AGAIN = ["python", "train.py", "{dir}"], ["python", "train.py", "{dir}", "--resume"]
@@ -112,8 +121,7 @@ def test_a_lost_value_is_a_failure(jobs: Jobs, tmp_path: Path) -> None:
         ("interrupted", replace(INTERRUPTED, batches=[]), "took no step that moediag could see"),
         ("interrupted", replace(INTERRUPTED, problems=["it cannot"]), "it cannot"),
         ("resumed", replace(RESUMED, batches=["a", "b"], loads=[]), "did not resume: it read no"),
-        ("resumed", replace(RESUMED, world_size=2), "the resumed run has 2 ranks: states of"),
-        ("uninterrupted-2", replace(STRAIGHT, world_size=2), "again has 2 ranks: states of"),
+        ("uninterrupted-2", replace(STRAIGHT, world_size=2), "again has 2 ranks: they are no"),
         ("uninterrupted-1", replace(STRAIGHT, batches=["a"]), "ended at step 1"),
         ("uninterrupted-1", replace(STRAIGHT, loads=[CHECKPOINT]), "resumed, too"),
     ],
@@ -159,6 +167,49 @@ def test_a_run_that_fails_is_the_answer(jobs: Jobs, tmp_path: Path) -> None:
     assert (done.exit_code, found.verdict) == (ExitCode.FAILURE_FOUND, Verdict.CRASH)
     assert found.cause == "The resumed run failed. It died."
     assert len(jobs.commands) == 2
+
+
+class TestAnotherLayout:
+    """Two ranks saved half a tensor each; one resumed with all of it."""
+
+    HALVES = (
+        Item("half 1", rows=["a", "b"], part=Part("10", "p", 4, 8, 0)),
+        Item("half 2", rows=["c", "d"], part=Part("fffffffffffffff5", "q", 4, 8, 2)),
+    )
+
+    def found(self, folder: Path, whole: Item, second: Item = HALVES[1]) -> ResumedRun:
+        recordings = []
+        for name in ("interrupted", "resumed", "straight", "again"):
+            place = folder / name
+            place.mkdir()
+            held = [whole] if name == "resumed" else [self.HALVES[0], second]
+            for rank, item in enumerate(held):
+                one = replace(STRAIGHT, batches=["1", "2", "3"]) if len(held) > 1 else RESUMED
+                replace(one, rank=rank, world_size=len(held)).write(place)
+                step = 1 if name == "resumed" else SAVED + 1
+                items = {words.PARAMETER: {"up": item}, words.GENERATOR: {"torch": Item(name)}}
+                RecordedStep(step, items).write(place, rank)
+            recordings.append(Recording.read(place))
+        (found,) = compared(Runs(*recordings, after=SAVED)).values()
+        return found
+
+    def test_the_whole_tensor_is_equal(self, tmp_path: Path) -> None:
+        found = self.found(tmp_path, Item("x", part=Part("5", "r", 8, 8, 0)))
+        assert (found.compared, found.lost, found.layouts) == (1, [], [2, 1])
+        text = resumed_run.said({0: found}).text
+        assert text.startswith("After resuming on 1 rank, 1 value of the state")
+
+    def test_its_rows_moved(self, tmp_path: Path) -> None:
+        moved = Item("x", rows=["c", "d", "a", "b"], part=Part("6", "r", 8, 8, 0))
+        (lost,) = self.found(tmp_path, moved).lost
+        assert (lost.why, lost.other[:29]) == (words.MOVED, "row 0 is row 2 of the save, r")
+
+    def test_without_all_parts_it_is_not_compared(self, tmp_path: Path) -> None:
+        other = replace(self.HALVES[0], part=replace(self.HALVES[0].part, value="11"))
+        found = self.found(tmp_path, Item("x", part=Part("5", "r", 8, 8, 0)), other)
+        assert (found.compared, found.lost) == (0, [])
+        assert found.not_known == ["up (parameter)"]
+        assert resumed_run.said({0: found}).verdict == Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("given", ["", "'"])

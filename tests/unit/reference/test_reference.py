@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import typer
 
+from docs.generate.pages import pages, verdicts_page
+from docs.generate.result_fields import records
 from moediag.cli.app import whole
 from moediag.cli.explain_word import lines
 from moediag.diagnosis import LAW_NAMES, explained
 from moediag.errors import ExitCode, UsageError
 from moediag.lab.scenario import catalogue
-from moediag.reference import Lookup, pages
+from moediag.reference import Lookup
 from moediag.reference.finding_entries import detector_word
 from moediag.reference.option_entries import commands
-from moediag.reference.pages import verdicts_page
-from moediag.reference.result_fields import records
 from moediag.result import Confidence, Effect, RunResult, Verdict
 from moediag.result.answer_blocks import AnswerState
 from tests.unit.diagnosis.example_detector import frozen_loss

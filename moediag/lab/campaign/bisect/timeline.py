@@ -1,4 +1,4 @@
-"""A finished probe, and all probed releases on one line. Pure.
+"""A finished probe, as a line of the display, and all probed releases on one line. Pure.
 
 ``4.52 G  4.53 B … 4.57 B │ 5.0 G``: the letters are the verdicts (Good, Bad, Other failure,
 Skipped, Flaky), the bar marks a new major version, the dots replace releases with the same verdict.
@@ -13,8 +13,11 @@ from typing import Any
 
 from packaging.version import Version
 
-from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict
+from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict, describe
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.engine import Line
 from moediag.records import dataclass
+from moediag.result import wording
 
 _SHOWN = 3  # up to this many equal neighbours are all shown
 
@@ -123,3 +126,24 @@ def _runs(entries: Sequence[_Entry]) -> list[tuple[int, int]]:
         if not i or entry[1] != entries[i - 1][1] or _major(entry) != _major(entries[i - 1])
     ]
     return list(itertools.pairwise([*starts, len(entries)]))
+
+
+def target_lines(target: Target) -> list[str]:
+    """Returns the target failure and how often it shows."""
+    text = [f"looking for ({target.match}): {signature}" for signature in target.signatures]
+    rate = target.rate
+    if not rate.steady:
+        repeats = wording.plural(rate.repeats(), "clean trial")
+        text.append(
+            f"it showed in {rate.shown} of {wording.plural(rate.trials, 'trial')}, so {repeats} "
+            "make a release good"
+        )
+    return text
+
+
+def probe_line(record: ProbeRecord, wanted: Sequence[str] = ()) -> Line:
+    """Returns ``4.53.0  12.1 s  bad``, followed by what showed unless it is among ``wanted``."""
+    spent = "" if record.seconds is None else f"  {wording.seconds(record.seconds)}"
+    verdict = record.verdict
+    what = str(verdict.kind) if verdict.text in wanted else describe(verdict)
+    return Line(f"{record.name}{spent}  {what}", seconds=record.seconds)

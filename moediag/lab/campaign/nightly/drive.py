@@ -29,9 +29,8 @@ from moediag.lab.campaign.engine import (
 from moediag.lab.campaign.executors import HERE, Choice, Lost, Maker
 from moediag.lab.campaign.executors import opened as executor_opened
 from moediag.lab.campaign.nightly import jobs, judged
-from moediag.lab.campaign.nightly.history import History
 from moediag.lab.campaign.nightly.jobs import Asked, Planned
-from moediag.lab.campaign.nightly.night import Entry, Hunted, Job, Night, known
+from moediag.lab.campaign.nightly.night import Entry, History, Hunted, Job, Night, known
 from moediag.lab.campaign.run import digest
 from moediag.lab.campaign.sweep.shared_runs import Ran, Runs
 from moediag.lab.scenario.plan import Plan

@@ -1,12 +1,17 @@
-"""The result of one night: a JSON file that is written once and never changed afterwards. Pure."""
+"""The result of one night: a JSON file that is written once and never changed afterwards;
+and the folder of nights."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
+from moediag.errors import UsageError, says_disk_full
+from moediag.protocol import read_json, write_json
 from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
@@ -141,3 +146,46 @@ def known(kind: Any, raw: Mapping[str, Any]) -> Any:
     """Returns the object; unknown fields are ignored."""
     names = {f.name for f in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in raw.items() if name in names})
+
+
+class History:
+    """Creates ``folder``. ``unreadable``: files that were ignored, each with the reason."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            paths = sorted(folder.glob("*.json"))
+        except OSError as error:
+            if says_disk_full(error):
+                raise
+            raise UsageError(
+                f"--history {folder}: {error.strerror or error}",
+                "Give a folder that can be made; the nights before are kept there.",
+            ) from error
+        self.nights: list[Night] = []
+        self.unreadable: list[str] = []
+        for path in paths:
+            try:
+                self.nights.append(from_json(read_json(path)))
+            except (OSError, ValueError) as error:
+                self.unreadable.append(f"{path.name}: {error}")
+
+    def begin(self, started: str, lane: str) -> Path:
+        """Creates the new night's file, empty until the first :meth:`keep`, to reserve it."""
+        stamp = started.replace("-", "").replace(":", "").split("+")[0]
+        number = 1
+        while True:
+            path = self.folder / f"{stamp}-{lane}{'' if number == 1 else f'-{number}'}.json"
+            try:
+                with path.open("x", encoding="utf-8") as new:
+                    # Treated as complete: a killed night must not look like a broken file.
+                    json.dump(Night(started, lane, "", {}).to_json(), new)
+            except FileExistsError:
+                number += 1
+            else:
+                return path
+
+    @staticmethod
+    def keep(path: Path, night: Night) -> None:
+        write_json(path, night.to_json())

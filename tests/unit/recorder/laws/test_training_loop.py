@@ -317,3 +317,20 @@ def test_a_scheduler_that_steps_several_times_for_each_update(
     found = [text for text in texts if "is called 2 times for each update" in text]
     assert len(found) == ((times, often) == (2, 6))
     assert all(f"StepLR.step() at {Path(__file__).name}:" in text for text in found)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("all_states", [False, True])
+def test_a_load_that_asks_for_no_states(tmp_path: Path, all_states: bool) -> None:
+    from torch.distributed import checkpoint
+
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters())
+    backward(net)
+    optimizer.step()
+    checkpoint.save({"optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path / "saved")
+    new = torch.optim.Adam(net.parameters())
+    asked = optimizer.state_dict() if all_states else new.state_dict()
+    checkpoint.load({"optimizer": asked}, checkpoint_id=tmp_path / "saved")
+    events = laws(tmp_path).others.get("states_left", ())
+    assert [event["count"] for event in events] == ([] if all_states else [12])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moediag.recorder.step.numbers import Fingerprints, digest, projected
+from moediag.recorder.step.numbers import Fingerprints, digest, part_fingerprint, projected
 
 
 def of(*tensors: torch.Tensor) -> list[str | None]:
@@ -64,6 +64,22 @@ def test_large_tensors_are_read_to_their_end() -> None:
 
 def test_signed_zero_is_another_value() -> None:
     assert len(set(of(torch.tensor([0.0]), torch.tensor([-0.0])))) == 2
+
+
+def test_parts_add_up_to_the_whole_however_it_is_cut() -> None:
+    whole = torch.randn(6, 4)
+    places = torch.arange(24).view(6, 4)
+
+    def total(*cuts: tuple[slice, slice]) -> int:
+        parts = [part_fingerprint(whole[cut], places[cut])[0] for cut in cuts]
+        return sum(int(part, 16) for part in parts) % 2**64
+
+    every = slice(None)
+    rows = [(slice(0, 1), every), (slice(1, 6), every)]
+    columns = [(every, slice(0, 3)), (every, slice(3, 4))]
+    assert total((every, every)) == total(*rows) == total(*columns)
+    whole[[0, 5]] = whole[[5, 0]]
+    assert total((every, every)) != part_fingerprint(whole.flip(0), places)[0]
 
 
 def test_what_has_no_bytes_in_order_is_unknown() -> None:

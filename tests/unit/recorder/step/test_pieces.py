@@ -32,6 +32,8 @@ def test_index_of_an_fsdp_shard_is_correct(rank: int, shape: tuple[int, ...]) ->
     with rank_of(rank, 4) as mesh:
         parameter = fully_sharded(numbered(*shape), mesh)
         assert same(pieces.index(parameter), parameter)
+        local = tuple(pieces.local(parameter).shape)
+        assert same(pieces.where(parameter).positions(local), parameter)
 
 
 def test_five_rows_are_sharded_over_four_ranks() -> None:

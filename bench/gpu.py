@@ -44,6 +44,7 @@ EXPERT_PARALLEL = (
     "ep-router-gradient", "ep-overwrite", "ep-clip-norm", "ep-mixed-optimizer", "ep-partial-load",
     "nonfinite-skip", "metrics-in-flight",
 )  # fmt: skip
+UNDECIDED = ("inconclusive", "not-applicable")
 FOUR_RANKS = ("ep-partial-load",)  # divides two axes
 
 
@@ -78,7 +79,7 @@ class Row:
 
     @property
     def measured(self) -> bool:
-        return any(t["verdict"] not in ("inconclusive", "not-applicable") for t in self.trials)
+        return any(t["verdict"] not in UNDECIDED for t in self.trials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def page(report: Report) -> str:
     lines = [f"# GPU suite, {report.started[:10]}: {gpus}", ""]
     lines += [
         f"Driver {machine['driver']}, {versions}, moediag {report.moediag_version}. "
-        "Written by `make gpu`; the JSON file beside this one has every field.",
+        "Rows of `make gpu`; the JSON file beside this one has every field.",
         "",
     ]
     for one in report.rows:
@@ -171,7 +172,7 @@ def page(report: Report) -> str:
             cells = (
                 t["variant"], ", ".join(wording.stack(t["stack"])),
                 wording.backend(t["backend"], one.shared),
-                t["verdict"] + ("" if t["met"] else " ❌"),
+                t["verdict"] + ("" if t["met"] or t["verdict"] in UNDECIDED else " ❌"),
                 t["expected"], wording.error_size(t["gradient_error"]),
             )  # fmt: skip
             lines.append("| " + " | ".join(map(wording.inline, cells)) + " |")

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from moediag.launch.attach.proc import Proc
-from moediag.launch.capture.py_spy import Dump, frames_of, main_frames, run, threads
+from moediag.launch.capture.py_spy import Dump as Dump
+from moediag.launch.capture.py_spy import frames_of, main_frames, run, threads
 from moediag.masking import is_secret
 from moediag.protocol import in_libraries
 

@@ -24,6 +24,7 @@ from moediag.lab.step.models import field_rules, moe_configs, tiny_family
 from moediag.lab.step.models.plan_names import generic
 from moediag.protocol import FAILS, NOTE, SIZES, VOCAB, CheckFinding
 
+FORWARD = "forward"
 _GROUPS = re.compile(r"^(n_group|topk_group|num_expert_group|norm_topk_prob)$")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _TOKENS = 2, 32  # of the forward
@@ -66,7 +67,7 @@ def of_forward(configured: Configured, folder: Path) -> List[CheckFinding]:
             f"a forward raises {why.words}, with this configuration's "
             f"{asked.read_text(encoding='utf-8')} (tiny model of the same class, one process)"
         )
-        return [CheckFinding(PLAN, FAILS, text, why.where)]
+        return [CheckFinding(FORWARD, FAILS, text, why.where)]
     return []
 
 

@@ -42,7 +42,7 @@ class Known:
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
         self.values: Dict[str, Optional[str]] = {}  # of parameters at the last check
         # Parameters with the value of the check before: name, parameter, value.
-        self.still: List[Tuple[str, Any, str]] = []
+        self.still: List[Tuple[str, Any, Optional[str]]] = []
 
 
 class OptimizerChecks:

@@ -60,6 +60,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
         tuple(dict.fromkeys(reader.mode_changes)),
         tuple(str(event["law"]) for event in reader.others.pop("allow", ()) if "law" in event),
         {kind: tuple(events) for kind, events in reader.others.items()},
+        tuple(reader.kept),
     )
     return found, not_seen
 
@@ -67,6 +68,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
 class _Reader:
     def __init__(self) -> None:
         self.checks: list[LawCheck] = []
+        self.kept: list[LawCheck] = []
         self.inputs: list[ModelInputs] = []
         self.orders: list[SameOrder] = []
         self.norms: list[ClipNorm] = []
@@ -84,8 +86,9 @@ class _Reader:
 
     def read(self, event: Mapping[str, Any]) -> None:
         handler = {
-            "pieces": self.pieces, "check": self.check, "inputs": self.called_with,
-            "same_order": self.same_order, "norm": self.norm, "declared": self.declare,
+            "pieces": self.pieces, "check": self.check, "kept": self.keep,
+            "inputs": self.called_with, "same_order": self.same_order,
+            "norm": self.norm, "declared": self.declare,
             "model": self.model, "load": self.load, "sharded": self.sharded,
             "optimizer_file": self.optimizer_file, "optimizer_load": self.optimizer_load,
             "cleared": self.clear, "mode": self.mode, "mode_change": self.change_mode,
@@ -118,6 +121,12 @@ class _Reader:
         )
 
     def check(self, event: Mapping[str, Any]) -> None:
+        self.checks.append(self._check_of(event))
+
+    def keep(self, event: Mapping[str, Any]) -> None:
+        self.kept.append(self._check_of(event))
+
+    def _check_of(self, event: Mapping[str, Any]) -> LawCheck:
         key, optimizer, pieces = self.layouts[int(event["pieces"])]
         rows = [event["params"], event["grads"], *event["state"].values()]
         if any(len(row) != len(pieces) for row in rows):
@@ -126,29 +135,27 @@ class _Reader:
             raise ValueError("a fingerprint is text")
         if not all(type(clock) is int or clock is None for clock in event["clocks"]):
             raise ValueError("a clock is a number")
-        self.checks.append(
-            LawCheck(
-                key=key,
-                optimizer=optimizer,
-                step=int(event["step"]),
-                count=int(event["count"]),
-                pieces=pieces,
-                clocks=tuple(event["clocks"]),
-                params=tuple(event["params"]),
-                grads=tuple(event["grads"]),
-                sketches={
-                    int(at): (float(total), float(norm))
-                    for at, (total, norm) in (event.get("sketches") or {}).items()
-                },
-                state={str(name): tuple(row) for name, row in event["state"].items()},
-                hyper=tuple({name: str(one[name]) for name in one} for one in event["hyper"]),
-                nonfinite=tuple(map(plain_name, event.get("nonfinite") or ())),
-                nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
-                scaled=bool(event.get("scaler")),
-                line=str(event.get("line") or ""),
-                owned=tuple(map(plain_name, event.get("owned") or ())),
-                copies={int(at): one for at, one in (event.get("copies") or {}).items()},
-            )
+        return LawCheck(
+            key=key,
+            optimizer=optimizer,
+            step=int(event["step"]),
+            count=int(event["count"]),
+            pieces=pieces,
+            clocks=tuple(event["clocks"]),
+            params=tuple(event["params"]),
+            grads=tuple(event["grads"]),
+            sketches={
+                int(at): (float(total), float(norm))
+                for at, (total, norm) in (event.get("sketches") or {}).items()
+            },
+            state={str(name): tuple(row) for name, row in event["state"].items()},
+            hyper=tuple({name: str(one[name]) for name in one} for one in event["hyper"]),
+            nonfinite=tuple(map(plain_name, event.get("nonfinite") or ())),
+            nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
+            scaled=bool(event.get("scaler")),
+            line=str(event.get("line") or ""),
+            owned=tuple(map(plain_name, event.get("owned") or ())),
+            copies={int(at): one for at, one in (event.get("copies") or {}).items()},
         )
 
     def called_with(self, event: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from moediag.diagnosis.laws.optimizer_checks import (
     parameters_still,
 )
 from moediag.diagnosis.laws.replica_sets import replicas_apart
+from moediag.diagnosis.laws.restarts import restart_forgets
 from moediag.diagnosis.laws.schedulers import schedulers_ahead
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
 
@@ -62,6 +63,7 @@ LAWS: tuple[Law, ...] = (
     averages_apart,
     stage_matrices_apart,
     schedulers_ahead,
+    restart_forgets,
     other_names,
     optimizer_forgotten,
     declared_tensors_apart,

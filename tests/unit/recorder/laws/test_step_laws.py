@@ -16,7 +16,10 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from moediag.recorder.laws import hand_reduction  # noqa: E402
+from moediag.recorder.laws import (
+    checkpointed_inputs,
+    hand_reduction,
+)
 from tests.unit.recorder.written import laws  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("recorder")
@@ -118,6 +121,11 @@ class Recomputes(nn.Module):
 
 
 class TestRecomputed:
+    @pytest.fixture(autouse=True)
+    def nothing_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Other tests of this process may have compiled something."""
+        monkeypatch.setattr(checkpointed_inputs, "_compiled", lambda: False)
+
     @pytest.mark.parametrize("reentrant", [True, False])
     @pytest.mark.parametrize("factor", [1.0, 2.0])
     def test_inputs_of_both_calls(self, tmp_path: Path, reentrant: bool, factor: float) -> None:

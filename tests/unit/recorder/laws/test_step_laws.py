@@ -16,10 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from moediag.recorder.laws import (
-    checkpointed_inputs,
-    hand_reduction,
-)
+from moediag.recorder.laws import checkpointed_inputs, hand_reduction  # noqa: E402
 from tests.unit.recorder.written import laws  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("recorder")

@@ -182,4 +182,4 @@ class CheckpointedInputs:
 
 def _compiled() -> bool:
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    return bool(counters and counters.get("frames"))
+    return bool(counters and (counters.get("frames") or counters.get("stats")))

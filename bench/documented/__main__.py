@@ -204,22 +204,30 @@ def read(kept: Path) -> dict[str, dict[str, Any]]:
     return {one["line"]: one for one in json.loads(kept.read_text())} if kept.exists() else {}
 
 
-def section(answers: list[dict[str, Any]], seed: int) -> str:
+def section(lines: list[str], known: Mapping[str, dict[str, Any]], seed: int) -> str:
     """The report's section."""
-    bad = [one for one in answers if not one["works"]]
+    answers = [known[line] for line in lines if line in known]
+    good = [one for one in answers if one["works"]]
+    late = sum(one["late"] for one in good)
+    refused = sum(bool(one["lacking"]) and not one["late"] for one in good)
+    left = [f"`{line}`" for line in lines if line not in known]
     rows = [
         f"| `{one['line'].replace('|', chr(92) + '|')}` | {_outcome(one)} | {one['seconds']} |"
         for one in answers
     ]
     return (
-        f"## {len(answers)} documented commands\n\n"
+        f"## {len(lines)} documented commands\n\n"
         f"`python -m bench.documented WORK --seed {seed}` draws complete command lines from the "
         "README and the docs and runs each\nas written in a new virtual environment with "
         "`pip install '.[run]'`, an empty home and a folder of its own; built environments\nof "
         "releases are shared. What a page takes for granted is there: `train.py`, a model's "
         "`config.json`, a run, dumps, a job that\nhangs (its process is put for 41237). "
-        f"{len(answers) - len(bad)} of {len(answers)} work.\n\n"
-        "| command | outcome | s |\n|---|---|---|\n" + "\n".join(rows)
+        f"Of {len(answers)} that were run, {len(good) - late - refused} gave their answer, {late} "
+        f"were interrupted at the limit and said how\nto resume or what was known, {refused} need "
+        f"what this machine lacks and said so at once, {len(answers) - len(good)} failed.\n\n"
+        "| command | outcome | s |\n|---|---|---|\n"
+        + "\n".join(rows)
+        + (f"\n\nDrawn and not run yet: {', '.join(left)}." if left else "")
     )
 
 
@@ -265,7 +273,9 @@ def main() -> None:
         print(number, "ok" if known[line]["works"] else "FAILED", line, flush=True)
     done = [known[line] for line in lines if line in known]
     if options.write:
-        text = sections.replaced(PAGE.read_text(encoding="utf-8"), section(done, options.seed))
+        text = sections.replaced(
+            PAGE.read_text(encoding="utf-8"), section(lines, known, options.seed)
+        )
         PAGE.write_text(text, encoding="utf-8")
     sys.exit(any(not one["works"] for one in done) or len(done) < len(lines))
 

@@ -215,7 +215,9 @@ def _first_line(
 ) -> str:
     """Who is at fault, where and how: dashboards and pytest's summary show one line."""
     culprits, verdict = trial.get("culprits", []), trial.get("verdict", "")
-    first = next((rank for rank in culprits or sorted(failed) if rank in failed), None)
+    # Where ranks disagree, an error may be that of a rank whose peer has gone.
+    own = sorted(failed) if verdict in ("", "clean", "crash", "inconclusive") else []
+    first = next((rank for rank in culprits or own if rank in failed), None)
     if first is not None:
         return f"rank {first}: {failed[first]['line'] or 'failed'}"
     if verdict not in ("", "clean", "inconclusive"):
@@ -233,8 +235,17 @@ def _who(culprits: list[int], places: Sequence[Mapping[str, Any]]) -> str:
     known = [one for one in places if one["line"] and (not culprits or one["ranks"] == culprits)]
     if culprits and len({one["line"] for one in known}) != 1:
         return _ranks(culprits)
-    shown = known[:1] if culprits else known[:_SIDES]
-    return ", ".join(f"{_ranks(one['ranks'])} at {one['line']}" for one in shown)
+    if culprits:
+        return _at(known[0])
+    told = [one for one in places if one["line"] or one.get("what")] if known else []
+    # One side alone would read as the one at fault.
+    alone = len(told) == 1 < len(places)
+    return "" if alone else ", ".join(map(_at, told[:_SIDES]))
+
+
+def _at(place: Mapping[str, Any]) -> str:
+    line = f"at {place['line']}" if place["line"] else place["what"]
+    return f"{_ranks(place['ranks'])} {line}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

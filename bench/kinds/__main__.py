@@ -21,7 +21,7 @@ _FEW = 3  # wrong parameters: more are no place
 # What a page says first of an error in all parameters.
 _CAUSES = (
     "times the reference", "weighs the samples", "the loss is", "was not averaged",
-    "instead of the wrapper", "no_sync()",
+    "instead of the wrapper", "no_sync()", "only values of",
 )  # fmt: skip
 _PAGE = """# Kinds of silent errors
 
@@ -103,7 +103,8 @@ def placed(found: dict[str, Any]) -> bool:
     few = few and set(found["wrong_parameters"]) <= set(found["truth"])
     # norm.{bias,weight} is norm.weight and norm.bias
     heads = {name.rpartition(".")[0] or name for name in found["truth"]} | set(found["truth"])
-    return few or any(f"{name}{end}" in first for name in heads for end in (" ", ",", ".{"))
+    # A module within the right one, of the kinds whose truth is a module, is a place, too.
+    return few or any(f"{name}{end}" in first for name in heads for end in (" ", ",", ".{", "."))
 
 
 def run(kinds: Sequence[str], folder: Path) -> Iterator[Kind]:

@@ -260,6 +260,8 @@ class RankLaws:
     allowed: tuple[str, ...] = ()
     #: Kind -> events of all other kinds, as they were written.
     others: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    #: The first step after each save.
+    kept: tuple[LawCheck, ...] = ()
 
     def of(self, kind: str, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, ...]:
         """What ``read`` makes of each event of a kind that only one law knows, without events that

@@ -74,6 +74,7 @@ EVENT_KINDS = (
 #             sketches{position: [sum with pseudo-random signs, norm]}   gradients that each rank
 #             computes itself
 #             line(the user's line that called step(), "file.py:12 function")
+# kept        as check: the first step after a call of torch.save
 # inputs      step forward(of that step, from 0) digest(of all tensors that the model is called
 #             with) over[ranks between which its wrapper averages gradients; empty: unknown]
 #             sampler(class) replicas number(num_replicas and rank of a DistributedSampler; else 0

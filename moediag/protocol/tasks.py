@@ -158,7 +158,7 @@ class CheckTask:
     dtype: str = ""  # that from_pretrained is given; "": the configuration's
     batch: int = 0  # sequences of a rank; 0: what lives during a step is not measured
     recompute: str = "none"  # none | layers | selective: what backward computes again
-    worst: bool = True  # with ep: also the peak if peers send this rank all that they can
+    brief: bool = False  # one of many: without notes, and without the peak of the worst load
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class TestClipNorm:
             assert "The norm of the whole gradient is 3.2210 (single process)" in trial["cause"]
 
 
+@pytest.mark.wide
 class TestRouterGradient:
     def test_diverging_replicas_are_part_of_the_cause(self, command: Command) -> None:
         need(PLAIN)

@@ -229,6 +229,7 @@ class TestHang:
         assert ran.verdicts["natural-routing"] == CLEAN
 
 
+@pytest.mark.wide  # test_nightly.py runs it on two releases
 def test_two_healthy_steps_do_not_hide_the_failure(command: Command) -> None:
     need({"transformers": "4.53.2"})
     ran = command.run("expert-starvation-late")
@@ -243,6 +244,7 @@ def test_two_healthy_steps_do_not_hide_the_failure(command: Command) -> None:
     assert trial["first_divergence"]["index"] > 20
 
 
+@pytest.mark.wide
 def test_a_fix_that_breaks_a_working_run_is_a_regression(command: Command) -> None:
     need({"transformers": "4.53.2"})
     ran = command.run("expert-starvation-accumulate")
@@ -314,6 +316,7 @@ class TestTheSameVerdicts:
                     "first_divergence", "wrong_parameters", "gradient_error"):  # fmt: skip
             assert mine[key] == other[key], key
 
+    @pytest.mark.wide  # test_howto.py has four ranks
     def test_one_starving_rank_of_four_is_the_culprit(self, command: Command) -> None:
         need({"transformers": "4.53.2"})
         ran = command.run(

@@ -120,6 +120,7 @@ SIDES = [
     {"ranks": [0], "line": "test_it.py:5 test_it"},
     {"ranks": [1], "line": "test_it.py:6 test_it"},
 ]
+GONE = {"ranks": [1], "line": "", "what": "finished"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,9 @@ SIDES = [
         ([2], SIDES, "rank 2: hang. why"),
         ([], SIDES, "rank 0 at test_it.py:5 test_it, rank 1 at test_it.py:6 test_it: hang. why"),
         ([], [{"ranks": [0], "line": ""}], "hang. why"),
+        ([], [SIDES[0], {"ranks": [1], "line": ""}], "hang. why"),
+        ([], SIDES[:1], "rank 0 at test_it.py:5 test_it: hang. why"),
+        ([], [SIDES[0], GONE], "rank 0 at test_it.py:5 test_it, rank 1 finished: hang. why"),
         ([0], [*SIDES, {"ranks": [0], "line": "other.py:1 f"}], "rank 0: hang. why"),
     ],
 )
@@ -136,7 +140,9 @@ def test_the_first_line_has_ranks_and_lines(
     culprits: list[int], places: list[dict[str, object]], begins: str
 ) -> None:
     trial = {"verdict": "hang", "cause": "why", "culprits": culprits, "places": places}
-    assert pytest_plugin._first_line(trial, {}, [], "") == begins
+    failed = {0: {**FAILED, "line": "test_it.py:5: Connection closed by peer"}}
+    for said in ({}, {} if 0 in culprits else failed):
+        assert pytest_plugin._first_line(trial, said, [], "") == begins
 
 
 def item(root: Path, name: str = "test_it[a/b]") -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from math import isfinite
 
 from moediag.diagnosis.facts import Facts
@@ -105,7 +106,7 @@ def clipped_before_reduction(facts: Facts) -> Findings:
         )
 
 
-def _all_equal(by_rank: dict[int, LawCheck], names: set[str]) -> bool:
+def _all_equal(by_rank: Mapping[int, LawCheck], names: set[str]) -> bool:
     """Whether all matrices that were clipped are equal on all ranks, and their gradients, too."""
     rows: dict[str, set[tuple[str | None, str | None]]] = defaultdict(set)
     for check in by_rank.values():

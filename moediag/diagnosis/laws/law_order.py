@@ -45,6 +45,7 @@ from moediag.diagnosis.laws.optimizer_checks import (
     updates_undone,
 )
 from moediag.diagnosis.laws.replica_sets import replicas_apart
+from moediag.diagnosis.laws.restarts import restart_forgets
 from moediag.diagnosis.laws.rounded_gradients import gradients_rounded
 from moediag.diagnosis.laws.schedulers import schedulers_ahead
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
@@ -93,6 +94,7 @@ LAWS: tuple[Law, ...] = (
     biases_added_again,
     layers_missing,
     tokens_embedded_as_zeros,
+    restart_forgets,
     other_names,
     optimizer_forgotten,
     declared_tensors_apart,

@@ -53,7 +53,7 @@ def measured(
         )
 
     phases, traffic = run(0)
-    worst = run(most)[0] if most and task.worst else []
+    worst = run(most)[0] if most and not task.brief else []
     return MemoryTimeline(phases, worst, layers.shallow, traffic)
 
 

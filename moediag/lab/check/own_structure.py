@@ -31,10 +31,11 @@ _TOKENS = 2, 32  # of the forward
 _BIAS = re.compile(r"(correction_bias|expert_bias|router_bias)$")
 
 
-def findings(configured: Configured) -> Iterator[CheckFinding]:
+def findings(configured: Configured, notes: bool = True) -> Iterator[CheckFinding]:
     """What the configuration itself says."""
     yield from _capacity(configured)
-    yield from _never_updated(configured)
+    if notes:
+        yield from _never_updated(configured)
 
 
 def of_forward(configured: Configured, folder: Path) -> List[CheckFinding]:

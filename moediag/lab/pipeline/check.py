@@ -71,7 +71,7 @@ def answered(
     if alike is not None:
         checked = _with_steps(checked, alike.checked)
     memory, fit = _memory(checked, options)
-    if fit is not None and fit.word == FitWord.NO and not options.sweep:
+    if fit is not None and fit.word == FitWord.NO and not options.brief:
         fit = _with_change(fit, options, one, place, tell)
     cases, evidence = [], None
     for case in checked.cases if alike is None else ():
@@ -150,7 +150,7 @@ def _with_change(
 ) -> Fit:  # fmt: skip
     """Returns it with the first change under which the step fits, each measured in the same way."""
     ranks = number_of_ranks(Layout(options.layout), options.world)
-    alone = dataclasses.replace(options, simulate=False, worst=False)
+    alone = dataclasses.replace(options, simulate=False, brief=True)
     tried = check_fit.changes(alone, fit, ranks)
     for number, (words, changed) in enumerate(tried):
         tell(f"it does not fit; trying {words}", None)

@@ -30,8 +30,6 @@ class CheckOptions:
     """Sequences of a rank; 0: the peak of a step is not measured."""
     recompute: str = "none"
     """What backward computes again: ``none``, ``layers`` or ``selective``."""
-    worst: bool = True
-    """Also measure the peak if the peers of ep send this rank all that they can."""
     card: str = ""
     """GiB or a name of :data:`check_fit.CARDS`; "": the peak is held against none."""
     dtype: str = ""
@@ -43,8 +41,8 @@ class CheckOptions:
     optimizer: str = "adamw"
     master: bool = False
     """The optimizer keeps a float32 copy of each parameter."""
-    sweep: bool = False
-    """One of many layouts: no change that would make it fit is looked for."""
+    brief: bool = False
+    """One of many: without notes, the worst load of experts and a change that would make it fit."""
     bandwidth: Bandwidth | None = None
     """None: no communication time is computed."""
     timeout: float = 600.0

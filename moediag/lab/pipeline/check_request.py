@@ -56,7 +56,7 @@ def trial_of(options: CheckOptions) -> Trial:
         name="check", scenario="check", variant="check",
         task=CheckTask(
             str(find_config(options.config)), options.simulate, options.length, options.dtype,
-            options.batch, options.recompute, options.worst,
+            options.batch, options.recompute, options.brief,
         ),
         world_size=number_of_ranks(layout, options.world),
         layout={str(axis): size for axis, size in layout.axes.items()},

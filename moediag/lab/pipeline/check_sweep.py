@@ -121,7 +121,7 @@ def sweep(
 
 def _of(layout: Mapping[str, int], options: CheckOptions) -> CheckOptions:
     """Returns the question about one layout. Raises UsageError and LayoutError."""
-    own = dataclasses.replace(options, layout=layout, world=None, sweep=True, worst=False)
+    own = dataclasses.replace(options, layout=layout, world=None, brief=True)
     own = check_request.completed(own)
     check_request.trial_of(own)
     return own

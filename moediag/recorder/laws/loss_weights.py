@@ -12,7 +12,7 @@ import functools
 from typing import Any, Dict, List, Tuple
 
 import torch
-from torch.nn import functional
+from torch.jit import _builtins
 
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.step.numbers import capturing
@@ -20,10 +20,11 @@ from moediag.recorder.step.numbers import capturing
 WATCHER = "laws of losses"
 _MOST = 64  # of one step
 _MOST_NODES = 256  # of the graph of a loss
+# Functions that torch.jit knows by their id, which no other object may get.
+_kept: List[Any] = []
 _CROSS_ENTROPY = ("NllLoss", "CrossEntropyLoss")
-_ARGUMENTS = (
-    "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction",
-)  # fmt: skip
+_ARGUMENTS = ("input", "target", "weight", "reduction", "ignore_index", "label_smoothing")
+_REDUCTIONS = ("none", "mean", "sum")  # by torch's number
 # Nodes of autograd that add, or multiply by a constant.
 _LINEAR = (
     "Add", "Clone", "Div", "Index", "MaskedSelect", "Mean", "Mul", "Neg", "Reshape", "Select",
@@ -68,38 +69,35 @@ class LossWeights:
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
-        recorder.patches.replace(functional, "cross_entropy", self._wrapped)
+        # All cross entropies of torch.nn end in this one. torch.jit.script compiles what it does
+        # not know to be one of torch's own functions.
+        recorder.patches.replace(torch._C._nn, "cross_entropy_loss", self._wrapped)
+        _builtins._register_builtin(torch._C._nn.cross_entropy_loss, "aten::cross_entropy_loss")
+        _kept.append(torch._C._nn.cross_entropy_loss)
         recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
         self._context.on_check.append(self._write)
 
     def _wrapped(self, original: Any) -> Any:
         @functools.wraps(original)
-        def cross_entropy(*args: Any, **kwargs: Any) -> Any:
+        def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if not torch.compiler.is_compiling() and self._context.checking:
                 self._context.guarded(WATCHER, self._called, result, args, kwargs)
             return result
 
-        return cross_entropy
+        return cross_entropy_loss
 
     def _called(self, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         given = {**dict(zip(_ARGUMENTS, args)), **kwargs}  # noqa: B905 - Python 3.9
         logits, target = given["input"], given["target"]
         again = torch._C._current_graph_task_id() != -1
         plain = type(logits) is torch.Tensor and type(target) is torch.Tensor
-        if (
-            again
-            or not plain
-            or given.get("weight") is not None
-            or capturing()
-            or not result.requires_grad
-        ):
+        if again or not plain or given.get("weight") is not None or not result.requires_grad:
             return
-        if target.is_floating_point() or len(self._new) >= _MOST:
+        if target.is_floating_point() or len(self._new) >= _MOST or capturing():
             return
-        loss = _Loss(
-            logits, target, given.get("ignore_index", -100), given.get("reduction", "mean")
-        )
+        reduction = _REDUCTIONS[given.get("reduction", 1)]
+        loss = _Loss(logits, target, given.get("ignore_index", -100), reduction)
         self._begin()
         self._new.append(loss)
         result.register_hook(functools.partial(self._context.guarded, WATCHER, loss.got))

@@ -44,11 +44,11 @@ class ModelStructure:
         for module in root.modules():
             children = dict(module.named_children())
             if children and all(name.isdigit() for name in children):
-                rows = [
-                    [int(name), type(one).__name__, _holds(one)] for name, one in children.items()
-                ]
-                if len(rows) <= rows[-1][0] or not all(row[2] for row in rows):
-                    lists[names.get(module) or ""] = rows
+                held = [_holds(one) for one in children.values()]
+                if len(held) <= max(map(int, children)) or not all(held):
+                    kinds = [type(one).__name__ for one in children.values()]
+                    rows = zip(map(int, children), kinds, held)  # noqa: B905 - Python 3.9
+                    lists[names.get(module) or ""] = [list(row) for row in rows]
             if _embeds(module) and len(embeddings) < _MOST_EMBEDDINGS:
                 embeddings.append(module)
         self._context.log.event("layers", keep=True, lists=lists)
@@ -61,13 +61,13 @@ class ModelStructure:
         context = self._context
         if not context.checking or not torch.is_grad_enabled() or capturing():
             return
-        ids = args[0] if args else None
+        ids: Any = args[0] if args else None
         if type(ids) is not torch.Tensor or type(result) is not torch.Tensor:
             return
         if ids.dtype not in (torch.int32, torch.int64) or result.shape[:-1] != ids.shape:
             return
         with torch.no_grad():
-            empty = (result == 0).all(-1)
+            empty = torch.eq(result, 0).all(-1)
             tokens, places = torch.unique(ids, return_inverse=True)
             given = torch.zeros(len(tokens), dtype=torch.int64, device=ids.device)
             given.index_add_(0, places.reshape(-1), (~empty).reshape(-1).to(torch.int64))

@@ -28,21 +28,29 @@ _MAX_STILL = 64  # parameters that are read again after an update
 _MAX_NONFINITE = 20  # names that are listed
 
 
+_OFTEN = 10  # states that are kept of saves that follow each other closely, and steps between them
+KEPT = "kept"  # the check of the step after a save: a restart may begin with it
+
+
 class Known:
     """What is known of one optimizer."""
 
-    __slots__ = ("count", "due", "looked", "ordinal", "same", "step", "still", "values")
+    __slots__ = (
+        "count", "due", "looked", "ordinal", "same", "saved", "saves", "step", "still", "values",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.step = 0  # of the last call
         self.same = 0  # calls since the step's number last changed
         self.count = 0  # calls of step() so far
+        self.saves = 0  # calls of torch.save when a state was last kept
+        self.saved: List[int] = []  # steps whose state was kept
         self.looked = 0  # the step in which a model that has its parameters was looked for
         self.due = 1  # the next step to check, or the first one after it
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
         self.values: Dict[str, Optional[str]] = {}  # of parameters at the last check
         # Parameters with the value of the check before: name, parameter, value.
-        self.still: List[Tuple[str, Any, str]] = []
+        self.still: List[Tuple[str, Any, Optional[str]]] = []
 
 
 class OptimizerChecks:
@@ -98,9 +106,17 @@ class OptimizerChecks:
                 self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
                 for tell in context.on_check:
                     context.guarded(WATCHER, tell, step)
+        many = len(known.saved) >= _OFTEN and step < known.saved[-1] + _OFTEN
+        if known.saves != context.saves and known.count and not many and not capturing():
+            known.saves = context.saves
+            known.saved.append(step)
+            with torch.no_grad():
+                self._check(optimizer, known, step, "", KEPT)
         known.count += 1
 
-    def _check(self, optimizer: Any, known: Known, step: int, line: str) -> None:
+    def _check(
+        self, optimizer: Any, known: Known, step: int, line: str, kind: str = "check"
+    ) -> None:
         found = [
             (parameter, number)
             for number, group in enumerate(optimizer.param_groups)
@@ -148,7 +164,7 @@ class OptimizerChecks:
             return [absent if at is None else read[at] for at in places]
 
         self._context.log.event(
-            "check", pieces=number, step=step, count=known.count,
+            kind, pieces=number, step=step, count=known.count,
             clocks=[self.clock(group) for group in groups],
             params=shown(values),
             grads=[shown_gradient(p, g, one, self._context.closure) for p, g, one

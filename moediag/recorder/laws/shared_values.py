@@ -33,7 +33,7 @@ class SharedValues:
         self._step = 0
         self._prints = Fingerprints()
         self._rows: List[Dict[str, Any]] = []
-        self._layers: List[Tuple[Any, Any]] = []  # of each row: bias and matrix, or None
+        self._layers: List[Optional[Tuple[Any, Any]]] = []  # of each row: bias and matrix, or None
 
     def install(self) -> None:
         self._context.recorder.on_call.append(self._called)
@@ -96,7 +96,7 @@ class SharedValues:
 
 def _layer(node: Any) -> Optional[Tuple[Any, Any]]:
     """The bias and the matrix of the linear layer that made the input of a node; None without."""
-    made = node.next_functions[0][0] if node.next_functions else None
+    made: Any = node.next_functions[0][0] if node.next_functions else None
     while type(made).__name__.startswith(_SHAPE_ONLY):
         made = made.next_functions[0][0]
     if not type(made).__name__.startswith("Addmm"):

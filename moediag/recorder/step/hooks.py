@@ -146,8 +146,8 @@ class StepHooks:
         ``closure``: it computes the gradients inside ``step()``; ``frame``: of the caller."""
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-            closure = len(args) > 1 or kwargs.get("closure") is not None
-            act(optimizer, closure, sys._getframe(1))
+            given = args[1] if len(args) > 1 else kwargs.get("closure")
+            act(optimizer, given is not None, sys._getframe(1))
 
         self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
 

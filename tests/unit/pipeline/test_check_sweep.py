@@ -114,7 +114,7 @@ def test_layouts_with_the_same_axes_share_one_simulated_step(
     asked: list[tuple[str, bool]] = []
 
     def answered(options: CheckOptions, *rest: Any) -> CheckResult:
-        assert options.sweep and not options.worst and options.batch == 1
+        assert options.brief and options.batch == 1
         name = "x".join(str(n) for n in options.layout.values())
         asked.append((name, rest[-1] is None))
         problem = "refused" if name == "1x2" else ""

@@ -76,6 +76,14 @@ class TestLossWeights:
         assert self.recorded(tmp_path, lambda x, _: x.square().mean()) == []
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_loss_is_not_seen(tmp_path: Path) -> None:
+    """torch.jit.script compiles losses as it does without a recorder."""
+    net, loss = nn.Linear(4, 5), torch.jit.script(nn.CrossEntropyLoss())
+    train(net, lambda _: loss(net(torch.randn(2, 4)), torch.tensor([0, 1])).backward())
+    assert written(tmp_path, "losses") == []
+
+
 def test_gradients_after_the_backward_and_before_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,8 @@ class ModelState:
     averages: tuple[int, ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.
     idle: bool = False
+    #: The names of each parameter that has several.
+    tied: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,8 @@ class Cleared:
     kept: bool
     #: The user's line of the second call, or "".
     line: str = ""
+    #: How often autograd added to each of them.
+    times: int = 0
 
 
 @dataclass(frozen=True, slots=True)

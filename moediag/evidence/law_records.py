@@ -193,6 +193,7 @@ class _Reader:
                 ),
                 averages=tuple(map(int, event["averages"])),
                 idle=bool(event.get("idle")),
+                tied=tuple(tuple(map(str, names)) for names in event.get("tied", ())),
             ),
         )
 

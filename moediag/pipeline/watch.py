@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import moediag
-from moediag import hardware, protocol
+from moediag import arguments, hardware, protocol
 from moediag.diagnosis import LAW_NAMES
 from moediag.errors import EvidenceError, ExitCode, Interrupted, UsageError
 from moediag.evidence.launch_record import LaunchRecord
@@ -113,15 +113,8 @@ class Watched:
 
 def check_allowed(given: Sequence[str]) -> tuple[str, ...]:
     """Returns ``given``. Raises UsageError for one that names no law."""
-    known = LAW_NAMES
     for text in given:
-        name = text.partition(":")[0]
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            raise UsageError(
-                f"--allow {text}: there is no law {name!r}", f"{hint}Laws: {', '.join(known)}."
-            )
+        arguments.law(f"--allow {text}", text, LAW_NAMES)
     return tuple(given)
 
 

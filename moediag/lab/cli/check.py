@@ -209,7 +209,7 @@ def check(
             display.stack("check", text, done)
 
         if script:
-            _of_script(config, layout, world)
+            _of_script(config, layout or sweep, world)
             ran = check_script.check_script(
                 check_script.ScriptOptions(script, world or 1, per_node, steps, pins, timeout, out),
                 tell,
@@ -260,7 +260,7 @@ def _of_script(config: str, layout: str, world: int | None) -> None:
     """Raises UsageError unless the options are those of --script."""
     if config or layout or world is None:
         raise UsageError(
-            "--script needs --world, and neither CONFIG nor --layout",
+            "--script needs --world, and none of CONFIG, --layout and --sweep",
             "For example: moediag check --script 'train.py --config c.yaml' --world 64",
         )
 

@@ -1,6 +1,6 @@
 """Prints how far the peak that `moediag check` tells is from what torch counts on real ranks.
 
-    python -m bench.check_memory [--only TEXT] > reports/check-memory-real.md
+    python -m bench.check_memory [--only TEXT] > reports/check-memory.md
 
 Each model of six layers is trained by an ordinary program on gloo ranks of this machine; torch's
 memory tracker counts its tensors. `moediag check` runs fewer layers, on fake tensors.

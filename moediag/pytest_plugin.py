@@ -255,7 +255,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _folder(item: pytest.Item) -> Path:
     """Makes the run directory, so that no other worker of pytest-xdist takes it."""
     name = re.sub(r"\W+", "-", item.name).strip("-")[:60]
-    base = item.config.rootpath / item.config.getoption("--ranks-out")
+    base: Path = item.config.rootpath / item.config.getoption("--ranks-out")
     first = f"{time.strftime('%Y%m%d-%H%M%S')}-test-{name}"
     for number in itertools.count():
         folder = base / f"{first}{number or ''}"

@@ -15,12 +15,13 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def run(line: str, folder: Path, values: Mapping[str, str], limit: float) -> tup
     log, late = folder.with_suffix(".log"), False
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["bash", "-c", f"exec {line}"] if ">" not in line else ["bash", "-c", line],
+            ["bash", "-c", line if re.search(r" >>? ", line) else f"exec {line}"],
             cwd=folder, env=values, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
@@ -111,24 +112,15 @@ def run(line: str, folder: Path, values: Mapping[str, str], limit: float) -> tup
     return process.returncode, log.read_text(errors="replace"), late
 
 
-@contextlib.contextmanager
-def hanging(folder: Path, values: Mapping[str, str]) -> Iterator[int]:
-    """Starts the tutorial's program in ``folder``; yields the pid of its launcher."""
-    folder.mkdir()
+def beside_a_hang(line: str, folder: Path) -> str:
+    """Returns a line that starts the tutorial's program, waits until it hangs, and runs ``line``:
+    in a pid namespace, where no other job is seen, if this user may make one."""
     (folder / "train.py").write_text(program(), encoding="utf-8")
-    command = ["torchrun", "--nproc-per-node", "2", "train.py"]
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(command, cwd=folder, env=values, stdout=output, stderr=output,
-                                   start_new_session=True)  # fmt: skip
-        try:
-            time.sleep(45)
-            yield process.pid
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    job = "torchrun --nproc-per-node 2 train.py >job.log 2>&1 & job=$!; sleep 90; "
+    script = shlex.quote(job + line.replace("41237", "$job") + "; code=$?; kill $job; exit $code")
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    may = subprocess.run([*alone, "true"], check=False, capture_output=True).returncode == 0
+    return " ".join([*alone * may, "bash", "-c", script])
 
 
 def evidence(kind: str, work: Path, values: Mapping[str, str]) -> Path:
@@ -184,13 +176,12 @@ def answer(line: str, number: int, work: Path, limit: float) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     prepare(line, folder, work, values)
-    began = time.monotonic()
     if _RUNNING.match(line):
-        with hanging(work / f"{number:02}" / "job", values) as pid:
-            began = time.monotonic()
-            code, said, late = run(line.replace("41237", str(pid)), folder, values, limit)
+        typed, limit = beside_a_hang(line, folder), limit + 90
     else:
-        code, said, late = run(line, folder, values, limit)
+        typed = line
+    began = time.monotonic()
+    code, said, late = run(typed, folder, values, limit)
     last = [text for text in said.splitlines() if text.strip()][-8:]
     return {
         "line": line, "code": code, "late": late, "seconds": round(time.monotonic() - began),
@@ -213,22 +204,30 @@ def read(kept: Path) -> dict[str, dict[str, Any]]:
     return {one["line"]: one for one in json.loads(kept.read_text())} if kept.exists() else {}
 
 
-def section(answers: list[dict[str, Any]], seed: int) -> str:
+def section(lines: list[str], known: Mapping[str, dict[str, Any]], seed: int) -> str:
     """The report's section."""
-    bad = [one for one in answers if not one["works"]]
+    answers = [known[line] for line in lines if line in known]
+    good = [one for one in answers if one["works"]]
+    late = sum(one["late"] for one in good)
+    refused = sum(bool(one["lacking"]) and not one["late"] for one in good)
+    left = [f"`{line}`" for line in lines if line not in known]
     rows = [
         f"| `{one['line'].replace('|', chr(92) + '|')}` | {_outcome(one)} | {one['seconds']} |"
         for one in answers
     ]
     return (
-        f"## {len(answers)} documented commands\n\n"
+        f"## {len(lines)} documented commands\n\n"
         f"`python -m bench.documented WORK --seed {seed}` draws complete command lines from the "
         "README and the docs and runs each\nas written in a new virtual environment with "
         "`pip install '.[run]'`, an empty home and a folder of its own; built environments\nof "
         "releases are shared. What a page takes for granted is there: `train.py`, a model's "
         "`config.json`, a run, dumps, a job that\nhangs (its process is put for 41237). "
-        f"{len(answers) - len(bad)} of {len(answers)} work.\n\n"
-        "| command | outcome | s |\n|---|---|---|\n" + "\n".join(rows)
+        f"Of {len(answers)} that were run, {len(good) - late - refused} gave their answer, {late} "
+        f"were interrupted at the limit and said how\nto resume or what was known, {refused} need "
+        f"what this machine lacks and said so at once, {len(answers) - len(good)} failed.\n\n"
+        "| command | outcome | s |\n|---|---|---|\n"
+        + "\n".join(rows)
+        + (f"\n\nDrawn and not run yet: {', '.join(left)}." if left else "")
     )
 
 
@@ -253,6 +252,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run what failed once more")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a script ignores it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what it started
     work = options.work.resolve()
     install(work)
@@ -273,7 +273,9 @@ def main() -> None:
         print(number, "ok" if known[line]["works"] else "FAILED", line, flush=True)
     done = [known[line] for line in lines if line in known]
     if options.write:
-        text = sections.replaced(PAGE.read_text(encoding="utf-8"), section(done, options.seed))
+        text = sections.replaced(
+            PAGE.read_text(encoding="utf-8"), section(lines, known, options.seed)
+        )
         PAGE.write_text(text, encoding="utf-8")
     sys.exit(any(not one["works"] for one in done) or len(done) < len(lines))
 

@@ -19,7 +19,7 @@ from moediag.lab.campaign.nightly import blame as nightly
 from moediag.lab.campaign.nightly.changes import Change
 from moediag.lab.campaign.nightly.night import Entry, Job, Night
 from moediag.lab.campaign.sweep.summary import Sweep, SweepRow
-from moediag.lab.pipeline import check_cost, check_fit, register
+from moediag.lab.pipeline import check_cost, check_fit, check_sweep, register
 from moediag.lab.pipeline.known_scenarios import Known
 from moediag.lab.scenario.catalogue import Summary
 from moediag.lab.scenario.content import Fix
@@ -51,6 +51,10 @@ CHECK = {
     "wires": [check_cost.Wire], "memory": check_cost.Memory | None,
     "fit": check_fit.Fit | None, "fits": check_fit.FitWord | None, "known": [Known],
     "found": [register.Entry], "not_seen": Texts,
+}  # fmt: skip
+CHECK_SWEEP = {
+    "schema_version": Literal[1], "config": str, "model": str, "sweep": str, "versions": Versions,
+    **STATE, "layouts": [check_sweep.Swept], "took": float,
 }  # fmt: skip
 CHECK_SCRIPT = {
     "schema_version": Literal[1], "script": str, "world_size": int, "versions": Versions, **STATE,
@@ -170,6 +174,7 @@ JOURNAL = (
 OUTPUTS = {
     **job_outputs.OUTPUTS,
     "check": ("check.json of a model, and `check CONFIG --json`.", CHECK),
+    "check-sweep": ("check.json of a sweep, and `check` with `--sweep` and `--json`.", CHECK_SWEEP),
     "check-script": ("check.json of a program, and `check` with `--json` of one.", CHECK_SCRIPT),
     "hunt": ("hunt.json, and `hunt --json`.", HUNT),
     "bisect": ("`bisect --json`.", BISECT),

@@ -60,7 +60,10 @@ def _schemas(found: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
 
 def verdicts_page(detectors: Sequence[Explained]) -> str:
     """The page about verdicts, with these detectors."""
-    rows = ((str(n), f"`{d.verdict}`", d.finds, _file(d)) for n, d in enumerate(detectors, start=1))
+    rows = (
+        (str(n), f"`{d.verdict}`", "a [law](laws.md)" if "/laws/" in d.file else d.finds, _file(d))
+        for n, d in enumerate(detectors, start=1)
+    )
     means = ((f"`{v}`", text, NEXT_STEPS[v]) for v, text in MEANINGS.items())
     return _page(
         "# Verdicts", "", _MADE, "", "`moediag explain WORD` prints a verdict with its detectors.",

@@ -163,6 +163,8 @@ class ModelState:
     averages: tuple[int, ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.
     idle: bool = False
+    #: The names of each parameter that has several.
+    tied: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,8 @@ class Cleared:
     kept: bool
     #: The user's line of the second call, or "".
     line: str = ""
+    #: How often autograd added to each of them.
+    times: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,8 @@ class RankLaws:
     allowed: tuple[str, ...] = ()
     #: Kind -> events of all other kinds, as they were written.
     others: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    #: The first step after each save.
+    kept: tuple[LawCheck, ...] = ()
 
     def of(self, kind: str, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, ...]:
         """What ``read`` makes of each event of a kind that only one law knows, without events that

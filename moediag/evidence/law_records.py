@@ -83,8 +83,9 @@ class _Reader:
     def read(self, event: Mapping[str, Any]) -> None:
         kind = str(event["e"])
         handler = {
-            "pieces": self.pieces, "check": self.check, "cleared": self.clear, "norm": self.norm,
-            "declared": self.declare, "model": self.model, "sharded": self.sharded,
+            "pieces": self.pieces, "check": self.check, "kept": self.keep,
+            "cleared": self.clear, "norm": self.norm, "declared": self.declare,
+            "model": self.model, "sharded": self.sharded,
         }.get(kind)  # fmt: skip
         if handler is not None:
             handler(event)
@@ -126,6 +127,12 @@ class _Reader:
         )
 
     def check(self, event: Mapping[str, Any]) -> None:
+        self.add("checks", self._check_of(event))
+
+    def keep(self, event: Mapping[str, Any]) -> None:
+        self.add("kept", self._check_of(event))
+
+    def _check_of(self, event: Mapping[str, Any]) -> LawCheck:
         key, optimizer, pieces = self.layouts[int(event["pieces"])]
         rows = [event["params"], event["grads"], *event["state"].values()]
         if any(len(row) != len(pieces) for row in rows):
@@ -134,30 +141,27 @@ class _Reader:
             raise ValueError("a fingerprint is text")
         if not all(type(clock) is int or clock is None for clock in event["clocks"]):
             raise ValueError("a clock is a number")
-        self.add(
-            "checks",
-            LawCheck(
-                key=key,
-                optimizer=optimizer,
-                step=int(event["step"]),
-                count=int(event["count"]),
-                pieces=pieces,
-                clocks=tuple(event["clocks"]),
-                params=tuple(event["params"]),
-                grads=tuple(event["grads"]),
-                sketches={
-                    int(at): (float(total), float(norm))
-                    for at, (total, norm) in (event.get("sketches") or {}).items()
-                },
-                state={str(name): tuple(row) for name, row in event["state"].items()},
-                hyper=tuple({name: str(one[name]) for name in one} for one in event["hyper"]),
-                nonfinite=tuple(map(plain_name, event.get("nonfinite") or ())),
-                nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
-                scaled=bool(event.get("scaler")),
-                line=str(event.get("line") or ""),
-                owned=tuple(map(plain_name, event.get("owned") or ())),
-                copies={int(at): one for at, one in (event.get("copies") or {}).items()},
-            ),
+        return LawCheck(
+            key=key,
+            optimizer=optimizer,
+            step=int(event["step"]),
+            count=int(event["count"]),
+            pieces=pieces,
+            clocks=tuple(event["clocks"]),
+            params=tuple(event["params"]),
+            grads=tuple(event["grads"]),
+            sketches={
+                int(at): (float(total), float(norm))
+                for at, (total, norm) in (event.get("sketches") or {}).items()
+            },
+            state={str(name): tuple(row) for name, row in event["state"].items()},
+            hyper=tuple({name: str(one[name]) for name in one} for one in event["hyper"]),
+            nonfinite=tuple(map(plain_name, event.get("nonfinite") or ())),
+            nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
+            scaled=bool(event.get("scaler")),
+            line=str(event.get("line") or ""),
+            owned=tuple(map(plain_name, event.get("owned") or ())),
+            copies={int(at): one for at, one in (event.get("copies") or {}).items()},
         )
 
     def declare(self, event: Mapping[str, Any]) -> None:
@@ -193,6 +197,7 @@ class _Reader:
                 ),
                 averages=tuple(map(int, event["averages"])),
                 idle=bool(event.get("idle")),
+                tied=tuple(tuple(map(str, names)) for names in event.get("tied", ())),
             ),
         )
 

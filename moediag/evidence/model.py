@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moediag.records import dataclass
 
 if TYPE_CHECKING:
-    from moediag.evidence.law_model import RankLaws
+    from moediag.evidence.law_model import LawCheck, RankLaws
     from moediag.evidence.looks import Looks
     from moediag.protocol import ExpertRows, Outcome
 
@@ -463,6 +463,8 @@ class Evidence:
     attached: Mapping[str, str] = field(default_factory=dict)
     #: The program's source files that were kept, by path.
     sources: Mapping[str, str] = field(default_factory=dict)
+    #: Rank -> the first steps after saves of earlier attempts of this job, the newest one last.
+    earlier: Mapping[int, tuple[LawCheck, ...]] = field(default_factory=dict)
 
     @property
     def devices_known(self) -> bool:

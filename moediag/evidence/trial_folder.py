@@ -26,6 +26,7 @@ from moediag.evidence import (
 )
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.launch_record import LaunchRecord, read_launch
+from moediag.evidence.law_model import LawCheck
 from moediag.evidence.law_records import read_laws
 from moediag.evidence.line_conditions import Sources
 from moediag.evidence.model import Collective, Evidence, Meeting, RankEvidence, Stack
@@ -37,6 +38,7 @@ SOURCE_FILE = "source.json"  # written by launch.capture.source_files
 ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
 MOST_ATTACHED = 20_000  # characters of each
 _RANK_FILE = re.compile(r"^rank-(\d{1,7})\.")
+_ATTEMPTS = 3  # in whose saves the state of a restart is looked for
 _MOST_RANKS = 1 << 17
 _BETWEEN_RUNS = 600.0  # seconds; ranks of one run start closer together
 
@@ -107,7 +109,22 @@ def _read(folder: Path) -> Evidence:
         layout=_layout(trial.get("layout")),
         attached=_attached(folder / CAPTURE),
         sources=sources.files,
+        earlier=_earlier(folder, ranks) if task["kind"] == "watch" else {},
     )
+
+
+def _earlier(folder: Path, ranks: Iterable[int]) -> dict[int, tuple[LawCheck, ...]]:
+    """What ranks kept of their states after saves in the attempts before this one."""
+    number = folder.name.removeprefix(protocol.attempt_folder(0)[:-1])
+    if not number.isdecimal():
+        return {}
+    first = max(0, int(number) - _ATTEMPTS)
+    before = [folder.with_name(protocol.attempt_folder(n)) for n in range(first, int(number))]
+    found = {}
+    for rank in ranks if any(one.is_dir() for one in before) else ():
+        laws = [read_laws(one, rank)[0] for one in before]
+        found[rank] = tuple(check for own in laws if own is not None for check in own.kept)
+    return found
 
 
 def _of_earlier_runs(logs: Mapping[int, RankLog]) -> dict[int, str]:

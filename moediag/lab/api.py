@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moediag.lab.pipeline.check import CheckResult
+    from moediag.lab.pipeline.check_result import CheckResult
     from moediag.result import RunResult
 
 __all__ = ["check", "run"]

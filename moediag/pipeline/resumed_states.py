@@ -48,7 +48,12 @@ def _of_other_layout(runs: Runs) -> ResumedRun:
     step = runs.after + 1
     controls = [run.whole(step) for run in (runs.straight, runs.again)]
     states = [runs.interrupted.whole(step) or controls[0], runs.resumed.whole(1), *controls]
-    unknown = {key for state in states for key, item in state.items() if item is None}
+    unknown = {
+        key
+        for state in states
+        for key, item in state.items()
+        if item is None and key[0] != words.GENERATOR
+    }
     expected, got, one, other = (
         {
             key: item
@@ -106,7 +111,7 @@ def _of_rank(runs: Runs, rank: int, at_save: Mapping[int, State], moved: Moves) 
     losses = [_loss(here, control, again, after + at, at) for at in range(number)]
     return ResumedRun(
         after, number, [], found.compared, lost, later, later_lost, losses, noise,
-        [told(one) for one in moved.checkpoint], [told(one) for one in here.loads],
+        files=[told(one) for one in moved.checkpoint], loaded=[told(one) for one in here.loads],
     )  # fmt: skip
 
 

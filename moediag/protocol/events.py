@@ -74,6 +74,7 @@ EVENT_KINDS = (
 #             sketches{position: [sum with pseudo-random signs, norm]}   gradients that each rank
 #             computes itself
 #             line(the user's line that called step(), "file.py:12 function")
+# kept        as check: the first step after a call of torch.save
 # inputs      step forward(of that step, from 0) digest(of all tensors that the model is called
 #             with) over[ranks between which its wrapper averages gradients; empty: unknown]
 #             sampler(class) replicas number(num_replicas and rank of a DistributedSampler; else 0
@@ -87,7 +88,9 @@ EVENT_KINDS = (
 # model       step models[{over[] buffers{name: fingerprint} frozen_routers[]}]
 #             left_out{name: fingerprint} averages[updates of each AveragedModel]
 #             idle(bool: no parameter of an optimizer that stepped had a gradient)
-# cleared     step optimizer(class) names[] kept(bool) line   gradients between two calls of step()
+#             tied[names of a parameter that has several]
+# cleared     step optimizer(class) names[] kept(bool) line times(that autograd added to them)
+#                                               gradients between two calls of step()
 # mode        step model(number) name(class) training(bool) kinds[classes of modules]
 # mode_change step model training
 # load        step line parameters(number loaded) missing[] unexpected[] counts[2]

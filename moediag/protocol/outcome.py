@@ -189,6 +189,9 @@ class WrongModule:
     # of the reference's.
     compared: int = 0
     factors: List[float] = field(default_factory=list)
+    # AFTER: the low precision that the values of all float32 gradients of parameters have, and
+    # those of the reference have not; "": none.
+    rounded: str = ""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from moediag.launch.settings import LaunchOptions
 # Parameters of a fixture: CI runs a few variants of a scenario, `make wide` all of them.
 FEW_IN_CI = ("few", pytest.param("all", marks=pytest.mark.wide))
 NO_INDEX = ("no network", "cannot ask for the releases", "not every index could be asked")
-SCHEMA = "schema_version: 1\n"
 
 
 @dataclass(frozen=True)

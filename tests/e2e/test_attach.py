@@ -129,6 +129,7 @@ def test_a_job_that_computes(tmp_path: Path) -> None:
     assert ended == (0, SAID)
 
 
+@pytest.mark.wide
 def test_a_slow_save(tmp_path: Path) -> None:
     def saving(states: list[tuple[str, float]]) -> bool:
         return states[1][1] > 2.0 and (tmp_path / "end.checkpoint").exists()
@@ -153,6 +154,7 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
     assert ended == (0, SAID)
 
 
+@pytest.mark.wide
 def test_a_file_lock(tmp_path: Path) -> None:
     with running("locked", tmp_path, both_sleep) as job:
         code, trial = job.attach()

@@ -238,9 +238,11 @@ def pid_of(target: str, kind: str, folder: Path, parent: int) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "target"),
-    [("fork", t) for t in ("moediag", "host", "agent", "rank")]
-    + [("torchrun", t) for t in ("moediag", "agent")]
-    + [pytest.param("torchrun", "rank", marks=pytest.mark.wide)],
+    [
+        *(("fork", target) for target in ("moediag", "host", "agent")),
+        *(("torchrun", target) for target in ("moediag", "agent")),
+        *(pytest.param(kind, "rank", marks=pytest.mark.wide) for kind in ("fork", "torchrun")),
+    ],
 )
 def test_sigkill_of_any_process_leaves_no_process(kind: str, target: str, tmp_path: Path) -> None:
     parent, mark = start_parent(kind, "stubborn-childless", tmp_path)

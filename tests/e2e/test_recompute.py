@@ -133,6 +133,7 @@ class TestNoise:
         assert effects(ran) == {"preserve-rng": RIGHT, "router-outside-noise": RIGHT}
 
 
+@pytest.mark.wide
 class TestFused:
     def test_an_error_with_separate_experts_is_silent_with_fused_experts(
         self, command: Command

@@ -48,30 +48,14 @@ def ran(variant: str, request: pytest.FixtureRequest) -> Ran:
     return found
 
 
-def test_the_failure_is_reproduced_and_fixed(few: Ran) -> None:
-    assert problems(few.result) == []
-    assert few.verdicts == dict(zip(IN_CI, (DRIFT, CLEAN, CLEAN), strict=True))
-    assert (few.code, few.reproduced, few.fixes) == (0, True, {"dtensor-dcp": True})
-
-
-@pytest.mark.wide
-def test_every_expectation_is_met(whole: Ran) -> None:
-    ran = whole
+@pytest.mark.parametrize("runs", ["few", pytest.param("whole", marks=pytest.mark.wide)])
+def test_every_expectation_is_met(runs: str, request: pytest.FixtureRequest) -> None:
+    ran: Ran = request.getfixturevalue(runs)
     assert problems(ran.result) == []
-    assert ran.verdicts == {
-        "unfixed": DRIFT,
-        "accelerate-sharded": DRIFT,
-        "accelerate-full": DRIFT,
-        "save-pretrained": CRASH,
-        "dtensor-dcp": CLEAN,
-        "dtensor-accelerate": CLEAN,
-        "dtensor-save-pretrained": CLEAN,
-        "native": CLEAN,
-        "no-expert-parallelism": CLEAN,
-    }
+    assert all(trial["met"] for trial in ran.result["trials"]), ran.verdicts
     assert (ran.code, ran.reproduced) == (0, True)
-    correct = {variant for variant, right in ran.fixes.items() if right}
-    assert correct == {"dtensor-dcp", "dtensor-accelerate", "dtensor-save-pretrained", "native"}
+    for variant, verdict in ran.verdicts.items():  # a finished run has deleted what it saved
+        assert (ran.folder / variant / "saved").exists() is (verdict == CRASH), variant
 
 
 @pytest.mark.parametrize(
@@ -129,13 +113,6 @@ def test_save_pretrained_of_plain_experts_is_refused_by_the_library(whole: Ran) 
     trial = whole.trial("save-pretrained")
     assert "NotImplementedError" in trial["cause"]
     assert trial["culprits"] == [0, 1]
-
-
-@pytest.mark.parametrize("runs", ["few", pytest.param("whole", marks=pytest.mark.wide)])
-def test_saved_state_is_lost_after_loading(runs: str, request: pytest.FixtureRequest) -> None:
-    ran: Ran = request.getfixturevalue(runs)
-    for variant, verdict in ran.verdicts.items():
-        assert (ran.folder / variant / "saved").exists() is (verdict == CRASH), variant
 
 
 @pytest.mark.wide

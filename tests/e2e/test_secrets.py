@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.launchers import PLAIN
+
 JOB = Path(__file__).parent.parent / "victims" / "keeps_secrets.py"
-TORCHRUN = (
-    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-)  # fmt: skip
 ARGUMENTS = (
     "--password", "planted09GGGGGGGGGGGGGGGG", "--api-key=planted20",
     "--wandb-api-key", "planted21", "--hf-token", "planted22", "--db", "postgresql://me:planted23@db:5432/runs",
@@ -48,7 +47,7 @@ def test_no_planted_secret_is_in_any_file_of_a_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     page = moediag(
         "watch", "--json", "--laws", "--on-hang", "abort", "--out", str(run), "--",
-        *TORCHRUN, str(JOB), *ARGUMENTS, folder=tmp_path,
+        *PLAIN, "2", str(JOB), *ARGUMENTS, folder=tmp_path,
     )  # fmt: skip
     assert "all_reduce" in page and "barrier" in page
     views = [

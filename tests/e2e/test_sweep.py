@@ -18,6 +18,7 @@ NAMES = ["expert-starvation-silent", "expert-starvation-late"]
 
 @pytest.mark.e2e
 @pytest.mark.stack
+@pytest.mark.wide
 def test_two_scenarios_share_a_host_and_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,11 @@ _NEXT = {
     words.INVENTED: "Look at what the load creates that training had not.",
 }
 
+# Their values are no text that a person reads.
+_FINGERPRINTS = (
+    words.GENERATOR, words.STATE, words.PARAMETER, words.MAIN, words.BUFFER, words.COPY,
+)  # fmt: skip
+
 # What a program saves and restores at once.
 _WHAT = {
     words.STATE: "the optimizer's state", words.COUNT: "the optimizer's state",
@@ -187,7 +192,7 @@ def _sentence(one: Lost, who: Sequence[int], found: Mapping[int, ResumedRun]) ->
 
 def _plain(one: Lost) -> bool:
     """Whether the first value is short enough to be shown."""
-    return bool(one.expected or one.got) and one.kind not in (words.GENERATOR, words.STATE)
+    return bool(one.expected or one.got) and one.kind not in _FINGERPRINTS
 
 
 def _counted(one: Lost) -> str:

@@ -149,6 +149,8 @@ def _others(facts: Facts, later: Sequence[Failure]) -> tuple[int, ...]:
 def _sentence(alike: Sequence[Failure], evidence: Evidence, begins: bool = True) -> str:
     who = ranks(f.rank for f in alike)
     text = f"{who.capitalize() if begins else who} {_ended(alike[0], evidence)}"
+    if len({f.summary for f in alike}) > 1:
+        text = f"{text.rstrip('.')} (the message of {ranks([alike[0].rank])})"
     return text if text.endswith("!") else text.rstrip(".") + "."
 
 

@@ -133,6 +133,14 @@ def _after(evidence: Evidence, gradients: GradientFacts) -> tuple[str, str]:
             "Divide the sum of the loss by the tokens of all micro-batches and ranks of a step.",
         )
     begin += ", and the gradients of activations are right up to one factor: the error is"
+    rounded = {one.rounded for one in own.values()}
+    if len(rounded) == 1 and "" not in rounded:
+        (dtype,) = rounded
+        return (
+            f"{begin} where gradients of parameters are added up or reduced: all of them have only "
+            f"values of {dtype}, and those of one process have more digits.",
+            f"Add up and reduce the gradients in float32, not in {dtype}.",
+        )
     wrong = gradients.wrong
     if len(wrong) < gradients.compared:
         return (

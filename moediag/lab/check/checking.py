@@ -40,7 +40,7 @@ def run(trial: Trial, folder: Path) -> Checked:
     except Exception as error:
         return Checked(problem=simulated_group.raised(error).words)
     own = list(divisions.of_length(layout, task.length))
-    own += own_structure.findings(configured)
+    own += own_structure.findings(configured, notes=not task.brief)
     if task.simulate:
         own += own_structure.of_forward(configured, folder)
     try:

@@ -24,16 +24,18 @@ from moediag.lab.step.models import field_rules, moe_configs, tiny_family
 from moediag.lab.step.models.plan_names import generic
 from moediag.protocol import FAILS, NOTE, SIZES, VOCAB, CheckFinding
 
+FORWARD = "forward"
 _GROUPS = re.compile(r"^(n_group|topk_group|num_expert_group|norm_topk_prob)$")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _TOKENS = 2, 32  # of the forward
 _BIAS = re.compile(r"(correction_bias|expert_bias|router_bias)$")
 
 
-def findings(configured: Configured) -> Iterator[CheckFinding]:
+def findings(configured: Configured, notes: bool = True) -> Iterator[CheckFinding]:
     """What the configuration itself says."""
     yield from _capacity(configured)
-    yield from _never_updated(configured)
+    if notes:
+        yield from _never_updated(configured)
 
 
 def of_forward(configured: Configured, folder: Path) -> List[CheckFinding]:
@@ -66,7 +68,7 @@ def of_forward(configured: Configured, folder: Path) -> List[CheckFinding]:
             f"a forward raises {why.words}, with this configuration's "
             f"{asked.read_text(encoding='utf-8')} (tiny model of the same class, one process)"
         )
-        return [CheckFinding(PLAN, FAILS, text, why.where)]
+        return [CheckFinding(FORWARD, FAILS, text, why.where)]
     return []
 
 

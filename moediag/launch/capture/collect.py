@@ -57,7 +57,7 @@ class _Looker:
     def miss(self, what: str) -> None:
         self.not_seen.append(f"rank {self.rank}: {what}")
 
-    def look(self, native: bool) -> None:
+    def look(self) -> None:
         into = self.folder / CAPTURE_FOLDER
         name, pid = f"rank-{self.rank}", str(self.process.pid)
         self._proc(into / f"{name}.proc.txt")
@@ -71,7 +71,7 @@ class _Looker:
             self.miss("Python stack (faulthandler cannot be asked either)")
         python = (into / f"{name}.pyspy.json").read_bytes() if seen else b""
         self._look_at_workers(into, python)
-        native = native and not (in_collective(python) and self._explains(python))
+        native = not (in_collective(python) and self._explains(python))
         if native and seen:
             names = [*dump, "--native", "--full-filenames"]
             native = not self._tool(into / f"{name}.native.txt", "native frames", names)
@@ -186,9 +186,7 @@ class _Looker:
         return size > 0
 
 
-def capture(
-    folder: Path, ranks: Mapping[int, Process], seconds: float, *, native: bool = True
-) -> Capture:
+def capture(folder: Path, ranks: Mapping[int, Process], seconds: float) -> Capture:
     """Collects evidence of the living ``ranks`` for at most about ``seconds``, and the last lines
     of every rank's log, in ``folder/capture/rank-N.*``."""
     begun = time.monotonic()
@@ -197,7 +195,7 @@ def capture(
     lookers = [_Looker(r, p, folder, begun + seconds) for r, p in sorted(ranks.items())]
     if lookers:
         with ThreadPoolExecutor(max_workers=len(lookers)) as pool:
-            for looker, job in [(x, pool.submit(x.look, native)) for x in lookers]:
+            for looker, job in [(x, pool.submit(x.look)) for x in lookers]:
                 try:
                     job.result()
                 except OSError as error:

@@ -272,13 +272,17 @@ def _stepping(scheduler: Any) -> Any:
     """The optimizer whose settings it changes, without wrappers."""
     optimizer = getattr(scheduler, "optimizer", None)
     while isinstance(optimizer, torch_optimizer.Optimizer) and _wraps(optimizer):
-        optimizer = vars(optimizer)["optimizer"]
+        optimizer = _inner(optimizer)
     return optimizer
 
 
 def _wraps(optimizer: Any) -> bool:
-    inner = vars(optimizer).get("optimizer")
-    return isinstance(inner, torch_optimizer.Optimizer)
+    return isinstance(_inner(optimizer), torch_optimizer.Optimizer)
+
+
+def _inner(optimizer: Any) -> Any:
+    """What accelerate's and Lightning's optimizers have of another one."""
+    return vars(optimizer).get("optimizer") or vars(optimizer).get("_optimizer")
 
 
 def _first(optimizer: Any, places: Mapping[int, int]) -> Tuple[int, str]:

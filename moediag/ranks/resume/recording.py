@@ -135,8 +135,7 @@ class StateRecording:
 
     def _before_step(self, optimizer: Any, closure: bool, *_: Any) -> None:
         self._optimizer = optimizer if closure else None
-        if not closure:
-            self._at_update(optimizer)
+        self._at_update(optimizer)  # nothing, if its forward is still to come
 
     def _at_update(self, optimizer: Any) -> None:
         if not self._active() or self._answer is None:

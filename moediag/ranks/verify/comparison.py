@@ -16,6 +16,7 @@ import torch
 from moediag.protocol import Applied, GradientError, Outcome, StepReplicas
 from moediag.protocol.outcome import (
     ABSENT,
+    AFTER,
     FROZEN,
     LEFT_OUT,
     NOT_SENT,
@@ -95,7 +96,24 @@ def _first_wrong(job: Run, runs: List[Run]) -> Dict[int, WrongModule]:
         return {}
     found = FirstWrong(calls, alone, rounded)
     by_rank = {rank: found.of_rank(rank) for rank in job.ranks}
-    return {rank: one for rank, one in by_rank.items() if one is not None}
+    exact = not _rounded(runs[0].step(0, 1)["gradients"])
+    return {
+        rank: dataclasses.replace(one, rounded=_rounded(job.step(rank, 1)["gradients"]))
+        if exact and one.what == AFTER
+        else one
+        for rank, one in by_rank.items()
+        if one is not None
+    }
+
+
+def _rounded(gradients: Tensors) -> str:
+    """The low precision that all values of float32 gradients have; "": they have more."""
+    own = [one.tensor for one in gradients.values() if one.tensor is not None]
+    own = [tensor for tensor in own if tensor.dtype == torch.float32 and bool(tensor.any())]
+    for dtype in (torch.bfloat16, torch.float16):
+        if own and all(torch.equal(tensor, tensor.to(dtype).float()) for tensor in own):
+            return str(dtype).rpartition(".")[2]
+    return ""
 
 
 def _placed(job: Run, by_bytes: List[str], alone: Alone) -> Tuple[Run, List[str]]:

@@ -37,6 +37,7 @@ class LawContext:
         self.sets = ReplicaSets(recorder)
         self.names = ParameterNames(recorder, self.sets.wrapped)
         self.steps = 0  # calls of step() of all optimizers
+        self.saves = 0  # calls of torch.save
         self.closure = False  # the running one was given a closure
         # Called with a checked step when an optimizer is about to step.
         self.on_check: List[Callable[[int], None]] = []

@@ -43,6 +43,7 @@ class Loading:
     def install(self) -> None:
         patches = self._context.recorder.patches
         patches.replace(torch, "load", functools.partial(self._after, self._file))
+        patches.replace(torch, "save", functools.partial(self._after, self._saved))
         patches.replace(
             torch.nn.Module, "load_state_dict", functools.partial(self._after, self._module)
         )
@@ -73,6 +74,9 @@ class Loading:
         if (kind, line) not in self._told:
             self._told.add((kind, line))
             self._context.log.event(kind, keep=True, line=line, **fields)
+
+    def _saved(self, *_: Any) -> None:
+        self._context.saves += 1
 
     def _file(self, frame: Any, content: Any, *_: Any) -> None:
         if _has_optimizer(content, _MOST_DEPTH):

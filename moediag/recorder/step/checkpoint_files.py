@@ -97,7 +97,9 @@ class CheckpointFiles:
 
     def _dcp_load(self) -> None:
         module = sys.modules["torch.distributed.checkpoint.state_dict_loader"]
-        self._file(module, "load", LOAD, "dcp.load", fills=True)
+        # Within `load`: a Stateful object puts its state back afterwards, and its state_dict()
+        # would be called once more.
+        self._file(module, "_load_state_dict", LOAD, "dcp.load", fills=True)
 
     def _file(self, owner: Any, name: str, which: str, what: str, fills: bool = False) -> None:
         """Records calls of a function of files. ``fills``: it loads into its argument."""

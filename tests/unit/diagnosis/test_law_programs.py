@@ -281,3 +281,46 @@ class TestLoads:
         self, parameters: int, files: tuple[str, ...], into: tuple[str, ...]
     ) -> None:
         assert not self.loaded(Load("", parameters), files, into)
+
+
+class TestRestart:
+    """Both ranks begin with the weights of step 3, after whose save the job was restarted."""
+
+    def found(self, change: Callable[[LawCheck], LawCheck]) -> tuple[str, ...]:
+        full = {"exp_avg": ("m1", "m2"), "step": ("3", "3")}
+
+        def first(_rank: int, one: LawCheck) -> LawCheck:
+            return replace(one, state=full, hyper=({"lr": "0.1"},)) if one.count == 0 else one
+
+        evidence = job(2, first)
+        kept = {}
+        for rank, seen in evidence.ranks.items():
+            assert seen.laws is not None
+            saved = replace(seen.laws.checks[0], count=3, step=4)
+            kept[rank] = (saved,)
+        changed = with_laws(
+            evidence,
+            lambda _rank, laws: replace(laws, checks=(change(laws.checks[0]), *laws.checks[1:])),
+        )
+        return diagnose(replace(changed, earlier=kept)).suspicious
+
+    def test_with_everything_it_is_quiet(self) -> None:
+        assert self.found(lambda one: one) == ()
+
+    def test_other_weights_are_of_another_save(self) -> None:
+        assert self.found(lambda one: replace(one, params=("x", "y"), state={})) == ()
+
+    def test_without_moments(self) -> None:
+        (text,) = self.found(lambda one: replace(one, state={}))
+        assert "began with its weights of step 4 of an earlier attempt, after a save" in text
+        assert "without exp_avg, step of 2 parameters" in text
+        assert "--allow restart-forgets" in text
+
+    def test_with_another_count_and_rate(self) -> None:
+        def change(one: LawCheck) -> LawCheck:
+            reset = {**one.state, "step": ("0", "0")}
+            return replace(one, state=reset, hyper=({"lr": "0.2"},))
+
+        found = " ".join(self.found(change))
+        assert "with other values of step" in found
+        assert "with lr 0.2 instead of 0.1" in found

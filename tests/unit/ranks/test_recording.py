@@ -39,11 +39,15 @@ class Training:
         self.closure()
         self.optimizer.step()
 
+    def without_one(self) -> None:
+        self.closure()
+        self.optimizer.step(None)  # as accelerate calls it
+
     def with_closure(self) -> None:
         self.optimizer.step(self.closure)
 
 
-@pytest.mark.parametrize("make", [Training.plain, Training.with_closure])
+@pytest.mark.parametrize("make", [Training.plain, Training.without_one, Training.with_closure])
 def test_a_step_has_the_state_before_its_update(
     tmp_path: Path, make: Callable[[Training], None]
 ) -> None:

@@ -515,11 +515,19 @@ def test_a_forward_keeps_the_configurations_own_routing(name: str, tmp_path: Pat
         assert str(fields["num_experts_per_tok"]) in found[0].text
 
 
-@pytest.mark.parametrize(("top_k", "masked"), [(4, 0), (5, 1)])
-def test_groups_must_have_the_experts_of_a_token(top_k: int, masked: int, tmp_path: Path) -> None:
-    own = of_fields(tmp_path, "deepseek_v3", {**GROUPS, "num_experts_per_tok": top_k})
-    found = list(own_structure._capacity(own))
-    assert [f"{masked} of its experts" in one.text for one in found] == [True] * masked
+@pytest.mark.parametrize(
+    ("groups", "chosen", "top_k", "masked"),
+    [(4, 2, 4, 0), (4, 2, 5, 1), (2, 1, 8, 4), (2, 2, 8, 0), (8, 2, 4, 2), (1, 1, 8, 0)],
+)
+def test_groups_must_have_the_experts_of_a_token(
+    groups: int, chosen: int, top_k: int, masked: int, tmp_path: Path
+) -> None:
+    asked = dict(n_group=groups, topk_group=chosen, num_experts_per_tok=top_k)
+    found = list(own_structure._capacity(of_fields(tmp_path, "deepseek_v3", {**GROUPS, **asked})))
+    assert [f"{masked} of its experts" in one.text for one in found] == [True] * (masked > 0)
+
+
+def test_groups_must_divide_the_experts(tmp_path: Path) -> None:
     (odd,) = own_structure._capacity(
         of_fields(tmp_path, "deepseek_v3", {**GROUPS, "n_routed_experts": 10})
     )

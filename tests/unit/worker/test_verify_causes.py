@@ -126,6 +126,11 @@ def test_why_a_wrapper_reduces_nothing(fault: str, found: dict[str, list[str]]) 
             "Check what changes that gradient",
         ),
         (
+            [outcome.WrongModule("", what=outcome.AFTER, compared=136, rounded="bfloat16")] * 2,
+            4,
+            "in float32, not in bfloat16",
+        ),
+        (
             [outcome.WrongModule("mlp.up", "Linear", "model.py:100", outcome.GRADIENT)] * 2,
             4,
             "Compare what model.py:100 mlp.up computes",

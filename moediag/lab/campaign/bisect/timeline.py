@@ -41,6 +41,10 @@ class ProbeRecord:
     # False: its launch failed, which says nothing about the release. A resumed bisect repeats it.
     lasting: bool = True
 
+    def __post_init__(self) -> None:
+        if self.attempt < 1:
+            raise ValueError(f"attempt {self.attempt!r}: a number from 1")
+
     @property
     def name(self) -> str:
         return probe_name(self.version, self.attempt)
@@ -55,21 +59,6 @@ class ProbeRecord:
             "seconds": None if self.seconds is None else round(self.seconds, 3),
             "evidence": self.evidence,
         }
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> ProbeRecord:
-        """Raises ValueError or KeyError for what :meth:`to_json` does not write."""
-        attempt, seconds = raw.get("attempt", 1), raw.get("seconds")
-        texts = [raw["version"], *(raw.get(k, "") for k in ("uploaded", "signature", "evidence"))]
-        if not isinstance(attempt, int) or attempt < 1:
-            raise ValueError(f"attempt {attempt!r}: a number from 1")
-        if not isinstance(seconds, int | float | None):
-            raise ValueError(f"seconds {seconds!r}: a number")
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("version, uploaded, signature and evidence are texts")
-        version, uploaded, signature, evidence = texts
-        verdict = ProbeVerdict.from_json(raw["verdict"])
-        return cls(version, verdict, attempt, uploaded, signature, seconds, evidence)
 
 
 # ------------------------------------------------------------------------ one line

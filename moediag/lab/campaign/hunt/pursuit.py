@@ -65,7 +65,7 @@ class _Pursuit(Strategy[str, Pursued]):
         self.display = display
         self.clock = clock
         self.findings = {finding.signature: finding for finding in new(found)}
-        self.records = Records(journal, "pursued", Pursued.from_json, Pursued.to_json)
+        self.records = Records.of(journal, "pursued", Pursued)
         self.traces = {name: self.records[name] for name in self.findings if name in self.records}
 
     def wanted(self, most: int) -> Sequence[str]:

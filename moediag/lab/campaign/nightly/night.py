@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.errors import UsageError, says_disk_full
-from moediag.protocol import read_json, write_json
+from moediag.protocol import build, read_json, write_json
 from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
@@ -74,12 +74,6 @@ class Found:
     registered: bool = False  # whether the register lists it
     text: str = ""  # what differs, in the family where it differs most
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Found:
-        texts = {name: tuple(map(str, raw.get(name, ()))) for name in ("families", "ways")}
-        found: Found = known(cls, {**raw, **texts})
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Hunted:
@@ -95,13 +89,6 @@ class Hunted:
     folder: str = ""
     problem: str = ""  # why there is no result, else ""
     added: tuple[str, ...] = ()  # families that the release before lacks
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Hunted:
-        lists = {n: tuple(map(Found.from_json, raw.get(n, ()))) for n in ("appeared", "gone")}
-        added = tuple(map(str, raw.get("added", ())))
-        found: Hunted = known(cls, {**raw, **lists, "added": added})
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +116,8 @@ def from_json(raw: Any) -> Night:
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema_version {version!r}, this moediag reads {SCHEMA_VERSION}")
-    try:
-        values = dict(raw)
-        values["entries"] = tuple(known(Entry, e) for e in raw["entries"])
-        values["jobs"] = tuple(known(Job, j) for j in raw["jobs"])
-        values["notes"] = tuple(raw["notes"])
-        if raw.get("hunt") is not None:
-            values["hunt"] = Hunted.from_json(raw["hunt"])
-        night: Night = known(Night, values)
-        return night
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"fields are missing or wrong: {error}") from error
-
-
-def known(kind: Any, raw: Mapping[str, Any]) -> Any:
-    """Returns the object; unknown fields are ignored."""
-    names = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in raw.items() if name in names})
+    night: Night = build(Night, raw)
+    return night
 
 
 class History:

@@ -334,3 +334,15 @@ def test_a_load_that_asks_for_no_states(tmp_path: Path, all_states: bool) -> Non
     checkpoint.load({"optimizer": asked}, checkpoint_id=tmp_path / "saved")
     events = laws(tmp_path).others.get("states_left", ())
     assert [event["count"] for event in events] == ([] if all_states else [12])
+
+
+def test_the_step_after_a_save_is_kept_for_a_restart(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters())
+    for step in range(1, 9):
+        backward(net)
+        optimizer.step()
+        if step == 6:
+            torch.save(net.state_dict(), tmp_path / "saved")
+    (kept,) = laws(tmp_path).kept
+    assert (kept.step, kept.count, set(kept.state)) == (7, 6, {"exp_avg", "exp_avg_sq", "step"})

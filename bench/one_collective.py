@@ -1,4 +1,4 @@
-"""Measures the cost of recording one collective: ``python -m moediag.lab.step.benchmark``.
+"""Measures the cost of recording one collective: ``python -m bench.one_collective``.
 
 It uses torch's fake process group, whose collectives do nothing, so the difference is the cost of
 recording. Recorded and unrecorded rounds alternate, and the fastest round of each counts.
@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import time
-from typing import Callable, Dict, List
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from moediag.recorder.start import install
 
 
-def microseconds_per_collective(rounds: int = 7, calls: int = 500) -> Dict[str, float]:
+def microseconds_per_collective(rounds: int = 7, calls: int = 500) -> dict[str, float]:
     """Returns the microseconds added to one call: ``python`` (``dist.all_reduce``) and ``native``
     (a functional collective, issued from C++). No other process group may exist."""
     import torch.distributed._functional_collectives as functional
@@ -40,8 +40,8 @@ def microseconds_per_collective(rounds: int = 7, calls: int = 500) -> Dict[str, 
 
 
 def _added(call: Callable[[], None], rounds: int, calls: int) -> float:
-    plain: List[float] = []
-    recorded: List[float] = []
+    plain: list[float] = []
+    recorded: list[float] = []
     for _ in range(rounds):
         plain.append(_seconds(call, calls))
         with tempfile.TemporaryDirectory() as folder:
@@ -64,4 +64,4 @@ def _seconds(call: Callable[[], None], calls: int) -> float:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print(json.dumps(microseconds_per_collective()))
+    print(json.dumps(microseconds_per_collective()))  # noqa: T201

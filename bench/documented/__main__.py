@@ -195,7 +195,7 @@ def works(line: str, code: int, said: str, late: bool) -> bool:
     if "Traceback" in said and "moediag" in said.split("Traceback")[-1][:400]:
         return False
     if lacking(line):
-        return code in (2, 4) or (late and code in (0, 130))
+        return code in (2, 3, 4) or (late and code in (0, 130))
     return code in (0, 130) if late else code in (0, 1, *_UNDECIDED.get(line.split()[1], ()))
 
 
@@ -224,7 +224,7 @@ def section(lines: list[str], known: Mapping[str, dict[str, Any]], seed: int) ->
         "`config.json`, a run, dumps, a job that\nhangs (its process is put for 41237). "
         f"Of {len(answers)} that were run, {len(good) - late - refused} gave their answer, {late} "
         f"were interrupted at the limit and said how\nto resume or what was known, {refused} need "
-        f"what this machine lacks and said so at once, {len(answers) - len(good)} failed.\n\n"
+        f"what this machine lacks and said so, {len(answers) - len(good)} failed.\n\n"
         "| command | outcome | s |\n|---|---|---|\n"
         + "\n".join(rows)
         + (f"\n\nDrawn and not run yet: {', '.join(left)}." if left else "")

@@ -33,10 +33,10 @@ run: $(STAMP)  ## reproduce and diagnose expert starvation on two CPU ranks
 	$(BIN)/moediag run expert-starvation --cpu 2
 
 test: $(STAMP)  ## run all tests except the wide ones (select with PYTEST_ARGS="-k word")
-	$(BIN)/python -m pytest -m "not wide" -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not wide" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 wide: $(STAMP)  ## run the tests over every measured release and family, and all random cases
-	$(BIN)/python -m pytest tests/e2e -m wide $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -m wide $(PYTEST_ARGS)
 	DEEP_TESTS=1 $(BIN)/python -m pytest tests/unit -m "not e2e and not stack" $(PYTEST_ARGS)
 
 unit: $(STAMP)  ## run the tests that launch no rank

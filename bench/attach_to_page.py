@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from moediag.launch.capture.collect import find_tool
+from moediag.launch.capture.py_spy import find_tool
 
 PATIENCE = 2.0
 _WAITS = "import os\n\n\ndef barrier():\n    print(flush=True)\n    os.read(os.pipe()[0], 1)\n"

@@ -16,7 +16,7 @@ version = release = re.findall(
 
 extensions = ["myst_parser"]
 root_doc = "docs/README"
-include_patterns = ["docs/**", "reports/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+include_patterns = ["docs/**", "reports/**", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 include_patterns += ["CODE_OF_CONDUCT.md"]
 # Not only to leave them out: what is excluded is not searched.
 exclude_patterns = [
@@ -49,9 +49,10 @@ def _normal(path: PurePosixPath) -> str:
 
 def with_navigation(_app: object, page: str, source: list[str]) -> None:
     """Appends to an index what the navigation needs."""
-    if page == "docs/explanation/design/README":
-        links = re.findall(r"\]\((\w[\w-]*\.md)\)", source[0])
-        source[0] += _toctree("", [f"/docs/explanation/design/{link[:-3]}" for link in links])
+    folder, _, name = page.rpartition("/")
+    if name == "README" and page != root_doc and folder != "reports/findings":
+        beside = sorted(path.stem for path in (ROOT / folder).glob("*.md"))
+        source[0] += _toctree("", [f"/{folder}/{one}" for one in beside if one != name])
     if page == root_doc:
         for heading, pages in sections(source[0], page):
             source[0] += _toctree(heading, pages)

@@ -21,7 +21,7 @@ from moediag.errors import MoediagError
 from moediag.hardware import (
     cores,
     memory,
-    read_text,
+    ptrace_scope,
     tool,
 )
 from moediag.records import dataclass
@@ -111,7 +111,7 @@ def _pystack() -> Check:
 def _ptrace() -> Check:
     """Reads the stack of a child process with py-spy, exactly as in a hang."""
     spy = tool("py-spy")
-    scope = _yama()
+    scope = ptrace_scope()
     if spy is None:
         status: Status = "ok" if scope == "0" else "warn"
         return Check("ptrace", status, f"not tried (no py-spy); Yama scope {scope}")
@@ -192,7 +192,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _yama() -> str:
-    return read_text("/proc/sys/kernel/yama/ptrace_scope").strip() or "absent"

@@ -26,7 +26,7 @@ class Gpu:
 def machine() -> dict[str, Any]:
     """Returns facts about this machine to record in results; none identifies a person."""
     return {
-        "os": _os_name(),
+        "os": os_name(),
         "kernel": platform.release(),
         "arch": platform.machine(),
         "cores": cores(),
@@ -105,6 +105,10 @@ def tool(name: str) -> Path | None:
     return Path(found) if found else None
 
 
+def ptrace_scope() -> str:
+    return read_text("/proc/sys/kernel/yama/ptrace_scope").strip() or "absent"
+
+
 def read_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
@@ -121,7 +125,7 @@ def output_of(command: list[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _os_name() -> str:
+def os_name() -> str:
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
     except OSError:

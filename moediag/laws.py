@@ -72,8 +72,17 @@ def record(folder: str, every: int = 0) -> bool:
 def allow(law: str) -> None:
     """Says that the program breaks ``law`` on purpose: ``"replicas-apart"``, or only for parameters
     whose names match a pattern of the shell, ``"replicas-apart:experts.*"``. The laws are those of
-    docs/reference/laws.md. Does nothing where nothing is recorded for the laws."""
+    docs/reference/laws.md. Does nothing where nothing is recorded for the laws.
+
+    Raises UsageError for one that does not exist (Python 3.10 and newer).
+    """
     from moediag.recorder import start
+
+    if sys.version_info >= (3, 10):  # noqa: UP036  # the list of laws needs it, ranks do not
+        from moediag import arguments
+        from moediag.diagnosis import LAW_NAMES
+
+        arguments.law(f"law={law!r}", law, LAW_NAMES)
 
     if start.installed is not None and start.installed.allow is not None:
         start.installed.allow(law)

@@ -49,7 +49,13 @@ _NAMED = re.compile(
     r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s,;&"'}\])]+)"""
 )
 _QUOTED = re.compile(
-    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<sign>["']?\]?\s*(?:=|:)\s*)"""
+    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<sign>["']?\]?\s*(?:: *[\w.|\[\] ]+)?(?:[=!]=|=|:)\s*)"""
+    r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+)
+# The default of a variable or an option: ``getenv("HF_TOKEN", "X")``.
+_DEFAULT = re.compile(
+    r"""(?P<name>\b(?:get|getenv|setdefault|add_argument)\(\s*["'][\w.-]+)"""
+    r"""(?P<sign>["']\s*,(?:[^()\n]*?\bdefault\s*=)?\s*)"""
     r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
 )
 _OPTION = re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)")
@@ -90,7 +96,7 @@ def masked(text: str) -> str:
 
 def masked_source(text: str) -> str:
     """Python source without the secrets in its string literals; its statements stay as they are."""
-    text = _QUOTED.sub(_if_secret, text)
+    text = _DEFAULT.sub(_if_secret, _QUOTED.sub(_if_secret, text))
     return _LITERAL.sub(lambda found: found[0][0] + masked(found[0][1:-1]) + found[0][0], text)
 
 

@@ -9,6 +9,7 @@ failed test is kept. pytest finds the plugin where moediag is installed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -63,6 +64,7 @@ class _Rank:
 
     def __init__(self) -> None:
         self.said: dict[str, str] = {}
+        self.process = os.getpid()
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         plugins = session.config.pluginmanager
@@ -100,7 +102,14 @@ class _Rank:
         if report.failed:
             self.said = {"outcome": "failed", "text": report.longreprtext, "line": ""}
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Also of ``pytest.exit()``."""
+        place = _place(excinfo)
+        self.said = {"outcome": "failed", "text": place, "line": place}
+
     def pytest_sessionfinish(self) -> None:
+        if os.getpid() != self.process:
+            return  # a child that the test forked runs to the end of pytest, too
         path = Path(os.environ[_REPORTS]) / f"rank-{os.environ.get('RANK', '0')}.json"
         path.write_text(json.dumps(self.said), encoding="utf-8")
 
@@ -116,6 +125,13 @@ def _last_line(report: pytest.TestReport) -> str:
     places = [at for entry in entries if (at := getattr(entry, "reprfileloc", None)) is not None]
     own = [at for at in places if "site-packages" not in at.path] or [crash]
     return f"{Path(own[-1].path).name}:{own[-1].lineno}: {message}"
+
+
+def _place(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
+    """Where and how a test was interrupted, as :func:`_last_line`."""
+    at = next((e for e in reversed(excinfo.traceback) if "site-packages" not in str(e.path)), None)
+    where = f"{Path(at.path).name}:{at.lineno + 1}: " if at is not None else ""
+    return where + excinfo.exconly().partition("\n")[0]
 
 
 # ------------------------------------------------------------------------ the session
@@ -199,7 +215,9 @@ def _first_line(
 ) -> str:
     """Who is at fault, where and how: dashboards and pytest's summary show one line."""
     culprits, verdict = trial.get("culprits", []), trial.get("verdict", "")
-    first = next((rank for rank in culprits or sorted(failed) if rank in failed), None)
+    # Where ranks disagree, an error may be that of a rank whose peer has gone.
+    own = sorted(failed) if verdict in ("", "clean", "crash", "inconclusive") else []
+    first = next((rank for rank in culprits or own if rank in failed), None)
     if first is not None:
         return f"rank {first}: {failed[first]['line'] or 'failed'}"
     if verdict not in ("", "clean", "inconclusive"):
@@ -217,8 +235,17 @@ def _who(culprits: list[int], places: Sequence[Mapping[str, Any]]) -> str:
     known = [one for one in places if one["line"] and (not culprits or one["ranks"] == culprits)]
     if culprits and len({one["line"] for one in known}) != 1:
         return _ranks(culprits)
-    shown = known[:1] if culprits else known[:_SIDES]
-    return ", ".join(f"{_ranks(one['ranks'])} at {one['line']}" for one in shown)
+    if culprits:
+        return _at(known[0])
+    told = [one for one in places if one["line"] or one.get("what")] if known else []
+    # One side alone would read as the one at fault.
+    alone = len(told) == 1 < len(places)
+    return "" if alone else ", ".join(map(_at, told[:_SIDES]))
+
+
+def _at(place: Mapping[str, Any]) -> str:
+    line = f"at {place['line']}" if place["line"] else place["what"]
+    return f"{_ranks(place['ranks'])} {line}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -226,10 +253,20 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _folder(item: pytest.Item) -> Path:
+    """Makes the run directory, so that no other worker of pytest-xdist takes it."""
     name = re.sub(r"\W+", "-", item.name).strip("-")[:60]
-    base = item.config.rootpath / item.config.getoption("--ranks-out")
-    first = base / f"{time.strftime('%Y%m%d-%H%M%S')}-test-{name}"
-    return next(p for n in range(1_000_000) if not (p := Path(f"{first}{n or ''}")).exists())
+    base: Path = item.config.rootpath / item.config.getoption("--ranks-out")
+    first = f"{time.strftime('%Y%m%d-%H%M%S')}-test-{name}"
+    for number in itertools.count():
+        folder = base / f"{first}{number or ''}"
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            pytest.fail(f"--ranks-out {base}: {error.strerror}; name another one", pytrace=False)
+    return folder
 
 
 def _watched(
@@ -296,7 +333,10 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def _read(reports: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     for path in sorted(reports.glob("rank-*.json")):
-        said = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # the rank was killed while it wrote
+            continue
         if said:
             yield int(path.stem.partition("-")[2]), said
 

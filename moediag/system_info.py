@@ -115,7 +115,7 @@ def of_python(
 def machine() -> dict[str, str]:
     """Facts of the machine, by name."""
     return _looked([
-        ("OS", _os),
+        ("OS", hardware.os_name),
         ("kernel", lambda: f"{platform.release()} {platform.machine()}"),
         ("libc", lambda: " ".join(platform.libc_ver()).strip() or "unknown"),
         ("CPU", _cpu),
@@ -134,13 +134,6 @@ def _looked(looks: Iterable[tuple[str, Callable[[], str]]]) -> dict[str, str]:
         except Exception as error:
             found[name] = f"unknown ({type(error).__name__})"
     return found
-
-
-def _os() -> str:
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    except OSError:
-        return platform.platform(terse=True)
 
 
 def _cpu() -> str:
@@ -185,11 +178,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _yama() -> str:
-    return hardware.read_text("/proc/sys/kernel/yama/ptrace_scope").strip() or "absent"
-
-
 _TOOLS: tuple[tuple[str, Callable[[], str]], ...] = (
     *((name, lambda name=name: _version(name)) for name in ("uv", "py-spy", "pystack")),
-    ("ptrace scope", _yama),
+    ("ptrace scope", hardware.ptrace_scope),
 )

@@ -69,6 +69,7 @@ def jobs(
     arguments.command("command", command)
     arguments.command("reference", reference)
     arguments.whole("steps", steps, 1)
+    arguments.path("out", out, optional=True)
     folder = Path(out) if out is not None else None
     return verify(command, reference, MeasuringOptions(steps=steps, out=folder)).result
 
@@ -99,8 +100,18 @@ def step(
     Rank 0 prints the page to stderr. Nothing is raised for a wrong step. If rank 0 cannot compare,
     for example because its disk is full, every rank raises its error.
     """
+    from moediag import arguments
     from moediag.ranks.verify import in_program
 
+    arguments.function("model", model)
+    arguments.function("optimizer.step", getattr(optimizer, "step", None))
+    arguments.function("reference", reference)
+    arguments.function("loss", loss)
+    if clip is not None:
+        arguments.above("clip", clip, "a limit")
+    if collate is not None:
+        arguments.function("collate", collate)
+    arguments.path("out", out, optional=True)
     rank = in_program.own_rank()
     name = Path(sys.argv[0]).name or "python"
     of_ranks = in_program.exchanged((in_program.host(), *_made(rank, out, name)))

@@ -11,25 +11,27 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
 
 from bench import sections
-from bench.abroad import page, running
+from bench.abroad import launchers, page, running
 from bench.abroad.cases import Case
 from bench.abroad.edits import AnchorError
 from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
 from bench.abroad.table import CASES
+from tests import cluster
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports"
@@ -52,6 +54,11 @@ def arguments() -> argparse.Namespace:
         "--work", type=Path, default=ROOT / "moediag-runs" / "abroad", metavar="DIR"
     )
     parser.add_argument("--fresh", action="store_true", help="measure all chosen cases again")
+    parser.add_argument(
+        "--first", action="store_true",
+        help="count answers in --work whatever sources of moediag they were measured with, and "
+        "measure nothing again: the table of first runs",
+    )  # fmt: skip
     parser.add_argument("--no-held-out", action="store_true", help="leave the held-out cases alone")
     parser.add_argument("--laws", action="store_true", help="watch with --laws")
     parser.add_argument("--attach", action="store_true", help="run without moediag, and attach")
@@ -72,8 +79,10 @@ def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
         if options.only and not any(word in case.name for word in options.only):
             continue
         left_out = (case.held_out and options.no_held_out) or (case.laws and not options.laws)
-        if not left_out:
-            yield case, programs[case.program]
+        if left_out or (case.launcher and not options.attach):
+            continue
+        program = programs[case.program]
+        yield case, replace(program, launcher=case.launcher or program.launcher)
 
 
 def absent(program: Program, options: argparse.Namespace) -> str:
@@ -82,11 +91,16 @@ def absent(program: Program, options: argparse.Namespace) -> str:
         return "no --checkouts"
     if program.tree and not (options.checkouts / program.tree).is_dir():
         return f"no {options.checkouts / program.tree}"
+    if program.launcher == "srun" and (why := cluster.no_slurm()):
+        return why
+    if program.launcher == "mpirun" and shutil.which("mpirun") is None:
+        return "no mpirun (Debian: openmpi-bin)"
+    needs = (*program.needs, *launchers.NEEDS.get(program.launcher, ()))
     look = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     done = subprocess.run(
-        [options.python, "-c", look, "torch", *program.needs], check=False, capture_output=True
+        [options.python, "-c", look, "torch", *needs], check=False, capture_output=True
     )
-    return f"{options.python} lacks {', '.join(program.needs)}" if done.returncode else ""
+    return f"{options.python} lacks {', '.join(needs)}" if done.returncode else ""
 
 
 def version() -> str:
@@ -98,11 +112,12 @@ def version() -> str:
 
 
 def kept(path: Path, ours: str) -> Answer | None:
+    """Returns a kept answer; one of other sources than ``ours`` only if that is ""."""
     try:
         raw = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    if raw["version"] != ours:
+    if ours and raw["version"] != ours:
         return None
     return Answer(**raw | {"ranks": tuple(raw["ranks"]), "places": tuple(raw["places"])})
 
@@ -126,6 +141,7 @@ def head(options: argparse.Namespace) -> str:
     words += ["--checkouts DIR"] if options.checkouts is not None else []
     words += ["--laws"] if options.laws else []
     words += ["--attach"] if options.attach else []
+    words += ["--first"] if options.first else []
     command = " ".join(["python -m bench.abroad", *words])
     when = datetime.now(timezone.utc).date().isoformat()
     asked = [options.python, "-c", "import torch; print(torch.__version__)"]
@@ -140,10 +156,11 @@ def main() -> None:
     if options.checkouts is not None:
         options.checkouts = options.checkouts.resolve()
     for case, program in chosen(options):
-        if program.name not in unable:
-            unable[program.name] = absent(program, options)
-        if unable[program.name]:
-            progress.print(f"{case.name}: not run: {unable[program.name]}")
+        started = f"{program.name} {program.launcher}"
+        if started not in unable:
+            unable[started] = absent(program, options)
+        if unable[started]:
+            progress.print(f"{case.name}: not run: {unable[started]}")
             continue
         if options.bare:
             with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +170,9 @@ def main() -> None:
             progress.print(f"{case.name}: {ended}", said[-1500:] if case.held_out else "")
             continue
         path = options.work / (case.name.replace("/", "--").replace(" ", "-") + ".json")
-        answer = None if options.fresh else kept(path, ours)
+        answer = None if options.fresh else kept(path, "" if options.first else ours)
+        if answer is None and options.first:
+            continue
         if answer is None and time.monotonic() - began > 60 * options.minutes:
             progress.print(f"{case.name}: left for a later run")
             continue

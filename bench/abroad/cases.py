@@ -50,10 +50,11 @@ class Case:
     arguments: tuple[str, ...] = ()
     held_out: bool = False
     laws: bool = False  # only --laws can find it
+    launcher: str = ""  # another one than the program's, with --attach only
 
     @property
     def name(self) -> str:
-        return f"{self.program}/{self.fault}"
+        return f"{self.program}/{self.fault}" + (f", {self.launcher}" if self.launcher else "")
 
 
 CLEAN = Truth(("clean",))

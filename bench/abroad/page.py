@@ -125,7 +125,8 @@ def _rows(cases: Sequence[Judged]) -> list[tuple[str, ...]]:
             said = answer.verdict
         said += f"; {answer.changed}" if answer.changed else ""
         took = "" if truth.healthy or answer.seconds is None else f"{answer.seconds:.1f}"
-        rows.append((one.case.program, one.case.fault, wanted, f"{one.outcome.value}: {said}", took,
+        fault = one.case.name.removeprefix(f"{one.case.program}/")
+        rows.append((one.case.program, fault, wanted, f"{one.outcome.value}: {said}", took,
                      "yes" if one.case.held_out else ""))  # fmt: skip
     return rows
 

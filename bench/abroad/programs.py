@@ -13,21 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.abroad import launchers
 from bench.abroad.edits import Edit, Line
 from tests.victims.table import HEALTHY_JOBS, healthy_programs
 
 SCRIPTS = Path(__file__).with_name("scripts")
 EXAMPLES = "examples/distributed"
-
-
-# The last option is the number of ranks.
-LAUNCHERS: dict[str, tuple[str, ...]] = {
-    "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
-    "accelerate": ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1",
-                   "--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes"),
-    "deepspeed": ("-m", "deepspeed.launcher.runner", "--num_gpus"),
-    "python": (),  # it starts its ranks itself
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,7 +28,7 @@ class Program:
     script: str  # the file to run, in that folder
     arguments: tuple[str, ...] = ()
     ranks: int = 2
-    launcher: str = "torchrun"  # or another of LAUNCHERS
+    launcher: str = "torchrun"  # or another of `launchers`
     needs: tuple[str, ...] = ()  # modules it imports, torch apart
     adapt: tuple[Edit, ...] = ()
     prepare: Callable[[Path], None] | None = None  # writes its data into the folder
@@ -47,9 +38,8 @@ class Program:
     scripts: Path = SCRIPTS  # where the script is, if it is in no tree
 
     def command(self, python: str, extra: tuple[str, ...]) -> list[str]:
-        launcher = LAUNCHERS[self.launcher]
-        ranks = [str(self.ranks)] if launcher else []
-        return [python, *launcher, *ranks, self.script, *self.arguments, *extra]
+        before = launchers.command(self.launcher, python, self.ranks)
+        return [*before, self.script, *self.arguments, *extra]
 
     def place(self, folder: Path, checkouts: Path | None) -> None:
         """Copies the program into ``folder``, adapts it and writes its data."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from bench.abroad import edits
+from bench.abroad import edits, launchers
 from bench.abroad.cases import Case
 from bench.abroad.programs import Program
 
@@ -169,7 +169,7 @@ def attached(
         ended = _ended(job, steps, began, None, program.bound) if case.truth.healthy else None
         code = job.poll()
     about = {"code": code, "took": time.time() - began, "places": places}
-    if not pages:
+    if not pages or (ended is None and code is not None and pages[-1]["verdict"] == "clean"):
         why = f"none after {program.bound:.0f} s" if code is None else f"{ENDED} with {code}"
         return Answer(case.name, version, refused=why, **about)
     changed, trial = "", pages[-1]
@@ -219,10 +219,11 @@ def _started(
     """Yields the running case and the folder of its steps; ends what is left of it."""
     steps = copy.parent / "steps"
     steps.mkdir()
-    env = _environment(case, program, steps)
-    with (copy.parent / "said.txt").open("wb") as said, (copy.parent / "log.txt").open("wb") as log:
+    log = (copy.parent / "said.txt").open("wb"), (copy.parent / "log.txt").open("wb")
+    with launchers.environment(program.launcher) as more, log[0] as said, log[1] as errors:
+        env = {**_environment(case, program, steps), **more}
         process = subprocess.Popen(
-            list(command), cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=log
+            list(command), cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=errors
         )
         try:
             yield process, steps

@@ -4,6 +4,7 @@ down before. Those of ``held_out.py`` were never shown to anybody who works on t
 
 from __future__ import annotations
 
+from bench.abroad import elsewhere
 from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
@@ -322,7 +323,7 @@ LAUNCHED = (
     ),
 )  # fmt: skip
 
-CASES = (
+_KNOWN = (
     *NANOGPT,
     *LLM_C,
     *EXAMPLES,
@@ -337,3 +338,5 @@ CASES = (
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )
+
+CASES = (*_KNOWN, *elsewhere.cases(_KNOWN))

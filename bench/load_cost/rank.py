@@ -25,9 +25,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from bench.load_cost import methods, model
 from bench.load_cost.methods import Job, Missing
 from bench.load_cost.timing import RankTimings, Spec, Timing
+from moediag.lab.step.collector import versions
 from moediag.lab.step.shard import fsdp2_internals
 from moediag.lab.step.shard.wrapped import synchronize
-from moediag.lab.step.versions import versions
 from moediag.protocol import write_json
 from moediag.recorder.calls import METHODS as COLLECTIVES
 from moediag.recorder.patches import Patches

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from bench.speed import built, clock, flops, recording, sizes
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, OFF, RECORDED, ROUTINGS, WHATS
 from moediag.lab.step import kernels
+from moediag.lab.step.collector import versions
 from moediag.lab.step.shard.wrapped import Wrapped, synchronize
-from moediag.lab.step.versions import versions
 from moediag.protocol import Trial, write_json
 from moediag.recorder.not_applicable import NotApplicable
 

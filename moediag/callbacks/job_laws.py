@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from moediag import laws
-from moediag.callbacks.sinks import Sink, send
+from moediag import arguments, laws
+from moediag.callbacks.sinks import Sink, check_sinks, send
 from moediag.result import wording
 
 PATIENCE = 10.0  # seconds that rank 0 waits for the ends of other ranks' records
@@ -25,6 +27,9 @@ class JobLaws:
     """
 
     def __init__(self, folder: str = "laws-run", every: int = 0, sinks: Sequence[Sink] = ()):
+        arguments.path("folder", folder)
+        arguments.whole("every", every, 0)
+        check_sinks(sinks)
         self.folder, self.every, self.sinks = folder, every, sinks
         self._trains = False
 
@@ -49,6 +54,16 @@ class JobLaws:
                 self._not_checked("the program itself records laws at the same time")
             _current = self if begun else None
         self._trains = trains
+
+    def backward(self, model: Any) -> None:
+        """A backward of ``model`` ended. Its parameters get their names from it where no module was
+        seen running, because torch.compile'd code calls them."""
+        from moediag.recorder import start
+
+        recorder = start.installed if _current is self else None
+        if recorder is not None and not recorder.roots:
+            recorder.roots.append(("", weakref.ref(model)))
+            recorder.note_not_seen("tokens per expert and modules inside torch.compile'd code")
 
     def end(self, error: BaseException | None = None) -> None:
         """Ends the record; rank 0 reports. ``error``: what ended this training."""

@@ -29,6 +29,9 @@ class LightningLaws(Callback):
         if stage == "fit":  # the process group exists, and the model is not wrapped yet
             self._laws.begin()
 
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self._laws.backward(pl_module)
+
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._laws.end()
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from moediag import arguments
 from moediag.result import FAILURES, TrialResult
 
 __all__ = ["JsonLines", "Sink", "TensorBoard", "WandB", "send"]
@@ -30,6 +31,14 @@ class Sink(Protocol):
         """The diagnosis, last."""
 
 
+def check_sinks(sinks: object) -> None:
+    """Raises UsageError if ``sinks`` is no list of sinks."""
+    given = arguments.sequence("sinks", sinks, '[sinks.JsonLines("findings.jsonl")]')
+    for at, sink in enumerate(given):
+        for method in ("tokens", "finding"):
+            arguments.function(f"sinks[{at}].{method}", getattr(sink, method, None))
+
+
 def send(path: str | Path, sinks: Sequence[Sink]) -> TrialResult:
     """Diagnoses the job at ``path``, as ``moediag diagnose`` does, and sends it to ``sinks``.
     Returns the diagnosed job, the last one if there are several.
@@ -38,6 +47,8 @@ def send(path: str | Path, sinks: Sequence[Sink]) -> TrialResult:
     from moediag.diagnosis import tokens_of
     from moediag.pipeline.examine import examine
 
+    arguments.path("path", path)
+    check_sinks(sinks)
     found = examine([Path(path)])
     errors = []
     for trial, evidence in zip(found.result.trials, found.evidence, strict=True):
@@ -63,6 +74,7 @@ class JsonLines:
     """Appends objects to ``path``, one a line, whose ``kind`` is ``tokens`` or ``finding``."""
 
     def __init__(self, path: str | Path):
+        arguments.path("path", path)
         self.path = Path(path)
 
     def tokens(self, step: int, block: str, counts: Mapping[int, Sequence[int]]) -> None:

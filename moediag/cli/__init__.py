@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -9,16 +10,19 @@ __all__ = ["is_interruption", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code. Ctrl-C while modules are imported needs no traceback
-    either."""
+    """Runs a command; returns the exit code. Ctrl-C prints no traceback, not even while modules are
+    imported."""
     try:
         from moediag.cli import app
+
+        return app.main(arguments)
     except (KeyboardInterrupt, RuntimeError) as error:
         if not is_interruption(error):
             raise
+        if arguments is None:  # the process ends: another Ctrl-C would only print a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.stderr.write("error: interrupted\n")
         return 130  # ExitCode.INTERRUPTED, whose module may be the one that was interrupted
-    return app.main(arguments)
 
 
 def is_interruption(error: BaseException) -> bool:

@@ -40,6 +40,20 @@ failure found), 2 wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a
 interrupted.
 """
 
+# What `moediag` alone prints: it fits a terminal of 80x24, which the list of commands does not.
+START = """\
+Find out why a distributed training job hangs or computes wrong numbers.
+
+  it hangs now            moediag attach
+  it hangs again          moediag watch -- torchrun --nproc-per-node 8 train.py
+  are its numbers right?  moediag verify -- torchrun --nproc-per-node 8 train.py
+  I have dumps or logs    moediag diagnose dumps/ train.log
+  is my layout safe?      moediag check ./Qwen3-30B-A3B --layout dp_shard=64
+  known failures          moediag list
+
+All commands: moediag --help
+A word, an option or an exit code: moediag explain WORD"""
+
 GIT_ABORTS = 128  # added to an error's exit code under --git-bisect
 _MAKE_ROOM = (
     "Make room (`moediag stacks clean`, old folders in moediag-runs), or use --out on another disk."
@@ -49,6 +63,7 @@ _MAY_NOT_WRITE = (
     "Give folders that moediag may write: MOEDIAG_CACHE for environments, --out for results. "
     "`moediag doctor` checks them."
 )
+_NO_FILE = Configuration()
 # The errors of the library that typer carries along under changing names.
 _WRONG_USAGE = typer.BadParameter.__mro__[1]
 
@@ -121,7 +136,7 @@ def root(
     if version:
         stdout.line(moediag.__version__)
     elif context.invoked_subcommand is None:
-        stdout.line(context.get_help())
+        stdout.line(START)
         raise typer.Exit(ExitCode.USAGE)
 
 
@@ -138,7 +153,7 @@ def _app(commands: Iterable[Command]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # plain help: no import of rich, the same text everywhere
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     made.callback(invoke_without_command=True)(root)
     for command in commands:
@@ -166,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str], debug: bool, for_good: bool) -> int:
     """The only place that catches errors."""
-    file = Configuration()
+    file = _NO_FILE
     try:
         with signals.as_interrupts(for_good=for_good):
             names = [command.name for command in (*COMMANDS, *extension.commands())]

@@ -23,9 +23,9 @@ from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
 from moediag.diagnosis.numbers.replicas import ReplicaFacts, replica_facts
 from moediag.diagnosis.numbers.resume import ResumeFacts, resume_facts
 from moediag.diagnosis.numbers.scale_factor import FactorFacts, factor_facts
-from moediag.diagnosis.schedules import device_position, surplus
+from moediag.diagnosis.schedules import device_frontier, surplus
 from moediag.diagnosis.schedules.align import Aligned, align, was_recorded
-from moediag.diagnosis.schedules.device_position import Front
+from moediag.diagnosis.schedules.device_frontier import Front
 from moediag.diagnosis.schedules.diverge import Divergence, divergences
 from moediag.diagnosis.schedules.log_positions import Positions, positions
 from moediag.diagnosis.schedules.replay import replay
@@ -179,7 +179,7 @@ class Facts:
     @cached_property
     def fronts(self) -> tuple[Front, ...]:
         """Where Python and the device are, for ranks whose devices are known."""
-        return device_position.fronts(self.evidence)
+        return device_frontier.fronts(self.evidence)
 
     @cached_property
     def positions(self) -> Positions | None:

@@ -16,14 +16,12 @@ from moediag.diagnosis.rules.signature import signature
 from moediag.diagnosis.schedules.step_offset import ahead
 from moediag.diagnosis.words import (
     charts,
-    detector_table,
     device_sentences,
     divergence_view,
     log_sentences,
-    looks_table,
     node_sentences,
-    program_tables,
     schedule_view,
+    trial_tables,
 )
 from moediag.diagnosis.words.next_step import next_step
 from moediag.diagnosis.words.paths import path_lines
@@ -154,7 +152,7 @@ def _at_end(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[str, ...
 
 def _tables(facts: Facts) -> tuple[Table, ...]:
     evidence, numbers, step = facts.evidence, facts.gradients, facts.compared_step
-    of_detectors = detector_table.table(detector_table.seen(evidence, numbers, facts.replicas))
+    of_detectors = trial_tables.table(trial_tables.seen(evidence, numbers, facts.replicas))
     of_parts = None  # the detectors' table has the same in one row
     if of_detectors is None and step is not None and facts.parts:
         of_parts = by_part.table(facts.parts, step)
@@ -167,8 +165,8 @@ def _tables(facts: Facts) -> tuple[Table, ...]:
         facts.metrics.table,
         device_sentences.table(facts.fronts) if evidence.stall is not None else None,
         decisions.table(facts.decisions),
-        looks_table.table(evidence),
-        *program_tables.tables(evidence),
+        trial_tables.looked(evidence),
+        *trial_tables.tables(evidence),
     )
     return tuple(table for table in tables if table is not None)
 

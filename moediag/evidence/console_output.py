@@ -161,6 +161,12 @@ def of_a_library(error: RankError) -> bool:
     return bool(_LIBRARY.search(error.type) or _LIBRARY.search(error.message))
 
 
+def ended_a_wait(error: RankError) -> bool:
+    """Whether a wait for other ranks may end with it: a library or a synchronization with the
+    device raised it."""
+    return of_a_library(error) or "synchronize" in error.message.lower()
+
+
 def is_log(text: str) -> bool:
     """Whether text is about a run, unlike a README in the folder."""
     return bool(

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 
-from moediag.evidence import group_progress, group_rows, window
+from moediag.evidence import group_rows, window
 from moediag.evidence.flight_calls import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import (
     COMPLETED_THERE,
@@ -88,9 +88,9 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
         lost.append("which calls completed (the dumps do not say)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
     split = group_rows.tracks(dumps, keys)
-    reached = group_progress.reached(dumps, split)
+    reached = group_rows.reached(dumps, split)
     chosen = window.choose(dumps, keys, split, tracked)
-    settled = group_progress.settled(dumps, keys, reached)
+    settled = group_rows.settled(dumps, keys, reached)
     ranks = {
         rank: _rank(rank, dump, groups, chosen, settled[rank], lost, tracked)
         for rank, dump in dumps.items()
@@ -102,7 +102,7 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
         next((backend for backend, _ in backends.most_common(1)), ""),
         left_out=sum(len(d.kind) for d in dumps.values())
         - sum(len(seen.collectives) for seen in ranks.values()),
-        older=group_progress.older(dumps, groups, reached) if tracked else {},
+        older=group_rows.older(dumps, groups, reached) if tracked else {},
         tracked=tracked,
         not_seen=tuple(dict.fromkeys(lost)),
     )

@@ -63,7 +63,7 @@ def evidence(found: Found) -> Evidence:
         end = end or told.get(rank)
         if error is not None and (
             console_output.gave_up_waiting(error)
-            or (rank in waited and console_output.of_a_library(error))
+            or (rank in waited and console_output.ended_a_wait(error))
         ):
             waited.add(rank)
             error = None

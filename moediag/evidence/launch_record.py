@@ -62,6 +62,12 @@ class LaunchRecord:
             and all(status.code == 0 for status in self.exits.values())
         )
 
+    @property
+    def until_progress(self) -> float | None:
+        """Seconds from the start to the first heartbeat."""
+        first = self.first_progress
+        return None if first is None else round(first - self.started, 3)
+
     def since_stall(self) -> float | None:
         """Seconds from the last progress of a stalled run until now; None without a stall."""
         if self.stall is None:

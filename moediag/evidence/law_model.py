@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from moediag.protocol.names import plain_name
 from moediag.records import dataclass
 
 T = TypeVar("T")
+Name = Annotated[str, plain_name]
 # What reading an event raises that is not what its recorder writes.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 # How equality of a piece is kept, see recorder.laws.replica_sets.
@@ -113,7 +115,7 @@ class ClipNorm:
     """The norm by which clip_grad_norm_ scaled the gradients of plain parameters."""
 
     step: int
-    names: tuple[str, ...]
+    names: tuple[Name, ...]
     norm: float
     max_norm: float
     line: str = ""
@@ -161,6 +163,8 @@ class ModelState:
     averages: tuple[int, ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.
     idle: bool = False
+    #: The names of each parameter that has several.
+    tied: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +175,13 @@ class Cleared:
     step: int
     #: Class of the optimizer, and the parameters that were followed.
     optimizer: str
-    names: tuple[str, ...]
+    names: tuple[Name, ...]
     #: None of them was ever cleared before autograd added to it.
     kept: bool
     #: The user's line of the second call, or "".
     line: str = ""
+    #: How often autograd added to each of them.
+    times: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +192,10 @@ class Mode:
     #: Counts the models of the rank, from 0.
     model: int
     #: Its class.
-    name: str
+    name: Name
     training: bool
     #: Classes of its modules that compute something else in evaluation mode.
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +216,8 @@ class Load:
     #: Parameters that it loaded.
     parameters: int
     #: At most 20 names of each.
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
+    missing: tuple[Name, ...] = ()
+    unexpected: tuple[Name, ...] = ()
     #: How many these are.
     counts: tuple[int, int] = (0, 0)
 

@@ -22,7 +22,7 @@ from moediag.evidence.law_model import (
     SameOrder,
     Shard,
 )
-from moediag.protocol import laws_file, older_laws_file, parse_json, read_stored
+from moediag.protocol import build, laws_file, older_laws_file, parse_json, read_stored
 from moediag.protocol.names import plain_name
 
 
@@ -44,59 +44,64 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
             except UNREADABLE:
                 lost += 1
     not_seen = (f"rank {rank}: {lost} unreadable lines of its laws' log",) if lost > 1 else ()
-    found = RankLaws(
-        tuple(reader.checks),
-        tuple(reader.inputs),
-        tuple(dict.fromkeys(reader.orders)),  # a newer segment of the log repeats them
-        tuple(reader.norms),
-        tuple(reader.declared),
-        tuple(reader.models),
-        tuple(dict.fromkeys(reader.loads)),
-        tuple(dict.fromkeys(reader.optimizer_files)),
-        tuple(dict.fromkeys(reader.optimizer_loads)),
-        reader.shards,
-        tuple(reader.cleared),
-        tuple(reader.modes),
-        tuple(dict.fromkeys(reader.mode_changes)),
-        tuple(str(event["law"]) for event in reader.others.pop("allow", ()) if "law" in event),
-        {kind: tuple(events) for kind, events in reader.others.items()},
-        tuple(reader.kept),
-    )
-    return found, not_seen
+    return reader.laws(), not_seen
+
+
+# Events that have the fields of a record, and the field of RankLaws where they go.
+_PLAIN: dict[str, tuple[str, Any]] = {
+    "inputs": ("inputs", ModelInputs), "same_order": ("same_order", SameOrder),
+    "mode": ("modes", Mode), "mode_change": ("mode_changes", ModeChange), "load": ("loads", Load),
+}  # fmt: skip
+# A newer segment of the log repeats these.
+_REPEATED = ("same_order", "loads", "optimizer_files", "optimizer_loads", "mode_changes")
 
 
 class _Reader:
     def __init__(self) -> None:
-        self.checks: list[LawCheck] = []
-        self.kept: list[LawCheck] = []
-        self.inputs: list[ModelInputs] = []
-        self.orders: list[SameOrder] = []
-        self.norms: list[ClipNorm] = []
-        self.declared: list[DeclaredTensor] = []
-        self.models: list[ModelState] = []
-        self.loads: list[Load] = []
-        self.optimizer_files: list[str] = []
-        self.optimizer_loads: list[str] = []
+        #: By field of RankLaws.
+        self.found: dict[str, list[Any]] = {}
         self.shards: dict[str, Shard] = {}
-        self.cleared: list[Cleared] = []
-        self.modes: list[Mode] = []
-        self.mode_changes: list[ModeChange] = []
         self.others: dict[str, list[Mapping[str, Any]]] = {}
         self.layouts: dict[int, tuple[str, str, tuple[LawPiece, ...]]] = {}
 
+    def laws(self) -> RankLaws:
+        found = {
+            field: tuple(dict.fromkeys(values) if field in _REPEATED else values)
+            for field, values in self.found.items()
+        }
+        allowed = self.others.pop("allow", ())
+        return RankLaws(
+            **found,
+            shards=self.shards,
+            allowed=tuple(str(event["law"]) for event in allowed if "law" in event),
+            others={kind: tuple(events) for kind, events in self.others.items()},
+        )
+
+    def add(self, field: str, value: Any) -> None:
+        self.found.setdefault(field, []).append(value)
+
     def read(self, event: Mapping[str, Any]) -> None:
+        kind = str(event["e"])
         handler = {
             "pieces": self.pieces, "check": self.check, "kept": self.keep,
-            "inputs": self.called_with, "same_order": self.same_order,
-            "norm": self.norm, "declared": self.declare,
-            "model": self.model, "load": self.load, "sharded": self.sharded,
-            "optimizer_file": self.optimizer_file, "optimizer_load": self.optimizer_load,
-            "cleared": self.clear, "mode": self.mode, "mode_change": self.change_mode,
-        }.get(event["e"])  # fmt: skip
+            "cleared": self.clear, "norm": self.norm, "declared": self.declare, "model": self.model, "sharded": self.sharded,
+        }.get(kind)  # fmt: skip
         if handler is not None:
             handler(event)
+        elif kind in _PLAIN:
+            field, record = _PLAIN[kind]
+            self.add(field, build(record, event))
+        elif kind in ("optimizer_file", "optimizer_load"):
+            self.add(f"{kind}s", str(event["line"]))
         else:  # of a law that reads its events itself, or of a later version
-            self.others.setdefault(str(event["e"]), []).append(event)
+            self.others.setdefault(kind, []).append(event)
+
+    def norm(self, event: Mapping[str, Any]) -> None:
+        self.add("norms", build(ClipNorm, {**event, "norm": float(event["norm"])}))
+
+    def clear(self, event: Mapping[str, Any]) -> None:
+        names = [name for name in event["names"] if name is not None]
+        self.add("cleared", build(Cleared, {**event, "names": names}))
 
     def pieces(self, event: Mapping[str, Any]) -> None:
         sets = [tuple(int(r) for r in ranks) for ranks in event["sets"]]
@@ -121,10 +126,10 @@ class _Reader:
         )
 
     def check(self, event: Mapping[str, Any]) -> None:
-        self.checks.append(self._check_of(event))
+        self.add("checks", self._check_of(event))
 
     def keep(self, event: Mapping[str, Any]) -> None:
-        self.kept.append(self._check_of(event))
+        self.add("kept", self._check_of(event))
 
     def _check_of(self, event: Mapping[str, Any]) -> LawCheck:
         key, optimizer, pieces = self.layouts[int(event["pieces"])]
@@ -158,66 +163,11 @@ class _Reader:
             copies={int(at): one for at, one in (event.get("copies") or {}).items()},
         )
 
-    def called_with(self, event: Mapping[str, Any]) -> None:
-        self.inputs.append(
-            ModelInputs(
-                step=int(event["step"]),
-                forward=int(event["forward"]),
-                digest=str(event["digest"]),
-                over=tuple(int(rank) for rank in event["over"]),
-                sampler=str(event["sampler"]),
-                replicas=int(event["replicas"]),
-                number=int(event["number"]),
-                line=str(event["line"]),
-            )
-        )
-
-    def same_order(self, event: Mapping[str, Any]) -> None:
-        line, sampler = str(event["line"]), str(event["sampler"])
-        self.orders.append(SameOrder(line, int(event["epoch"]), sampler, int(event["step"])))
-
-    def norm(self, event: Mapping[str, Any]) -> None:
-        self.norms.append(
-            ClipNorm(
-                step=int(event["step"]),
-                names=tuple(map(plain_name, event["names"])),
-                norm=float(event["norm"]),
-                max_norm=float(event["max_norm"]),
-                line=str(event["line"]),
-                scale=float(event.get("scale") or 0.0),
-            )
-        )
-
-    def clear(self, event: Mapping[str, Any]) -> None:
-        self.cleared.append(
-            Cleared(
-                step=int(event["step"]),
-                optimizer=str(event["optimizer"]),
-                names=tuple(plain_name(name) for name in event["names"] if name is not None),
-                kept=bool(event["kept"]),
-                line=str(event["line"]),
-            )
-        )
-
-    def mode(self, event: Mapping[str, Any]) -> None:
-        self.modes.append(
-            Mode(
-                step=int(event["step"]),
-                model=int(event["model"]),
-                name=plain_name(event["name"]),
-                training=bool(event["training"]),
-                kinds=tuple(map(plain_name, event["kinds"])),
-            )
-        )
-
-    def change_mode(self, event: Mapping[str, Any]) -> None:
-        step, model = int(event["step"]), int(event["model"])
-        self.mode_changes.append(ModeChange(step, model, bool(event["training"])))
-
     def declare(self, event: Mapping[str, Any]) -> None:
         for one in event["tensors"]:
             sketch, digest = one.get("sketch"), one.get("print")
-            self.declared.append(
+            self.add(
+                "declared",
                 DeclaredTensor(
                     step=int(event["step"]),
                     axes=tuple(map(str, one["axes"])),
@@ -228,12 +178,13 @@ class _Reader:
                     digest=None if digest is None else str(digest),
                     sketch=None if sketch is None else (float(sketch[0]), float(sketch[1])),
                     line=str(one["line"]),
-                )
+                ),
             )
 
     def model(self, event: Mapping[str, Any]) -> None:
         models = event["models"]
-        self.models.append(
+        self.add(
+            "models",
             ModelState(
                 step=int(event["step"]),
                 buffers=tuple(
@@ -245,26 +196,9 @@ class _Reader:
                 ),
                 averages=tuple(map(int, event["averages"])),
                 idle=bool(event.get("idle")),
-            )
+                tied=tuple(tuple(map(str, names)) for names in event.get("tied", ())),
+            ),
         )
-
-    def load(self, event: Mapping[str, Any]) -> None:
-        missing, unexpected = event["counts"]
-        self.loads.append(
-            Load(
-                line=str(event["line"]),
-                parameters=int(event["parameters"]),
-                missing=tuple(map(plain_name, event["missing"])),
-                unexpected=tuple(map(plain_name, event["unexpected"])),
-                counts=(int(missing), int(unexpected)),
-            )
-        )
-
-    def optimizer_file(self, event: Mapping[str, Any]) -> None:
-        self.optimizer_files.append(str(event["line"]))
-
-    def optimizer_load(self, event: Mapping[str, Any]) -> None:
-        self.optimizer_loads.append(str(event["line"]))
 
     def sharded(self, event: Mapping[str, Any]) -> None:
         for name, (whole, loaded, unchanged) in event["shards"].items():

@@ -54,6 +54,7 @@ TIMEOUT = Meaning("timeout", "positions", waits=True)
 STUCK = Meaning("stuck", noted=True)
 CHECKED = Meaning("checked", "sides")  # a mismatch that names no sides
 MACHINE = Meaning("machine", "unknown", noted=True)
+NODE = Meaning("node", "unknown", noted=True)  # a machine that its launcher or scheduler lost
 KILLED = Meaning("killed", "unknown", noted=True)
 # How a process ended; `told_ends` says what follows for the rank in ``about``.
 ENDED = Meaning("ended", "unknown", noted=True)
@@ -204,6 +205,16 @@ FORMATS = (
         rf"(?:{_PG}\s*|\[Rank (?P<number>\d{{1,7}})\]\s*)?",
         r"(?:Process group|ProcessGroup\w*|NCCL) watchdog thread ",
         r"terminated with exception:(?!\s*\[Rank \d+\] Watchdog)\s*(?P<why>[^\n]{1,200})",
+    ),
+    _format(
+        LOST_PEER, "what():", "torch 1.10",
+        r"(?<=what\(\): )\s*NCCL error: remote process exited or there was a network error",
+        r"[^\n]{0,200}",
+    ),
+    # -- CANN's own start on a device
+    _format(
+        Meaning("device", "unknown", noted=True), "HCCP process", "CANN, EJ0001",
+        r"Failed to initialize the HCCP process[^\n]{0,120}",
     ),
     # -- TORCH_DISTRIBUTED_DEBUG=DETAIL; the ranks are those in the group
     _format(
@@ -358,6 +369,12 @@ FORMATS = (
         r"(?:[^\n]{0,200}?hccl_world_group\], rankSize\[\d{1,7}\], rankId\[(?P<rank>\d{1,7}))?",
     ),
     _format(
+        _peer("notify-by-any", "{writer} waited for another rank of its group, which did not send "
+                               "(HCCL)", library="HCCL"),
+        "Notify re", "HCCL, EI0002",
+        r"has not received the Notify record from remote rank:? ?\[unknown\]",
+    ),
+    _format(
         _peer("link", "{writer} waited {seconds:g} s for {about} of a group to connect (HCCL: wait "
                       "socket establish timeout)", "suspected", "HCCL"),
         "socket establish timeout", "HCCL",
@@ -397,6 +414,12 @@ FORMATS = (
         r"(?:HW Exception|Memory access fault) by GPU node[^\n]{0,160}",
     ),
     _format(
+        NODE, "remote daemon", "mpirun",
+        r"(?:ORTE|PRTE) has lost communication with a remote daemon",
+    ),
+    _format(NODE, "Remote daemon", "mpirun", r"Remote daemon *: \S{1,80} on node \S{1,80}"),
+    _format(NODE, "Node failure", "Slurm", r"srun: error: Node failure on \S{1,80}"),
+    _format(
         KILLED, "Killed process", "Linux",
         r"Out of memory:? Killed process \d+[^\n]{0,60}",
     ),
@@ -425,6 +448,10 @@ FORMATS = (
     _format(
         ENDED, "exited on signal", "mpirun",
         r"process rank (?P<about>\d{1,7}) with PID \d+ on node \S+ exited on signal \d+[^\n]{0,30}",
+    ),
+    _format(
+        ENDED, "exited due to process rank", "mpirun",
+        r"(?<=exited due to )process rank (?P<about>\d{1,7}) with PID \d+ on node \S+ exiting",
     ),
     _format(
         ENDED, "Process name: [[", "mpirun",

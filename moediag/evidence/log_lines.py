@@ -79,6 +79,8 @@ PREFIXES = (
         r"RankID:(?:(?P<rank>\d{1,7})|-\d+)\) ",
     ),
     _prefix("CANN", r"E[A-Z\d]\d{4}: \[PID: (?P<process>\d{1,9})\] [\d.:-]{10,40} "),
+    # stern, Kubeflow's SDK and others: the pod of a training job
+    _prefix("pod", r"(?P<process>[a-z0-9][\w.-]{0,80}-(?:worker|master|launcher)-\d{1,5}): ?"),
     _prefix("kubectl --prefix", r"\[(?P<process>pod/[^\]\s]+)\] ?"),
     # docker compose, overmind
     _prefix("docker compose", r"[\w.-]{1,60} +\|(?: |$)"),

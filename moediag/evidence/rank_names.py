@@ -9,35 +9,19 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Callable, Sequence
 
 from moediag.evidence.definitions import Defined, Definitions, Where, is_distributed, last_name
+from moediag.evidence.rank_words import (
+    DEVICE,
+    is_number,
+    is_same_everywhere,
+    is_variable,
+    named,
+    variable,
+)
 from moediag.evidence.same_values import same
 
-_AXIS = "dp|ddp|fsdp|tp|pp|cp|ep|sp|mp|etp|pipe|pipeline|stage|dp_shard|dp_replicate"
-# Names that hold a rank's number. `lora_rank`, `matrix_rank`, `rank_loss` are something else.
-_NUMBER = re.compile(
-    r"(?:(?:my|this|cur|current|self|process|proc|worker|world|global|local|node|group|mpi|dist"
-    rf"|{_AXIS}|(?:{_AXIS})_(?:local|global|world|group))_)?rank|\w*parallel_(?:\w+_)?rank"
-    r"|(?:local_)?process_index|(?:local|global|node)rank|rank_id"
-)
-_LONGEST = 100  # characters of such a name
-# Names that are true on some ranks only.
-_BOOLEAN = re.compile(
-    r"(?:is|am|on|not)_?(?:the_)?(?:(?:global|local|world|node)_)?"
-    r"(?:main|master|chief|primary|coordinator)(?:_?(?:process|rank|node|worker|proc))?"
-    r"|(?:main|master|chief)_(?:process|rank|proc)|(?:is_)?rank_?(?:zero|0)"
-    r"|is_(?:(?:world|local|global)_(?:process_|rank_)?|process_|rank_)zero|is_(?:last|first|root|leader)_"
-    r"(?:rank|process|stage|node)|is_pipeline_(?:first|last)_stage|should_save",
-    re.IGNORECASE,
-)
-# Names of a device's number, which is a rank's where it is compared with a number.
-_DEVICE = frozenset(("gpu", "gpu_id", "device_id", "device_index", "local_gpu"))
-_VARIABLES = frozenset(
-    ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "GLOBAL_RANK", "PMI_RANK", "SLURM_PROCID",
-     "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK")
-)  # fmt: skip
 _GLOBAL = frozenset(("rank", "global_rank", "world_rank", "ddp_rank", "process_index"))
 _LOCAL = frozenset(("local_rank", "localrank", "ddp_local_rank", "local_process_index"))
 # Of these, the names that are true on global rank 0 alone.
@@ -137,10 +121,10 @@ class RankNames:
         if isinstance(test, ast.NamedExpr):
             return self._depends(test.value, at, depth, anywhere)
         if isinstance(test, ast.Compare):
-            if _is_same_everywhere(test):
+            if is_same_everywhere(test):
                 return False
             sides = [test.left, *test.comparators]
-            if last_name(test.left).lower() in _DEVICE and _is_number(test.comparators[0]):
+            if last_name(test.left).lower() in DEVICE and is_number(test.comparators[0]):
                 return True
             return any(self._is_rank(side, at, depth) for side in sides)
         if anywhere and isinstance(test, ast.IfExp):
@@ -163,24 +147,24 @@ class RankNames:
                 if anywhere and isinstance(value.slice, ast.Slice)
                 else ()
             )
-            return _is_variable(value.slice) or any(
+            return is_variable(value.slice) or any(
                 end is not None and self._is_rank(end, at, depth, anywhere) for end in ends
             )
         if isinstance(value, ast.Call):
             return self._is_called_so(value, at, depth, anywhere)
         if isinstance(value, ast.Name | ast.Attribute):
-            return _named(last_name(value)) or self._is_defined_so(value, at, depth)
+            return named(last_name(value)) or self._is_defined_so(value, at, depth)
         return False
 
     def _is_called_so(self, call: ast.Call, at: Where, depth: int, anywhere: bool) -> bool:
         """Whether the call returns a rank or a comparison with one, by its name or, for a function
         of the program, by its definition."""
         name = last_name(call.func)
-        if name.endswith("get_rank") or _named(name.removeprefix("get_")):
+        if name.endswith("get_rank") or named(name.removeprefix("get_")):
             return True
         if name in ("int", "str", "bool", "getenv", "get") and call.args:
             first = call.args[0]
-            return _is_variable(first) or self._is_rank(first, at, depth, anywhere)
+            return is_variable(first) or self._is_rank(first, at, depth, anywhere)
         return depth < _DEPTH and any(
             self._depends(one.value, one.at, depth + 1) for one in at.stands_for(call)
         )
@@ -212,7 +196,16 @@ class RankNames:
         self, node: ast.expr, at: Where, rank: int, size: int, depth: int
     ) -> int | bool | None:
         if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, int) else None
+            number = node.value
+            if isinstance(number, str) and number.isdecimal() and len(number) < 10:
+                return int(number)  # os.environ["RANK"] == "0"
+            return number if isinstance(number, int) else None
+        if isinstance(node, ast.Call) and last_name(node.func) == "int" and len(node.args) == 1:
+            return self._value(node.args[0], at, rank, size, depth)
+        if (told := variable(node)) in ("RANK", "WORLD_SIZE"):
+            return rank if told == "RANK" else size or None
+        if told == "LOCAL_RANK" and "local_rank" in self._numbers:
+            return rank
         if isinstance(node, ast.IfExp) and is_distributed(node.test):
             return self._value(node.body, at, rank, size, depth)
         act: Callable[[int, int], int] | None = None
@@ -273,31 +266,3 @@ def _has_arguments(node: ast.expr) -> bool:
 
 def _is_bound(node: ast.expr, at: Where) -> bool:
     return isinstance(node, ast.Name) and node.id in at.arguments
-
-
-def _named(name: str) -> bool:
-    bare = name.lstrip("_").lower()
-    if len(bare) > _LONGEST:
-        return False
-    return _NUMBER.fullmatch(bare) is not None or _BOOLEAN.fullmatch(bare) is not None
-
-
-def _is_variable(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value in _VARIABLES
-
-
-def _is_same_everywhere(test: ast.Compare) -> bool:
-    """``local_rank != -1``, ``rank is not None``, ``rank >= 0``: true on every rank of a job that
-    is distributed."""
-    if len(test.ops) != 1:
-        return False
-    op, (right,) = test.ops[0], test.comparators
-    if isinstance(right, ast.Constant) and right.value is None:
-        return True
-    negative = isinstance(right, ast.UnaryOp) and isinstance(right.op, ast.USub)
-    zero = isinstance(right, ast.Constant) and right.value == 0
-    return negative or (zero and isinstance(op, ast.GtE | ast.Lt))
-
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, int)

@@ -24,39 +24,12 @@ _PYSTACK_FRAME = re.compile(
 _SPY_THREAD = re.compile(r'^Thread (?P<id>\S+) \([^)]*\)(?:: "(?P<name>.*)")?$')
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d{1,9}))?\)$")
 # Packages and modules that py-spy names without their folder.
-_PACKAGES = frozenset(
-    [
-        "accelerate",
-        "asyncio",
-        "concurrent",
-        "contextlib.py",
-        "datasets",
-        "deepspeed",
-        "importlib",
-        "lightning",
-        "lightning_fabric",
-        "megatron",
-        "multiprocessing",
-        "peft",
-        "pytorch_lightning",
-        "queue.py",
-        "ray",
-        "runpy.py",
-        "selectors.py",
-        "socket.py",
-        "subprocess.py",
-        "threading.py",
-        "torch",
-        "torchdata",
-        "torchvision",
-        "tqdm",
-        "transformers",
-        "trl",
-        "verl",
-        "vllm",
-        "wandb",
-    ]
-)
+_PACKAGES = frozenset((
+    "accelerate", "asyncio", "concurrent", "contextlib.py", "datasets", "deepspeed", "importlib",
+    "lightning", "lightning_fabric", "megatron", "multiprocessing", "peft", "pytorch_lightning",
+    "queue.py", "ray", "runpy.py", "selectors.py", "socket.py", "subprocess.py", "threading.py",
+    "torch", "torchdata", "torchvision", "tqdm", "transformers", "trl", "verl", "vllm", "wandb",
+))  # fmt: skip
 # `Current thread 0x00007f31 [MainThread] (most recent call first):`
 _FAULT_THREAD = re.compile(
     r"^(?:Current thread|Thread) (?P<id>0x[0-9a-fA-F]+)(?: \[(?P<name>[^\]]*)\])? ?"

@@ -263,6 +263,7 @@ class _Collector:
             marked |= {(e.type, e.message) for e in self.found.told.values()}
             rest_errors = [e for e in unmarked.errors(rest) if (e.type, e.message) not in marked]
             self.found.reports += map(unmarked.report, rest_errors)
+            self.section(None, f"a process in {path.name}", stacks.parse_faulthandler(rest))
         self.found.files += 1
         if not reports:
             self.found.quoted += unmarked.quoted(path, text)
@@ -275,7 +276,7 @@ class _Collector:
         errors = unmarked.errors(text)
         dumped = stacks.parse_faulthandler(text)
         if dumped:
-            self.section(None, path.name, dumped)
+            self.section(None, f"a process in {path.name}", dumped)
         self.found.reports += map(unmarked.report, errors)
         understood = bool(reports or dumped or errors)
         quoted = [] if understood else unmarked.quoted(path, text)

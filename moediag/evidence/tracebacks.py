@@ -10,7 +10,7 @@ multiprocessing, concurrent.futures and joblib (``RemoteTraceback``).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moediag.evidence.model import Frame, RankError
@@ -38,6 +38,7 @@ _REMOTE = re.compile(
 _GROUP = re.compile(r"^\s*\+ Exception Group Traceback \(most recent call last\):")
 _MEMBER = re.compile(r"^\s*\+[-+]*-{4,} (?:\d{1,9}|\.\.\.) -{4,}$")
 _MOST_MEMBERS = 4
+_MOST_CONTINUED = 6  # lines of a message that are told
 
 
 def error_at(lines: Sequence[str], at: int, libraries: Sequence[str] = ()) -> RankError | None:
@@ -80,6 +81,8 @@ def traceback(lines: Sequence[str], libraries: Sequence[str] = ()) -> RankError 
             whole = f"{message}\n{rest}"
             if _WRAPPED.match(whole) or (_HEAD.search(whole) and _opens(message, lines[at + 1 :])):
                 message = whole
+            elif message.endswith((":", "finishing this task.")):
+                message = " ".join([message, *_continued(lines[at + 1 :])])
             where = user_frame(frames, libraries)
             found = RankError(short_type(last["type"]), message, where, frames=frames_in(frames))
             return unwrapped(found, libraries)
@@ -91,6 +94,14 @@ def _opens(message: str, following: Sequence[str]) -> bool:
     first = next((line for line in (message, *following) if line.strip()), "")
     head = message.startswith("CheckpointException ranks:")
     return head or bool(_PROCESS.search(first)) or "ray::" in first
+
+
+def _continued(following: Sequence[str]) -> Iterator[str]:
+    """The lines of a message after its first one, as a list below a colon or Ray's of an actor."""
+    for line in following[:_MOST_CONTINUED]:
+        if not line.startswith((" ", "\t", "/")):
+            return
+        yield line.strip()
 
 
 def unwrapped(error: RankError, libraries: Sequence[str] = ()) -> RankError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +16,14 @@ _CHAINED = (
     "The above exception was the direct cause of the following exception:",
 )
 _HANDLED = "handled"
+_ELASTIC = "User process failed with error data:"
 _FEW = 4  # lines or errors of one log that are told
 _TOLD = 300  # characters of a line or an exception
 # What a line may talk of that nothing understands.
 _TALKS = re.compile(
-    r"\btimed[ -]?out\b|\btime[ -]?out\b(?!\s*[=:\w(\"'])|\btimeout (?:for|task|after)\b|\bhung\b|"
-    r"\bhang (?:in|on|detected)\b|\babort(?:ed|ing)\b|\bdeadlock|\bis stuck\b|\bstall(?:ed|s)\b|"
+    r"\btimed[ -]?out\b|\btime[ -]?out\b(?!\s*[=:\w(\"'])|\btimeout (?:for|task|after)\b|"
+    r"\bwatchdog timeout\b|\bhung\b|\bare hanging\b|\bhang (?:in|on|detected)\b|"
+    r"\babort(?:ed|ing)\b|\bdeadlock|\bis stuck\b|\bstall(?:ed|s)\b|"
     r"\bunresponsive\b|\bnot respond|\bunhealthy\b|\bheartbeats?\b|\bterminating\b|"
     r"\brank[ :=_]{1,2}\d", re.IGNORECASE,
 )  # fmt: skip
@@ -29,7 +33,7 @@ def errors(text: str) -> list[RankError]:
     """The different exceptions in the output of several processes, without those that another one
     was raised from. Training went on behind those that have _HANDLED in ``after``."""
     parts = text.split(tracebacks.BEGINS)
-    found: dict[tuple[str, str], RankError] = {}
+    found = {(error.type, error.message): error for error in _of_elastic(text)}
     for at, part in enumerate(parts[1:] or parts):
         if at + 2 < len(parts) and part.rstrip().endswith(_CHAINED):
             continue
@@ -38,6 +42,17 @@ def errors(text: str) -> list[RankError]:
             error = replace(error, after=_HANDLED) if exits.went_on(part) else error
             found.setdefault((error.type, error.message), error)
     return list(found.values())[:_FEW]
+
+
+def _of_elastic(text: str) -> Iterator[RankError]:
+    """The errors that the handler of torch's elastic agent logs as JSON."""
+    for part in text.split(_ELASTIC)[1:]:
+        try:
+            raw, _ = json.JSONDecoder().raw_decode(part.lstrip())
+        except ValueError:
+            continue
+        if (error := exits.elastic_error(raw)) is not None:
+            yield error
 
 
 def quoted(path: Path, text: str) -> list[Report]:

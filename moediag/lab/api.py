@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moediag.lab.pipeline.check import CheckResult
+    from moediag.lab.pipeline.check_result import CheckResult
     from moediag.result import RunResult
 
 __all__ = ["check", "run"]
@@ -55,11 +55,14 @@ def run(
     if cpu is not None and gpus is not None:
         raise UsageError("cpu and gpus exclude each other", "Each of them sets the world size.")
     arguments.path("scenario", scenario)
-    for name, number in (("cpu", cpu), ("gpus", gpus), ("repeat", repeat)):
-        arguments.whole(name, number, 1)
+    for name, number in (("cpu", cpu), ("gpus", gpus)):
+        arguments.whole(name, number, 1, optional=True)
+    arguments.whole("repeat", repeat, 1)
     arguments.seconds("timeout", timeout)
     arguments.mapping("stack", stack, '{"transformers": "5.17.0"}')
     arguments.mapping("overrides", overrides, '{"model.family": "mixtral"}')
+    arguments.words("variants", variants, '["unfixed", "zero-fill"]', "each variant")
+    arguments.path("out", out, optional=True)
     settings = [f"{field}={value}" for field, value in (overrides or {}).items()]
     loaded = load(catalogue.find(str(scenario)), settings)
     ranks = gpus or cpu or loaded.world.default
@@ -106,13 +109,16 @@ def check(
     arguments.path("config", config)
     arguments.mapping("layout", layout, '{"dp_shard": 8, "ep": 4}')
     if not layout:
-        raise UsageError("layout={} cannot be used", 'Give at least one axis: {"dp_shard": 8}.')
+        raise UsageError(
+            f"layout={layout!r} cannot be used", 'Give at least one axis: {"dp_shard": 8}.'
+        )
     for axis, size in layout.items():
         arguments.whole(f"layout[{axis!r}]", size, 1)
-    arguments.whole("world", world, 1)
+    arguments.whole("world", world, 1, optional=True)
     arguments.mapping("stack", stack, '{"transformers": "5.17.0"}')
     arguments.one_of("wrapper", wrapper, ("", "fsdp2", "transformers"))
     arguments.seconds("timeout", timeout)
+    arguments.path("out", out, optional=True)
     options = CheckOptions(
         str(config), layout, world, dict(stack or {}), wrapper, simulate, timeout=timeout,
         out=Path(out) if out is not None else None,

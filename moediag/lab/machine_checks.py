@@ -69,8 +69,11 @@ def _torch() -> Check:
 
 
 def _uv() -> Check:
+    from moediag.lab.stacks.environment import ENV_INSTALLED
     from moediag.lab.stacks.uv import find_uv
 
+    if os.environ.get(ENV_INSTALLED, "first") != "first":
+        return Check("uv", "ok", f"not needed: {ENV_INSTALLED} is set, nothing is built")
     words = output_of([str(find_uv()), "--version"]).split()
     return Check("uv", "ok", words[1] if len(words) > 1 else "found")
 

@@ -59,7 +59,6 @@ PROVIDED = {
     "check": "moediag.lab.api:check",
     "scenario names": "moediag.lab.scenario.catalogue:names",
     "scenario entry": "moediag.lab.scenario_entries:scenario",
-    "json outputs": "moediag.lab.lab_outputs:OUTPUTS",
     "citing": "moediag.lab.pipeline.citations:citing",
     "machine checks": "moediag.lab.machine_checks:checks",
     "judged again": "moediag.lab.pipeline.judged_again:judged_again",

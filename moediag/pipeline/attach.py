@@ -26,8 +26,8 @@ from moediag.result import RunResult
 from moediag.result.wording import plural, ranks
 
 NO_JOB = (
-    "Give the pid of a rank or of its launcher: moediag attach PID. A job in a container or of "
-    "another user can only be read there, or as root."
+    "Give the pid of a rank or of its launcher: moediag attach PID. A job of another user can only "
+    "be read as that user, or as root; one in a container there, or from its machine."
 )
 
 

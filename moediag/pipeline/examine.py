@@ -12,7 +12,7 @@ from pathlib import Path
 import moediag
 from moediag import extension, hardware, protocol
 from moediag.diagnosis import diagnose
-from moediag.errors import EvidenceError
+from moediag.errors import EvidenceError, UsageError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
 from moediag.launch.attach import archives
@@ -174,6 +174,13 @@ def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialR
         why += f"; and {more} more" if more > 0 else ""
         where = ", ".join(map(str, paths))
         raise EvidenceError(f"{where}: nothing here could be read as evidence: {why}", HELP)
+    newest = max((dump.created[-1] for dump in found.dumps.values() if dump.created), default=0)
+    if taken_at and taken_at < newest / 1e9 - 60:  # a minute: clocks differ
+        issued = datetime.fromtimestamp(newest / 1e9).isoformat(" ", "seconds")
+        raise UsageError(
+            f"these dumps cannot have been written at that time: their newest call is of {issued}",
+            "Correct --taken-at, or leave it out.",
+        )
     evidence = foreign.evidence(found)
     place = ", ".join(path.resolve().name for path in paths)
     result = TrialResult(

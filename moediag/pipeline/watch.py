@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import moediag
-from moediag import hardware, protocol
+from moediag import arguments, hardware, protocol
 from moediag.diagnosis import LAW_NAMES
 from moediag.errors import EvidenceError, ExitCode, Interrupted, UsageError
 from moediag.evidence.launch_record import LaunchRecord
@@ -113,15 +113,8 @@ class Watched:
 
 def check_allowed(given: Sequence[str]) -> tuple[str, ...]:
     """Returns ``given``. Raises UsageError for one that names no law."""
-    known = LAW_NAMES
     for text in given:
-        name = text.partition(":")[0]
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            raise UsageError(
-                f"--allow {text}: there is no law {name!r}", f"{hint}Laws: {', '.join(known)}."
-            )
+        arguments.law(f"--allow {text}", text, LAW_NAMES)
     return tuple(given)
 
 
@@ -364,7 +357,7 @@ class _Watch:
         return dataclasses.replace(
             found.diagnosed(notes=(*record.notes, *found.notes), next_step=step),
             seconds=Seconds(
-                launch=_since(record.started, record.first_progress),
+                launch=record.until_progress,
                 stall_to_verdict=record.since_stall(),
                 total=round(record.ended - record.started, 3),
             ),
@@ -492,7 +485,3 @@ def passed_on(job: Process) -> Iterator[None]:
     finally:
         for sig, handler in previous:
             signal.signal(sig, handler)
-
-
-def _since(start: float, end: float | None) -> float | None:
-    return None if end is None else round(end - start, 3)

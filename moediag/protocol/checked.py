@@ -141,6 +141,18 @@ class MemoryPhase:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What a rank sends on one group in the forward and backward of a step, by a ring, without
+    FSDP2's calls."""
+
+    name: str  # of the mesh axis
+    ranks: int  # of the group
+    last: int  # the highest of them
+    calls: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
 class MemoryTimeline:
     """Forward and backward of the full model, in the order of time."""
 
@@ -148,6 +160,7 @@ class MemoryTimeline:
     # With expert parallelism: the same if all peers send this rank as much as they can.
     worst: List[MemoryPhase] = field(default_factory=list)
     layers: int = 0  # that ran; the others are like them
+    traffic: List[Traffic] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,9 @@ EVENT_KINDS = (
 # model       step models[{over[] buffers{name: fingerprint} frozen_routers[]}]
 #             left_out{name: fingerprint} averages[updates of each AveragedModel]
 #             idle(bool: no parameter of an optimizer that stepped had a gradient)
-# cleared     step optimizer(class) names[] kept(bool) line   gradients between two calls of step()
+#             tied[names of a parameter that has several]
+# cleared     step optimizer(class) names[] kept(bool) line times(that autograd added to them)
+#                                               gradients between two calls of step()
 # mode        step model(number) name(class) training(bool) kinds[classes of modules]
 # mode_change step model training
 # load        step line parameters(number loaded) missing[] unexpected[] counts[2]

@@ -87,7 +87,8 @@ def write_text(path: Path, text: str) -> Path:
 
 def build(cls: Any, raw: Any, where: str = "") -> Any:
     """A dataclass of type ``cls`` from plain JSON, nested dataclasses included. Fields that ``cls``
-    does not have are ignored; null stands for the default of a field that cannot be null.
+    does not have are ignored; null stands for the default of a field that cannot be null. A hint
+    ``Annotated[str, function]`` stands for what the function makes of the text.
 
     Raises ValueError that says which value is wrong, as ``trials[0].world_size``, after
     ``where``."""
@@ -108,7 +109,7 @@ def build(cls: Any, raw: Any, where: str = "") -> Any:
 
 @functools.lru_cache(None)
 def _hints(cls: Any) -> Dict[str, Any]:
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _nullable(hint: Any) -> bool:
@@ -142,6 +143,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return args[1](_convert(args[0], value, where))
     if origin in _UNIONS:
         if value is None and type(None) in args:
             return None

@@ -158,6 +158,7 @@ class CheckTask:
     dtype: str = ""  # that from_pretrained is given; "": the configuration's
     batch: int = 0  # sequences of a rank; 0: what lives during a step is not measured
     recompute: str = "none"  # none | layers | selective: what backward computes again
+    brief: bool = False  # one of many: without notes, and without the peak of the worst load
 
 
 @dataclass(frozen=True)

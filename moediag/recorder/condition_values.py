@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from moediag.masking import masked
+from moediag.masking import HIDDEN, is_secret, masked
 from moediag.recorder.core import Recorder
 
 _MOST_FRAMES = 6
@@ -125,7 +125,7 @@ class _Reader:
             for stored, line in self._stores:
                 if one.lineno < line <= self._here and f"{text}.".startswith(f"{stored}."):
                     return None
-        told = {text: masked(repr(value))[:_LONGEST] for text, value in values.items()}
+        told = {text: _shown(text, value) for text, value in values.items()}
         self.found.append({"line": one.lineno, "holds": holds, "values": told})
         return holds
 
@@ -208,6 +208,12 @@ def _plain(value: Any) -> Any:
     if type(value) not in _PLAIN:
         raise _UnknownError
     return value
+
+
+def _shown(text: str, value: Any) -> str:
+    """The value of the name ``text``, without secrets."""
+    secret = isinstance(value, str) and is_secret(text)
+    return HIDDEN if secret and value else masked(repr(value))[:_LONGEST]
 
 
 def _text(node: ast.expr) -> str:

@@ -135,6 +135,8 @@ class Recorder:
         self.on_pass: List[Callable[[Any, Any], None]] = []
         self.on_batch: List[Callable[[Any, Any], None]] = []
         self.on_pass_end: List[Callable[[Any, Any], None]] = []
+        # Called with each call and its group, before it is issued.
+        self.on_call: List[Callable[[Call, GroupInfo], None]] = []
         self.on_flush: List[Callable[[], None]] = []  # write deferred events
         # Called repeatedly by the recorder's thread while the rank issues nothing.
         self.on_stop: List[Callable[[], None]] = []
@@ -319,6 +321,8 @@ class Recorder:
             )
         if thread.coalescing is not None:
             thread.coalescing.append(number)
+        for tell in self.on_call:
+            tell(call, info)
         return number
 
     def _fields(

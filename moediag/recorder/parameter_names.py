@@ -23,7 +23,7 @@ class ParameterNames:
         recorder = self._recorder
         unknown = sum(self._names.get(parameter) is None for parameter in parameters)
         if (self._roots, self._unknown) != (len(recorder.roots), unknown):
-            self._roots, self._unknown = len(recorder.roots), unknown
+            self._roots = len(recorder.roots)
             for prefix, reference in recorder.roots:
                 root = reference()
                 for name, parameter in root.named_parameters() if root is not None else ():
@@ -35,4 +35,6 @@ class ParameterNames:
             for model in self._wrapped():
                 for name, parameter in model.named_parameters():
                     self._names.setdefault(parameter, plain_name(name))
+            # Those that a program makes anew in every step are unknown again in the next one.
+            self._unknown = sum(self._names.get(parameter) is None for parameter in parameters)
         return [self._names.get(parameter) for parameter in parameters]

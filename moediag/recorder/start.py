@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
@@ -139,7 +140,7 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
     def batches(recorder: Recorder) -> None:
         from moediag.recorder import data_loaders
-        from moediag.recorder.batches import Batches
+        from moediag.recorder.data_loaders import Batches
 
         Batches(recorder).install()
         data_loaders.install(recorder)
@@ -187,14 +188,29 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
 
 def _nccl() -> Optional[str]:
-    """Returns the version of the NCCL that torch loaded, without initialising a GPU."""
+    """Returns the version of the NCCL that torch loaded, else of the one that it was built with,
+    without initialising a GPU."""
     try:
         if not torch.distributed.is_nccl_available():
             return None
-        found = torch.cuda.nccl.version()
+        found = _loaded_nccl() or torch.cuda.nccl.version()
     except (AttributeError, RuntimeError, ImportError):
         return None
     return ".".join(map(str, found[:3]))
+
+
+def _loaded_nccl() -> Optional[Tuple[int, ...]]:
+    """Returns what the library in this process says: LD_PRELOAD or a newer package replaces it.
+    None if there is none, or before NCCL 2.9, which counted differently."""
+    number = ctypes.c_int()
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        paths = [line.split(None, 5)[-1] for line in maps if "/libnccl.so" in line]
+        ctypes.CDLL(paths[0]).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError, IndexError):
+        return None
+    code = number.value
+    return (code // 10000, code // 100 % 100, code % 100) if code >= 20900 else None
 
 
 def _imported(recorder: Recorder, package: str) -> None:

@@ -2,7 +2,6 @@
 explain` prints and the reference pages list."""
 
 from moediag.reference.lookup import Lookup
-from moediag.reference.pages import pages
 from moediag.reference.word_entry import Entry, Kind
 
-__all__ = ["Entry", "Kind", "Lookup", "pages"]
+__all__ = ["Entry", "Kind", "Lookup"]

@@ -39,6 +39,17 @@ def laws() -> list[Entry]:
     return [_law(one) for one in LAWS]
 
 
+def law_rows() -> list[tuple[str, str, str, str]]:
+    """Name, level, verdict of a broken law, and what is found, of each law."""
+    level = {True: "suspicious", False: "note"}
+    return [
+        (f"`{one.name}`", "broken", f"`{one.verdict}`", one.finds)
+        if one.verdict is not None
+        else (f"`{one.name}`", level[bool(one.suspects)], "", one.finds)
+        for one in LAWS
+    ]
+
+
 def exit_codes() -> list[Entry]:
     """One entry for each exit code."""
     return [

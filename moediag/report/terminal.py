@@ -41,7 +41,7 @@ WIDEST = 120  # longer lines are harder to read than to wrap
 MOST_NAMES = 6
 MOST_PLACES = 3
 MOST_ANSWERED = 2  # places in the answer at the end
-LONG = 20  # lines of a finding, after which its answer is repeated: a terminal shows 24
+SHORT = 24  # lines of a small terminal: the answer of a longer page is repeated at its end
 _SENTENCE = re.compile(r"(?<=[a-z0-9)`]\.) (?=[A-Z])")
 
 
@@ -55,7 +55,8 @@ def render(
     """Prints the page of ``result``. ``run_folder``: location of the evidence, for the page.
     ``details``: schedules and stacks also where an excerpt of the source shows the cause.
     ``answer``: a long page ends with its answer; False if :func:`closing` follows later."""
-    for line in lines(page_of(result), min(console.width, WIDEST), run_folder, details, answer):
+    width, height = min(console.width, WIDEST), console.height if console.is_terminal else SHORT
+    for line in lines(page_of(result), width, run_folder, details, answer, height):
         show(line, console)
 
 
@@ -77,13 +78,22 @@ def lines(
     run_folder: Path | None = None,
     details: bool = False,
     answer: bool = True,
+    height: int = SHORT,
 ) -> Iterator[Line]:
-    """Yields the whole page, no line longer than ``width`` (from 40 on)."""
-    long = False
+    """Yields the whole page, no line longer than ``width`` (from 40 on). One that does not fit
+    into ``height`` lines, with a prompt below it, ends with its answer."""
+    head = list(_findings(page, width, run_folder, details))
+    last = list(_commands(page, width, run_folder, details))
+    yield from head
+    if len(head) + len(last) >= height and answer and len(page.findings) == 1:
+        yield from answer_lines(page.findings[0], width)
+    yield from last
+
+
+def _findings(page: Page, width: int, run_folder: Path | None, details: bool) -> Iterator[Line]:
+    """What was found, and the conclusion."""
     for finding in page.findings:
-        shown = list(finding_lines(finding, width, run_folder, details))
-        long = long or len(shown) > LONG
-        yield from shown
+        yield from finding_lines(finding, width, run_folder, details)
         yield ()
     if not page.findings:
         title = list(flow([(page.scenario, "label")], width))
@@ -103,8 +113,10 @@ def lines(
     yield from labelled("RESULT", " · ".join(page.conclusion), width, page.state.style)
     if page.overrides:
         yield from labelled("WITH", " ".join(page.overrides), width)
-    if long and answer and len(page.findings) == 1:
-        yield from answer_lines(page.findings[0], width)
+
+
+def _commands(page: Page, width: int, run_folder: Path | None, details: bool) -> Iterator[Line]:
+    """What to type for more."""
     if run_folder is not None:
         if not page.findings:
             yield from labelled("EVIDENCE", str(run_folder), width, "faint")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from moediag.lab.step import training
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.measure.program_reference import Right
+from moediag.lab.step.measure.reference import Right
 from moediag.lab.step.models import checkpoint, tiny
 from moediag.lab.step.models.rerouted import NOTES, Rerouted
 from moediag.lab.step.preparation import wrap

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.lab.step.collector import Collector
+from moediag.lab.step.collector import Collector, versions
 from moediag.lab.step.models import moe_configs, tiny_family
 from moediag.lab.step.models.moe_configs import Found
 from moediag.lab.step.models.release_families import ReleaseFamily
-from moediag.lab.step.versions import versions
 from moediag.protocol import SIZES, GradientError, OutcomeTable
 from moediag.recorder.step.tensor_error import Tolerance
 

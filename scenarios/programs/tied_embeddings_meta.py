@@ -19,7 +19,7 @@ from torch import nn
 from moediag.lab.step import training
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.measure import ownership
-from moediag.lab.step.measure.program_reference import Right
+from moediag.lab.step.measure.reference import Right
 from moediag.lab.step.models import tiny
 from moediag.lab.step.preparation import wrap
 from moediag.protocol import Trial

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from moediag.lab.step import training
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.measure.program_reference import Right
+from moediag.lab.step.measure.reference import Right
 from moediag.lab.step.models import tiny
 from moediag.lab.step.preparation import wrap
 from moediag.lab.step.shard.wrapped import Wrapped

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from moediag.lab.stacks import environment
 from moediag.launch.base import Launcher, StackLike
 from moediag.launch.settings import LaunchOptions
 
+# Parameters of a fixture: CI runs a few variants of a scenario, `make wide` all of them.
+FEW_IN_CI = ("few", pytest.param("all", marks=pytest.mark.wide))
 NO_INDEX = ("no network", "cannot ask for the releases", "not every index could be asked")
-SCHEMA = "schema_version: 1\n"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,16 @@ class Ran:
 
     def trial(self, variant: str) -> dict[str, Any]:
         (found,) = [t for t in self.result["trials"] if t["variant"] == variant]
+        return found
+
+    def rows(self, variant: str, title: str) -> list[list[Any]]:
+        """The rows of this variant in the table whose title begins so: its own table, or the one
+        of all variants."""
+        shared = [t["rows"] for t in self.result["tables"] if t["title"].startswith(title)]
+        if shared:
+            return [row[1:] for row in shared[0] if row[0] == variant]
+        own = self.trial(variant)["tables"]
+        (found,) = [list(t["rows"]) for t in own if t["title"].startswith(title)]
         return found
 
     @property
@@ -89,8 +100,10 @@ class Command:
     folder: Path
     done: dict[tuple[str, ...], Ran] = field(default_factory=dict)
 
-    def run(self, *arguments: str) -> Ran:
-        """`moediag run ARGUMENTS --cpu 2 --json`, unless another --cpu is given."""
+    def run(self, *arguments: str, variants: Sequence[str] = ()) -> Ran:
+        """`moediag run ARGUMENTS --cpu 2 --json`, unless another --cpu is given. ``variants``: only
+        these."""
+        arguments += tuple(word for name in variants for word in ("--variant", name))
         if arguments not in self.done:
             out = self.folder / f"run-{len(self.done)}"
             cpu = () if "--cpu" in arguments else ("--cpu", "2")

@@ -14,7 +14,7 @@ from bench.accuracy import page, simulated
 from bench.accuracy.counting import Outcome
 from bench.accuracy.frtrace import TorchFrTrace
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.wide]
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,7 +37,6 @@ def test_torchfrtrace_and_moediag_read_the_same_dumps(tmp_path: Path) -> None:
     assert theirs.among and ".py:" in theirs.text
 
 
-@pytest.mark.wide
 def test_the_command_counts_a_victim_with_every_tool(tmp_path: Path) -> None:
     report = tmp_path / "accuracy.md"
     done = subprocess.run(

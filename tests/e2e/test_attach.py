@@ -1,4 +1,4 @@
-"""`moediag attach` on real jobs under a real torchrun that were started without moediag."""
+"""`moediag attach` on real jobs that were started without moediag, one of them by torchrun."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pytest
 from moediag.launch.attach import found_jobs
 from moediag.launch.attach.looking import asleep
 from moediag.launch.attach.proc import Proc
+from tests.e2e.launchers import PLAIN, TORCHRUN
 from tests.victims.table import marked
 
 pytestmark = pytest.mark.e2e
 
 PROGRAM = Path(__file__).parents[1] / "victims" / "attached_jobs.py"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SAID = ["rank 0 is done", "rank 1 is done"]
 
 
@@ -63,11 +63,13 @@ class Running:
 
 
 @contextmanager
-def running(name: str, folder: Path, ready: Callable[[list[tuple[str, float]]], bool]
-            ) -> Iterator[Running]:  # fmt: skip
+def running(
+    name: str, folder: Path, ready: Callable[[list[tuple[str, float]]], bool],
+    launcher: tuple[str, ...] = PLAIN,
+) -> Iterator[Running]:  # fmt: skip
     end = folder / "end"
     process = subprocess.Popen(
-        [*TORCHRUN, str(PROGRAM), name, str(end)], stdout=subprocess.PIPE,
+        [*launcher, "2", str(PROGRAM), name, str(end)], stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": str(os.getpid())},
     )  # fmt: skip
@@ -107,7 +109,7 @@ def slurm(folder: Path) -> str:
 
 
 def test_a_hang_with_a_condition_on_the_rank(tmp_path: Path) -> None:
-    with running("condition", tmp_path, both_sleep) as job:
+    with running("condition", tmp_path, both_sleep, TORCHRUN) as job:
         before = job.states()
         found = [job.attach(), job.attach("--slurm", str(os.getpid()), PATH=slurm(tmp_path))]
         after = job.states()
@@ -127,6 +129,7 @@ def test_a_job_that_computes(tmp_path: Path) -> None:
     assert ended == (0, SAID)
 
 
+@pytest.mark.wide
 def test_a_slow_save(tmp_path: Path) -> None:
     def saving(states: list[tuple[str, float]]) -> bool:
         return states[1][1] > 2.0 and (tmp_path / "end.checkpoint").exists()
@@ -151,6 +154,7 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
     assert ended == (0, SAID)
 
 
+@pytest.mark.wide
 def test_a_file_lock(tmp_path: Path) -> None:
     with running("locked", tmp_path, both_sleep) as job:
         code, trial = job.attach()

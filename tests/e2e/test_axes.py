@@ -40,7 +40,9 @@ BY_HAND = {
     ),
 }  # fmt: skip
 RANKS = {"checkpoint-reshard": "4"}  # two where it does not matter
-PACKAGES = {"lora-experts": {"peft": "0.21.2"}}
+PACKAGES = {
+    "lora-experts": {"peft": "0.21.2"}, "mixed-dtype-unit": {"transformers": "5.24.0"}
+}  # fmt: skip
 SCENARIO = """\
 schema_version: 1
 name: axes
@@ -104,6 +106,7 @@ def test_axes_by_hand_train_as_one_process(command: Command, tmp_path: Path, ran
         ("expert-bias", "replica-divergence"),
         ("lora-experts", WRONG),
         ("loss-normalisation", WRONG),
+        ("mixed-dtype-unit", CRASH),
         ("norm-over-expert-axes", WRONG),
         ("trainer-aux-loss", WRONG),
         ("uneven-micro-batches", HANG),

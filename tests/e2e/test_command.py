@@ -31,6 +31,7 @@ def start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     return process, mark
 
 
+@pytest.mark.wide
 def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
     process, mark = start(tmp_path, "expert-starvation-silent", "--cpu", "2", "--json")
     out, progress = process.communicate(timeout=300)
@@ -81,6 +82,7 @@ def test_ctrl_c_stops_the_ranks_and_keeps_the_evidence(tmp_path: Path) -> None:
     assert json.loads(again.stdout)["trials"][0]["variant"] == "unfixed"
 
 
+@pytest.mark.wide
 def test_a_killed_moediag_leaves_no_ranks(tmp_path: Path) -> None:
     process, mark = start(
         tmp_path, "expert-starvation-hang", "--quiescence", "300", "--out", "out", "--json"

@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from moediag.cli import app
+from tests.e2e.launchers import PLAIN
 
 VICTIM = Path(__file__).parents[1] / "victims" / "leaves_dumps.py"
 
@@ -24,16 +24,8 @@ def test_dumps_and_stacks_of_a_real_job_are_diagnosed(
 ) -> None:
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "3",
-    ]
     job = subprocess.Popen(
-        [*command, str(VICTIM), str(tmp_path)], env=environment, start_new_session=True,
+        [*PLAIN, "3", str(VICTIM), str(tmp_path)], env=environment, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

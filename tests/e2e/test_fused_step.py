@@ -22,6 +22,7 @@ STACK = {"transformers": "5.17.0", "accelerate": "1.15.0", "triton": "3.6.0"}
 LATER = {"transformers": "5.18.0", "accelerate": "1.15.0", "triton": "3.6.0"}
 
 
+@pytest.mark.wide
 def test_the_wrong_kernel_is_found_and_our_kernel_is_correct(command: Command) -> None:
     """The interpreter runs the Triton kernels; one environment for all of them."""
     need(STACK)

@@ -41,12 +41,21 @@ def options(mark: str, **changes: object) -> LaunchOptions:
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     mark = uuid.uuid4().hex
-    with launcher("fork", STACK, tmp_path_factory.mktemp("fork"), options(mark)) as launch:
+    chosen, temporary = options(mark), tmp_path_factory.mktemp("tmp")
+    chosen = replace(chosen, environment={**chosen.environment, "TMPDIR": str(temporary)})
+    with launcher("fork", STACK, tmp_path_factory.mktemp("fork"), chosen) as launch:
         yield launch
     assert marked(mark) == []
 
 
-@pytest.fixture(params=["fork", "torchrun"])
+LAUNCHERS = pytest.mark.parametrize("both", ["fork", "torchrun"], indirect=True)
+# What differs between them is how a trial starts and how its launcher ends; they share the rest.
+FORK_IN_CI = pytest.mark.parametrize(
+    "both", ["fork", pytest.param("torchrun", marks=pytest.mark.wide)], indirect=True
+)
+
+
+@pytest.fixture
 def both(request: pytest.FixtureRequest, forks: Launcher, tmp_path: Path) -> Iterator[Launcher]:
     if request.param == "fork":
         yield forks
@@ -66,6 +75,7 @@ def left_over(launch: Launcher) -> list[int]:
     return [p for p in marked(mark) if host is None or p != host.pid]
 
 
+@LAUNCHERS
 def test_a_successful_launch_is_reported(both: Launcher, tmp_path: Path) -> None:
     def watch(progress: Progress) -> None:
         if progress.doing == "running" and set(progress.states) == {0, 1}:
@@ -88,6 +98,7 @@ def test_a_successful_launch_is_reported(both: Launcher, tmp_path: Path) -> None
     assert left_over(both) == []
 
 
+@LAUNCHERS
 def test_the_rank_that_raised_first_is_reported(both: Launcher, tmp_path: Path) -> None:
     record = both.run(trial("exception"), tmp_path / "t")
     assert record.exits[1] == ExitStatus(code=1)
@@ -99,18 +110,15 @@ def test_the_rank_that_raised_first_is_reported(both: Launcher, tmp_path: Path) 
     assert "the router is gone" in (tmp_path / "t" / protocol.output_file(1)).read_text()
 
 
-def test_a_rank_that_raised_leaves_no_temporary_files(tmp_path: Path) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    chosen = options(uuid.uuid4().hex)
-    chosen = replace(chosen, environment={**chosen.environment, "TMPDIR": str(temporary)})
-    with launcher("fork", STACK, tmp_path, chosen) as launch:
-        launch.run(trial("exception"), tmp_path / "t")
+def test_a_rank_that_raised_leaves_no_temporary_files(forks: Launcher, tmp_path: Path) -> None:
+    temporary = Path(forks.options.environment["TMPDIR"])
+    forks.run(trial("exception"), tmp_path / "t")
     assert (tmp_path / "t" / protocol.error_file(1)).exists()
     assert list(temporary.glob("pytorch-errorfile*")) == []
     assert list(tmp_path.glob("t/pytorch-errorfile*")) == []
 
 
+@FORK_IN_CI
 def test_a_killed_rank_is_reported(both: Launcher, tmp_path: Path) -> None:
     record = both.run(trial("killed"), tmp_path / "t")
     assert record.exits[1] == ExitStatus(signal="SIGKILL")
@@ -118,6 +126,7 @@ def test_a_killed_rank_is_reported(both: Launcher, tmp_path: Path) -> None:
     assert record.stall is None
 
 
+@FORK_IN_CI
 def test_peers_of_a_dead_rank_are_captured_before_they_are_stopped(
     both: Launcher, tmp_path: Path
 ) -> None:
@@ -131,6 +140,7 @@ def test_peers_of_a_dead_rank_are_captured_before_they_are_stopped(
     assert refused or "death_beside_waiter" in seen.read_text()
 
 
+@FORK_IN_CI
 def test_a_hang_is_reported(both: Launcher, tmp_path: Path) -> None:
     record = both.run(trial("hang"), tmp_path / "t")
     assert record.stall is not None
@@ -169,6 +179,7 @@ def test_a_slow_start_is_not_a_hang(forks: Launcher, tmp_path: Path) -> None:
     assert forks.run(trial("slow-start"), tmp_path / "t").succeeded
 
 
+@FORK_IN_CI
 def test_ranks_that_ignore_signals_are_killed_with_their_children(
     both: Launcher, tmp_path: Path
 ) -> None:
@@ -179,6 +190,7 @@ def test_ranks_that_ignore_signals_are_killed_with_their_children(
     assert left_over(both) == []
 
 
+@FORK_IN_CI
 def test_a_reference_has_one_rank(both: Launcher, tmp_path: Path) -> None:
     record = both.run(trial("reference", task=ReferenceTask(), world_size=4), tmp_path / "t")
     assert record.exits == {0: OK}
@@ -226,8 +238,11 @@ def pid_of(target: str, kind: str, folder: Path, parent: int) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "target"),
-    [("fork", t) for t in ("moediag", "host", "agent", "rank")]
-    + [("torchrun", t) for t in ("moediag", "agent", "rank")],
+    [
+        *(("fork", target) for target in ("moediag", "host", "agent")),
+        *(("torchrun", target) for target in ("moediag", "agent")),
+        *(pytest.param(kind, "rank", marks=pytest.mark.wide) for kind in ("fork", "torchrun")),
+    ],
 )
 def test_sigkill_of_any_process_leaves_no_process(kind: str, target: str, tmp_path: Path) -> None:
     parent, mark = start_parent(kind, "stubborn-childless", tmp_path)
@@ -246,7 +261,7 @@ def test_sigkill_of_any_process_leaves_no_process(kind: str, target: str, tmp_pa
         assert record.launch_error
 
 
-@pytest.mark.parametrize("kind", ["fork", "torchrun"])
+@pytest.mark.parametrize("kind", ["fork", pytest.param("torchrun", marks=pytest.mark.wide)])
 def test_ctrl_c_stops_the_ranks_and_keeps_the_record(kind: str, tmp_path: Path) -> None:
     parent, mark = start_parent(kind, "stubborn", tmp_path)
     parent.send_signal(signal.SIGINT)

@@ -96,7 +96,11 @@ def test_a_control_that_fails_makes_the_comparison_inconclusive(
 
 
 @pytest.mark.parametrize(
-    ("starve", "release"), [(STARVED, "5.0.0"), ("[]", "4.53.2")], ids=["repaired", "no cause"]
+    ("starve", "release"),
+    [
+        pytest.param("[]", "4.53.2", id="no cause"),
+        pytest.param(STARVED, "5.0.0", id="repaired", marks=pytest.mark.wide),
+    ],
 )
 def test_a_false_claim_is_reported_as_not_reproduced(
     command: Command, tmp_path: Path, starve: str, release: str
@@ -118,6 +122,7 @@ def test_a_false_claim_is_reported_as_not_reproduced(
     assert f"{trial['parameters_compared']} gradients match the reference" in page
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("looked_for", ["hang", "wrong-gradients"])
 def test_another_failure_never_counts_as_the_expected_one(
     command: Command, tmp_path: Path, looked_for: str
@@ -129,6 +134,7 @@ def test_another_failure_never_counts_as_the_expected_one(
     assert "not reproduced" in shown(command, ran)
 
 
+@pytest.mark.wide
 def test_the_expected_failure_with_other_culprits_is_not_met(
     command: Command, tmp_path: Path
 ) -> None:
@@ -137,11 +143,10 @@ def test_the_expected_failure_with_other_culprits_is_not_met(
     assert (ran.code, ran.reproduced) == (1, False)
 
 
+@pytest.mark.wide
 def test_clean_controls_alone_do_not_decide_the_claim(command: Command) -> None:
     controls = ("identical-batches", "starved-everywhere", "loops-over-all", "fused-family")
-    ran = command.run(
-        "expert-starvation", *(word for name in controls for word in ("--variant", name))
-    )
+    ran = command.run("expert-starvation", variants=controls)
     assert problems(ran.result) == []
     assert ran.verdicts == dict.fromkeys(controls, "clean")
     assert all(trial["gradient_error"] < 1e-6 for trial in ran.result["trials"])

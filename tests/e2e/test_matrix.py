@@ -25,7 +25,7 @@ def index() -> None:
 
 
 def test_affected_and_unaffected_families_are_distinguished(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared_hosts: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     need({"transformers": "4.53.2"})
     words = [*COMMAND, "--releases", "4.53.2", "--out", str(tmp_path / "out")]

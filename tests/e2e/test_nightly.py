@@ -10,8 +10,6 @@ import pytest
 
 from moediag.errors import ExitCode, StackError
 from moediag.lab.campaign.nightly import tracks
-from moediag.lab.campaign.sweep import shared_runs
-from moediag.lab.pipeline import trials
 from moediag.lab.stacks import releases
 from tests.e2e.pipeline import Command, need
 
@@ -52,18 +50,8 @@ def night_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_failure_is_reported_as_new_and_then_as_fixed(
-    nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nights: Nights, shared_hosts: None, tmp_path: Path
 ) -> None:
-    class Shared:
-        """The hosts of the session."""
-
-        launcher = staticmethod(trials.launcher)
-
-        def __init__(self, *_: object) -> None: ...
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(shared_runs, "Hosts", Shared)
     code, said, _ = nights("5.0.0", "--bisect-minutes", "0")
     assert (code, said.split()[1:6]) == (
         ExitCode.OK, ["as", "expected:", "0", "new", "failures,"]

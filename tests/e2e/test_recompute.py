@@ -19,8 +19,7 @@ WORSE, NO_EFFECT, WRONG, RIGHT = "makes it worse", "no effect", "wrong", "right"
 
 
 def run(command: Command, scenario: str, *variants: str) -> Ran:
-    chosen = [word for name in variants for word in ("--variant", name)]
-    ran = command.run(scenario, *chosen)
+    ran = command.run(scenario, variants=variants)
     assert ran.code == 0, ran.progress
     return ran
 
@@ -134,6 +133,7 @@ class TestNoise:
         assert effects(ran) == {"preserve-rng": RIGHT, "router-outside-noise": RIGHT}
 
 
+@pytest.mark.wide
 class TestFused:
     def test_an_error_with_separate_experts_is_silent_with_fused_experts(
         self, command: Command
@@ -210,6 +210,12 @@ class TestTied:
 
 
 class TestGuards:
+    def test_a_guard_by_another_name_is_wrong(self, command: Command) -> None:
+        need(OLD)
+        ran = run(command, "router-logits-guard", "num-local-experts", "own-switch")
+        assert claims(ran) == {"num-local-experts": True}
+        assert effects(ran) == {"own-switch": RIGHT}
+
     @pytest.fixture
     def ran(self, command: Command) -> Ran:
         need(OLD)
@@ -218,6 +224,7 @@ class TestGuards:
             "any", "own-switch", "always",
         )  # fmt: skip
 
+    @pytest.mark.wide
     def test_the_correct_guards(self, ran: Ran) -> None:
         assert claims(ran) == {"num-local-experts": True}
         assert effects(ran) == {
@@ -227,6 +234,7 @@ class TestGuards:
             "own-switch": RIGHT,
         }
 
+    @pytest.mark.wide
     def test_the_table_has_every_configuration_class(self, ran: Ran) -> None:
         table, others = ran.trial("always")["tables"][:2]
         assert table["columns"][3:] == ["num", "local", "routed", "any", "text", "switch"]
@@ -236,6 +244,7 @@ class TestGuards:
         assert rows["DbrxConfig"] == ["OFF", "OFF", "OFF", "OFF", "OFF", "on"]
         assert ["DeepseekV3Config", "n_routed_experts", "no auxiliary loss"] in others["rows"]
 
+    @pytest.mark.wide
     def test_a_check_of_one_family_would_accept_wrong_guards(self, ran: Ran) -> None:
         for variant, family in (("num-experts", "Qwen3Moe"), ("any", "Mixtral")):
             wrong = ran.trial(variant)["wrong_parameters"]

@@ -20,7 +20,7 @@ from moediag.protocol import EVENT_KINDS, OPS, Heartbeat, flight_file, heartbeat
 
 pytestmark = pytest.mark.e2e
 JOB = Path(__file__).parents[1] / "victims" / "recorded_job.py"
-# The Python of another stack, to hold the recorder to its torch (docs/reference/compatibility.md).
+# The Python of another stack, to hold the recorder to its torch (reports/torch-releases.md).
 RANK_PYTHON = os.environ.get("MOEDIAG_TEST_RANK_PYTHON", sys.executable)
 SCENES = (
     "on", "off", "divergent", "silent", "checkpoint", "ddp", "fsdp1", "hsdp", "calls", "flight",

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from moediag.evidence.law_records import read_laws
-from tests.e2e.test_watch import TORCHRUN, watch
+from tests.e2e.launchers import TORCHRUN
+from tests.e2e.test_watch import watch
 
 SCRIPT = Path(__file__).parents[1] / "victims" / "same_numbers.py"
 NEEDS_TRAINER = pytest.mark.skipif(

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from tests.e2e.pipeline import Command, Ran, need
+from tests.e2e.pipeline import FEW_IN_CI, Command, Ran, need
 from tests.e2e.result_shape import problems
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
@@ -41,9 +41,14 @@ def holds(ran: Ran) -> None:
 
 
 class TestExpertStarvation:
-    @pytest.fixture
-    def ran(self, command: Command) -> Ran:
+    """CI runs the whole scenario too, by `make run`."""
+
+    @pytest.fixture(params=FEW_IN_CI)
+    def ran(self, command: Command, request: pytest.FixtureRequest) -> Ran:
         need({"transformers": "4.53.2"})
+        few = ("unfixed", "touch", "identical-sampler", "identical-batches")
+        if request.param == "few":
+            return command.run("expert-starvation", "--set", "cost=null", variants=few)
         need({"transformers": "5.0.0"})
         return command.run("expert-starvation", "--set", "cost=null")
 
@@ -71,28 +76,23 @@ class TestExpertStarvation:
         assert (trial["launcher"], trial["backend"]) == ("fork", "gloo")
 
     def test_every_fix_is_judged_and_the_wrong_batch_is_noted(self, ran: Ran) -> None:
-        assert ran.fixes == dict.fromkeys(
-            ["unused-params-flag", "zero-fill", "touch", "iterate-all", "dense-experts",
-             "identical-sampler", "upgrade"],
-            True,
-        )  # fmt: skip
+        assert set(ran.fixes.values()) == {True} and len(ran.fixes) in (2, 7)
         sampler = ran.trial("identical-sampler")
         assert sampler["other_batch"] is True
         assert "wrong batch" in sampler["notes"][0]
-        assert not any(ran.trial(name)["other_batch"] for name in ("unfixed", "touch", "upgrade"))
-        upgraded = ran.trial("upgrade")
-        assert upgraded["stack"]["transformers"] == "5.0.0"
-        # One 3-D parameter instead of 24 matrices in each of two layers.
+        assert not any(ran.trial(name)["other_batch"] for name in ("unfixed", "touch"))
         assert ran.trial("touch")["parameters_compared"] == 69
-        assert upgraded["parameters_compared"] < 69
+        if "upgrade" in ran.verdicts:
+            upgraded = ran.trial("upgrade")
+            assert upgraded["stack"]["transformers"] == "5.0.0" and not upgraded["other_batch"]
+            # One 3-D parameter instead of 24 matrices in each of two layers.
+            assert upgraded["parameters_compared"] < 69
 
     def test_the_controls_are_clean(self, ran: Ran) -> None:
         controls = {
             t["variant"]: t["verdict"] for t in ran.result["trials"] if t["role"] == "control"
         }
-        assert controls == dict.fromkeys(
-            ["identical-batches", "starved-everywhere", "loops-over-all", "fused-family"], CLEAN
-        )
+        assert set(controls.values()) == {CLEAN} and len(controls) in (1, 4)
 
     def test_without_step_times_no_fix_is_called_cheapest(self, ran: Ran) -> None:
         assert ran.result["conclusion"]["cheapest_correct_fix"] is None
@@ -113,23 +113,23 @@ def test_costs_are_ratios_with_spreads_and_a_step_equals_itself(command: Command
     need({"transformers": "4.53.2"})
     tiny = "{hidden: 32, intermediate: 16, layers: 1, experts: 8, heads: 2, kv_heads: 2}"
     ran = command.run(
-        "expert-starvation", "--variant", "unfixed", "--variant", "unused-params-flag",
-        "--variant", "dense-experts", "--variant", "identical-batches",
-        "--set", "cost.rounds=5", "--set", "cost.seq_len=64", "--set", f"cost.model={tiny}",
+        "expert-starvation", "--set", "cost.rounds=5", "--set", "cost.seq_len=64",
+        "--set", f"cost.model={tiny}",
+        variants=("unfixed", "dense-experts", "identical-batches"),
     )  # fmt: skip
     holds(ran)
     timed = {
         t["variant"]: (t["step_time_ratio"], t["step_time_spread"]) for t in ran.result["trials"]
     }
     assert timed.pop("identical-batches") == (None, None), "a control has no cost"
-    assert set(timed) == {"unfixed", "unused-params-flag", "dense-experts"}
+    assert set(timed) == {"unfixed", "dense-experts"}
     for variant, (ratio, (low, high)) in timed.items():
         assert low <= ratio <= high or variant == "unfixed"
         assert 0 < low <= high
     # The unfixed step against a second timing of itself: no difference, only its noise.
     assert timed["unfixed"][0] == 1.0
     assert {f["variant"]: f["step_time_ratio"] for f in ran.result["conclusion"]["fixes"]} == {
-        name: timed[name][0] for name in ("unused-params-flag", "dense-experts")
+        "dense-experts": timed["dense-experts"][0]
     }
     assert ran.result["conclusion"]["cheapest_correct_fix"] in ran.fixes
     assert all(t["variant"] != "cost" for t in ran.result["trials"])
@@ -172,10 +172,13 @@ class TestSilent:
             assert ran.trial(variant)["gradient_error"] < 1e-6
 
 
-def test_data_alone_starves_experts_without_a_patch(command: Command) -> None:
+@pytest.mark.parametrize("variants", FEW_IN_CI)
+def test_data_alone_starves_experts_without_a_patch(command: Command, variants: str) -> None:
     need({"transformers": "4.53.2"})
-    need({"transformers": "5.0.0"})
-    ran = command.run("expert-starvation-data")
+    few = ("unfixed", "unused-params-flag", "distinct-batches")
+    if variants == "all":
+        need({"transformers": "5.0.0"})
+    ran = command.run("expert-starvation-data", variants=few if variants == "few" else ())
     holds(ran)
     trial = ran.trial("unfixed")
     assert trial["verdict"] == WRONG
@@ -185,15 +188,17 @@ def test_data_alone_starves_experts_without_a_patch(command: Command) -> None:
     assert first and second and not set(first) & set(second)
     # Each rank fills its two hit experts' slots with the other rank's two.
     assert set(first) | set(second) <= set(trial["wrong_parameters"])
-    assert ran.fixes == {"unused-params-flag": True, "touch": True, "upgrade": True}
+    assert set(ran.fixes.values()) == {True} and len(ran.fixes) in (1, 3)
     assert ran.verdicts["distinct-batches"] == CLEAN
 
 
 class TestHang:
-    @pytest.fixture
-    def ran(self, command: Command) -> Ran:
+    @pytest.fixture(params=FEW_IN_CI)
+    def ran(self, command: Command, request: pytest.FixtureRequest) -> Ran:
         need({"transformers": "4.53.2"})
-        return command.run("expert-starvation-hang")
+        few = ("unfixed", "unused-params-flag", "natural-routing")
+        variants = few if request.param == "few" else ()
+        return command.run("expert-starvation-hang", variants=variants)
 
     def test_the_stacks_show_where_the_ranks_wait(self, ran: Ran) -> None:
         holds(ran)
@@ -217,12 +222,14 @@ class TestHang:
         assert "stopped where rank 0 is in all_gather" in trial["cause"]
 
     def test_the_flag_is_wrong_and_another_fix_is_correct(self, ran: Ran) -> None:
-        assert ran.fixes == {"unused-params-flag": False, "zero-fill": False, "iterate-all": True}
+        right = {"unused-params-flag": False, "zero-fill": False, "iterate-all": True}
+        assert ran.fixes == {name: right[name] for name in ran.fixes} and ran.fixes
         assert ran.verdicts["unused-params-flag"] == HANG
         assert ran.result["conclusion"]["cheapest_correct_fix"] is None  # it was not timed
         assert ran.verdicts["natural-routing"] == CLEAN
 
 
+@pytest.mark.wide  # test_nightly.py runs it on two releases
 def test_two_healthy_steps_do_not_hide_the_failure(command: Command) -> None:
     need({"transformers": "4.53.2"})
     ran = command.run("expert-starvation-late")
@@ -237,6 +244,7 @@ def test_two_healthy_steps_do_not_hide_the_failure(command: Command) -> None:
     assert trial["first_divergence"]["index"] > 20
 
 
+@pytest.mark.wide
 def test_a_fix_that_breaks_a_working_run_is_a_regression(command: Command) -> None:
     need({"transformers": "4.53.2"})
     ran = command.run("expert-starvation-accumulate")
@@ -262,9 +270,7 @@ def test_a_fix_that_breaks_a_working_run_is_a_regression(command: Command) -> No
 def test_failing_and_working_wrappers(command: Command) -> None:
     need({"transformers": "4.53.2"})
     variants = ("fsdp2", "fsdp1", "ddp", "ddp-without-find-unused", "natural-routing")
-    ran = command.run(
-        "expert-starvation-wrappers", *(word for name in variants for word in ("--variant", name))
-    )
+    ran = command.run("expert-starvation-wrappers", variants=variants)
     holds(ran)
     assert ran.verdicts == dict(zip(variants, (MISMATCH, CLEAN, CLEAN, CRASH, CLEAN), strict=True))
     assert "find_unused_parameters=True" in ran.trial("ddp-without-find-unused")["cause"]
@@ -292,21 +298,16 @@ def test_zero_2_fails_like_fsdp2_and_zero_3_works(command: Command) -> None:
 class TestTheSameVerdicts:
     """Under torchrun, and with four ranks."""
 
+    @pytest.mark.wide  # test_launch.py has torchrun's launcher
     @pytest.mark.parametrize(
-        "name",
-        [
-            "expert-starvation-silent",
-            pytest.param("expert-starvation", marks=pytest.mark.wide),
-            pytest.param("expert-starvation-hang", marks=pytest.mark.wide),
-        ],
+        "name", ["expert-starvation-silent", "expert-starvation", "expert-starvation-hang"]
     )
     def test_torchrun_gives_the_same_verdicts_as_the_fork_launcher(
         self, command: Command, name: str
     ) -> None:
         need({"transformers": "4.53.2"})
-        unfixed = (name, "--variant", "unfixed")
-        real = command.run(*unfixed, "--launcher", "torchrun")
-        forked = command.run(*unfixed)
+        real = command.run(name, "--variant", "unfixed", "--launcher", "torchrun")
+        forked = command.run(name)  # the tests above have run it
         assert problems(real.result) == problems(forked.result) == []
         assert real.code == forked.code == 0
         mine, other = real.trial("unfixed"), forked.trial("unfixed")
@@ -315,6 +316,7 @@ class TestTheSameVerdicts:
                     "first_divergence", "wrong_parameters", "gradient_error"):  # fmt: skip
             assert mine[key] == other[key], key
 
+    @pytest.mark.wide  # test_howto.py has four ranks
     def test_one_starving_rank_of_four_is_the_culprit(self, command: Command) -> None:
         need({"transformers": "4.53.2"})
         ran = command.run(
@@ -363,13 +365,14 @@ def test_a_machine_under_full_load_gives_the_same_verdicts(command: Command) -> 
 
 
 FAMILIES = [
-    ("4.53.2", "qwen2_moe", MISMATCH),
     ("4.53.2", "mixtral", MISMATCH),
-    ("4.53.2", "deepseek_v3", MISMATCH),
     ("4.53.2", "internvl", MISMATCH),
     ("4.53.2", "olmoe", CLEAN),
-    ("4.53.2", "llama4", CLEAN),
     ("4.53.2", "glm4_moe", "not-applicable"),
+    # From here on `make wide` runs them.
+    ("4.53.2", "qwen2_moe", MISMATCH),
+    ("4.53.2", "deepseek_v3", MISMATCH),
+    ("4.53.2", "llama4", CLEAN),
     ("4.57.6", "glm4_moe", MISMATCH),
     ("4.57.6", "glm4v_moe", MISMATCH),
     ("4.57.6", "qwen3_omni_moe", MISMATCH),
@@ -378,7 +381,10 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(("release", "family", "verdict"), FAMILIES)
+@pytest.mark.parametrize(
+    ("release", "family", "verdict"),
+    [*FAMILIES[:4], *(pytest.param(*row, marks=pytest.mark.wide) for row in FAMILIES[4:])],
+)
 def test_a_family_can_be_chosen_on_the_command_line(
     command: Command, release: str, family: str, verdict: str
 ) -> None:

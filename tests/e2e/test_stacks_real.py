@@ -18,7 +18,7 @@ from moediag.lab.stacks import environment, offline, releases, uv
 from moediag.lab.stacks.environment import Stack
 from moediag.lab.stacks.first_import import import_once
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.wide]
 
 PROGRAM = """
 import importlib.util, torch, transformers, accelerate, moediag.protocol
@@ -80,7 +80,6 @@ def test_built_environments_have_bytecode(cache: Path) -> None:
     assert again.key == stack.key
 
 
-@pytest.mark.wide
 def test_a_bundle_installs_and_builds_without_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +97,6 @@ def test_a_bundle_installs_and_builds_without_a_network(
     assert output(stack)[2] == "True"
 
 
-@pytest.mark.wide
 def test_the_install_script_of_a_bundle_works(tmp_path: Path) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     bundle = offline.make_bundle([], version, tmp_path / "bundle")

@@ -13,11 +13,12 @@ from moediag.lab.launch import fork
 from moediag.lab.scenario import catalogue
 from tests.e2e.pipeline import need
 
-NAMES = ["expert-starvation-data", "expert-starvation-late"]
+NAMES = ["expert-starvation-silent", "expert-starvation-late"]
 
 
 @pytest.mark.e2e
 @pytest.mark.stack
+@pytest.mark.wide
 def test_two_scenarios_share_a_host_and_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,5 +43,5 @@ def test_two_scenarios_share_a_host_and_a_summary(
     assert told in " ".join(said.out.split())
     assert f"[{trials}/{trials}] " in said.err
     assert all((tmp_path / "all" / name / "result.json").is_file() for name in NAMES)
-    assert len(started) == len(set(started))  # each stack's libraries were imported once
-    assert sum("transformers-4.53.2-" in python for python in started) == 1
+    (python,) = started  # the libraries of their one stack were imported once
+    assert "transformers-4.53.2-" in python

@@ -115,8 +115,12 @@ def test_a_trainer_that_only_evaluates_does_not_keep_the_next_from_checking(tmp_
     assert line["verdict"] == "nonfinite"
 
 
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("bad", "verdict"), [(False, "clean"), (True, "nonfinite")])
-def test_a_lightning_trainer_reports_its_laws(tmp_path: Path, bad: bool, verdict: str) -> None:
+def test_a_lightning_trainer_reports_its_laws(
+    tmp_path: Path, bad: bool, verdict: str, compiled: bool
+) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     from moediag.callbacks.lightning_callback import LightningLaws
 
@@ -136,6 +140,9 @@ def test_a_lightning_trainer_reports_its_laws(tmp_path: Path, bad: bool, verdict
         accelerator="cpu", devices=1, max_steps=4, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[laws],
     )  # fmt: skip
-    trainer.fit(Module(), torch.utils.data.DataLoader(Numbers(), batch_size=2))
+    module = Module()
+    if compiled:
+        module.compile(backend="eager")
+    trainer.fit(module, torch.utils.data.DataLoader(Numbers(), batch_size=2))
     (line,) = lines(tmp_path / "found.jsonl")
     assert line["verdict"] == verdict, line

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.launchers import TORCHRUN
+
 pytestmark = pytest.mark.e2e
 
 JOB = str(Path(__file__).parents[1] / "victims" / "measured_job.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def verify(tmp_path: Path, reference: list[str], *job: str, ranks: int = 2) -> tuple[int, Any]:

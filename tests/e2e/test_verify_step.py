@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from moediag import verify
 from moediag.lab.stacks.environment import ensure
+from moediag.pipeline import verify as pipeline
+from tests.e2e.launchers import PLAIN, TORCHRUN
+from tests.forked_ranks import on_ranks
 
 pytestmark = pytest.mark.e2e
 
 JOB = str(Path(__file__).parents[1] / "victims" / "moe_steps.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 # case -> what the page says
 WRONG = {
@@ -37,7 +42,7 @@ HEALTHY = ("ddp:", "fsdp1:", "ddp:clipped")
 
 def found(tmp_path: Path, ranks: int, *cases: str) -> dict[str, Any]:
     done = subprocess.run(
-        [*TORCHRUN, str(ranks), JOB, str(tmp_path), *cases],
+        [*PLAIN, str(ranks), JOB, str(tmp_path), *cases],
         env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
         capture_output=True,
     )  # fmt: skip
@@ -103,46 +108,39 @@ def test_expert_gradients_times_ep_are_found(tmp_path: Path) -> None:
     assert WRONG[case] in one["cause"]
 
 
-FULL_DISK = """
-import torch
-import torch.distributed as dist
-from moediag import verify
-from moediag.pipeline import verify as pipeline
-
-def full(*_):
-    raise OSError(28, "No space left on device")
-
-def build():
+def build() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Linear(4, 1)
 
-def loss(model, batch):
+
+def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).square().mean()
 
-dist.init_process_group("gloo")
-if dist.get_rank() == 0:
-    pipeline.conclude = full
-model = torch.nn.parallel.DistributedDataParallel(build())
-optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 4)
-try:
-    with verify.step(model, optimizer, reference=build, loss=loss, batch=batch):
-        loss(model, batch).backward()
-        optimizer.step()
-except OSError as error:
-    print("rank", dist.get_rank(), "continues:", error.strerror, flush=True)
-dist.barrier()
-"""
+
+def with_a_full_disk(rank: int, folder: Path) -> str:
+    """Concludes nothing on rank 0; returns the error that this rank gets."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    os.chdir(folder)
+    if rank == 0:
+        pipeline.conclude = full  # type: ignore[assignment]
+    model = torch.nn.parallel.DistributedDataParallel(build())
+    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 4)
+    try:
+        with verify.step(model, optimizer, reference=build, loss=loss, batch=batch):
+            loss(model, batch).backward()
+            optimizer.step()
+    except OSError as error:
+        return str(error.strerror)
+    finally:
+        dist.barrier()
+    return ""
 
 
 def test_every_rank_gets_the_error_of_rank_0(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(FULL_DISK)
-    done = subprocess.run(
-        [*TORCHRUN, "2", "job.py"], cwd=tmp_path, env=dict(os.environ, OMP_NUM_THREADS="1"),
-        text=True, timeout=100, check=False, capture_output=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    words = [f"rank {rank} continues: No space left on device" for rank in range(2)]
-    assert sorted(done.stdout.splitlines()) == words
+    assert on_ranks(2, tmp_path, with_a_full_disk, tmp_path) == ["No space left on device"] * 2
 
 
 @pytest.mark.wide

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from moediag.pipeline.examine import examine
-from tests.e2e.test_watch import under_torchrun
+from tests.e2e.launchers import PLAIN
+from tests.e2e.test_watch import under
 from tests.victims.table import LAW_RUNS, LAW_VICTIMS, LawVictim, healthy_programs
 
 pytestmark = pytest.mark.e2e
@@ -25,7 +26,7 @@ DEFAULT = ("lr_by_rank",)
     ],
 )
 def test_every_silent_error_is_found(victim: LawVictim, tmp_path: Path) -> None:
-    code, trial = under_torchrun(tmp_path, victim, "--laws")
+    code, trial = under(PLAIN, tmp_path, victim, "--laws")
     cause = str(trial["cause"])
     assert trial["verdict"] in victim.verdicts, cause
     assert list(trial["culprits"]) == list(victim.culprits), cause  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from moediag.evidence.law_model import PART, REDUCED, LawCheck, LawPiece, RankLaws
 from moediag.evidence.model import Evidence
@@ -55,6 +56,17 @@ def job(
         changed = [change(rank, one) if change else one for one in checks]
         recorded[rank] = replace(seen, laws=RankLaws(tuple(changed)))
     return replace(found, ranks=recorded, watched=True)
+
+
+def with_events(evidence: Evidence, **events: Any) -> Evidence:
+    """The job with events of kinds that only one law reads: those of all ranks, or a function of
+    the rank that returns its own."""
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        laws = seen.laws or RankLaws()
+        own = {kind: of(rank) if callable(of) else of for kind, of in events.items()}
+        ranks[rank] = replace(seen, laws=replace(laws, others={**laws.others, **own}))
+    return replace(evidence, ranks=ranks)
 
 
 def other(row: tuple[str | None, ...], rank: int) -> tuple[str | None, ...]:

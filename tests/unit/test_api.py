@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import moediag
 from moediag.callbacks import sinks
+from moediag.callbacks.job_laws import JobLaws
 from moediag.errors import EvidenceError, ScenarioError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +59,16 @@ def test_the_example_of_diagnose_runs(
     assert capsys.readouterr().out.startswith("hang ")
 
 
+def step(**wrong: Any) -> None:
+    """Begins a `verify.step` with arguments of which some are wrong."""
+
+    class Optimizer:
+        def step(self) -> None: ...
+
+    right = {"reference": list, "loss": max, "batch": [], "model": max, "optimizer": Optimizer()}
+    moediag.verify.step(**{**right, **wrong}).__enter__()
+
+
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
@@ -80,6 +92,27 @@ def test_the_example_of_diagnose_runs(
         (lambda: moediag.verify.jobs(["torchrun"], ["python"], steps=0), "steps=0"),
         (lambda: moediag.laws.record("", 0), "folder=''"),
         (lambda: moediag.laws.record("laws-run", -1), "every=-1"),
+        (lambda: moediag.run("expert-starvation", variants="unfixed"), "variants='unfixed'"),
+        (lambda: moediag.run("expert-starvation", out=3), "out=3"),
+        (lambda: moediag.check("config.json", None), "layout=None"),
+        (lambda: moediag.check("config.json", {"ep": 2}, out=3), "out=3"),
+        (lambda: moediag.verify.jobs(["true"], ["true"], out=""), "out=''"),
+        (lambda: moediag.verify.jobs(["true"], [""]), "reference=['']"),
+        (lambda: step(model=3), "model=3"),
+        (lambda: step(optimizer=None), "optimizer.step=None"),
+        (lambda: step(reference=3), "reference=3"),
+        (lambda: step(loss=None), "loss=None"),
+        (lambda: step(clip=-1), "clip=-1"),
+        (lambda: step(collate=3), "collate=3"),
+        (lambda: step(out=3), "out=3"),
+        (lambda: sinks.send(HUNG, None), "sinks=None"),
+        (lambda: sinks.send(HUNG, [sinks.JsonLines("o"), 3]), "sinks[1].tokens=None"),
+        (lambda: sinks.JsonLines(""), "path=''"),
+        (lambda: JobLaws(""), "folder=''"),
+        (lambda: JobLaws(every=None), "every=None"),  # type: ignore[arg-type]
+        (lambda: JobLaws(sinks=sinks.JsonLines("o")), "sinks=<"),
+        (lambda: moediag.laws.allow("replicas-appart"), "law='replicas-appart'"),
+        (lambda: moediag.laws.allow(3), "law=3"),  # type: ignore[arg-type]
     ],
 )
 def test_a_wrong_argument_is_named(call: Callable[[], object], argument: str) -> None:

@@ -172,3 +172,23 @@ def test_json_lines_have_each_rank_and_expert(tmp_path: Path) -> None:
         "kind": "tokens", "step": 2, "block": BLOCK, "counts": {"0": [3, 0], "1": [4, 1]},
     }  # fmt: skip
     assert (last["verdict"], last["culprits"], last["notes"]) == ("nonfinite", [1], ["one note"])
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_training_whose_modules_are_not_seen_running(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, told: bool
+) -> None:
+    """As under `torch.compile`: the callback knows the model."""
+    job = JobLaws(str(tmp_path), 1)
+    job.begin()
+    weight = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
+    for step in range(4):
+        loss = torch.nn.functional.linear(torch.ones(1, 4), weight.weight, weight.bias).sum()
+        (loss * float("nan") if step == 1 else loss).backward()
+        if told:
+            job.backward(weight)
+        optimizer.step()
+    job.end()
+    assert ("nonfinite: " in caplog.text) == told
+    assert ("numbers were not checked" in caplog.text) == (not told)

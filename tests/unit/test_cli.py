@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import moediag
-from moediag.cli import app, options
+from moediag.cli import app, main, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
 from moediag.lab.campaign.engine import Header, Line
 from moediag.lab.campaign.run import outcome
@@ -455,10 +455,13 @@ def test_pairs_accept_pip_spelling() -> None:
     }
 
 
-def test_no_command_prints_the_help_with_a_usage_error() -> None:
+def test_no_command_prints_one_screen_with_a_usage_error() -> None:
     result = invoke()
     assert result.exit_code == ExitCode.USAGE
-    assert "Example: moediag watch -- torchrun" in result.stdout
+    lines = result.stdout.splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) <= 80
+    assert "moediag watch -- torchrun" in result.stdout and "moediag --help" in lines[-2]
+    assert "Example: moediag watch -- torchrun" in invoke("--help").stdout
 
 
 def test_version_is_printed() -> None:
@@ -501,7 +504,7 @@ def test_a_wrong_command_is_told_and_the_help_lists_all(capsys: pytest.CaptureFi
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:
-    program = [sys.executable, "-m", "moediag", "report", *[str(RESULTS / "hang.json")] * 400]
+    program = [sys.executable, "-m", "moediag", "report", *[str(RESULTS / "hang.json")] * 150]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -556,7 +559,7 @@ def test_an_interruption_while_a_class_is_made_is_no_bug(
 )
 def test_an_interruption_while_modules_are_imported_has_no_traceback(how: str) -> None:
     program = """
-import sys
+import signal, sys
 class Interrupted:
     @staticmethod
     def find_spec(name, *_):
@@ -564,7 +567,10 @@ class Interrupted:
             HOW
 sys.meta_path.insert(0, Interrupted)
 from moediag.cli import main
-sys.exit(main(["list"]))
+sys.argv[1:] = ["list"]
+code = main()
+signal.raise_signal(signal.SIGINT)  # a second Ctrl-C
+sys.exit(code)
 """
     ended = subprocess.run(
         [sys.executable, "-c", program.replace("HOW", how)],
@@ -573,3 +579,14 @@ sys.exit(main(["list"]))
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (ExitCode.INTERRUPTED, "error: interrupted\n")
+
+
+def test_an_interruption_before_the_command_has_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(given: list[str]) -> tuple[list[str], bool]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "_without_debug", interrupted)
+    assert main(["list"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "error: interrupted\n"

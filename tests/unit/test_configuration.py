@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import typer
 
+from docs.generate.configuration_page import OF_COMMAND, VARIABLES
 from moediag.cli import app, main
 from moediag.configuration import SETTINGS, read
 from moediag.errors import UsageError
-from moediag.reference.configuration_page import OF_COMMAND, VARIABLES
 
 GROUP = typer.main.get_command(app.whole())
 DOCS = Path(__file__).parents[2] / "docs"

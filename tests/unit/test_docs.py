@@ -15,10 +15,9 @@ from moediag.cli.app import whole
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-PAGES += [
-    ROOT / "reports" / f"{name}.md"
-    for name in ("compatibility", "accuracy", "bisect", "laws", "load-cost", "verify")
-]
+_REPORTS = "accuracy bisect compatibility growth laws load-cost torch-releases verify"
+PAGES += [ROOT / "reports" / f"{name}.md" for name in _REPORTS.split()]
+PAGES += sorted((ROOT / "reports" / "findings").glob("*.md"))
 PAGES += [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")]
 # The README is also the long description on a package index, so its links are absolute.
 HOME = "https://github.com/moediag/moediag/blob/main/"

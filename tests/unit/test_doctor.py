@@ -97,7 +97,7 @@ def test_ptrace_is_tested_with_a_real_process(
     refused = program(tmp_path, "spy-no", "echo 'Permission Denied' >&2; exit 1")
     monkeypatch.setattr(doctor, "tool", lambda wanted: refused)
     for scope, told in (("1", True), ("0", False), ("absent", False)):
-        monkeypatch.setattr(doctor, "_yama", lambda scope=scope: scope)
+        monkeypatch.setattr(doctor, "ptrace_scope", lambda scope=scope: scope)
         check = named("ptrace", network=False)
         assert check.status == "warn" and "SYS_PTRACE" in check.advice
         assert ("ptrace_scope=0" in check.advice) == told

@@ -110,6 +110,11 @@ def test_source_stays_python() -> None:
         "api_key = 'planted0planted0'\ntoken = get_token(kind=key)\n"
         'url = f"https://me:planted1@host/{token}"\nopen_secret(password="planted2", user=name)\n'
         "raise E('login failed: api_key=planted3planted3')\nif secret == rank: pass\n"
+        "if password == 'planted4': pass\nself.api_key: str | None = 'planted5'\n"
+        "token = os.environ.get('HF_TOKEN', 'planted6')\n"
+        "add('x'); parser.add_argument('--api-key', type=str, default='planted7')\n"
+        "name = os.getenv('MODEL', 'gpt2')\n"
+        "def f(password: str) -> None:\n    access_token = 'planted8'\n"
     )
     shown = masked_source(source)
     assert "planted" not in shown
@@ -117,6 +122,7 @@ def test_source_stays_python() -> None:
         type(node) for node in ast.walk(ast.parse(source))
     ]
     assert "token = get_token(kind=key)" in shown and "if secret == rank: pass" in shown
+    assert "os.getenv('MODEL', 'gpt2')" in shown
 
 
 def test_a_folder_is_redacted_and_binary_files_with_paths_are_told(tmp_path: Path) -> None:

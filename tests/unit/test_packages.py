@@ -29,7 +29,6 @@ SAME: dict[str, str] = {
     "verify": "cli parses `moediag verify`, pipeline verifies, `moediag.verify` is for programs",
     # One measurement or record: written on the rank side, read or judged on the control side.
     "events": "protocol defines the recorder's events, evidence reads them",
-    "executed": "a rank writes of which files functions ran, bisect reads it",
     "gradients": "worker measures them, diagnosis judges them",
     "measured": "protocol defines what ranks measure, detectors judge it",
     "ownership": "worker measures who holds which experts, diagnosis judges it",

@@ -25,7 +25,7 @@ out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 count = int(sys.argv[sys.argv.index("--nproc-per-node") + 1])
 line = [sys.executable, "-m", *sys.argv[sys.argv.index("pytest"):]]
 codes = [subprocess.run(line, env={**os.environ, "RANK": str(r)}).returncode for r in range(count)]
-out.mkdir(parents=True)
+out.mkdir(parents=True, exist_ok=True)
 verdict = "crash" if any(codes) else "clean"
 found = {"verdict": verdict, "culprits": [r for r, code in enumerate(codes) if code]}
 (out / "result.json").write_text(json.dumps({"trials": [found]}))

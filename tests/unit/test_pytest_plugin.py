@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,7 +38,7 @@ import json, os, pathlib, sys
 verdict, reports = json.loads(os.environ["CASES"])[sys.argv[-1].partition("::test_")[2]]
 culprits = [1] if verdict == "crash" else []
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
-out.mkdir(parents=True)
+out.mkdir(parents=True, exist_ok=True)
 trial = {"verdict": verdict, "culprits": culprits}
 (out / "result.json").write_text(json.dumps({"trials": [trial]}))
 print("a rank's words")
@@ -118,6 +120,7 @@ SIDES = [
     {"ranks": [0], "line": "test_it.py:5 test_it"},
     {"ranks": [1], "line": "test_it.py:6 test_it"},
 ]
+GONE = {"ranks": [1], "line": "", "what": "finished"}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +130,9 @@ SIDES = [
         ([2], SIDES, "rank 2: hang. why"),
         ([], SIDES, "rank 0 at test_it.py:5 test_it, rank 1 at test_it.py:6 test_it: hang. why"),
         ([], [{"ranks": [0], "line": ""}], "hang. why"),
+        ([], [SIDES[0], {"ranks": [1], "line": ""}], "hang. why"),
+        ([], SIDES[:1], "rank 0 at test_it.py:5 test_it: hang. why"),
+        ([], [SIDES[0], GONE], "rank 0 at test_it.py:5 test_it, rank 1 finished: hang. why"),
         ([0], [*SIDES, {"ranks": [0], "line": "other.py:1 f"}], "rank 0: hang. why"),
     ],
 )
@@ -134,7 +140,32 @@ def test_the_first_line_has_ranks_and_lines(
     culprits: list[int], places: list[dict[str, object]], begins: str
 ) -> None:
     trial = {"verdict": "hang", "cause": "why", "culprits": culprits, "places": places}
-    assert pytest_plugin._first_line(trial, {}, [], "") == begins
+    failed = {0: {**FAILED, "line": "test_it.py:5: Connection closed by peer"}}
+    for said in ({}, {} if 0 in culprits else failed):
+        assert pytest_plugin._first_line(trial, said, [], "") == begins
+
+
+def item(root: Path, name: str = "test_it[a/b]") -> Any:
+    config = SimpleNamespace(rootpath=root, getoption=lambda _: "runs")
+    return SimpleNamespace(name=name, config=config)
+
+
+def test_two_workers_never_share_a_run_directory(tmp_path: Path) -> None:
+    folders = {pytest_plugin._folder(item(tmp_path)) for _ in range(3)}
+    assert len(folders) == 3
+    assert {folder.parent for folder in folders} == {tmp_path / "runs"}
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(pytest.fail.Exception, match=r"--ranks-out .*runs: Not a directory"):
+        pytest_plugin._folder(item(tmp_path))
+
+
+def test_a_report_that_was_cut_off_is_none(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.json").write_text(json.dumps(PASSED))
+    (tmp_path / "rank-1.json").write_text('{"outcome": "pas')
+    assert dict(pytest_plugin._read(tmp_path)) == {0: PASSED}
 
 
 class TestARank:
@@ -145,6 +176,10 @@ class TestARank:
             ("assert 2 == 3", "failed", "assert 2 == 3"),
             ("pytest.skip('no GPU')", "skipped", "no GPU"),
             ("pytest.xfail('known')", "skipped", "known"),
+            ("raise KeyboardInterrupt", "failed", "test_it.py:4: KeyboardInterrupt"),
+            ("pytest.exit('enough')", "failed", "test_it.py:4: _pytest.outcomes.Exit: enough"),
+            ("import os; assert os.fork() == 0 or os.wait()", "passed", ""),
+            ("import os; assert os.fork() and os.wait(), 'child'", "passed", ""),
         ],
     )
     def test_it_writes_how_its_test_ended(
@@ -161,5 +196,5 @@ class TestARank:
         subprocess.run(line, check=False, capture_output=True)
         said = json.loads((tmp_path / "rank-3.json").read_text())
         assert said["outcome"] == outcome
-        assert text in said["text"] + said["reason"]
-        assert bool(said["expected"]) == ("xfail" in body)
+        assert text in said["text"] + said["line"] + said.get("reason", "")
+        assert bool(said.get("expected")) == ("xfail" in body)

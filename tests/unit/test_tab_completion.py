@@ -56,7 +56,7 @@ def test_scenario_files_are_completed_too(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "mine.txt").touch()
-    assert completions.scenarios("mi") == ["mine.yaml"]
+    assert completions.scenarios("min") == ["mine.yaml"]
     assert completions.scenarios("./mi") == ["./mine.yaml"]
 
 

@@ -68,7 +68,8 @@ def main() -> None:
     rank = dist.get_rank()
     end = Path(sys.argv[2])
     globals()[sys.argv[1]](rank, end.exists)
-    print(f"rank {rank} is done", flush=True)
+    # One write: the ranks share the pipe, and `print` may write its newline separately.
+    os.write(1, f"rank {rank} is done\n".encode())
     dist.destroy_process_group()
 
 

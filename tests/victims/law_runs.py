@@ -42,7 +42,7 @@ def run(folder: Path, rank: int, ranks: int, names: list[str]) -> None:
             with moediag.laws.recording(str(folder / name)):
                 program(name, rank)()
         except Exception as error:  # the other programs still run
-            print(f"{name}: rank {rank}: {error!r}", file=sys.stderr)
+            os.write(2, f"{name}: rank {rank}: {error!r}\n".encode())
         dist.barrier()
     dist.destroy_process_group()
 

@@ -1,9 +1,9 @@
 """A stand-in for Slurm: a daemon that starts tasks, and a client like srun.
 
-What it has in common with the real one (tried with Slurm 22.05, see docs/howto/watch.md): tasks are
-children of the daemon and in sessions of their own, so no process tree leads from the client to
-them; the client's environment is theirs, and Slurm's variables say who each is; the client stays
-until all have ended, has the worst exit code, and a signal that ends it ends them.
+What it has in common with the real one (tried with Slurm 22.05, see the design note on watched
+jobs): tasks are children of the daemon and in sessions of their own, so no process tree leads from
+the client to them; the client's environment is theirs, and Slurm's variables say who each is; the
+client stays until all have ended, has the worst exit code, and a signal that ends it ends them.
 
 ``like_slurm.py daemon SOCKET``; ``like_slurm.py srun SOCKET TASKS COMMAND…``
 """

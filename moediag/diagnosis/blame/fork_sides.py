@@ -52,19 +52,52 @@ def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Si
             return []
         ranks = together.setdefault(lines, [])
         ranks += [rank] * (rank not in ranks)
-    return [_side(lines, ranks, found, schedule, own) for lines, ranks in together.items()]
+    groups = [tuple(ranks) for ranks in together.values()]
+    at = _parted_at(groups, found.position, schedule, evidence, own)
+    sides = []
+    for (lines, ranks), call in zip(together.items(), _calls(groups, at, schedule), strict=True):
+        common = schedule.at(ranks[0], at - 1) if at else None
+        before = made_at(common, own) if common is not None else ()
+        if at == found.position:
+            sides.append(Side(tuple(ranks), lines, found.calls.get(ranks[0]), common, before))
+        elif call is not None:
+            sides.append(Side(tuple(ranks), made_at(call, own), call, common, before))
+    return sides
 
 
-def _side(
-    lines: tuple[Line, ...],
-    ranks: Sequence[int],
-    found: Divergence,
+def _calls(
+    groups: Sequence[tuple[int, ...]], at: int, schedule: Schedule
+) -> list[Collective | None]:
+    return [schedule.at(ranks[0], at) for ranks in groups]
+
+
+def _parted_at(
+    groups: Sequence[tuple[int, ...]],
+    position: int,
     schedule: Schedule,
+    evidence: Evidence,
     own: Collection[str],
-) -> Side:
-    common = schedule.at(ranks[0], found.position - 1) if found.position else None
-    before = made_at(common, own) if common is not None else ()
-    return Side(tuple(ranks), lines, found.calls.get(ranks[0]), common, before)
+) -> int:
+    """The position from which on two groups made their calls in different lines, each of which the
+    other group also runs: equal calls matched there by chance. Else ``position``."""
+    if len(groups) != 2:
+        return position
+    known: list[set[tuple[Line, ...]]] = [
+        {made_at(call, own) for call in evidence.ranks[ranks[0]].collectives} for ranks in groups
+    ]
+    at = position
+    while at > 0:
+        lines = [
+            {made_at(call, own) if call is not None else () for call in calls}
+            for calls in ([schedule.at(rank, at - 1) for rank in ranks] for ranks in groups)
+        ]
+        if any(len(made) != 1 or () in made for made in lines):
+            break
+        (one,), (two,) = lines
+        if one == two or one not in known[1] or two not in known[0]:
+            break
+        at -= 1
+    return at
 
 
 def made_at(call: Collective, own: Collection[str]) -> tuple[Line, ...]:

@@ -17,7 +17,15 @@ from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.surplus import place
-from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence, RankEvidence
+from moediag.evidence.model import (
+    ISSUED,
+    STARTED_THERE,
+    UNTOLD,
+    Collective,
+    Condition,
+    Evidence,
+    RankEvidence,
+)
 from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.records import dataclass
 
@@ -87,11 +95,14 @@ def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) 
     if found is not None and found.surplus and diverging is not None:
         call, what, lines = diverging, f"called {diverging.op}", _made_at(diverging, seen)
     elif stall is not None and seen.rank in stall.waiting:
-        call = open_call(evidence, seen.rank)
-        if diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:
+        call, where = open_call(evidence, seen.rank), ""
+        if diverging is not None and diverging.on_device in (ISSUED, STARTED_THERE):
+            # Python ran on from there: its stack shows only where it first needed a result.
+            call, lines, where = diverging, _made_at(diverging, seen), " on the device"
+        elif diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:
             call = diverging
         operation = call.op if call is not None else _operation(seen)
-        what = f"waits in {operation}" if operation else "waits"
+        what = f"waits in {operation}{where}" if operation else "waits"
         lines = lines or _made_at(call, seen)
     elif stall is not None and seen.rank in stall.elsewhere and lines:
         what = activity(evidence, seen)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from math import isfinite
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
-from moediag.evidence.law_model import PART, ClipNorm
+from moediag.diagnosis.numbers import agreement
+from moediag.diagnosis.numbers.law_splits import checks_of
+from moediag.evidence.law_model import NO_GRADIENT, PART, PLAIN, ZERO_GRADIENT, ClipNorm, LawCheck
 from moediag.result import Verdict
 
 _ENOUGH = 2  # checked steps
+_ROUNDING = 1e-3  # of a factor
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -67,4 +71,49 @@ def scaled_gradients_clipped(facts: Facts) -> Findings:
         "than intended.",
         pattern="scaled",
         next_step="Call `scaler.unscale_(optimizer)` before clip_grad_norm_.",
+    )
+
+
+@law(Verdict.WRONG_GRADIENTS)
+def clipped_before_reduction(facts: Facts) -> Findings:
+    """Each rank of a watched job clipped its own gradients, and they were reduced afterwards."""
+    laws = facts.of(recorded)
+    found: dict[int, dict[int, ClipNorm]] = {}
+    for (_, step), by_rank in facts.of(checks_of).items():
+        if len(by_rank) < max(facts.evidence.world_size, 2):
+            continue
+        calls = {rank: [one for one in laws[rank].norms if one.step == step] for rank in by_rank}
+        if any(len(of) != 1 for of in calls.values()):
+            continue
+        norms = {rank: of[0] for rank, of in calls.items()}
+        names = {name for one in norms.values() for name in one.names}
+        clipped = min(one.factor for one in norms.values()) < 1
+        apart = agreement.apart([one.norm for one in norms.values()], _ROUNDING)
+        if clipped and apart and _all_equal(by_rank, names):
+            found[step] = norms
+    if len(found) >= _ENOUGH:
+        step, norms = next(iter(found.items()))
+        first = next(iter(norms.values()))
+        at = f" at {first.line}" if first.line else ""
+        told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
+        yield Broken(
+            f"In step {step} clip_grad_norm_{at} returned another norm on each rank ({told}), and "
+            "when the optimizer stepped the same gradients were equal on all ranks: each rank "
+            "clipped its own gradients, and they were reduced afterwards.",
+            pattern="clipped first",
+            next_step="Reduce the gradients first, then clip them: the norm is then the same on "
+            "all ranks.",
+        )
+
+
+def _all_equal(by_rank: Mapping[int, LawCheck], names: set[str]) -> bool:
+    """Whether all matrices that were clipped are equal on all ranks, and their gradients, too."""
+    rows: dict[str, set[tuple[str | None, str | None]]] = defaultdict(set)
+    for check in by_rank.values():
+        for piece, value, gradient in zip(check.pieces, check.params, check.grads, strict=False):
+            if piece.name in names and piece.how == PLAIN and "x" in piece.shape:
+                trains = gradient not in (None, NO_GRADIENT, ZERO_GRADIENT)
+                rows[piece.name].add((value, gradient if trains else None))
+    return bool(rows) and all(
+        len(row) == 1 and None not in next(iter(row)) for row in rows.values()
     )

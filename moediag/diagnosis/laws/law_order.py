@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from moediag.diagnosis.laws.checkpointed_inputs import recomputed_otherwise
 from moediag.diagnosis.laws.cleared_gradients import gradients_kept
-from moediag.diagnosis.laws.clip_norms import local_norms, scaled_gradients_clipped
+from moediag.diagnosis.laws.clip_norms import (
+    clipped_before_reduction,
+    local_norms,
+    scaled_gradients_clipped,
+)
 from moediag.diagnosis.laws.declared_equal import declared_inputs_apart, declared_tensors_apart
+from moediag.diagnosis.laws.hand_reduction import gradients_stale
 from moediag.diagnosis.laws.law import Law
 from moediag.diagnosis.laws.loading import (
     optimizer_forgotten,
@@ -12,8 +18,14 @@ from moediag.diagnosis.laws.loading import (
     part_loaded,
     states_left_out,
 )
+from moediag.diagnosis.laws.loss_weights import (
+    gradients_scaled,
+    micro_batches_unequal,
+    parts_unequal,
+)
 from moediag.diagnosis.laws.model_inputs import constant_samples, same_order, same_part
 from moediag.diagnosis.laws.model_modes import left_in_evaluation
+from moediag.diagnosis.laws.model_structure import layers_missing, tokens_embedded_as_zeros
 from moediag.diagnosis.laws.model_values import (
     averages_apart,
     buffers_apart,
@@ -21,6 +33,7 @@ from moediag.diagnosis.laws.model_values import (
     model_without_optimizer,
     parameters_left_out,
     routers_frozen,
+    ties_lost,
 )
 from moediag.diagnosis.laws.optimizer_checks import (
     adapters_untrained,
@@ -29,21 +42,29 @@ from moediag.diagnosis.laws.optimizer_checks import (
     parameters_not_finite,
     parameters_not_initialised,
     parameters_still,
+    updates_undone,
 )
 from moediag.diagnosis.laws.replica_sets import replicas_apart
 from moediag.diagnosis.laws.restarts import restart_forgets
+from moediag.diagnosis.laws.rounded_gradients import gradients_rounded
 from moediag.diagnosis.laws.schedulers import schedulers_ahead
+from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
+from moediag.diagnosis.laws.update_counts import updates_left_out
 
 LAWS: tuple[Law, ...] = (
     # Wrong weights make other numbers wrong.
     part_loaded,
     states_left_out,
     replicas_apart,
+    updates_left_out,
     declared_inputs_apart,
     local_norms,
     gradients_kept,
+    clipped_before_reduction,
     scaled_gradients_clipped,
+    gradients_stale,
+    recomputed_otherwise,
     parameters_not_finite,
     same_part,
     constant_samples,
@@ -51,18 +72,28 @@ LAWS: tuple[Law, ...] = (
     adapters_untrained,
     learning_rate_zero,
     parameters_not_initialised,
-    parameters_still,
     model_without_optimizer,
+    ties_lost,
     copies_apart,
+    updates_undone,
     gradients_absent,
     left_in_evaluation,
     # All that these find may be deliberate.
+    parameters_still,
     buffers_apart,
     parameters_left_out,
     routers_frozen,
     averages_apart,
     stage_matrices_apart,
     schedulers_ahead,
+    micro_batches_unequal,
+    parts_unequal,
+    gradients_scaled,
+    gradients_rounded,
+    shared_gradients_lost,
+    biases_added_again,
+    layers_missing,
+    tokens_embedded_as_zeros,
     restart_forgets,
     other_names,
     optimizer_forgotten,

@@ -70,6 +70,32 @@ def _untrained(evidence: Evidence) -> Untrained | None:
     return found
 
 
+@law(Verdict.WRONG_WEIGHTS)
+def ties_lost(facts: Facts) -> Findings:
+    """Two names of a watched job's model were one parameter, and later one of them is another
+    parameter, which no optimizer has."""
+    lost: list[dict[tuple[str, str], int]] = []
+    for states in facts.of(_states).values():
+        own: dict[tuple[str, str], int] = {}
+        for names in states[0].tied:
+            for state in states[1:]:
+                now = next((other for other in state.tied if names[0] in other), (names[0],))
+                for name in set(names) - set(now):
+                    if all(one.left_out.get(name) for one in states if one.step >= state.step):
+                        own.setdefault((names[0], name), state.step)
+        lost.append(own)
+    for names, step in lost[0].items() if lost else ():
+        if all(own.get(names) == step for own in lost):
+            yield Broken(
+                f"{names[0]} and {names[1]} were one parameter at first. Since step {step} "
+                f"{names[1]} is another one, which no optimizer has, so it does not train.",
+                pattern="tie lost",
+                next_step="Tie the two again after whatever replaces parameters (loading, moving, "
+                "sharding), before the optimizer is made.",
+                names=names[1:],
+            )
+
+
 @law()
 def buffers_apart(facts: Facts) -> Findings:
     """Buffers that never changed differ between ranks that average their gradients."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
 from moediag.evidence.model import Evidence
+from moediag.protocol.names import plain_name
 from moediag.records import dataclass
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural, ranks
@@ -185,15 +187,55 @@ def learning_rate_zero(facts: Facts) -> Findings:
         yield f"The learning rate of {name} was 0 in all checked steps: its updates change nothing."
 
 
-@law()
+@law(Verdict.WRONG_WEIGHTS)
+def updates_undone(facts: Facts) -> Findings:
+    """An optimizer of a watched job updates a parameter, and the program writes the old value
+    back."""
+    names = _undone(facts)
+    if names:
+        yield Broken(
+            f"The optimizer changed {plural(len(names), 'parameter')} ({listed(names)}) in its "
+            f"updates, and before each next update {'they' if len(names) > 1 else 'it'} had the "
+            "first value again: after the update something writes old values into the model.",
+            pattern="undone",
+            next_step="Look for what writes parameters after the update: a copy from weights that "
+            "are kept elsewhere and were not updated, or a broadcast or load of old values.",
+            names=names,
+        )
+
+
+def _undone(facts: Facts) -> tuple[str, ...]:
+    """Parameters that changed in updates and never between checks, of an optimizer whose other
+    parameters do."""
+    found: dict[str, None] = {}
+    for of in _long(facts):
+        updates: dict[int, set[str]] = defaultdict(set)
+        for rank in of:
+            for step, names in facts.of(recorded)[rank].of("updated", _updated):
+                updates[step] |= names
+        still = _still(of)
+        if set(still) < {piece.name for checks in of.values() for piece in checks[0].pieces}:
+            often = [n for n in still if sum(n in of for of in updates.values()) >= _ENOUGH - 1]
+            found |= dict.fromkeys(often)
+    return tuple(found)
+
+
+def _updated(event: Mapping[str, Any]) -> tuple[int, frozenset[str]]:
+    return int(event["step"]), frozenset(plain_name(name) for name in event["names"])
+
+
+@law(suspects=True)
 def parameters_still(facts: Facts) -> Findings:
     """Parameters never changed although they had gradients and a learning rate."""
-    names = tuple(dict.fromkeys(name for of in _long(facts) for name in _still(of)))
+    undone = _undone(facts)
+    still = dict.fromkeys(name for of in _long(facts) for name in _still(of))
+    names = tuple(name for name in still if name not in undone)
     if names:
-        yield (
+        yield Suspicious(
             f"{plural(len(names), 'parameter')} ({listed(names)}) did not change between the "
             "checked steps, though gradients and learning rate were not zero: updates may round to "
-            "nothing in the parameters' dtype."
+            "nothing in the parameters' dtype.",
+            names,
         )
 
 

@@ -10,6 +10,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
+from moediag.diagnosis.numbers.reduced_gradients import not_reduced
 from moediag.diagnosis.schedules.align import lost_prefix
 from moediag.evidence.law_model import PART, PLACED
 from moediag.evidence.model import Collective, Evidence
@@ -68,10 +69,16 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
                 "before the first update the ranks computed equal gradients of other matrices and "
                 "different ones of these"
             )
+        own = [name for name in apart.names if name in facts.of(not_reduced)]
+        why = "a reduction of their gradients or of their values may be missing."
+        if own:
+            why = (
+                f"the gradients of other parameters are added up over the ranks between backward "
+                f"and update, and those of {listed(own)} are not."
+            )
         return Suspicious(
             f"{many} ({names}) differ between ranks since step {apart.since}. They were equal at "
-            f"first, and {others}: a reduction of their gradients or of their values may be "
-            "missing.",
+            f"first, and {others}: {why}",
             apart.names,
         )
     text = (

@@ -10,7 +10,7 @@ from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure,
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector, how_sure, victims
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.words import cause, meeting, passed_values
+from moediag.diagnosis.words import cause, meeting, places
 from moediag.diagnosis.words.calls import describe
 from moediag.diagnosis.words.node_sentences import see_node, silence
 from moediag.evidence.model import UNTOLD, Evidence
@@ -56,7 +56,7 @@ def schedule_mismatch(facts: Facts) -> Judgement | None:
     if found.silent:
         text += cause.out_of_step(facts.evidence, sorted(facts.evidence.ranks))
     text += cause.called_at(found, facts.blame, facts.evidence, text)
-    text += passed_values.sentences(facts.standings, facts.fork, facts.evidence)
+    text += places.sentences(facts.standings, facts.fork, facts.evidence)
     return Judgement(
         how_sure(facts),
         text,
@@ -149,6 +149,8 @@ def _others(facts: Facts, later: Sequence[Failure]) -> tuple[int, ...]:
 def _sentence(alike: Sequence[Failure], evidence: Evidence, begins: bool = True) -> str:
     who = ranks(f.rank for f in alike)
     text = f"{who.capitalize() if begins else who} {_ended(alike[0], evidence)}"
+    if len({f.summary for f in alike}) > 1:
+        text = f"{text.rstrip('.')} (the message of {ranks([alike[0].rank])})"
     return text if text.endswith("!") else text.rstrip(".") + "."
 
 

@@ -17,7 +17,7 @@ from moediag.diagnosis.judgement import (
 )
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.stuck_calls import Frontier
-from moediag.diagnosis.words import cause, foreign_jobs, log_sentences, passed_values
+from moediag.diagnosis.words import cause, foreign_jobs, log_sentences, places
 from moediag.diagnosis.words.calls import describe
 from moediag.diagnosis.words.node_sentences import see_node, silence
 from moediag.evidence.model import Collective, Evidence
@@ -80,7 +80,7 @@ def _diverged(facts: Facts, found: Divergence, blame: Blame) -> str:
         text += cause.out_of_step(evidence, facts.waiting)
     text += cause.called_at(found, blame, evidence, text)
     if found is facts.divergence:
-        text += passed_values.sentences(facts.standings, facts.fork, evidence)
+        text += places.sentences(facts.standings, facts.fork, evidence)
     if found.kind == "missing" and not found.surplus:
         text = f"{text} {whereabouts(evidence, blame.culprits)}".rstrip()
     return text

@@ -48,7 +48,10 @@ def reported_mismatch(facts: Facts) -> Judgement | None:
                 part for one in analysed for part in (sentence(one.text), meaning(one).of_one)
             ]
             return Judgement(Confidence.LOW, " ".join(dict.fromkeys(filter(None, pieces))))
-        told = dict.fromkeys(one.text for one in reports if not one.sides)
+        told = dict.fromkeys(
+            "; ".join(f"{ranks([rank])} is in {call}" for rank, call in one.sides) or one.text
+            for one in reports
+        )
         text += f" ({said(failed)})" if failed else f" ({'; '.join([*told][:2])})" if told else ""
         text += ". No recorded schedule shows which."
         if facts.positions is not None:
@@ -204,7 +207,7 @@ def _causes(facts: Facts) -> list[Report]:
     ends = [
         one
         for one in reports
-        if one.kind in ("killed", "machine")
+        if one.kind in ("killed", "machine", "node", "device")
         or (one.kind in ("ended", "child") and told_ends.is_cause(one.text))
     ]
     return [*errors, *ends]
@@ -231,6 +234,10 @@ def _log_of(rank: int | None) -> str:
 def _find_the_process(cause: Report) -> str:
     if cause.kind == "error":
         return f"Fix the {cause.text.partition(': ')[0]}; look for the rank in its whole output."
+    if cause.kind == "node":
+        return "Look at that node: its kernel's log, its network, and the scheduler's log."
+    if cause.kind == "device":
+        return "End what an earlier job left on that device, then start again."
     if cause.kind == "machine":
         return "Look at that device: the kernel's log of its node, and which rank used it."
     return "Find out which process was killed, and why: the kernel's log and the scheduler's."

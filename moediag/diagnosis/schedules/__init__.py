@@ -2,7 +2,7 @@
 
 __all__ = [
     "align",
-    "device_position",
+    "device_frontier",
     "diverge",
     "matching",
     "replay",

@@ -1,7 +1,8 @@
-"""Where each device is, when it is known which calls completed.
+"""Where each device is, when it is known which calls completed, and where Python is.
 
-A program runs ahead of its device: a rank that issued a call may not be in it yet. The device runs
-calls in order (as far as their streams depend on each other), so it is at the first incomplete
+A program runs ahead of its device: a call returns once it is queued, so a rank that issued one may
+not be in it yet, and a stack shows the first line that needed a result. The device runs calls in
+order (as far as their streams depend on each other), so it is at the first incomplete
 call, and it waits for the members that are elsewhere.
 """
 
@@ -9,11 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.schedules.align import POINT_TO_POINT, Aligned, Channel, was_recorded
 from moediag.diagnosis.schedules.replay import Event, Replay
-from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, Group, RankEvidence
+from moediag.evidence.rank_stacks import in_collective, waits_for_device
+from moediag.records import dataclass
 
 
 @dataclass(slots=True)
@@ -158,3 +162,48 @@ def _blockers(
         if start <= position and not (rank in there or is_hole or is_through):
             found.append(rank)
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Where Python and the device are on one rank whose device is known."""
+
+    rank: int
+    stuck: Collective | None
+    """The call that its device runs or has not reached; None where all completed."""
+    label: str = ""
+    begun: bool = False
+    """The device is in that call."""
+    timed: bool = False
+    """Torch reports when calls begin, so a call without such a report has not begun."""
+    behind: int = 0
+    """Number of calls that Python issued after it."""
+    at: str = ""
+    """The line where Python is; "" without a stack."""
+    waits: bool = False
+    """Python waits for the device."""
+
+
+def fronts(evidence: Evidence) -> tuple[Front, ...]:
+    """One for each rank whose device is known; empty on the CPU or without Flight Recorder."""
+    known = [
+        s for _, s in sorted(evidence.ranks.items()) if any(c.on_device for c in s.collectives)
+    ]
+    timed = any(c.on_device == STARTED_THERE for s in known for c in s.collectives)
+    return tuple(_front(seen, timed) for seen in known)
+
+
+def _front(seen: RankEvidence, timed: bool) -> Front:
+    open_ = [c for c in seen.collectives if c.on_device in (ISSUED, STARTED_THERE)]
+    # Streams run in parallel: a call that began is where the device is, whatever is queued.
+    begun = [c for c in open_ if c.on_device == STARTED_THERE]
+    stuck = next(iter(begun or open_), None)
+    label, behind = "", 0
+    if stuck is not None:
+        group = seen.groups.get(stuck.group)
+        label = group.label if group else stuck.group
+        behind = sum(c.index > stuck.index for c in seen.collectives)
+    return Front(
+        seen.rank, stuck, label, bool(begun), timed, behind,
+        program_line(seen), waits_for_device(s for s in seen.stacks if not in_collective(s)),
+    )  # fmt: skip

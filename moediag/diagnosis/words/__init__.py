@@ -3,12 +3,11 @@
 __all__ = [
     "calls",
     "cause",
-    "detector_table",
     "device_sentences",
     "divergence_view",
     "foreign_jobs",
     "node_sentences",
-    "program_tables",
     "replica_sentences",
     "schedule_view",
+    "trial_tables",
 ]

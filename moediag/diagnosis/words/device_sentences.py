@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moediag.diagnosis.schedules.device_position import Front
+from moediag.diagnosis.schedules.device_frontier import Front
 from moediag.diagnosis.words.calls import describe
 from moediag.evidence.model import Collective
 from moediag.result import Cell, Table

@@ -99,8 +99,9 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
                 yield PathLine(one.file, line, text, ((side.ranks, "alone came here"),))
     for side in found.sides:
         if side.chain:
-            stall = evidence.stall
-            waits = "waits in" if stall and side.ranks[0] in stall.waiting else "called"
+            stall, made = evidence.stall, side.call is not None and side.call.completed
+            stands = stall is not None and side.ranks[0] in stall.waiting and not made
+            waits = "waits in" if stands else "called"
             did = f"{waits} {side.call.op}" if side.call is not None else "ended here"
             last = side.chain[-1]
             yield PathLine(last.file, last.line, found.text(last), ((side.ranks, did),))

@@ -1,12 +1,15 @@
-"""Lines of the user's code and their conditions in words."""
+"""Lines of the user's code and their conditions in words, with the values of names on each rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.standings import Standing
-from moediag.evidence.model import Condition
+from moediag.diagnosis.numbers import agreement
+from moediag.evidence.model import Condition, Evidence
 from moediag.result import Place
+from moediag.result.wording import ranks
 
 _SIDES = {  # how a condition relates to the line
     "under": "under `{}`",
@@ -19,6 +22,7 @@ _SIDES = {  # how a condition relates to the line
     "decorator": "in a function with `{}`",
     "handler": "in the handler `{}`",
 }
+_MOST = 2  # conditions, and names of each
 
 
 def words(condition: Condition) -> str:
@@ -34,3 +38,32 @@ def places(found: Iterable[Standing], culprits: Sequence[int]) -> tuple[Place, .
         Place(one.ranks, one.line, one.what, one.callers, tuple(map(words, one.apart)))
         for one in sorted(found, key=lambda one: not blamed & {*one.ranks})
     )
+
+
+def sentences(found: Sequence[Standing], forked: Fork | None, evidence: Evidence) -> str:
+    """`` At train.py:456, `main` is True on rank 0, False on rank 1.``, for the conditions that
+    part the ranks; "" where no name is known to differ."""
+    conditions = [c for one in found for c in one.apart]
+    places = [f"{c.file}:{c.line}" for c in conditions]
+    places += [f"{one.file}:{one.line}" for one in (forked.decisions if forked else ())]
+    texts = []
+    for place in dict.fromkeys(places):
+        pieces = [_piece(name, of) for name, of in differing(place, evidence)]
+        if pieces:
+            texts.append(f" At {place}, {'; '.join(pieces[:_MOST])}.")
+    return "".join(texts[:_MOST])
+
+
+def differing(place: str, evidence: Evidence) -> Iterator[tuple[str, Mapping[int, str]]]:
+    """The names in the condition at ``file.py:12`` whose values differ between ranks, by rank."""
+    known = {r: seen.tested[place] for r, seen in evidence.ranks.items() if place in seen.tested}
+    names = dict.fromkeys(name for test in known.values() for name in test.values)
+    for name in names:
+        values = {rank: test.values[name] for rank, test in known.items() if name in test.values}
+        if len(set(values.values())) > 1:
+            yield name, values
+
+
+def _piece(name: str, values: Mapping[int, str]) -> str:
+    sides = agreement.sides(values)
+    return f"`{name}` is " + ", ".join(f"{value} on {ranks(who)}" for value, who in sides.items())

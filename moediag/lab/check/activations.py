@@ -7,27 +7,30 @@ run with one layer more of a kind tells what each of the others adds to each mom
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from pathlib import Path
-from typing import Any, Dict, Hashable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple, TypeVar
 
 import torch
 from torch import nn
 
-from moediag.axes import CP, EP, PP, Layout
+from moediag.axes import CP, EP, PP, TP, Layout
 from moediag.lab.check.configured import Configured
 from moediag.lab.check.live_tensors import LOSS_BACKWARD, Timeline
 from moediag.lab.check.simulated_group import ChildRaised, in_child
+from moediag.lab.check.traffic import Sent
 from moediag.lab.check.unreal_routing import UnrealRouting, not_traced
 from moediag.lab.step.shard import activation_checkpointing
 from moediag.lab.step.shard.wrapped import Wrapped
-from moediag.protocol import CheckTask, MemoryPhase, MemoryTimeline, Trial
+from moediag.protocol import CheckTask, MemoryPhase, MemoryTimeline, Traffic, Trial
 from moediag.recorder.not_applicable import NotApplicable
 
 # Name of --recompute -> what a region saves; see activation_checkpointing.SAVED.
 RECOMPUTED = {"layers": "nothing", "selective": "matmul-attention"}
 _KINDS = 4  # kinds of layers that are told apart
+_FIXED = ("name", "ranks", "last")  # do not depend on the number of layers
+_Named = TypeVar("_Named", MemoryPhase, Traffic)
+Ran = Tuple[List[MemoryPhase], List[Traffic]]
 
 
 def measured(
@@ -41,11 +44,17 @@ def measured(
     layers = _Layers(wrapped)
     _import_all()
     most = _most_received(configured, trial) if layout.size(EP) > 1 else 0
-    phases = layers.at_full_depth(lambda kept: _alone(configured, wrapped, trial, kept, 0, folder))
-    worst = layers.at_full_depth(
-        lambda kept: _alone(configured, wrapped, trial, kept, most, folder)
-    ) if most else []  # fmt: skip
-    return MemoryTimeline(phases, worst, layers.shallow)
+    task = trial.task
+    assert isinstance(task, CheckTask)
+
+    def run(received: int) -> Ran:
+        return layers.at_full_depth(
+            lambda kept: _alone(configured, wrapped, trial, kept, received, folder)
+        )
+
+    phases, traffic = run(0)
+    worst = run(most)[0] if most and not task.brief else []
+    return MemoryTimeline(phases, worst, layers.shallow, traffic)
 
 
 def _import_all() -> None:
@@ -77,10 +86,13 @@ class _Layers:
         self.shallow = len(self.base)
         self.parent = parent
 
-    def at_full_depth(self, run: Any) -> List[MemoryPhase]:
-        base = run(self.base)
+    def at_full_depth(self, run: Callable[[List[int]], Ran]) -> Ran:
+        phases, sent = run(self.base)
         longer = [(run(sorted([*self.base, extra])), rest) for extra, rest in self.more]
-        return extended(base, longer)
+        return (
+            extended(phases, [(one, rest) for (one, _), rest in longer]),
+            extended(sent, [(one, rest) for (_, one), rest in longer]),
+        )
 
 
 def chosen(kinds: Sequence[Hashable]) -> Tuple[List[int], List[Tuple[int, int]]]:
@@ -97,19 +109,19 @@ def chosen(kinds: Sequence[Hashable]) -> Tuple[List[int], List[Tuple[int, int]]]
 
 
 def extended(
-    base: Sequence[MemoryPhase], longer: Sequence[Tuple[Sequence[MemoryPhase], int]]
-) -> List[MemoryPhase]:
-    """Returns the moments of the full model. ``longer``: those of a model with one layer more, and
-    how many such layers the full model has more than the base."""
-    sizes = [f.name for f in dataclasses.fields(MemoryPhase) if f.name != "name"]
+    base: Sequence[_Named], longer: Sequence[Tuple[Sequence[_Named], int]]
+) -> List[_Named]:
+    """Returns the moments, or the traffic, of the full model. ``longer``: those of a model with one
+    layer more, and how many such layers the full model has more than the base."""
     found = []
-    for phase in base:
-        values = {name: getattr(phase, name) for name in sizes}
+    for one in base:
+        values = dict(vars(one))
         for others, count in longer:
-            same = next((one for one in others if one.name == phase.name), phase)
-            for name in sizes:
-                values[name] += count * (getattr(same, name) - getattr(phase, name))
-        found.append(MemoryPhase(phase.name, **{n: max(v, 0) for n, v in values.items()}))
+            same = next((other for other in others if other.name == one.name), one)
+            for name, value in vars(one).items():
+                if name not in _FIXED:
+                    values[name] += count * (getattr(same, name) - value)
+        found.append(type(one)(**{n: v if n in _FIXED else max(v, 0) for n, v in values.items()}))
     return found
 
 
@@ -120,9 +132,15 @@ def _kind(layer: nn.Module, named: str) -> Hashable:
 
 def _most_received(configured: Configured, trial: Trial) -> int:
     """Returns the rows that a peer of expert parallelism can send to this rank at most."""
-    rows, length = tokens(trial)
     local = max(configured.experts // Layout(trial.layout).size(EP), 1)
-    return rows * length * min(configured.top_k, local)
+    return _dispatched(trial) * min(configured.top_k, local)
+
+
+def _dispatched(trial: Trial) -> int:
+    """Returns the tokens that this rank sends to experts: ranks of tp share a batch, and each
+    dispatches a part of it."""
+    rows, length = tokens(trial)
+    return math.ceil(rows * length / Layout(trial.layout).size(TP))
 
 
 def tokens(trial: Trial) -> Tuple[int, int]:
@@ -135,14 +153,15 @@ def tokens(trial: Trial) -> Tuple[int, int]:
 def _alone(
     configured: Configured, wrapped: Wrapped, trial: Trial, kept: Sequence[int], received: int,
     folder: Path,
-) -> List[MemoryPhase]:  # fmt: skip
-    """Returns the moments of the model with the layers ``kept``, from a process of its own."""
+) -> Ran:  # fmt: skip
+    """Returns the moments and the traffic of the model with the layers ``kept``, from a process of
+    its own."""
 
-    def step() -> List[MemoryPhase]:
+    def step() -> Ran:
         return _step(configured, wrapped, trial, kept, received)
 
     try:
-        found: List[MemoryPhase] = in_child(step, folder)
+        found: Ran = in_child(step, folder)
     except ChildRaised as error:
         why = error.args[0]
         at = f" at {why.where}" if why.where else ""
@@ -152,7 +171,7 @@ def _alone(
 
 def _step(
     configured: Configured, wrapped: Wrapped, trial: Trial, kept: Sequence[int], received: int
-) -> List[MemoryPhase]:
+) -> Ran:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     task = trial.task
@@ -161,19 +180,21 @@ def _step(
     model: Any = wrapped.model
     layers = shorten(model, _Layers(wrapped).parent, kept)
     rows, length = tokens(trial)
-    pairs = rows * length * configured.top_k
+    pairs = _dispatched(trial) * configured.top_k
     sent = max(pairs // Layout(trial.layout).size(EP), 1)
     fake = FakeTensorMode()
     with fake, not_traced():
         model._apply(_without_data)
         recompute(model, task.recompute)
         ids = torch.zeros((rows, length), dtype=torch.long)
-        return run(
-            model, layers, ids, UnrealRouting(fake, configured.experts, sent, received or sent)
-        )
+        routing = UnrealRouting(fake, configured.experts, sent, received or sent)
+        calls = Sent(" x ".join(map(str, Layout(trial.layout).active)))
+        return run(model, layers, ids, routing, calls), calls.traffic()
 
 
-def run(model: Any, layers: Sequence[Tuple[int, nn.Module]], ids: Any, *modes: Any) -> Any:
+def run(
+    model: Any, layers: Sequence[Tuple[int, nn.Module]], ids: Any, *modes: Any
+) -> List[MemoryPhase]:
     """Returns the moments of one forward and backward, on fake or real tensors."""
     timeline = Timeline()
     tracker = timeline.tracker(model)

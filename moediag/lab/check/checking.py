@@ -14,6 +14,7 @@ from moediag.lab.check import (
     indexed_pieces,
     own_structure,
     planned,
+    real_ranks,
     sharding,
     simulated_group,
     simulated_step,
@@ -21,8 +22,11 @@ from moediag.lab.check import (
 from moediag.lab.check.configured import Configured
 from moediag.lab.check.plan_rules import PLAN
 from moediag.lab.check.simulated_group import ChildRaised, Raised, in_child
+from moediag.lab.check.tensor_places import listed
 from moediag.protocol import FAILS, Checked, CheckFinding, CheckTask, Trial
 from moediag.recorder.not_applicable import NotApplicable
+
+_TINY = "tiny model of the same class, gloo"
 
 
 def run(trial: Trial, folder: Path) -> Checked:
@@ -36,7 +40,7 @@ def run(trial: Trial, folder: Path) -> Checked:
     except Exception as error:
         return Checked(problem=simulated_group.raised(error).words)
     own = list(divisions.of_length(layout, task.length))
-    own += own_structure.findings(configured)
+    own += own_structure.findings(configured, notes=not task.brief)
     if task.simulate:
         own += own_structure.of_forward(configured, folder)
     try:
@@ -48,11 +52,17 @@ def run(trial: Trial, folder: Path) -> Checked:
     try:
         found = _planned(configured, trial, folder)
     except ChildRaised as error:
-        refused = _refused(error.args[0], configured, asked)
+        refused = _refused(error.args[0], configured, asked, trial, folder)
         return dataclasses.replace(refused, findings=[*own, *refused.findings])
     found = dataclasses.replace(found, findings=[*found.findings, *own])
     seconds: Dict[str, float] = {"plan": time.monotonic() - began}
-    not_seen = [*found.not_seen, *_never_seen(layout), *_quantised(configured)]
+    not_seen = [
+        *found.not_seen,
+        *_never_seen(layout),
+        *_quantised(configured),
+        *_beside(configured),
+        *own_structure.defaults(configured),
+    ]
     if not task.simulate:
         return dataclasses.replace(found, not_seen=not_seen, seconds=seconds)
     began = time.monotonic()
@@ -61,7 +71,7 @@ def run(trial: Trial, folder: Path) -> Checked:
     except NotApplicable as reason:
         steps = Checked(not_seen=[f"the schedule: {reason}"])
     except ChildRaised as error:
-        steps = Checked(not_seen=[_unsimulated(error.args[0])])
+        steps = _unsimulated(error.args[0], configured, trial, folder)
     seconds["schedule"] = time.monotonic() - began
     return dataclasses.replace(
         found,
@@ -93,20 +103,33 @@ def _planned(configured: Configured, trial: Trial, folder: Path) -> Checked:
     plans = {stage: plan(stage) for stage in sorted({0, min(1, stages - 1), stages - 1})}
     most = max(plans, key=lambda stage: divisions.held(plans[stage].plan))
     found = plans[most]
-    return dataclasses.replace(found, findings=[*found.findings, *divisions.of_stages(plans, most)])
+    told = [*divisions.of_stages(plans, most), *divisions.shared_by_stages(plans)]
+    return dataclasses.replace(found, findings=[*found.findings, *told])
 
 
-def _refused(why: Raised, configured: Configured, asked: str) -> Checked:
-    """Returns the answer if the model was not sharded: a finding if the release refuses the layout,
-    else a problem."""
+def _refused(
+    why: Raised, configured: Configured, asked: str, trial: Trial, folder: Path
+) -> Checked:
+    """Returns the answer if the model was not sharded: a finding if the release refuses the layout
+    or raises the same on real ranks, else a problem."""
     about = dict(_about(configured), asked=asked)
     # What the release says by itself; anything else may come from the simulation.
-    says = why.kind in ("ValueError", "NotImplementedError") and "distributed" in why.where
-    if not says:
-        at = f" at {why.where}" if why.where else ""
-        return Checked(problem=f"{why.words}{at}", **about)
-    finding = CheckFinding(PLAN, FAILS, f"the layout is refused: {why.words}", why.where)
-    return Checked(findings=[finding], **about)
+    if why.kind in ("ValueError", "NotImplementedError") and "distributed" in why.where:
+        finding = CheckFinding(PLAN, FAILS, f"the layout is refused: {why.words}", why.where)
+        return Checked(findings=[finding], **about)
+    at = f" at {why.where}" if why.where else ""
+    problem = Checked(problem=f"{why.words}{at}", **about)
+    if why.refused or not why.where:
+        return problem
+    try:
+        ranks, again = real_ranks.first_raised(configured, trial, folder)
+    except NotApplicable as reason:
+        told = f"{problem.problem} (not tried on real ranks: {reason})"
+        return dataclasses.replace(problem, problem=told)
+    if again is None or (again.kind, again.where) != (why.kind, why.where):
+        return problem
+    text = f"loading raises {again.words}, on {ranks} real ranks ({_TINY})"
+    return Checked(findings=[CheckFinding(PLAN, FAILS, text, again.where)], **about)
 
 
 def _about(configured: Configured) -> Dict[str, Any]:
@@ -116,9 +139,23 @@ def _about(configured: Configured) -> Dict[str, Any]:
     )  # fmt: skip
 
 
-def _unsimulated(why: Raised) -> str:
+def _unsimulated(why: Raised, configured: Configured, trial: Trial, folder: Path) -> Checked:
+    """Returns what a step on real ranks says if the simulated one failed."""
     at = f" at {why.where}" if why.where else ""
-    return f"the schedule: the simulated step ended with {why.words}{at}; two real ranks would tell"
+    ended = f"the schedule: the simulated step ended with {why.words}{at}"
+    try:
+        ranks, found = real_ranks.first_raised(configured, trial, folder, step=True)
+    except NotApplicable as reason:
+        return Checked(not_seen=[f"{ended}; not tried on real ranks: {reason}"])
+    if found is None:
+        return Checked(not_seen=[f"{ended}; a step on {ranks} real ranks ran ({_TINY})"])
+    text = f"a training step raises {found.words}, on {ranks} real ranks ({_TINY})"
+    if Layout(trial.layout).size(PP) > 1 and "does not require grad" in found.text:
+        text = (
+            "the stages of from_pretrained are made for generation and send no gradients back "
+            f"(torchtitan and Megatron-LM train pipelines): {text}"
+        )
+    return Checked(findings=[CheckFinding(simulated_step.SCHEDULE, FAILS, text, found.where)])
 
 
 def _quantised(configured: Configured) -> List[str]:
@@ -129,6 +166,16 @@ def _quantised(configured: Configured) -> List[str]:
     return [
         f"the quantisation of the checkpoint ({named or 'of some kind'}): the plan is that of the "
         "same model without it"
+    ]
+
+
+def _beside(configured: Configured) -> List[str]:
+    """What a composite configuration has and the planned model has not."""
+    if not configured.beside:
+        return []
+    return [
+        f"{listed(configured.beside)} of the configuration: {configured.model.__name__} is the "
+        "text model alone. To plan the whole model, name its class in architectures"
     ]
 
 

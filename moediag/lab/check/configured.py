@@ -34,6 +34,7 @@ class Configured:
     experts: int  # routed ones of a block; 0: none
     top_k: int
     folder: Path = Path()  # of config.json
+    beside: Tuple[str, ...] = ()  # parts of a composite that the model leaves out
 
     @property
     def text(self) -> Any:
@@ -98,9 +99,17 @@ def of_config(config: Any, folder: Path = Path()) -> Configured:
     text = moe_configs.text_of(config)
     experts, top_k = _experts(text)
     model = _model_class(config, family)
-    if getattr(model, "config_class", None) is type(text):
-        config = text  # of a composite whose automatic class is the text model
-    return Configured(config, model, family, experts, top_k, folder)
+    if family is not None and release_families.built_from_a_part(family.name):
+        family = release_families.find(text.model_type) or family
+    beside: Tuple[str, ...] = ()
+    if config is not text and getattr(model, "config_class", None) is type(text):
+        # A composite whose automatic class is the text model.
+        beside = tuple(
+            name for name in getattr(config, "sub_configs", None) or ()
+            if getattr(config, name, None) not in (None, text)
+        )  # fmt: skip
+        config = text
+    return Configured(config, model, family, experts, top_k, folder, beside)
 
 
 def _model_class(config: Any, family: Optional[ReleaseFamily]) -> Any:
@@ -125,7 +134,7 @@ def _experts(text: Any) -> Tuple[int, int]:
     known = tiny_family.parameters(type(text))
     names = moe_configs.experts_named(text)
     names = [name for name in names if name in known] or names
-    counts = [getattr(text, name, 0) for name in names]
+    counts = [moe_configs.value(text, name) for name in names]
     counts = [count for count in counts if type(count) is int and count > 1]
     chosen = [v for n, v in vars(text).items() if field_rules.counts_top_k(n) and type(v) is int]
     return (max(counts), (chosen or [0])[0]) if counts else (0, 0)

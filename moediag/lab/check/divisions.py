@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, Iterable, Iterator, Mapping, Tuple
 
 from moediag.axes import CP, EP, ETP, PP, TP, Axis, Layout
+from moediag.lab.check.tensor_places import listed
 from moediag.lab.step.models import moe_configs
 from moediag.protocol import FAILS, MAY_FAIL, NOTE, Checked, CheckFinding, PlannedParameter
 
@@ -30,14 +31,18 @@ def unplanned(config: Any, layout: Layout) -> Iterator[CheckFinding]:
     """Sizes that frameworks divide equally, for a layout that nothing here shards. A framework may
     divide unequally."""
     text = moe_configs.text_of(config)
-    width = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
-    experts = [getattr(text, name, None) for name in moe_configs.experts_named(text)]
+
+    def value(name: str) -> Any:
+        return moe_configs.value(text, name)
+
+    width = value("moe_intermediate_size") or value("intermediate_size")
+    experts = [value(name) for name in moe_configs.experts_named(text)]
     known: Tuple[Tuple[Axis, str, Any], ...] = (
         (EP, "experts", max([n for n in experts if type(n) is int], default=None)),
         (ETP, "columns of an expert", width if any(experts) else None),
-        (TP, "attention heads", getattr(text, "num_attention_heads", None)),
-        (TP, "key/value heads", getattr(text, "num_key_value_heads", None)),
-        (PP, "layers", getattr(text, "num_hidden_layers", None)),
+        (TP, "attention heads", value("num_attention_heads")),
+        (TP, "key/value heads", value("num_key_value_heads")),
+        (PP, "layers", value("num_hidden_layers")),
     )
     for axis, name, count in known:
         size = layout.size(axis)
@@ -73,6 +78,19 @@ def of_stages(plans: Mapping[int, Checked], most: int) -> Iterator[CheckFinding]
         f"of stage {most}, which holds most"
         f"{f': {more:.2f} times what the first does' if most else ''}",
     )  # fmt: skip
+
+
+def shared_by_stages(plans: Mapping[int, Checked]) -> Iterator[CheckFinding]:
+    """Parameters outside the layers that both the first and the last stage hold."""
+    first, last = min(plans), max(plans)
+    other = {row.name for row in plans[last].plan} if last > first else set()
+    both = [row.name for row in plans[first].plan if row.name in other and "*" not in row.name]
+    if both:
+        yield CheckFinding(
+            LAYOUT, MAY_FAIL, f"stages {first} and {last} of {PP} each hold {listed(both)}: one "
+            "parameter in two places. Its gradients must be summed between these stages, which "
+            "from_pretrained does not do",
+        )  # fmt: skip
 
 
 def held(plan: Iterable[PlannedParameter]) -> int:

@@ -49,10 +49,9 @@ def mixed_dtypes(model: Any, part: str) -> Iterator[CheckFinding]:
             says = f"{found.kind}: {found.text.partition(' but got')[0]}"
             yield CheckFinding(
                 part, FAILS,
-                f"{odd} ({few}) are in one FSDP unit with {most} parameters: the first forward "
-                f"raises {says}. Ways out: load in float32 and let fully_shard compute in {most} "
-                "(MixedPrecisionPolicy, as accelerate does); fully_shard their modules first, as "
-                f"units of their own; or cast them to {most} after loading",
+                f"{odd} ({few}) beside {most} in one FSDP unit: the first forward raises. Ways "
+                "out: float32 with MixedPrecisionPolicy, own units, a cast. moediag run "
+                f"mixed-dtype-unit tries them. {says}",
                 found.where,
             )  # fmt: skip
 

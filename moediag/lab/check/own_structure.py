@@ -24,17 +24,18 @@ from moediag.lab.step.models import field_rules, moe_configs, tiny_family
 from moediag.lab.step.models.plan_names import generic
 from moediag.protocol import FAILS, NOTE, SIZES, VOCAB, CheckFinding
 
+FORWARD = "forward"
 _GROUPS = re.compile(r"^(n_group|topk_group|num_expert_group|norm_topk_prob)$")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _TOKENS = 2, 32  # of the forward
 _BIAS = re.compile(r"(correction_bias|expert_bias|router_bias)$")
 
 
-def findings(configured: Configured) -> Iterator[CheckFinding]:
+def findings(configured: Configured, notes: bool = True) -> Iterator[CheckFinding]:
     """What the configuration itself says."""
-    yield from _defaults(configured)
     yield from _capacity(configured)
-    yield from _never_updated(configured)
+    if notes:
+        yield from _never_updated(configured)
 
 
 def of_forward(configured: Configured, folder: Path) -> List[CheckFinding]:
@@ -67,7 +68,7 @@ def of_forward(configured: Configured, folder: Path) -> List[CheckFinding]:
             f"a forward raises {why.words}, with this configuration's "
             f"{asked.read_text(encoding='utf-8')} (tiny model of the same class, one process)"
         )
-        return [CheckFinding(PLAN, FAILS, text, why.where)]
+        return [CheckFinding(FORWARD, FAILS, text, why.where)]
     return []
 
 
@@ -81,8 +82,8 @@ def _routing(own: Any, tiny: Any) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _defaults(configured: Configured) -> Iterator[CheckFinding]:
-    """Sizes that config.json leaves to the class."""
+def defaults(configured: Configured) -> Iterator[str]:
+    """Sizes that config.json leaves to the class, so that nothing of the user's was read."""
     try:
         raw = json.loads((configured.folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -92,20 +93,20 @@ def _defaults(configured: Configured) -> Iterator[CheckFinding]:
     absent = [
         name for name in _SIZES
         if not {name, mapped.get(name, name)} & given
-        and type(getattr(configured.text, name, None)) is int
+        and type(moe_configs.value(configured.text, name)) is int
     ]  # fmt: skip
     if absent:
         taken = ", ".join(f"{name}={getattr(configured.text, name):,}" for name in absent)
-        yield CheckFinding(
-            PLAN, NOTE, f"config.json does not give {listed(absent)}: the plan uses the defaults "
-            f"of the class ({taken})",
-        )  # fmt: skip
+        yield (
+            f"your {listed(absent)}: config.json does not give them, and the plan uses the "
+            f"defaults of the class ({taken})"
+        )
 
 
 def _capacity(configured: Configured) -> Iterator[CheckFinding]:
     """Groups that do not divide the experts, or have fewer of them than each token chooses."""
     experts, top_k = configured.experts, configured.top_k
-    groups, chosen = (getattr(configured.text, n, None) for n in ("n_group", "topk_group"))
+    groups, chosen = (moe_configs.value(configured.text, n) for n in ("n_group", "topk_group"))
     if type(groups) is not int or type(chosen) is not int or not 0 < chosen <= groups > 1:
         return
     if "topk_group" not in _source(configured.model):

@@ -21,6 +21,7 @@ from moediag.lab.check import (
 from moediag.lab.check.configured import Configured
 from moediag.lab.check.plan_rules import PLAN, Rules
 from moediag.lab.check.tensor_places import axes, listed, sizes, slices
+from moediag.lab.step.models import moe_configs
 from moediag.lab.step.models.plan_names import generic
 from moediag.lab.step.shard.wrapped import Wrapped
 from moediag.protocol import (
@@ -234,11 +235,11 @@ def partial_heads(
     rows: Sequence[PlannedParameter], text: Any, views_heads: Callable[[str], bool]
 ) -> Iterator[CheckFinding]:
     """A rank of tensor parallelism needs whole heads if attention views its part as heads."""
-    counts = {"q": getattr(text, "num_attention_heads", 0)}
-    size = getattr(text, "head_dim", None)
+    counts = {"q": moe_configs.value(text, "num_attention_heads") or 0}
+    size = moe_configs.value(text, "head_dim")
     if size is None and counts["q"]:  # as the classes take it; the rows below must agree
-        size = getattr(text, "hidden_size", 0) // counts["q"]
-    counts["k"] = counts["v"] = getattr(text, "num_key_value_heads", 0)
+        size = (moe_configs.value(text, "hidden_size") or 0) // counts["q"]
+    counts["k"] = counts["v"] = moe_configs.value(text, "num_key_value_heads") or 0
     for row in rows:
         cut = next((s for s in row.slices if s.axis == TP and s.dim == 0), None)
         match = _HEADS.search(row.name)

@@ -90,5 +90,5 @@ def _by_release(configured: Configured, model: Any, asked: Dict[str, Any]) -> nn
         )
     config, _, mesh = class_.prepare_distribute_model(checkpoint.distributed_config(asked))
     made: Any = class_.maybe_distribute_model(model, config, mesh)
-    made.tie_weights()  # as the release does after loading
+    made.tie_weights(recompute_mapping=False)  # as the release does after loading
     return made

@@ -13,7 +13,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, List, Sequence
 
 import torch.distributed as dist
 
@@ -58,7 +58,23 @@ def joined(rank: int, world_size: int) -> Iterator[None]:
 def in_child(work: Callable[[], Any], folder: Path) -> Any:
     """Returns what ``work`` returns in a forked process. Raises ChildRaised for its exception, or
     if the process ended without an answer."""
-    answer = folder / f".answer-{os.getpid()}"
+    (found,) = in_children([work], folder)
+    if isinstance(found, Raised):
+        raise ChildRaised(found)
+    return found
+
+
+def in_children(works: Sequence[Callable[[], Any]], folder: Path) -> List[Any]:
+    """Returns what each returns in a forked process of its own, all at the same time; Raised for an
+    exception, or a process that ended without an answer."""
+    children = []
+    for number, work in enumerate(works):
+        answer = folder / f".answer-{os.getpid()}-{number}"
+        children.append((_forked(work, answer), answer))
+    return [_answered(child, answer) for child, answer in children]
+
+
+def _forked(work: Callable[[], Any], answer: Path) -> int:
     child = os.fork()
     if child == 0:
         try:
@@ -72,15 +88,17 @@ def in_child(work: Callable[[], Any], folder: Path) -> Any:
             traceback.print_exc()
         finally:
             os._exit(0)
+    return child
+
+
+def _answered(child: int, answer: Path) -> Any:
     _, status = os.waitpid(child, 0)
     try:
         found = pickle.loads(answer.read_bytes())  # noqa: S301 - this program wrote it
         answer.unlink()
     except (OSError, EOFError, pickle.UnpicklingError):
         ended = f"ended by signal {status & 127}" if status & 127 else "left no answer"
-        raise ChildRaised(Raised("", f"the process {ended}", "")) from None
-    if isinstance(found, Raised):
-        raise ChildRaised(found)
+        return Raised("", f"the process {ended}", "")
     return found
 
 

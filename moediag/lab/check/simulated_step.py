@@ -68,19 +68,15 @@ class Ran:
 
 def simulate(configured: Configured, trial: Trial, folder: Path) -> Checked:
     """Returns the simulated cases. Raises NotApplicable if nothing can be simulated."""
-    layout = Layout(trial.layout)
-    inside = trial.world_size < layout.world_size  # tensor parallelism inside expert parallelism
-    layout = Layout(dict.fromkeys(layout.active, 2))
-    ranks = layout.world_size // (2 if inside else 1)
-    if ranks == 1:
-        raise NotApplicable("one rank has no schedule to compare")
-    if ranks > MOST:
-        raise NotApplicable(f"two ranks along each axis are {ranks}, more than {MOST}")
-    axes = {str(axis): size for axis, size in layout.axes.items()}
-    small = dataclasses.replace(trial, layout=axes, world_size=ranks)
+    small = reduced(trial)
+    layout, ranks = Layout(small.layout), small.world_size
     skewed = _skewed(layout, ranks)
-    sketch = _tiny(configured, folder)
+    sketch = tiny(configured, folder)
     cases, findings, not_seen = [], [], []
+    if sketch.model is not configured.model:
+        not_seen.append(
+            f"calls of parts beside the text model: {sketch.model.__name__} was simulated"
+        )
     control, ran = _case(sketch, small, CONTROL, "", "balanced", range(ranks), folder)
     cases.append(control)
     if ran[0].clip.kind:
@@ -99,8 +95,22 @@ def simulate(configured: Configured, trial: Trial, folder: Path) -> Checked:
                 not_seen.append(f"the schedule if {condition} ({error.args[0].words})")
     return Checked(
         cases=cases, findings=findings, not_seen=not_seen, simulated_units=ran[0].units,
-        simulated_layout=axes,
+        simulated_layout=small.layout,
     )  # fmt: skip
+
+
+def reduced(trial: Trial) -> Trial:
+    """Returns the trial with two ranks along each axis. Raises NotApplicable."""
+    layout = Layout(trial.layout)
+    inside = trial.world_size < layout.world_size  # tensor parallelism inside expert parallelism
+    layout = Layout(dict.fromkeys(layout.active, 2))
+    ranks = layout.world_size // (2 if inside else 1)
+    if ranks == 1:
+        raise NotApplicable("one rank has no schedule to compare")
+    if ranks > MOST:
+        raise NotApplicable(f"two ranks along each axis are {ranks}, more than {MOST}")
+    axes = {str(axis): size for axis, size in layout.axes.items()}
+    return dataclasses.replace(trial, layout=axes, world_size=ranks)
 
 
 def _skewed(layout: Layout, ranks: int) -> List[int]:
@@ -114,7 +124,7 @@ def _skewed(layout: Layout, ranks: int) -> List[int]:
     return [rank for rank in range(ranks) if rank % period >= period // 2]
 
 
-def _tiny(configured: Configured, folder: Path) -> Configured:
+def tiny(configured: Configured, folder: Path) -> Configured:
     """Returns the tiny model of the same class, with some of the user's switches."""
     family = configured.family
     if family is None:
@@ -183,7 +193,7 @@ def _rank(sketch: Configured, trial: Trial, rank: int, folder: Path) -> Ran:
         with routed.installed(wrapped.anatomy), Answers():
             for number in range(1, STEPS + 1):
                 recorder.set_step(number)
-                wrapped.backward(wrapped.loss(_batch(number)))
+                wrapped.backward(wrapped.loss(batch(number)))
                 try:
                     wrapped.clip(CLIP)
                 except Exception as error:
@@ -194,7 +204,7 @@ def _rank(sketch: Configured, trial: Trial, rank: int, folder: Path) -> Ran:
     return Ran(units, clip, routed.applied)
 
 
-def _batch(number: int) -> torch.Tensor:
+def batch(number: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(number)
     return torch.randint(2, VOCAB - 8, (ROWS, LENGTH), generator=generator)
 

@@ -54,6 +54,14 @@ def check(
         str,
         typer.Option(metavar="AXIS=N,…", help="Mesh axes and sizes: dp_shard=64,ep=8."),
     ] = "",
+    sweep: Annotated[
+        str,
+        typer.Option(
+            metavar="AXIS=N..M,…",
+            help="Instead of --layout: check every layout of these ranges (each size twice the one "
+            "before), of --world ranks if given: dp_shard=8..512,ep=1..64.",
+        ),
+    ] = "",
     script: Annotated[
         str,
         typer.Option(
@@ -184,7 +192,13 @@ def check(
     chosen = o.views(as_json, html=html, junit=junit)
     from moediag.lab.campaign.engine import shown
     from moediag.lab.pipeline import check as checker
-    from moediag.lab.pipeline import check_page, check_script, check_script_page
+    from moediag.lab.pipeline import (
+        check_page,
+        check_script,
+        check_script_page,
+        check_sweep,
+        check_sweep_page,
+    )
     from moediag.lab.pipeline.check_options import CheckOptions
     from moediag.report import answer_views
 
@@ -202,9 +216,9 @@ def check(
             )
             page, folder = check_script_page.answer(ran), ran.folder
         else:
-            _of_config(config, layout)
+            _of_config(config, layout, sweep)
             options = CheckOptions(
-                config=config, layout=_axes(layout), world=world, stack=pins,
+                config=config, layout={} if sweep else _axes(layout), world=world, stack=pins,
                 wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
                 length=length, batch=batch or 0, recompute=recompute.value, card=card,
                 dtype=dtype.value, param_dtype=param_dtype.value,
@@ -212,8 +226,12 @@ def check(
                 bandwidth=_bandwidth(bandwidth, per_node, step_time),
                 timeout=timeout, out=out,
             )  # fmt: skip
-            found = checker.check(options, tell)
-            page, folder = check_page.answer(found, details), found.folder
+            if sweep:
+                swept = check_sweep.sweep(sweep, options, tell)
+                page, folder = check_sweep_page.answer(swept, details), swept.folder
+            else:
+                found = checker.check(options, tell)
+                page, folder = check_page.answer(found, details), found.folder
     raise typer.Exit(answer_views.show(page, folder / checker.RESULT, as_json, no_color, chosen))
 
 
@@ -247,11 +265,11 @@ def _of_script(config: str, layout: str, world: int | None) -> None:
         )
 
 
-def _of_config(config: str, layout: str) -> None:
-    """Raises UsageError unless a configuration and a layout are given."""
-    if not (config and layout):
+def _of_config(config: str, layout: str, sweep: str) -> None:
+    """Raises UsageError unless a configuration and a layout, or a range of them, are given."""
+    if not config or bool(layout) == bool(sweep):
         raise UsageError(
-            "CONFIG and --layout are missing",
+            "a check needs CONFIG and one of --layout and --sweep",
             "For example: moediag check ./Qwen3-30B-A3B --layout dp_shard=64,ep=8",
         )
 

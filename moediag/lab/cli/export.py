@@ -35,8 +35,8 @@ def export(
     from moediag.lab.scenario import catalogue
     from moediag.lab.scenario import load as loading
     from moediag.lab.scenario import plan as planning
-    from moediag.lab.upstream.export.pinned_versions import versions_of
     from moediag.lab.upstream.export.write_file import export as write
+    from moediag.lab.upstream.export.write_file import versions_of
     from moediag.report.views import put
 
     scenario = loading.load(catalogue.find(name), set_)

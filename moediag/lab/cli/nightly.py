@@ -109,8 +109,8 @@ def nightly(
     from moediag.lab.campaign.nightly import artifacts, drive, jobs, tracks
     from moediag.lab.campaign.nightly import summary as pages
     from moediag.lab.campaign.nightly.changes import compare
-    from moediag.lab.campaign.nightly.history import History
     from moediag.lab.campaign.nightly.hunted import hunted, news
+    from moediag.lab.campaign.nightly.night import History
     from moediag.lab.stacks.base import cache_root, current_base
     from moediag.report import answer_views
     from moediag.report.notify import Notifier, of_answer

@@ -3,7 +3,7 @@
 It reads results, the plan and the ranks' outcomes, not evidence."""
 
 from moediag.lab.judgement.conclusion import conclude, met
-from moediag.lab.judgement.regressions import with_regressions
+from moediag.lab.judgement.fix_effect import with_regressions
 from moediag.lab.judgement.side_by_side import together
 from moediag.lab.judgement.step_time import with_ratios
 from moediag.lab.judgement.training_table import tables as training_tables

@@ -101,29 +101,19 @@ def _reproduced(trials: Sequence[TrialResult]) -> bool | None:
 def _fixes(trials: Sequence[TrialResult]) -> Iterable[FixJudgement]:
     """Each fix once, in the order listed: correct only when every repeat is clean."""
     unfixed = [t for t in trials if t.role == Role.UNFIXED]
-    for variant in _fix_variants(trials):
-        own = _of(trials, variant)
+    fixes = [t for t in trials if t.role == Role.FIX]
+    for variant in dict.fromkeys(t.variant for t in fixes):
+        own = [t for t in fixes if t.variant == variant]
         correct = all(t.verdict == Verdict.CLEAN for t in own)
+        ratio = next((t.step_time_ratio for t in own if t.step_time_ratio is not None), None)
         meant = [t for t in unfixed if own[0].repairs in ("", t.variant)]
-        yield FixJudgement(variant, correct, _ratio(own), *fix_effect.effect(own, meant))
+        yield FixJudgement(variant, correct, ratio, *fix_effect.effect(own, meant))
 
 
 def _claims(trials: Sequence[TrialResult]) -> Iterable[ClaimJudgement]:
     unfixed = [t for t in trials if t.role == Role.UNFIXED]
     for variant in dict.fromkeys(t.variant for t in unfixed):
         yield fix_effect.claim([t for t in unfixed if t.variant == variant])
-
-
-def _fix_variants(trials: Sequence[TrialResult]) -> list[str]:
-    return list(dict.fromkeys(t.variant for t in trials if t.role == Role.FIX))
-
-
-def _of(trials: Sequence[TrialResult], variant: str) -> list[TrialResult]:
-    return [t for t in trials if t.role == Role.FIX and t.variant == variant]
-
-
-def _ratio(own: Sequence[TrialResult]) -> float | None:
-    return next((t.step_time_ratio for t in own if t.step_time_ratio is not None), None)
 
 
 def _cheapest(trials: Sequence[TrialResult], fixes: Sequence[FixJudgement]) -> str | None:

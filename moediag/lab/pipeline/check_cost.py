@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from moediag.evidence.model import Evidence
-from moediag.protocol import PlannedParameter, PlannedUnit
+from moediag.protocol import PlannedParameter, PlannedUnit, Traffic
 from moediag.records import dataclass
 
 _EMBEDDING = ": embedding_rowwise"  # a rule of transformers' tensor parallel plans
@@ -195,6 +195,14 @@ def wires(
             near = ranks <= bandwidth.per_node
             found.append(_wire(f"{cost.axis} replicas", cost.sent_to_replicas, near, bandwidth))
     return tuple(wire for wire in found if wire.bytes)
+
+
+def wires_of(traffic: Iterable[Traffic], bandwidth: Bandwidth) -> tuple[Wire, ...]:
+    """Returns the time of each group whose calls were counted. ``bandwidth``: a group that ends on
+    the first node crosses none."""
+    return tuple(
+        _wire(one.name, one.bytes, one.last < bandwidth.per_node, bandwidth) for one in traffic
+    )
 
 
 def _inner(axis: str, layout: Mapping[str, int]) -> int | None:

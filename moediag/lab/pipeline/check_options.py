@@ -41,6 +41,8 @@ class CheckOptions:
     optimizer: str = "adamw"
     master: bool = False
     """The optimizer keeps a float32 copy of each parameter."""
+    brief: bool = False
+    """One of many: without notes, the worst load of experts and a change that would make it fit."""
     bandwidth: Bandwidth | None = None
     """None: no communication time is computed."""
     timeout: float = 600.0

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from moediag.axes import EP
 from moediag.lab.pipeline import check_verdict
-from moediag.lab.pipeline.check import CheckResult, JudgedCase, share, to_json
 from moediag.lab.pipeline.check_cost import AxisCost, Wire
 from moediag.lab.pipeline.check_fit import GIB, Fit, Moment
-from moediag.protocol import FAILS, MAY_FAIL, NOTE, CheckFinding, ExpertRange, PlannedParameter
+from moediag.lab.pipeline.check_result import CheckResult, JudgedCase, share, to_json
+from moediag.protocol import (
+    FAILS,
+    MAY_FAIL,
+    NOTE,
+    CheckFinding,
+    ExpertRange,
+    PlannedParameter,
+    Traffic,
+)
 from moediag.result import Table, wording
 from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
 
@@ -20,9 +29,10 @@ _STATUS = {
 _NAMES = 4  # parameters named in a sentence
 _DETAILS = "--details prints findings, costs and the plan; so does --html FILE"
 _OTHERS = 3  # scenarios of other releases that are named
-ALWAYS = (
-    "fragmentation of memory; bytes of token exchanges and of activations "
-    "between ranks, which depend on the batch; the network"
+ALWAYS = "fragmentation of memory; the network"
+_UNCOUNTED = (
+    "activations in memory; bytes of token exchanges and of activations between ranks, which "
+    "depend on the batch"
 )
 
 
@@ -43,7 +53,7 @@ def answer(result: CheckResult, details: bool = True) -> Answer:
                     brief=None if details else tuple(_unseen(result, short=True))),
             Section(tuple(_cost(result)), "Cost", brief=shown),
             Section(tuple(_plan(result)), "Plan", brief=shown),
-            Section(tuple(_question(result)), "What was asked"),
+            Section(tuple(question(result)), "What was asked"),
         ),
         rows=(*reasons, *(() if details else (Row("details", _DETAILS, "faint"),))),
         cases=tuple(_cases(result.cases)),
@@ -82,22 +92,32 @@ def _unseen(result: CheckResult, short: bool = False) -> Iterator[Row]:
         yield Row("NOT SEEN", text, "doubt")
     if result.checked.plan and not short:
         measured = result.fit is not None and result.fit.measured
-        yield Row("NOT SEEN", ALWAYS if measured else f"activations in memory; {ALWAYS}", "faint")
+        yield Row("NOT SEEN", ALWAYS if measured else f"{_UNCOUNTED}; {ALWAYS}", "faint")
 
 
-def _question(result: CheckResult) -> Iterator[Row]:
+def question(result: CheckResult, layout: bool = True) -> Iterator[Row]:
+    """Yields what was asked. ``layout``: also who shards on which ranks."""
     checked = result.checked
     experts = f", {checked.experts} experts, top {checked.top_k}" if checked.experts else ""
-    size = f", {checked.parameters / 1e9:.1f} billion parameters" if checked.parameters else ""
+    size = f", {_number(checked.parameters)} parameters" if checked.parameters else ""
     yield Row("model", f"{checked.model or result.config}{size}{experts}")
     axes = " x ".join(f"{axis}={size}" for axis, size in result.layout.axes.items())
     inside = " (tp inside ep)" if result.ranks < result.layout.world_size else ""
-    yield Row("layout", f"{axes}{inside}, {wording.plural(result.ranks, 'rank')}")
+    sizes = Counter(checked.stages)
+    stages = [f"{wording.plural(n, 'stage')} of {size}" for size, n in sizes.items()]
+    layers = f", {' and '.join(stages)} layers" if stages else ""
+    if layout:
+        yield Row("layout", f"{axes}{inside}, {wording.plural(result.ranks, 'rank')}{layers}")
     yield Row("stack", ", ".join(f"{name} {v}" for name, v in result.versions.items() if v))
     if result.dtypes:
         yield Row("dtypes", result.dtypes)
-    if checked.asked:
+    if layout and checked.asked:
         yield Row("sharded", f"by {checked.asked}")
+
+
+def _number(parameters: int) -> str:
+    billions = parameters / 1e9
+    return f"{billions:.1f} billion" if billions >= 1 else f"{parameters / 1e6:.3g} million"
 
 
 def _finding(finding: CheckFinding) -> str:
@@ -213,6 +233,8 @@ def _over(axes: Sequence[str]) -> str:
 
 def _cost(result: CheckResult) -> Iterator[Row]:
     yield from (Row("cost", _axis_cost(cost)) for cost in result.costs if cost.ranks > 1)
+    if result.checked.timeline.traffic:
+        yield Row("cost", _others(result.checked.timeline.traffic))
     yield from (Row("wires", _wire(wire)) for wire in result.wires)
     if result.fit is not None:
         yield from _fit(result.fit)
@@ -228,6 +250,14 @@ def _cost(result: CheckResult) -> Iterator[Row]:
             f"parameters + {_bytes(memory.gradients)} gradients + {_bytes(memory.optimizer)} "
             f"optimizer{gather}",
         )
+
+
+def _others(traffic: Sequence[Traffic]) -> str:
+    """Returns what a rank sends beside FSDP2's calls."""
+    parts = ", ".join(
+        f"{_bytes(one.bytes)} on {one.name}[{one.ranks}] ({one.calls:,} calls)" for one in traffic
+    )
+    return f"tokens and activations, each step: a rank sends {parts}"
 
 
 def _fit(fit: Fit) -> Iterator[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moediag.lab.pipeline.check import share
+from moediag.lab.pipeline.check_result import share
 from moediag.lab.pipeline.check_script import RankRead, ScriptResult, to_json
 from moediag.result import wording
 from moediag.result.answer_blocks import Answer, AnswerState, Case, Row, Section

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from moediag.lab.pipeline.check import CheckResult, share
 from moediag.lab.pipeline.check_fit import GIB, UNMODELLED, Fit, FitWord
+from moediag.lab.pipeline.check_result import CheckResult, share
 from moediag.protocol import FAILS, MAY_FAIL
 from moediag.result.answer_blocks import AnswerState, Row
 

@@ -268,7 +268,7 @@ class Trials:
             versions["nccl"] = evidence.nccl
         seconds = Seconds(
             environment=round(stack.seconds, 3),
-            launch=_since(record.started, record.first_progress),
+            launch=record.until_progress,
             stall_to_verdict=record.since_stall(),
             total=round(time.monotonic() - began, 3),
             reference=took,
@@ -349,10 +349,6 @@ def _telling(observer: Observer, name: str) -> Callable[[Progress], None]:
 
 def _request(planned: PlannedTrial) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(planned.stack.items()))
-
-
-def _since(start: float, end: float | None) -> float | None:
-    return None if end is None else round(end - start, 3)
 
 
 def _why(record: LaunchRecord, log: Path) -> str:

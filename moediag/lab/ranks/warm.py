@@ -27,7 +27,6 @@ _LAZY = (
     "torch.utils.serialization.config",
     "moediag.recorder.start",
     "moediag.recorder.background",
-    "moediag.recorder.batches",
     "moediag.recorder.collectives",
     "moediag.recorder.data_loaders",
     "moediag.recorder.fsdp1",

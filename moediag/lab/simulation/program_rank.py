@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from moediag.lab.simulation.root_payloads import RootPayloads
+from moediag.lab.simulation.answers import RootPayloads
 from moediag.lab.simulation.unreal_data import UnrealData
 from moediag.lab.simulation.written_files import WrittenFiles
 from moediag.protocol import SimulatedRank, innermost_user

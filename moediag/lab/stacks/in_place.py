@@ -14,7 +14,9 @@ from moediag.lab.stacks.base import NEWEST
 
 _ASK = """
 import importlib.metadata, json, platform
-found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+# Of two installed releases the one earlier on the path is imported.
+every = reversed(list(importlib.metadata.distributions()))
+found = {d.metadata["Name"]: d.version for d in every}
 print(json.dumps({**found, "python": platform.python_version()}))
 """
 

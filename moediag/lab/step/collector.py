@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import platform
+from importlib import metadata
 from typing import Any, Callable, ContextManager, Dict, Iterator, Optional
 
 import torch
 
 from moediag.lab.step.measure import replicas
 from moediag.lab.step.models.skew import RouterSkew
-from moediag.lab.step.versions import versions
 from moediag.protocol import Outcome, ProgramTask, Trial
+
+_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "trl", "torchtitan", "triton")
 
 
 class Unrecorded:
@@ -105,3 +108,14 @@ class Collector:
         if refusal is not None:
             kept = Outcome(rank=self.rank, applicable=str(refusal))
         return dataclasses.replace(kept, versions=versions())
+
+
+def versions() -> Dict[str, Optional[str]]:
+    """Returns package -> version or None; ``python`` always has one."""
+    found: Dict[str, Optional[str]] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found

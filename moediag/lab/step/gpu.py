@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import List
+from typing import Any, Callable, List
 
 import torch
 
@@ -25,6 +25,15 @@ def device(trial: Trial) -> torch.device:
     return torch.device("cuda", local % torch.cuda.device_count() if trial.shared_gpu else local)
 
 
+def _existing(set_device: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns ``set_device`` for numbers of local ranks, taken modulo the number of GPUs."""
+
+    def shared(number: Any) -> None:
+        set_device(number % torch.cuda.device_count() if isinstance(number, int) else number)
+
+    return shared
+
+
 def settle(trial: Trial, folder: Path) -> List[str]:
     """Sets the variables that the trial requests, unless the user set them; returns notes on what
     applies. Call it before the process group is created, which reads these variables."""
@@ -32,8 +41,9 @@ def settle(trial: Trial, folder: Path) -> List[str]:
     for name, value in trial.environment.items():
         os.environ.setdefault(name, value)
     if trial.shared_gpu:
-        # accelerate would use the GPU with the local rank's number.
+        # accelerate and transformers would use the GPU with the local rank's number.
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", str(device(trial)))
+        torch.cuda.set_device = _existing(torch.cuda.set_device)
         ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
         where = "gloo on CUDA tensors" if trial.backend == "gloo" else trial.backend
         few = f"{gpus} GPU{'' if gpus == 1 else 's'}"

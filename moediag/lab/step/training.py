@@ -14,7 +14,7 @@ from moediag.lab.step import data
 from moediag.lab.step.collector import Collector
 from moediag.lab.step.measure import gradients
 from moediag.lab.step.measure.block_inputs import InputGradients
-from moediag.lab.step.measure.program_reference import Right
+from moediag.lab.step.measure.reference import Right
 from moediag.lab.step.models.skew import RouterSkew
 from moediag.lab.step.shard import optimizers
 from moediag.lab.step.shard.wrapped import Wrapped

@@ -19,7 +19,8 @@ from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.looking import LookingJob, Target
 from moediag.launch.attach.proc import Proc
 from moediag.launch.capture import source_files, worker_stacks
-from moediag.launch.capture.collect import CAPTURE_FOLDER, main_frames
+from moediag.launch.capture.collect import CAPTURE_FOLDER
+from moediag.launch.capture.py_spy import main_frames
 from moediag.launch.processes import Process
 from moediag.protocol import AttachTask, Trial
 from moediag.records import dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from moediag.launch.attach import spy
 from moediag.launch.attach.proc import LISTENS, Proc, below
-from moediag.launch.capture.collect import frames_of, threads
+from moediag.launch.capture.py_spy import frames_of, threads
 from moediag.protocol import parse_json
 
 SECONDS = 20.0  # the first dump of a rank takes seconds

@@ -130,6 +130,9 @@ def of_process(proc: Proc, pid: int) -> list[Job]:
         return started
     if by_port := [job for job in found if job.ranks[0].srun in _ports(proc, pid)]:
         return by_port  # srun: slurmd starts the ranks
+    ends = {(other, own) for own, other in proc.connections(pid)}
+    if actors := [j for j in found if j.launcher == "ray" and ends & proc.connections(j.root)]:
+        return actors  # a driver of Ray: another process has started the raylet
     seen = every.get(pid)
     if seen is None or not _is_python(proc, pid) or _launcher(proc.command(pid)):
         return []  # the ranks of a launcher may not have started

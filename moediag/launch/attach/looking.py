@@ -20,7 +20,7 @@ from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import held, spy
 from moediag.launch.attach.proc import TORCH, Proc, Seen
 from moediag.launch.capture.activity import Activity, look, work
-from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
 from moediag.launch.capture.shown_work import work_of
 from moediag.launch.processes import Process
 from moediag.records import dataclass

@@ -82,6 +82,26 @@ class Proc:
         lines = (line.partition(":") for line in self.text(pid, name).splitlines())
         return {key.strip(): value.strip() for key, colon, value in lines if colon}
 
+    def inner_threads(self, pid: int) -> dict[int, tuple[int, str]]:
+        """Of a process in an inner pid namespace, by the number of each thread there: its number
+        here, and the letter of its state. Empty for other processes."""
+        if len(self.facts(pid, "status").get("NSpid", "").split()) < 2:
+            return {}
+        found = {}
+        for name in self.names(pid, "task"):
+            facts = self.facts(pid, f"task/{name}/status")
+            numbers = facts.get("NSpid", "").split()
+            if name.isdigit() and numbers:
+                found[int(numbers[-1])] = int(name), facts.get("State", "")[:1]
+        return found
+
+    def names(self, pid: int, name: str) -> list[str]:
+        """The names in the folder ``/proc/PID/name``."""
+        try:
+            return os.listdir(self.root / str(pid) / name)  # noqa: PTH208 - strings suffice
+        except OSError:
+            return []
+
     def command(self, pid: int) -> tuple[str, ...]:
         """The words of its command line."""
         return tuple(self.text(pid, "cmdline").rstrip("\0").split("\0"))
@@ -105,11 +125,7 @@ class Proc:
 
     def open_files(self, pid: int) -> Iterator[tuple[int, str]]:
         """Yields (descriptor, target) of what it has open."""
-        try:
-            names = os.listdir(self.root / str(pid) / "fd")  # noqa: PTH208
-        except OSError:
-            return
-        for name in names:
+        for name in self.names(pid, "fd"):
             if name.isdigit() and (target := self.link(pid, f"fd/{name}")):
                 yield int(name), target
 

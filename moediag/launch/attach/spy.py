@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from moediag.launch.capture.collect import (
-    find_tool,
-    frames_of,
-    main_frames,
-    reason,
-    threads,
-)
+from moediag.launch.attach.proc import Proc
+from moediag.launch.capture.py_spy import Dump as Dump
+from moediag.launch.capture.py_spy import frames_of, main_frames, run, threads
 from moediag.masking import is_secret
 from moediag.protocol import in_libraries
-from moediag.records import dataclass
 
 NO_TOOL = "py-spy missing"
 REFUSED = "ptrace refused"
@@ -27,43 +21,36 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 _RANKS = ("global_rank", "world_rank", "rank")
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """py-spy's JSON, or why there is none."""
-
-    json: bytes = b""
-    lost: str = ""
-
-
 def dump(pid: int, seconds: float, *, pause: bool = True, local_values: bool = True) -> Dump:
     """The stacks of all threads of ``pid``. ``pause``: stop it for the milliseconds that this
     takes, which a process that runs needs and one that sleeps does not."""
     options = ["--json", *(["--locals"] if local_values else [])]
     options += [] if pause else ["--nonblocking"]
-    return _run(["dump", *options, "-p", str(pid)], seconds)
+    return _run(pid, options, seconds)
 
 
 def native(pid: int, seconds: float) -> Dump:
     """The same with native frames. This takes a second and stops the process meanwhile."""
-    return _run(["dump", "--native", "--json", "-p", str(pid)], seconds)
+    return _run(pid, ["--native", "--json"], seconds)
 
 
-def _run(arguments: list[str], seconds: float) -> Dump:
-    tool = find_tool("py-spy")
-    if tool is None:
-        return Dump(lost=NO_TOOL)
-    try:
-        done = subprocess.run(
-            [tool, *arguments], capture_output=True, stdin=subprocess.DEVNULL,
-            timeout=seconds, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Dump(lost="py-spy took too long")
-    except OSError as error:
-        return Dump(lost=f"py-spy: {error.strerror}")
-    if done.returncode != 0 or not done.stdout:
-        return Dump(lost=reason(done.stderr))
-    return Dump(done.stdout)
+def _run(pid: int, options: list[str], seconds: float) -> Dump:
+    made = run(["py-spy", "dump", *options, "-p", str(pid)], seconds)
+    inner = Proc().inner_threads(pid) if made.json else {}
+    return Dump(seen_from_here(made.json, inner), made.lost)
+
+
+def seen_from_here(found: bytes, inner: Mapping[int, tuple[int, str]]) -> bytes:
+    """The dump of a process in an inner pid namespace, with the numbers that its threads have here
+    and whether they run: py-spy knows neither. ``inner``: see :meth:`.Proc.inner_threads`."""
+    if not inner:
+        return found
+    every = threads(found)
+    for thread in every:
+        number, state = inner.get(thread.get("os_thread_id") or 0, (0, ""))
+        if number:
+            thread |= {"os_thread_id": number, "active": state == "R"}
+    return json.dumps(every).encode()
 
 
 def places(found: bytes) -> tuple[tuple[str, str, object], ...]:

@@ -8,40 +8,27 @@ only one tracer can attach to a process. One deadline bounds everything.
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
 import stat
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
 from moediag import protocol
-from moediag.launch.capture import source_files, worker_stacks
+from moediag.launch.capture import py_spy, source_files, worker_stacks
+from moediag.launch.capture.py_spy import in_collective, main_frames, threads
 from moediag.launch.processes import Process, catches
 from moediag.masking import masked
 from moediag.records import dataclass
 
 CAPTURE_FOLDER = "capture"
 TAIL_LINES = 50
-# Functions in which a thread waits for its device, which may itself wait for a collective.
-_DEVICE = re.compile(
-    r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_(?:cuda|hip)|stream_synchronize"
-)
-# C++ that issues or awaits communication.
-_COMMUNICATION = re.compile(r"\bgloo::|\bc10d::")
-_NO_CALLS = ("/elastic/", "/checkpoint/")  # parts of torch.distributed that work by themselves
-_ENGINE = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 ANSWER = 3.0  # seconds for a rank's dump, which may have 20,000 operations
 _PIPE_SECONDS = 2.0  # torch's monitor reads its pipe about once a second
 _DRIVERS = ("/libcuda.so", "/libamdhip64.so")
-LAST_CALL = "destroy_process_group"
 _PROC_FILES = ("status", "wchan", "stat", "stack")
 
 
@@ -70,7 +57,7 @@ class _Looker:
     def miss(self, what: str) -> None:
         self.not_seen.append(f"rank {self.rank}: {what}")
 
-    def look(self, native: bool) -> None:
+    def look(self) -> None:
         into = self.folder / CAPTURE_FOLDER
         name, pid = f"rank-{self.rank}", str(self.process.pid)
         self._proc(into / f"{name}.proc.txt")
@@ -84,7 +71,7 @@ class _Looker:
             self.miss("Python stack (faulthandler cannot be asked either)")
         python = (into / f"{name}.pyspy.json").read_bytes() if seen else b""
         self._look_at_workers(into, python)
-        native = native and not (in_collective(python) and self._explains(python))
+        native = not (in_collective(python) and self._explains(python))
         if native and seen:
             names = [*dump, "--native", "--full-filenames"]
             native = not self._tool(into / f"{name}.native.txt", "native frames", names)
@@ -140,35 +127,19 @@ class _Looker:
     def _tool(self, path: Path, what: str, command: list[str]) -> bool:
         if self.gone:
             return False
-        binary = find_tool(command[0])
-        if binary is None:
-            self.miss(f"{what} ({command[0]} missing)")
-            return False
         if self.left <= 0.05:
             self.miss(f"{what} (no time left for {command[0]})")
             return False
-        try:
-            done = subprocess.run(
-                [binary, *command[1:]],
-                capture_output=True,
-                stdin=subprocess.DEVNULL,
-                timeout=self.left,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            self.miss(f"{what} ({command[0]} took too long)")
-            return False
-        except OSError as error:
-            self.miss(f"{what} ({command[0]}: {error.strerror})")
-            return False
-        if done.returncode != 0 or not done.stdout:
+        done = py_spy.run(command, self.left)
+        if done.lost:
             if not self.gone:
-                self.miss(f"{what} ({command[0]}: {reason(done.stderr)})")
+                named = done.lost.startswith(command[0])
+                self.miss(f"{what} ({'' if named else f'{command[0]}: '}{done.lost})")
             return False
         if path.suffix == ".txt":  # it begins with the command of the process
-            path.write_text(masked(done.stdout.decode("utf-8", "replace")), encoding="utf-8")
+            path.write_text(masked(done.json.decode("utf-8", "replace")), encoding="utf-8")
         else:
-            path.write_bytes(done.stdout)
+            path.write_bytes(done.json)
         return True
 
     def _request_flight(self) -> None:
@@ -215,9 +186,7 @@ class _Looker:
         return size > 0
 
 
-def capture(
-    folder: Path, ranks: Mapping[int, Process], seconds: float, *, native: bool = True
-) -> Capture:
+def capture(folder: Path, ranks: Mapping[int, Process], seconds: float) -> Capture:
     """Collects evidence of the living ``ranks`` for at most about ``seconds``, and the last lines
     of every rank's log, in ``folder/capture/rank-N.*``."""
     begun = time.monotonic()
@@ -226,7 +195,7 @@ def capture(
     lookers = [_Looker(r, p, folder, begun + seconds) for r, p in sorted(ranks.items())]
     if lookers:
         with ThreadPoolExecutor(max_workers=len(lookers)) as pool:
-            for looker, job in [(x, pool.submit(x.look, native)) for x in lookers]:
+            for looker, job in [(x, pool.submit(x.look)) for x in lookers]:
                 try:
                     job.result()
                 except OSError as error:
@@ -238,135 +207,6 @@ def capture(
             (into / f"{log.stem}.tail.txt").write_text(_tail(log), encoding="utf-8")
     missing = tuple(dict.fromkeys(line for x in lookers for line in x.not_seen))
     return Capture(time.monotonic() - begun, missing)
-
-
-def blocked_frames(ranks: Mapping[int, Process], seconds: float) -> list[int]:
-    """Returns ranks whose stack shows the main thread in communication; none without py-spy. Finds
-    waits that the heartbeat does not show."""
-    found = python_frames(ranks, seconds)
-    return [rank for rank, dump in found.items() if in_collective(dump)]
-
-
-def python_frames(
-    ranks: Mapping[int, Process], seconds: float, *, native: bool = False
-) -> dict[int, bytes]:
-    """Returns py-spy's JSON of each rank read within ``seconds``; empty without py-spy. A rank
-    inside autograd's engine is read with native frames in any case: only these show whether C++
-    computes there or waits for a collective."""
-    found = {}
-    for rank, process in ranks.items():
-        dump = _dump(process, seconds, native)
-        if not native and dump is not None and in_backward(dump):
-            dump = _dump(process, seconds, True) or dump
-        if dump is not None:
-            found[rank] = dump
-    return found
-
-
-def _dump(process: Process, seconds: float, native: bool) -> bytes | None:
-    binary = find_tool("py-spy")
-    if binary is None or not process.alive:
-        return None
-    options = ["--json", *(["--native"] if native else [])]
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(
-            [binary, "dump", *options, "-p", str(process.pid)],
-            capture_output=True,
-            timeout=seconds,
-            check=True,
-        ).stdout
-    return None
-
-
-def in_collective(dump: bytes, spins: bool = False) -> bool:
-    """Whether py-spy's JSON shows the main thread asleep with its innermost frames in
-    torch.distributed or, with native frames, in communication that C++ issued. ``spins``: it need
-    not be asleep.
-
-    Importing torch.distributed does not count, nor do files of checkpoints, nor the last call of a
-    program, nor the rendezvous: with many ranks, the full queue of the store may drop a connection;
-    the rank then sleeps for seconds before it retries, and torch bounds that wait.
-    """
-    thread = _main_of(dump)
-    frames = frames_of(thread)
-    python = _python(frames)
-    names = [str(f.get("filename", "")) for f in python[:6]]
-    if (thread.get("active") and not spins) or any("importlib" in name for name in names):
-        return False
-    if _in_rendezvous(python) or any(f.get("name") == LAST_CALL for f in python[:6]):
-        return False
-    if any("torch/distributed/" in n and not any(x in n for x in _NO_CALLS) for n in names):
-        return True
-    native = frames[: frames.index(python[0])] if python else []
-    return any(_COMMUNICATION.search(str(f.get("name", ""))) for f in native)
-
-
-def joins(dump: bytes) -> bool:
-    """Whether py-spy's JSON shows the main thread asleep in ``init_process_group``."""
-    thread = _main_of(dump)
-    return not thread.get("active") and _in_rendezvous(_python(frames_of(thread)))
-
-
-def _in_rendezvous(frames: Sequence[Mapping[str, object]]) -> bool:
-    return any(frame.get("name") == "init_process_group" for frame in frames[:6])
-
-
-def _python(frames: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    return [f for f in frames if str(f.get("filename", "")).endswith((".py", ">"))]
-
-
-def in_backward(dump: bytes) -> bool:
-    """Whether the main thread's innermost frame in py-spy's JSON is that of autograd's engine."""
-    frames = main_frames(dump)
-    return bool(frames) and str(frames[0].get("filename", "")).endswith(_ENGINE)
-
-
-def on_device(dump: bytes) -> bool:
-    """Whether py-spy's JSON, with native frames, shows the main thread waiting for an accelerator
-    or in an NCCL call that does not return."""
-    return any(_DEVICE.search(str(f.get("name", ""))) for f in main_frames(dump))
-
-
-def main_frames(dump: bytes) -> list[dict[str, object]]:
-    """Returns the main thread's frames in py-spy's JSON, innermost first; empty if none."""
-    return frames_of(_main_of(dump))
-
-
-def frames_of(thread: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the frames of a thread in py-spy's JSON, innermost first; empty if none."""
-    frames = thread.get("frames", [])
-    return [f for f in frames if isinstance(f, dict)] if isinstance(frames, list) else []
-
-
-def _main_of(dump: bytes) -> dict[str, Any]:
-    """Returns the main thread by name, else by id: without ``threading`` there are no names. Empty
-    if ``dump`` is not py-spy's JSON."""
-    found = threads(dump)
-    named = (t for t in found if t.get("thread_name") == "MainThread")
-    first = (t for t in found if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
-    return next(named, None) or next(first, {})
-
-
-def threads(dump: bytes) -> list[dict[str, Any]]:
-    """Returns the threads in py-spy's JSON; empty if it is something else."""
-    with suppress(ValueError, TypeError):
-        return [thread for thread in protocol.parse_json(dump) if isinstance(thread, dict)]
-    return []
-
-
-def find_tool(name: str) -> str | None:
-    """Finds a tool, first beside this interpreter: a virtual environment may not be on PATH."""
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.is_file() else shutil.which(name)
-
-
-def reason(stderr: bytes) -> str:
-    """Returns the reason for a tool's failure in one line."""
-    text = stderr.decode(errors="replace").strip()
-    lowered = text.lower()
-    if "permission denied" in lowered or "operation not permitted" in lowered:
-        return "ptrace refused"
-    return text.splitlines()[-1][:200] if text else "no output"
 
 
 def _tail(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from moediag.launch.capture.collect import LAST_CALL, main_frames, threads
+from moediag.launch.capture.py_spy import LAST_CALL, main_frames, threads
 
 # By the files on a stack.
 _WORK = {

@@ -30,7 +30,7 @@ from dataclasses import replace
 
 from moediag.evidence.model import Stall
 from moediag.launch.capture.activity import WAITS
-from moediag.launch.capture.collect import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
 from moediag.launch.capture.shown_work import leaves, work_at_the_end, work_of
 from moediag.launch.capture.worker_stacks import waits_for_data
 from moediag.launch.follow.watchdog import Watchdog

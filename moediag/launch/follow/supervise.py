@@ -19,7 +19,8 @@ from moediag.evidence.signal_names import name_of, status_of
 from moediag.launch import shutdown, signals
 from moediag.launch.base import Running, json_lines, last_words
 from moediag.launch.capture import machine
-from moediag.launch.capture.collect import blocked_frames, capture, on_device, python_frames
+from moediag.launch.capture.collect import capture
+from moediag.launch.capture.py_spy import blocked_frames, on_device, python_frames
 from moediag.launch.follow.seen import Seen
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.processes import NEVER, Process, oom_kills

@@ -19,7 +19,7 @@ from moediag.launch import shutdown
 from moediag.launch.base import Running
 from moediag.launch.capture import activity, dumps, source_files
 from moediag.launch.capture.activity import Activity
-from moediag.launch.capture.collect import python_frames
+from moediag.launch.capture.py_spy import python_frames
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.seen import slow, traces

@@ -8,7 +8,7 @@ from typing import Iterable, List, Mapping, Optional, Sequence
 
 import torch
 
-from moediag.ranks.verify import noise, same_samples
+from moediag.ranks.verify import noise, samples
 from moediag.ranks.verify.runs import Alone, Run
 from moediag.ranks.verify.tensor_files import Tensors
 
@@ -94,13 +94,13 @@ def _samples(job: Run, runs: Sequence[Run]) -> Optional[Incomparable]:
             "the model is called without tensors that could be compared, so it is not known "
             "whether both runs saw the same samples"
         )
-    if same_samples.steps_alike(ranks, runs[0].ranks[0].steps) == 0:
+    if samples.steps_alike(ranks, runs[0].ranks[0].steps) == 0:
         of_first = {rank: steps[0].samples for rank, steps in ranks.items()}
         over = next((one.averages_over for one in job.ranks.values()), [])
-        repeated = same_samples.repeated(of_first, single[0], over)
+        repeated = samples.repeated(of_first, single[0], over)
         if repeated:
             return Incomparable(repeated, _OWN_PART, failure=True)
-        return Incomparable(same_samples.sentence(of_first, single[0], 1), _SAMPLES)
+        return Incomparable(samples.sentence(of_first, single[0], 1), _SAMPLES)
     return None
 
 
@@ -108,7 +108,7 @@ def comparable_steps(job: Run, runs: Sequence[Run]) -> int:
     """Returns the number of first steps with the same samples in all runs."""
     single = [step.samples for step in runs[0].ranks[0].steps]
     ranks = {rank: one.steps for rank, one in job.ranks.items()}
-    alike = same_samples.steps_alike(ranks, runs[0].ranks[0].steps)
+    alike = samples.steps_alike(ranks, runs[0].ranks[0].steps)
     for run in runs[1:]:
         other = [step.samples for step in run.ranks[0].steps]
         same = [a == b for a, b in zip(single, other)]  # noqa: B905 - Python 3.9

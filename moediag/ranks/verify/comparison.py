@@ -32,10 +32,9 @@ from moediag.ranks.verify.comparability import (
     tied_apart,
 )
 from moediag.ranks.verify.first_wrong import FirstWrong
-from moediag.ranks.verify.learning_rates import LearningRates
 from moediag.ranks.verify.module_calls import Calls
 from moediag.ranks.verify.not_reduced import not_reduced, not_sent
-from moediag.ranks.verify.otherwise import Otherwise, counts
+from moediag.ranks.verify.otherwise import LearningRates, Otherwise, counts
 from moediag.ranks.verify.runs import Alone, Run
 from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.step.pieces import WHOLE, Where

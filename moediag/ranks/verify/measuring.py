@@ -24,12 +24,11 @@ from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
 from moediag.ranks.verify.merged_steps import MergedSteps
+from moediag.ranks.verify.model_facts import Reduction
 from moediag.ranks.verify.model_pieces import OUTER, NotReduced, Piece, owners, pieces, tied
 from moediag.ranks.verify.module_calls import ModuleCalls
 from moediag.ranks.verify.rank_answer import Answer
-from moediag.ranks.verify.reduction import Reduction
-from moediag.ranks.verify.room import enough_room
-from moediag.ranks.verify.tensor_files import Stored, Tensors
+from moediag.ranks.verify.tensor_files import Stored, Tensors, enough_room
 from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step import instrument
 from moediag.recorder.step.hooks import StepHooks

@@ -20,11 +20,12 @@ _MOST_ELEMENTS = 1 << 16  # of one of them
 class _Followed:
     """A parameter between two steps."""
 
-    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter", "used")
+    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter", "times", "used")
 
     def __init__(self, parameter: Any) -> None:
         self.parameter = parameter
         self.accumulated = False
+        self.times = 0  # that autograd added to it
         self.cleared = False
         self.used = parameter.grad.detach().clone()  # by the update
         self.handle: Any = None
@@ -48,6 +49,7 @@ class _Followed:
         if capturing():
             return
         first, self.accumulated = not self.accumulated, True
+        self.times += 1
         if self.cleared:
             return
         gradient = self.parameter.grad
@@ -118,6 +120,7 @@ class ClearedGradients:
         if None not in kept:
             self._context.log.event(
                 "cleared", optimizer=type(optimizer).__name__, step=steps.last, kept=all(kept),
+                times=min(one.times for one in followed),
                 names=self._context.names.of([one.parameter for one in followed]),
                 line=self._context.recorder.user_lines.innermost(frame),
             )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List
 
 import torch
 
+from moediag.protocol.names import plain_name
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.routing import expert_counts
@@ -63,6 +64,8 @@ class ModelValues:
             "model", step=step, models=models,
             left_out={name: read[at] for name, at in left_out.items()},
             averages=[int(average.n_averaged) for average in alive],
+            tied=[names for model in self._context.recorder.models.owners()
+                  for names in _tied(model)],
             idle=bool(owned) and not self._context.closure and all(p.grad is None for p in owned),
         )  # fmt: skip
 
@@ -112,6 +115,17 @@ class ModelValues:
             for name, parameter in zip(self._context.names.of(left), left)  # noqa: B905
             if name is not None
         }
+
+
+def _tied(model: Any) -> List[List[str]]:
+    """The names of each parameter that has several."""
+    names: Dict[int, List[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        plain = plain_name(name)
+        own = names.setdefault(id(parameter), [])
+        if plain not in own:
+            own.append(plain)
+    return [own for own in names.values() if len(own) > 1]
 
 
 def _frozen_routers(module: Any, prefix: str) -> List[str]:

@@ -2,6 +2,9 @@
 
 A check cannot wait for another rank: which steps are checked depends only on the step's number, so
 all ranks check the same ones.
+
+updated     step names[parameters that had not changed since the check before, and that the update
+            changed]
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from moediag.recorder.step.pieces import local, placed_alike
 WATCHER = "laws"
 _MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not checked further
 _STUCK = 8  # calls of step() without a new step: its model is not seen running
+_MAX_STILL = 64  # parameters that are read again after an update
 _MAX_NONFINITE = 20  # names that are listed
 
 
@@ -31,7 +35,9 @@ KEPT = "kept"  # the check of the step after a save: a restart may begin with it
 class Known:
     """What is known of one optimizer."""
 
-    __slots__ = ("count", "due", "looked", "ordinal", "same", "saved", "saves", "step")
+    __slots__ = (
+        "count", "due", "looked", "ordinal", "same", "saved", "saves", "step", "still", "values",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.step = 0  # of the last call
@@ -42,6 +48,9 @@ class Known:
         self.looked = 0  # the step in which a model that has its parameters was looked for
         self.due = 1  # the next step to check, or the first one after it
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
+        self.values: Dict[str, Optional[str]] = {}  # of parameters at the last check
+        # Parameters with the value of the check before: name, parameter, value.
+        self.still: List[Tuple[str, Any, Optional[str]]] = []
 
 
 class OptimizerChecks:
@@ -57,6 +66,9 @@ class OptimizerChecks:
 
     def install(self) -> None:
         self._recorder.hooks.before_step(self._before)
+        self._recorder.hooks.after_step(
+            lambda optimizer: self._context.guarded(WATCHER, self._updated, optimizer)
+        )
 
     def optimizers(self) -> List[Any]:
         """The optimizers that stepped and still exist."""
@@ -142,6 +154,12 @@ class OptimizerChecks:
         scale = self._scale.of(optimizer)
         read = prints.read()
 
+        now = {name: read[at] for (_, _, name), at in zip(named, values)}  # noqa: B905
+        known.still = [
+            (n, p, now[n]) for p, _, n in named if now[n] and now[n] == known.values.get(n)
+        ][:_MAX_STILL]  # fmt: skip
+        known.values = now
+
         def shown(places: Sequence[Optional[int]], absent: Optional[str] = None) -> List[Any]:
             return [absent if at is None else read[at] for at in places]
 
@@ -159,6 +177,20 @@ class OptimizerChecks:
             scaler=hasattr(optimizer, "found_inf"),
             line=line,
         )  # fmt: skip
+
+    def _updated(self, optimizer: Any) -> None:
+        """Writes which of the parameters that had not changed since the check before have other
+        values after the update."""
+        known = self._optimizers.get(optimizer)
+        if known is None or not known.still or capturing():
+            return
+        still, known.still = known.still, []
+        prints = Fingerprints()
+        with torch.no_grad():
+            places = [prints.add(local(parameter)) for _, parameter, _ in still]
+        read = prints.read()
+        names = [n for (n, _, v), at in zip(still, places) if read[at] != v]  # noqa: B905
+        self._context.log.event("updated", step=known.step, names=names)
 
     def layout(
         self, optimizer: str, known: Known, named: List[Any], pieces: List[Piece]

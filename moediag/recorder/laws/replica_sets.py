@@ -68,6 +68,15 @@ class ReplicaSets:
         alive = (reference() for reference in self._ddp)
         return [ddp.module for ddp in alive if ddp is not None]
 
+    def plain_models(self) -> List[Any]:
+        """The models that were seen running and have no wrapper."""
+        inside = {id(p) for model in self.wrapped() for p in model.parameters()}
+        return [
+            model
+            for model in self._recorder.models.owners()
+            if not any(distributed(p) or id(p) in inside for p in model.parameters())
+        ]
+
     def stepped(self) -> None:
         """Notes what does not reduce gradients when an optimizer steps: local SGD steps inside
         ``no_sync``, or without FSDP2's all-reduce."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from moediag.recorder.core import Recorder
-from moediag.recorder.laws import clip_norms
+from moediag.recorder.laws import clip_norms, rounded_gradients
+from moediag.recorder.laws.checkpointed_inputs import CheckpointedInputs
 from moediag.recorder.laws.cleared_gradients import ClearedGradients
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.declared_equal import DeclaredEqual
+from moediag.recorder.laws.hand_reduction import HandReduction
 from moediag.recorder.laws.loading import Loading
 from moediag.recorder.laws.loss_scale import LossScale
+from moediag.recorder.laws.loss_weights import LossWeights
 from moediag.recorder.laws.model_inputs import ModelInputs
 from moediag.recorder.laws.model_modes import ModelModes
+from moediag.recorder.laws.model_structure import ModelStructure
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
 from moediag.recorder.laws.schedulers import Schedulers
+from moediag.recorder.laws.shared_values import SharedValues
 from moediag.recorder.laws.whole_models import WholeModels
 from moediag.recorder.laws.wrapping import Wrapping
 
@@ -37,3 +42,9 @@ def record(recorder: Recorder, folder: str) -> None:
     ModelInputs(context).install()
     Wrapping(context).install()
     Schedulers(context).install()
+    ModelStructure(context).install()
+    rounded_gradients.install(context)
+    LossWeights(context).install()
+    HandReduction(context).install()
+    SharedValues(context).install()
+    CheckpointedInputs(context).install()

@@ -11,7 +11,7 @@ from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.optimizer_checks import Known, OptimizerChecks, shown_gradient
 from moediag.recorder.step.numbers import Fingerprints
-from moediag.recorder.step.pieces import distributed, local
+from moediag.recorder.step.pieces import local
 
 _MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which takes memory
 
@@ -57,20 +57,11 @@ class WholeModels:
             trained = [p for p in model.parameters() if p.requires_grad]
             if 0 < sum(id(p) in owned for p in trained) < len(trained):
                 self._read(model, trained, step, owned)
-        for model in self._plain(wrapped):
+        for model in self._context.sets.plain_models():
             trained = [p for p in model.parameters() if p.requires_grad]
             of_it = sum(id(p) in owned for p in trained)
             if of_it < len(trained) and (of_it or unknown):
                 self._read(model, trained, step, owned, unknown)
-
-    def _plain(self, wrapped: List[Any]) -> List[Any]:
-        """The models that were seen running and have no wrapper."""
-        inside = {id(p) for model in wrapped for p in model.parameters()}
-        return [
-            model
-            for model in self._context.recorder.models.owners()
-            if not any(distributed(p) or id(p) in inside for p in model.parameters())
-        ]
 
     def _read(
         self, model: Any, trained: List[Any], step: int, owned: Set[int], unknown: Any = None

@@ -87,6 +87,20 @@ class StepHooks:
 
         self._patches.replace(torch.Tensor, "backward", make)
 
+    def after_backward(self, act: Callable[[], None]) -> None:
+        """Calls ``act()`` after ``loss.backward()``."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(tensor, *args, **kwargs)
+                act()
+                return result
+
+            return backward
+
+        self._patches.replace(torch.Tensor, "backward", make)
+
     def before_clipping(self, act: Callable[[List[Any], Any, Any, Any], None]) -> bool:
         """Calls ``act(parameters, max_norm, norm, frame)`` before torch scales gradients to a norm;
         ``frame``: of the caller. Returns whether this torch has a function for it."""

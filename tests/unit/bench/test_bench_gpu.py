@@ -46,7 +46,7 @@ def test_every_row_names_a_scenario_and_fits_the_machine() -> None:
     assert {q.ranks for q in alone if q.scenario == "expert-starvation"} == {2, 4}
     assert "moediag run expert-starvation --gpus 2 --share-gpu" in {q.command for q in alone}
     many = list(suite.questions(8, "2.30.1"))
-    assert {q.device for q in many} == {"gpu", devices.SHARED, devices.SHARED_NCCL}
+    assert {q.device for q in many} == {"gpu", devices.SHARED_NCCL}
     assert "moediag run ep-overwrite --gpus 4" in {q.command for q in many}
 
 

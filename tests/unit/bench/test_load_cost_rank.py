@@ -231,9 +231,8 @@ rank.main()
 
 
 @pytest.mark.e2e
-def test_two_ranks_load_correct_bytes_and_find_wrong_methods(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.wide
+def test_two_ranks_load_correct_bytes_and_find_wrong_methods(tmp_path: Path) -> None:
     here = environment.Stack(Path(sys.executable), {}, "here", 0.0, [tmp_path])
     spec = Spec([8, 24], 64, ["per-parameter", "coalesced", "scatter", "local", "torch"], 2)
     (tmp_path / "wrong_rank.py").write_text(WRONG_RANK)

@@ -19,12 +19,11 @@ from moediag.lab.campaign.bisect import probe as probing
 from moediag.lab.campaign.bisect import question as asking
 from moediag.lab.campaign.bisect import state as states
 from moediag.lab.campaign.bisect.drive import drive
-from moediag.lab.campaign.bisect.probe_lines import probe_line, target_lines
 from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other
 from moediag.lab.campaign.bisect.question import Asked, Question
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.signature_match import Target
-from moediag.lab.campaign.bisect.timeline import ProbeRecord
+from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_line, target_lines
 from moediag.lab.campaign.engine import Line
 from moediag.lab.campaign.engine.display import Live
 from moediag.lab.campaign.executors import Maker

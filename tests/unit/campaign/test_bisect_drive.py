@@ -210,7 +210,7 @@ def program(folder: Path, letters: str, bad: int, jobs: int) -> list[str]:
     return [*words, str(bad), str(jobs)]
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.wide), 3])
 def test_a_bisect_killed_many_times_gives_the_same_answer(tmp_path: Path, jobs: int) -> None:
     """SIGKILL at random moments. A finished probe is never made again: the state file refuses to
     hold it twice, and it grows by appending alone."""

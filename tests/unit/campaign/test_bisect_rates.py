@@ -20,6 +20,7 @@ from moediag.lab.campaign.bisect.probe_verdict import (
     skip,
 )
 from moediag.lab.campaign.bisect.search.rates import MOST_REPEATS, STEADY_PRIOR, Rate, combined
+from moediag.protocol import build
 from tests.depth import cases
 
 RATES = st.integers(1, 30).flatmap(
@@ -173,7 +174,7 @@ def test_verdicts_round_trip_through_json(
 ) -> None:
     rate = None if rate is None else round(rate, 6)
     verdict = ProbeVerdict(kind, text, rate, trials)
-    assert ProbeVerdict.from_json(verdict.to_json()) == verdict
+    assert build(ProbeVerdict, verdict.to_json()) == verdict
 
 
 @pytest.mark.parametrize(
@@ -182,4 +183,4 @@ def test_verdicts_round_trip_through_json(
 )
 def test_an_invalid_verdict_is_refused(raw: object) -> None:
     with pytest.raises(ValueError):
-        ProbeVerdict.from_json(raw)
+        build(ProbeVerdict, raw)

@@ -10,6 +10,7 @@ from moediag.lab.campaign.bisect.answer_page import Report, answer, sentences, t
 from moediag.lab.campaign.bisect.probe_verdict import BAD, GOOD
 from moediag.lab.campaign.bisect.search.search import Options, Probe, Search
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, timeline
+from moediag.protocol import build
 from moediag.report import answer_views
 from moediag.result.answer_blocks import AnswerState
 from tests.unit.bisect_worlds import KINDS, drive, history
@@ -238,7 +239,7 @@ def test_json_contains_releases_and_plain_values() -> None:
     assert (raw["ended"]["bad"], raw["ended"]["good"]) == ("4.6.0", "4.7.0")
     assert raw["confidence"] == "medium" and raw["monotone"] is True
     assert raw["timeline"] in page("GGGSBBBGGG", Options(5, window=True))
-    records = tuple(ProbeRecord.from_json(record) for record in raw["probes"])
+    records = tuple(build(ProbeRecord, record) for record in raw["probes"])
     assert records == report("GGGSBBBGGG", Options(5, window=True)).probes
     alone = to_json(report("GB", Options(1)))
     assert alone["ended"] is None and alone["began"]["good"] == "4.0.0"
@@ -251,4 +252,4 @@ def test_json_contains_releases_and_plain_values() -> None:
 def test_an_invalid_record_is_refused(change: dict[str, object]) -> None:
     raw = {**ProbeRecord("4.1.0", GOOD).to_json(), **change}
     with pytest.raises(ValueError):
-        ProbeRecord.from_json(raw)
+        build(ProbeRecord, raw)

@@ -32,6 +32,7 @@ class Fake(Executor):
         self.cancelled: list[str] = []
         self.closed = False
         self.starts = True
+        self.lock = threading.Lock()
         self.avoided: list[str] = []
 
     def avoid(self, node: str, why: str) -> None:
@@ -40,8 +41,9 @@ class Fake(Executor):
             super().avoid(node, why)
 
     def submit(self, name: str, call: Call) -> Job:
-        self.names.append(name)
-        return FakeJob(self, name, len(self.names), call)
+        with self.lock:
+            self.names.append(name)
+            return FakeJob(self, name, len(self.names), call)
 
     def close(self) -> None:
         self.closed = True
@@ -272,6 +274,7 @@ class Sums(Strategy[int, int]):
         self.size = size
         self.remote = remote
         self.records = Records(journal, "sum", int, int)
+        self.recorded = threading.Event()
 
     def wanted(self, most: int) -> list[int]:
         return [n for n in range(self.size) if self.name(n) not in self.records][:most]
@@ -281,6 +284,9 @@ class Sums(Strategy[int, int]):
 
     def make(self, item: int) -> int:
         return self.remote.call(self.name(item), functools.partial(int.__add__, item, 1))
+
+    def taken(self, item: int, value: int) -> None:
+        self.recorded.set()
 
     def line(self, value: int) -> Line:
         return Line(str(value))
@@ -298,6 +304,7 @@ def test_a_campaign_is_interrupted_and_resumed(
 ) -> None:
     def interrupted(number: int, run: Callable[[], Reply]) -> Reply:
         if number == 3:
+            assert first.recorded.wait(60)
             raise KeyboardInterrupt
         return run()
 
@@ -308,8 +315,9 @@ def test_a_campaign_is_interrupted_and_resumed(
         opened(header, folder, False, "sums") as journal,
         pytest.raises(Interrupted, match="interrupted after"),
     ):
-        drive(Sums(6, remote(fake), journal), journal, Display(), jobs)
-    assert "2" in fake.cancelled
+        first = Sums(6, remote(fake), journal)
+        drive(first, journal, Display(), jobs)
+    assert fake.names[2] in fake.cancelled
     again = Fake(losing(1))
     with opened(header, folder, True, "sums") as journal:
         sums = Sums(6, remote(again), journal)

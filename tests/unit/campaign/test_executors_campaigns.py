@@ -31,7 +31,7 @@ from moediag.lab.campaign.matrix.question import MatrixQuestion, Subject
 from moediag.lab.campaign.nightly import jobs
 from moediag.lab.campaign.nightly.drive import Result, header
 from moediag.lab.campaign.nightly.drive import run as run_night
-from moediag.lab.campaign.nightly.history import History
+from moediag.lab.campaign.nightly.night import History
 from moediag.lab.campaign.nightly.tracks import Track
 from moediag.lab.stacks.environment import Stack
 from moediag.launch.settings import LaunchOptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from moediag.protocol import (
     RelationOutcome,
     ReleaseListing,
     WayOutcome,
+    build,
 )
 from moediag.report import answer_views
 from moediag.report.text_layout import plain
@@ -262,7 +264,7 @@ def test_a_relation_whose_package_the_stack_lacks_is_listed_as_not_run() -> None
     assert "packing: peft is not in this stack" in document(hunt)
     assert findings_page.to_json(hunt)["not_run"] == {"packing": "peft"}
     assert "not run: peft" in findings_page.cell_line(absent[0])[0]
-    assert HuntCell.from_json(absent[0].to_json()) == absent[0]
+    assert build(HuntCell, asdict(absent[0])) == absent[0]
 
 
 def test_markdown_and_json_have_every_condition() -> None:
@@ -270,7 +272,7 @@ def test_markdown_and_json_have_every_condition() -> None:
     assert "control yes, twice yes" in document(hunt)
     raw = json.loads(json.dumps(findings_page.to_json(hunt)))
     assert raw["findings"][0]["shown"][0]["conditions"] == MET
-    assert HuntCell.from_json(raw["cells"][0]) == hunt.cells["alpha", "padding"]
+    assert build(HuntCell, raw["cells"][0]) == hunt.cells["alpha", "padding"]
 
 
 def test_cells_are_cases_for_ci_and_what_the_register_lists_is_no_failure() -> None:

@@ -12,7 +12,7 @@ from moediag.errors import ExitCode, UsageError
 from moediag.lab.campaign.bisect.probe_verdict import Kind
 from moediag.lab.campaign.hunt import pursuit, session, since
 from moediag.lab.campaign.hunt.pursued import Pursued
-from moediag.lab.campaign.hunt.shrink import smallest
+from moediag.lab.campaign.hunt.pursuit import smallest
 from moediag.lab.campaign.hunt.since import verdict
 from moediag.lab.stacks.environment import Stack
 from moediag.lab.stacks.releases import Release

@@ -264,13 +264,6 @@ def test_resume_without_a_journal_is_refused(tmp_path: Path) -> None:
         opened(HEADER, None, True, "x")
 
 
-@pytest.mark.parametrize("name", ["bisect.jsonl", "matrix.jsonl"])
-def test_a_state_file_of_an_earlier_moediag_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text('{"e":"header","schema_version":1}\n')
-    with pytest.raises(UsageError, match=f"{name} was written by an earlier moediag"):
-        resume(tmp_path, HEADER)
-
-
 def test_a_journal_without_a_complete_first_line_is_restarted(tmp_path: Path) -> None:
     for content in (b'{"e":"header","schema_ver', b""):
         (tmp_path / JOURNAL_FILE).write_bytes(content)
@@ -305,7 +298,7 @@ def line_of(name: str, kind: str = "good") -> str:
         (3, "not json", "not a JSON object"),
         (3, "[1]", "not a JSON object"),
         (3, '{"a":' * 100_000, "not a JSON object"),
-        (3, '{"e":"probe","name":"x","value":{}}', "field 'version' is missing"),
+        (3, '{"e":"probe","name":"x","value":{}}', "version is missing"),
         (3, line_of("9.9"), "9.9 is none of the releases"),
         (3, line_of("4.40.0", "worse"), "worse"),
         (4, line_of("4.53.2"), "4.53.2 is there twice"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -18,6 +19,7 @@ from moediag.lab.campaign.bisect.probe_verdict import (
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.campaign.matrix import table_page
 from moediag.lab.campaign.matrix.cells import Cell, Matrix, of_probe
+from moediag.protocol import build
 from moediag.report import answer_views
 from moediag.report.text_layout import plain
 from moediag.result.answer_blocks import Code
@@ -47,7 +49,7 @@ def test_a_probe_becomes_a_cell(
 ) -> None:
     found = of_probe("s f", ProbeRecord("4.53.0", verdict, signature=signature), "abc")
     assert (found.verdict, found.shows, found.mark) == expected
-    assert Cell.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert build(Cell, json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_the_declared_verdict_without_its_pattern_is_another_failure() -> None:
@@ -81,7 +83,7 @@ def test_the_legend_shows_the_expected_failure_once_or_by_scenario() -> None:
 )
 def test_an_invalid_cell_is_refused(raw: dict[str, object]) -> None:
     with pytest.raises(ValueError):
-        Cell.from_json(raw)
+        build(Cell, raw)
 
 
 # ------------------------------------------------------------------------ the table

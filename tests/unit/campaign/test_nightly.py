@@ -22,9 +22,8 @@ from moediag.lab.campaign.nightly import jobs as planning
 from moediag.lab.campaign.nightly import summary as pages
 from moediag.lab.campaign.nightly.blame import Blame
 from moediag.lab.campaign.nightly.changes import Change, compare
-from moediag.lab.campaign.nightly.history import History
 from moediag.lab.campaign.nightly.jobs import Asked, Planned
-from moediag.lab.campaign.nightly.night import Found, Hunted, Night, from_json
+from moediag.lab.campaign.nightly.night import Found, History, Hunted, Night, from_json
 from moediag.lab.campaign.nightly.summary import Summary
 from moediag.lab.campaign.nightly.tracks import Track
 from moediag.lab.scenario import catalogue

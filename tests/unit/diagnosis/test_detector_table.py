@@ -7,7 +7,7 @@ import math
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers.gradients import gradient_facts
 from moediag.diagnosis.numbers.replicas import replica_facts
-from moediag.diagnosis.words import detector_table
+from moediag.diagnosis.words import trial_tables
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.protocol import GradientError, Outcome, Replica, Sketch, StepReplicas
 
@@ -37,8 +37,8 @@ def evidence(
 
 
 def row(found: Evidence) -> tuple[object, ...]:
-    table = detector_table.table(
-        detector_table.seen(found, gradient_facts(found), replica_facts(found))
+    table = trial_tables.table(
+        trial_tables.seen(found, gradient_facts(found), replica_facts(found))
     )
     assert table is not None
     return table.rows[0]
@@ -70,7 +70,7 @@ def test_error_against_a_zero_reference_is_infinite() -> None:
 
 def test_table_exists_only_for_programs_that_compare_inputs() -> None:
     of_model = evidence((GATE,), program="")
-    assert detector_table.seen(of_model, gradient_facts(of_model), replica_facts(of_model)) == ()
+    assert trial_tables.seen(of_model, gradient_facts(of_model), replica_facts(of_model)) == ()
     assert [t.title for t in diagnose(of_model).tables] == [
         "Gradients of step 1 against the single-process reference"
     ]

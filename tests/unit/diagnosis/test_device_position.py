@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moediag.diagnosis import diagnose
-from moediag.diagnosis.schedules import device_position
-from moediag.diagnosis.schedules.device_position import Front
+from moediag.diagnosis.schedules import device_frontier
+from moediag.diagnosis.schedules.device_frontier import Front
 from moediag.diagnosis.words import device_sentences
 from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.model import Evidence, Frame, Stack, Stall
@@ -135,7 +135,7 @@ def test_table_merges_ranks_at_the_same_position() -> None:
 
 def test_a_finished_device_has_a_row_without_a_call() -> None:
     found = device_sentences.table(
-        [Front(0, None), device_position.fronts(seen(AGREE, {0: 4, 1: 4}))[1]]
+        [Front(0, None), device_frontier.fronts(seen(AGREE, {0: 4, 1: 4}))[1]]
     )
     assert found is not None
     assert found.rows[0] == ("rank 0", None, "all completed", None, None, None)

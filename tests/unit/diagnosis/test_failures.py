@@ -294,6 +294,9 @@ def test_the_same_exception_everywhere_has_no_victims() -> None:
     }
     found = diagnose(Evidence(2, ranks))
     assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (0, 1), ())
+    assert found.cause == "Ranks 0, 1 raised ValueError at step.py:3 loss: shape."
+    ranks[1] = replace(ranks[1], error=replace(error, message="shape of 1"))
+    assert "loss: shape (the message of rank 0)." in diagnose(Evidence(2, ranks)).cause
 
 
 def test_cleanup_calls_after_an_exception_are_not_a_divergence() -> None:

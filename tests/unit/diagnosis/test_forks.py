@@ -441,6 +441,61 @@ class TestNothingIsNamed:
         assert found is not None and found.decisions == ()
 
 
+LINES = {
+    "T": ("train.py:3 train", "train.py:15 main"),
+    "B": ("train.py:5 train", "train.py:15 main"),
+    "V": ("train.py:10 validate", "train.py:16 main"),
+    "F": ("train.py:12 first", "train.py:17 main"),
+}
+
+
+class TestEqualCallsOfOtherLines:
+    """Rank 1 leaves a loop, and its next call matches one that rank 0 still makes there."""
+
+    SOURCE = textwrap.dedent("""\
+        def train():
+            for x in loader:
+                all_reduce(x)
+                if x.last():
+                    barrier()
+        def validate():
+            for x in held:
+                if x.skip():
+                    break
+                all_reduce(x)
+        def first():
+            all_reduce(1)
+        def main():
+            for epoch in range(3):
+                train()
+                validate()
+                first()
+    """)
+
+    def evidence(self, *lines: str) -> Evidence:
+        """Each rank's calls were made at these lines; only the last ones differ."""
+        made = job(BREAK)
+        ranks = {}
+        for rank, marks in enumerate(lines):
+            calls = tuple(
+                replace(call, site=LINES[mark][0], callers=LINES[mark][1:])
+                for call, mark in zip(made.ranks[rank].collectives, marks, strict=True)
+            )
+            ranks[rank] = replace(made.ranks[rank], collectives=calls)
+        return replace(made, ranks=ranks, sources={"/me/train.py": self.SOURCE})
+
+    def test_the_paths_parted_before_the_first_call_that_differs(self) -> None:
+        found = diagnose(self.evidence("TVVT", "TVTB"))
+        assert {7, 8} <= {one.line for one in found.paths if not one.certain}
+        acts = {one.line: one.acts for one in found.paths}
+        assert acts[3] == (((1,), "called all_reduce"),)  # it waits elsewhere
+
+    def test_a_line_that_is_meant_for_one_rank_is_no_sign(self) -> None:
+        found = Facts(self.evidence("TVFT", "TVVB")).fork
+        assert found is not None
+        assert [side.common and side.common.position for side in found.sides] == [2, 2]
+
+
 class TestPage:
     def test_the_next_step_names_the_decision(self) -> None:
         found = diagnose(job(BREAK))

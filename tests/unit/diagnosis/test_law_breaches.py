@@ -348,7 +348,7 @@ class TestPlainParameters:
         def change(of: int, one: LawCheck, apart: int = 1) -> LawCheck:
             own = tuple(replace(p, ranks=()) for p in one.pieces)
             later = other(one.params, of) if one.step > 1 else one.params
-            params = (f"slice {of}", *later[1:])
+            params = (f"slice {of} @{one.step}", *later[1:])
             grads = (f"slice {of}", *(other(one.grads, of)[1 : apart + 1]), *one.grads[apart + 1 :])
             return replace(one, params=params, grads=grads, pieces=own, clocks=())
 

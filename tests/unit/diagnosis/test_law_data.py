@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from moediag.evidence.law_model import (
 )
 from moediag.evidence.model import Collective, Evidence
 from moediag.result import Diagnosis
-from tests.unit.law_evidence import STEPS, job
+from tests.unit.law_evidence import STEPS, job, with_events
 
 Digest = Callable[[int, int], str]  # of rank and step
 
@@ -137,12 +138,32 @@ class TestGradients:
         of = self.found(lambda check: (None, None, check.grads[2]))
         assert (of.verdict, of.notes) == ("clean", ())
 
-    def test_updates_that_round_to_nothing_are_a_note(self) -> None:
-        def change(_: int, check: LawCheck) -> LawCheck:
-            return replace(check, params=("same", *check.params[1:]))
+    def still(self, updated: Sequence[int] = (), names: int = 1) -> Diagnosis:
+        """The first ``names`` parameters never change between checks; the update itself changed
+        net.weight in the steps ``updated``."""
 
-        of = diagnose(job(2, change))
-        assert "1 parameter (net.weight) did not change" in of.notes[0]
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, params=(*("same", "same")[:names], *check.params[names:]))
+
+        events = tuple({"step": step, "names": ["net.weight"]} for step in updated)
+        return diagnose(with_events(job(2, change), updated=events))
+
+    def test_updates_that_round_to_nothing_are_suspicious(self) -> None:
+        of = self.still()
+        assert of.verdict == "clean"
+        assert "1 parameter (net.weight) did not change" in of.suspicious[0]
+
+    def test_an_update_that_is_undone_is_a_failure(self) -> None:
+        of = self.still((2, 3))
+        assert of.verdict == "wrong-weights"
+        assert "before each next update it had the first value again" in of.cause
+
+    @pytest.mark.parametrize("change", [{"updated": (2,)}, {"updated": (2, 3), "names": 2}])
+    def test_a_model_that_is_set_back_as_a_whole_is_no_failure(
+        self, change: dict[str, Any]
+    ) -> None:
+        """Meta-learning begins each task with the same weights."""
+        assert self.still(**change).verdict == "clean"
 
     def copied(self, copies: bool = True, still: int = 1) -> Diagnosis:
         """A model whose first ``still`` parameters keep their values; its optimizer has copies."""

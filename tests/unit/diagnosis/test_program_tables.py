@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from moediag.diagnosis.words.program_tables import tables
+from moediag.diagnosis.words.trial_tables import tables
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.protocol import Outcome, OutcomeTable
 

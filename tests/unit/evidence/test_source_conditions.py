@@ -248,6 +248,40 @@ class TestDefinitionsThatAreFollowed:
         (one,) = around(body)
         assert (one.names_rank, set(one.keeps_out), one.singles) == (True, {1, 2, 3}, 0)
 
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "int(os.environ['{}'])", "int(os.environ.get('{}', 0))", "int(os.getenv('{}', '0'))",
+            "int(environ['{}'])",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize(("name", "on_nodes"), [("RANK", 1), ("LOCAL_RANK", 0)])
+    def test_a_name_for_a_rank_of_the_environment(
+        self, value: str, name: str, on_nodes: int
+    ) -> None:
+        """As `self.gpu_id` of PyTorch's tutorials; on several nodes a local rank is no rank."""
+        body = f"""
+            class A:
+                def __init__(self): self.gpu_id = {value.format(name)}
+                def f(self, epoch):
+                    if self.gpu_id == 0 and epoch % 2 == 0:
+                        a()  # HERE
+        """
+        (one,), (several,) = around(body, one_node=True), around(body)
+        assert (set(one.keeps_out), one.singles) == ({1, 2, 3}, 0)
+        assert (len(several.keeps_out), several.names_rank) == (3 * on_nodes, True)
+
+    def test_text_of_the_environment_and_its_size(self) -> None:
+        body = "def f(x):\n  if {}:\n    a()  # HERE\n"
+        (one,) = around(body.format("os.environ['RANK'] == '1'"))
+        assert (set(one.keeps_out), one.singles) == ({0, 2, 3}, 1)
+        (last,) = around(
+            body.format("int(os.environ['RANK']) == int(os.environ['WORLD_SIZE']) - 1")
+        )
+        assert (set(last.keeps_out), last.singles) == ({0, 1, 2}, 3)
+        (other,) = around(body.format("int(config['RANK']) == 0"))
+        assert (other.keeps_out, other.singles) == (frozenset(), None)
+
     def test_the_rank_in_a_group_that_is_passed_to_a_function(self) -> None:
         body = """
             def first(rank): return rank == 0

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from moediag.lab.judgement.regressions import with_regressions
+from moediag.lab.judgement.fix_effect import with_regressions
 from moediag.lab.scenario import catalogue
 from moediag.lab.scenario.load import load
 from moediag.lab.scenario.plan import Plan, PlannedTrial, plan

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.lab.judgement import repeats
+from moediag.lab.judgement import side_by_side
 from moediag.lab.judgement.side_by_side import together
 from moediag.result import Table, TrialResult
 from tests.unit.trial_results import trial_result
@@ -61,7 +61,7 @@ def test_rates_count_repeats_by_verdict() -> None:
     found = [
         trial("a", v, repeat=i) for i, v in enumerate(["nonfinite", "clean", "clean", "clean"])
     ]
-    table = repeats.table([*found, trial("once")])
+    table = side_by_side.repeats_table([*found, trial("once")])
     assert table is not None
     assert table.title == "Verdicts over repeats"
     assert table.columns == ("variant", "verdict", "times", "95 % interval of its rate")
@@ -69,13 +69,13 @@ def test_rates_count_repeats_by_verdict() -> None:
         ("a", "clean", "3 of 4", "30% to 95%"),
         ("a", "nonfinite", "1 of 4", "5% to 70%"),
     )
-    assert repeats.table([trial("once"), trial("twice")]) is None
+    assert side_by_side.repeats_table([trial("once"), trial("twice")]) is None
 
 
 @pytest.mark.parametrize("of", [1, 4, 12, 400])
 def test_the_interval_contains_the_rate_and_stays_within_0_and_1(of: int) -> None:
     for times in (0, of // 3, of):
-        low, high = repeats.interval(times, of)
+        low, high = side_by_side.interval(times, of)
         assert 0 <= low <= times / of + 1e-12
         assert times / of - 1e-12 <= high <= 1
         assert high - low > 0
@@ -86,4 +86,4 @@ def test_the_interval_contains_the_rate_and_stays_within_0_and_1(of: int) -> Non
     [(1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (0, 20, 0.0, 0.1611), (7, 7, 0.6457, 1.0)],
 )
 def test_the_interval_is_a_wilson_interval(times: int, of: int, low: float, high: float) -> None:
-    assert repeats.interval(times, of) == pytest.approx((low, high), abs=1e-4)
+    assert side_by_side.interval(times, of) == pytest.approx((low, high), abs=1e-4)

@@ -233,6 +233,19 @@ def test_the_ranks_of_an_srun_are_children_of_its_daemon(machine: Machine) -> No
     assert found_jobs.of_process(machine.proc, 30) == []
 
 
+def test_a_driver_of_ray_leads_to_the_actors_of_its_raylet(machine: Machine) -> None:
+    for raylet, port in ((10, "1F90"), (20, "1F91")):  # of two clusters
+        machine.add(raylet, 1, ("/venv/ray/raylet/raylet",), "")
+        for actor in (1, 2):
+            machine.add(raylet + actor, raylet, ("ray::RayTrainWorker",))
+        connect(machine, raylet, raylet, (f"0100007F:{port}", "0100007F:9000"))
+    machine.add(30, 1, ("python", "driver.py"))
+    assert [job.root for job in found_jobs.of_process(machine.proc, 30)] == [30]
+    connect(machine, 30, 9, ("0100007F:9000", "0100007F:1F91"))
+    (job,) = found_jobs.of_process(machine.proc, 30)
+    assert (job.root, [one.pid for one in job.ranks]) == (20, [21, 22])
+
+
 def test_the_only_actor_of_a_ray_job_is_found_by_its_driver(machine: Machine) -> None:
     machine.add(10, 1, ("python", "driver.py"), "")
     machine.add(11, 10, ("/venv/ray/raylet/raylet",), "")

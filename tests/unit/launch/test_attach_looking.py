@@ -20,6 +20,7 @@ from moediag.launch.attach import held, spy
 from moediag.launch.attach.looking import Looker, LookingJob, One, Target, judge
 from moediag.launch.attach.proc import Proc, Seen
 from moediag.launch.capture.activity import Activity
+from moediag.launch.capture.collect import in_collective
 from moediag.launch.processes import Process
 
 C10D = ("/venv/site-packages/torch/distributed/distributed_c10d.py", "all_reduce", 9)
@@ -232,6 +233,24 @@ def test_the_number_of_a_spawned_process() -> None:
     variables = [{"name": "i", "repr": "1"}]
     made = [{"filename": file, "name": "_wrap", "line": 1, "locals": variables}]
     assert spy.rank_of(json.dumps([{"thread_name": "MainThread", "frames": made}]).encode()) == 1
+
+
+def test_a_rank_in_a_container_is_seen_from_its_host(tmp_path: Path) -> None:
+    """py-spy knows its threads by their numbers inside, and takes all of them for running."""
+    wait = {"frames": [{"name": "barrier", "filename": "/x/torch/distributed/c.py", "line": 6}]}
+    made = json.dumps([{**wait, "pid": 700, "os_thread_id": n, "active": True} for n in (4, 5)])
+    for number, inside, state in ((700, 4, "S (sleeping)"), (703, 5, "R (running)")):
+        for folder in (tmp_path / "700", tmp_path / f"700/task/{number}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "status").write_text(f"State:\t{state}\nNSpid:\t{number}\t{inside}\n")
+    inner = Proc(tmp_path).inner_threads(700)
+    assert inner == {4: (700, "S"), 5: (703, "R")}
+    assert not in_collective(made.encode())
+    seen = spy.seen_from_here(made.encode(), inner)
+    assert in_collective(seen)
+    assert [one["active"] for one in json.loads(seen)] == [False, True]
+    (tmp_path / "700/status").write_text("NSpid:\t700\n")  # it is in this namespace
+    assert spy.seen_from_here(made.encode(), Proc(tmp_path).inner_threads(700)) == made.encode()
 
 
 def test_a_rank_without_native_frames_is_not_called_idle(monkeypatch: pytest.MonkeyPatch) -> None:

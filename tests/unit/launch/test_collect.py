@@ -14,9 +14,10 @@ import pytest
 
 from moediag import protocol
 from moediag.launch.capture import collect as module
-from moediag.launch.capture.collect import (
+from moediag.launch.capture import py_spy
+from moediag.launch.capture.collect import capture
+from moediag.launch.capture.py_spy import (
     blocked_frames,
-    capture,
     in_collective,
     joins,
     python_frames,
@@ -69,7 +70,7 @@ def test_missing_captures_are_noted_and_the_rest_is_kept(
 def test_without_tools_faulthandler_is_used(
     victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "find_tool", lambda _: None)
+    monkeypatch.setattr(py_spy, "find_tool", lambda _: None)
     done = capture(tmp_path, {0: Process.of(victim.pid)}, 30.0)
     assert "rank 0: Python frames by py-spy (py-spy missing)" in done.not_seen
     assert "rank 0: native frames by pystack (pystack missing)" in done.not_seen
@@ -83,7 +84,7 @@ def test_without_tools_faulthandler_is_used(
 def test_a_process_that_the_signal_would_kill_is_not_signalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "find_tool", lambda _: None)
+    monkeypatch.setattr(py_spy, "find_tool", lambda _: None)
     with subprocess.Popen(["sleep", "1000"]) as process:
         done = capture(tmp_path, {0: Process.of(process.pid)}, 5.0)
         assert process.poll() is None
@@ -101,7 +102,7 @@ def test_a_tool_that_fails_or_hangs_is_reported(
     for tool in (refuses, hangs):
         tool.chmod(0o755)
     tools = {"py-spy": str(refuses), "pystack": str(hangs)}
-    monkeypatch.setattr(module, "find_tool", tools.get)
+    monkeypatch.setattr(py_spy, "find_tool", tools.get)
     done = capture(tmp_path, {0: Process.of(victim.pid)}, 0.5)
     assert "rank 0: Python frames by py-spy (py-spy: ptrace refused)" in done.not_seen
     assert "rank 0: native frames by pystack (pystack took too long)" in done.not_seen
@@ -117,7 +118,7 @@ def test_an_ended_process_is_noted(tmp_path: Path) -> None:
 def test_the_flight_recorder_is_requested_if_there_is_a_recorder(
     victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "find_tool", lambda _: None)
+    monkeypatch.setattr(py_spy, "find_tool", lambda _: None)
     (tmp_path / protocol.heartbeat_file(0)).write_bytes(b"")
     silent = capture(tmp_path, {0: Process.of(victim.pid)}, 0.2)
     assert "rank 0: Flight Recorder (the rank did not answer)" in silent.not_seen
@@ -210,8 +211,8 @@ def test_native_frames_are_read_only_below_autograd(
             raise subprocess.TimeoutExpired(command, 1.0)
         return subprocess.CompletedProcess(command, 0, answer)
 
-    monkeypatch.setattr(module, "find_tool", lambda _: "py-spy")
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(py_spy, "find_tool", lambda _: "py-spy")
+    monkeypatch.setattr(py_spy.subprocess, "run", run)
     ranks = {0: Process.of(victim.pid)}
     answers[False] = dump("/x/train.py")
     assert python_frames(ranks, 1.0) == {0: answers[False]} and len(asked) == 1
@@ -255,8 +256,8 @@ def test_native_frames_are_collected_where_python_does_not_explain_the_wait(
 
     # Every process maps its C library, so it stands for a driver here.
     monkeypatch.setattr(module, "_DRIVERS", ("/libc.so",) if driver else ("/libcuda.so",))
-    monkeypatch.setattr(module, "find_tool", lambda name: name)
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(py_spy, "find_tool", lambda name: name)
+    monkeypatch.setattr(py_spy.subprocess, "run", run)
     capture(tmp_path, {0: Process.of(victim.pid)}, 30.0)
     assert asked == tools
 
@@ -273,6 +274,6 @@ def test_tools_beside_the_interpreter_are_preferred(
     beside = tmp_path / "py-spy"
     beside.touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert module.find_tool("py-spy") == str(beside)
+    assert py_spy.find_tool("py-spy") == str(beside)
     monkeypatch.setenv("PATH", os.devnull)
-    assert module.find_tool("pystack") is None
+    assert py_spy.find_tool("pystack") is None

@@ -3,6 +3,7 @@ library is a stand-in of a few lines of C; what is read from the process is real
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moediag.evidence.rank_stacks import on_the_device, parse_pystack
-from moediag.launch.capture.collect import find_tool, on_device, python_frames
+from moediag.launch.capture.py_spy import find_tool, on_device, python_frames
 from moediag.launch.processes import Process
 from tests.unit.cuda_stand_in import build
 
@@ -62,3 +63,38 @@ def test_pystack_shows_whether_a_rank_waits_for_its_device(rank: tuple[int, bool
         pytest.skip(f"pystack cannot read this process: {done.stderr[-200:]}")
     assert any(frame.function == "step" for frame in stacks[0].frames)
     assert any(map(on_the_device, stacks)) == waits
+
+
+def thread(name: str, *frames: tuple[str, str]) -> dict[str, object]:
+    """As py-spy prints one, innermost frame first."""
+    return {"thread_name": name, "frames": [{"name": n, "filename": f} for n, f in frames]}
+
+
+BACKWARD = thread(
+    "MainThread",
+    ("pthread_cond_wait", "/lib/libc.so.6"),
+    ("torch::autograd::Engine::execute", "/torch/lib/libtorch_cpu.so"),
+    ("_engine_run_backward", "/site-packages/torch/autograd/graph.py"),
+    ("train", "train.py"),
+)
+FORWARD = thread("MainThread", ("forward", "train.py"))
+HOOK = ("post_backward", "/site-packages/torch/distributed/fsdp/_fsdp_param_group.py")
+SYNC = ("cudaStreamSynchronize", "/libcudart.so.13")
+
+
+@pytest.mark.parametrize(
+    ("main", "other", "waits"),
+    [
+        (BACKWARD, thread("Thread-1", SYNC, HOOK), True),
+        (BACKWARD, thread("Thread-1", ("ncclGroupEnd", "/libnccl.so.2"), HOOK), True),
+        (BACKWARD, thread("Thread-1", ("at::native::add", "/libtorch.so"), HOOK), False),
+        (BACKWARD, thread("loader", SYNC, ("_bootstrap", "/lib/threading.py")), False),
+        (FORWARD, thread("Thread-1", SYNC, HOOK), False),
+        (BACKWARD, thread("Thread-1"), False),
+    ],
+    ids=["on the device", "in NCCL", "computes", "the program's own", "not awaited", "no frames"],
+)
+def test_autograds_thread_waits_for_the_device_in_a_backward(
+    main: dict[str, object], other: dict[str, object], waits: bool
+) -> None:
+    assert on_device(json.dumps([main, other]).encode()) == waits

@@ -18,10 +18,11 @@ import pytest
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
-from moediag.launch.attach import archives, collecting, spy
+from moediag.launch.attach import archives, collecting
 from moediag.launch.attach.found_jobs import Job, Rank
 from moediag.launch.attach.machines import Answer
 from moediag.launch.attach.proc import Proc
+from moediag.launch.capture import py_spy
 from moediag.pipeline import attach, attach_follow, attach_machines
 from moediag.pipeline.examine import examine
 from moediag.protocol import AttachTask, Trial, write_json
@@ -234,7 +235,7 @@ def test_a_job_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     tool = tmp_path / "py-spy"
     tool.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2\nexit 1\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(spy, "find_tool", lambda _: str(tool))
+    monkeypatch.setattr(py_spy, "find_tool", lambda _: str(tool))
     program = "import sys; print(flush=True); sys.stdin.readline()"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -11,8 +11,15 @@ from moediag.axes import Layout
 from moediag.diagnosis import diagnose
 from moediag.errors import ExitCode, LayoutError, UsageError
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
-from moediag.lab.pipeline import check, check_cost, check_page, known_scenarios
-from moediag.lab.pipeline.check import CheckResult, JudgedCase
+from moediag.lab.pipeline import (
+    check,
+    check_cost,
+    check_page,
+    check_request,
+    check_result,
+    known_scenarios,
+)
+from moediag.lab.pipeline.check_result import CheckResult, JudgedCase
 from moediag.lab.pipeline.register import Entry
 from moediag.protocol import (
     FAILS,
@@ -117,17 +124,21 @@ def test_a_configuration_is_a_folder_a_file_or_in_the_cache(
 ) -> None:
     file = tmp_path / "config.json"
     with pytest.raises(UsageError, match=r"no config\.json"):
-        check.find_config(str(tmp_path))
+        check_request.find_config(str(tmp_path))
     file.write_text("{}")
-    assert check.find_config(str(tmp_path)) == check.find_config(str(file)) == file.resolve()
+    assert (
+        check_request.find_config(str(tmp_path))
+        == check_request.find_config(str(file))
+        == file.resolve()
+    )
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UsageError) as caught:
-        check.find_config("org/model")
+        check_request.find_config("org/model")
     assert "hf download org/model config.json" in caught.value.help_text
     cached = tmp_path / "models--org--model" / "snapshots" / "1" / "config.json"
     cached.parent.mkdir(parents=True)
     cached.write_text("{}")
-    assert check.find_config("org/model") == cached
+    assert check_request.find_config("org/model") == cached
 
 
 def test_of_several_snapshots_refs_main_names_the_one(
@@ -140,24 +151,24 @@ def test_of_several_snapshots_refs_main_names_the_one(
         file.parent.mkdir(parents=True)
         file.write_text("{}")
     with pytest.raises(UsageError, match=r"3 snapshots, and no refs/main") as caught:
-        check.find_config("org/model")
+        check_request.find_config("org/model")
     assert str(files["0a"]) in caught.value.help_text
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text("7b\n")
-    assert check.find_config("org/model") == files["7b"]
+    assert check_request.find_config("org/model") == files["7b"]
     files["7b"].unlink()  # main's configuration was not downloaded: not that of another revision
     with pytest.raises(UsageError, match="no model of that name"):
-        check.find_config("org/model")
+        check_request.find_config("org/model")
 
 
 def test_the_number_of_ranks() -> None:
     layout = Layout({"dp_shard": 16, "ep": 16, "tp": 8})
-    assert check.number_of_ranks(layout, None) == 2048
-    assert check.number_of_ranks(layout, 256) == 256  # tp inside ep
+    assert check_request.number_of_ranks(layout, None) == 2048
+    assert check_request.number_of_ranks(layout, 256) == 256  # tp inside ep
     with pytest.raises(LayoutError, match="--world is 512"):
-        check.number_of_ranks(layout, 512)
+        check_request.number_of_ranks(layout, 512)
     with pytest.raises(LayoutError):
-        check.number_of_ranks(Layout({"dp_shard": 2, "tp": 8, "ep": 4}), 8)  # ep < tp
+        check_request.number_of_ranks(Layout({"dp_shard": 2, "tp": 8, "ep": 4}), 8)  # ep < tp
 
 
 # ------------------------------------------------------------------------ cost
@@ -248,6 +259,13 @@ def test_a_table_wider_than_the_terminal_has_a_parameter_on_lines_of_its_own() -
         assert max(map(len, told)) <= width
 
 
+def test_the_page_says_how_many_layers_each_stage_of_a_pipeline_has() -> None:
+    stages = dataclasses.replace(CHECKED, parameters=46_300_000, stages=[16] * 6 + [15] * 2)
+    text = page(result(stages, layout=Layout({"pp": 8}), ranks=8))
+    assert "pp=8, 8 ranks, 6 stages of 16 and 2 stages of 15 layers" in text
+    assert "46.3 million parameters" in text
+
+
 def test_the_page_of_a_clean_check() -> None:
     text = page(result(CHECKED, judged("control", CLEAN)))
     assert "CHECK    no failure found: SAFE" in text and "FAILS" not in text
@@ -266,7 +284,7 @@ def test_ranks_without_logs_do_not_agree() -> None:
     assert "CHECK    inconclusive" in text and f"NOT SEEN the schedule: {nothing.cause}" in text
     assert "agree" not in text.replace(nothing.cause, "")
     assert found.state.exit_code == ExitCode.INCONCLUSIVE
-    assert check.to_json(found)["not_seen"] == [f"the schedule: {nothing.cause}"]
+    assert check_result.to_json(found)["not_seen"] == [f"the schedule: {nothing.cause}"]
 
 
 def test_a_condition_without_logs_is_left_out_of_those_that_agree() -> None:
@@ -281,7 +299,7 @@ def test_a_condition_without_logs_is_left_out_of_those_that_agree() -> None:
 
 
 def test_json_has_the_same() -> None:
-    found = check.to_json(result(CHECKED, judged("idle", PARTED)))
+    found = check_result.to_json(result(CHECKED, judged("idle", PARTED)))
     assert found["exit_code"] == 1 and found["cases"][0]["parts"] is True
     assert found["cases"][0]["first_divergence"]["ranks"]["1"]["numel"] == 60
     assert found["units"][1]["gathered"] == 100 and found["schema_version"] == 1

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from moediag.errors import UsageError
-from moediag.lab.pipeline import check, check_fit, check_page
-from moediag.lab.pipeline.check import CheckResult
+from moediag.lab.pipeline import check_fit, check_page, check_result
 from moediag.lab.pipeline.check_cost import Memory
 from moediag.lab.pipeline.check_fit import GIB, Fit, FitWord
 from moediag.lab.pipeline.check_options import CheckOptions
+from moediag.lab.pipeline.check_result import CheckResult
 from moediag.protocol import Checked, CheckFinding, MemoryPhase, MemoryTimeline
 from moediag.report import answer_views
 from moediag.report.text_layout import plain
@@ -110,6 +110,9 @@ def test_the_verdict_comes_with_at_most_three_reasons_and_no_table() -> None:
     failing = short(result(dataclasses.replace(CHECKED, findings=many), fit=fit("26", LOSS)))
     assert any("WILL FAIL" in line for line in failing) and any("and 3 more" in x for x in failing)
     assert any("DOES NOT FIT" in line for line in failing)
-    for unseen in (result(Checked(problem="unknown")), result(not_seen=(check.UNSIMULATED,))):
+    for unseen in (
+        result(Checked(problem="unknown")),
+        result(not_seen=(check_result.UNSIMULATED,)),
+    ):
         assert not any("SAFE" in line for line in short(unseen))
-    assert result(not_seen=(check.UNSIMULATED,)).state.exit_code == 0
+    assert result(not_seen=(check_result.UNSIMULATED,)).state.exit_code == 0

@@ -12,7 +12,7 @@ import pytest
 
 from bench import jobs
 from moediag.cli import app
-from moediag.errors import EvidenceError, ExitCode
+from moediag.errors import EvidenceError, ExitCode, UsageError
 from moediag.evidence import trial_folder
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.pipeline import examine, watch
@@ -101,6 +101,13 @@ def test_files_of_other_tools_are_one_job(
     assert app.main(["diagnose", *map(str, paths)]) == code
     page = capsys.readouterr().out
     assert fault != "stuck" or f"CULPRIT  rank {job.culprits[0]}" in page
+
+
+def test_dumps_cannot_be_older_than_their_newest_call() -> None:
+    dumps = Path(__file__).parents[2] / "samples" / "flight-recorder" / "gloo-stuck"
+    with pytest.raises(UsageError, match="their newest call is of 2026-11-21"):
+        examine.examine([dumps], 1_700_000_000.0)
+    assert examine.examine([dumps], 1_800_000_000.0).result.trials[0].diagnosis.verdict == "hang"
 
 
 def test_a_run_and_dumps_beside_it_are_two_results(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ step()
 """
 
 
-@pytest.mark.parametrize("name", ["torch", "moediag"])
+@pytest.mark.parametrize("name", [pytest.param("torch", marks=pytest.mark.wide), "moediag"])
 def test_a_rank_in_a_folder_named_like_moediag_is_recorded(tmp_path: Path, name: str) -> None:
     """moediag in a clone named moediag, as ``git clone`` makes it, and the job in ``name``."""
     clone, home, evidence = (tmp_path / part for part in ("moediag", name, "evidence"))

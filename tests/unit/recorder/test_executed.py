@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.lab.campaign.bisect.executed import read_executed
+from moediag.lab.campaign.bisect.afterwards import read_executed
 from moediag.protocol import executed_file
 
 ROOT = Path(__file__).parents[3]

@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from docs.generate.json_schema import document
+from docs.generate.lab_outputs import OUTPUTS
 from moediag import doctor
 from moediag.cli.app import whole
 from moediag.lab.campaign.bisect import answer_page
@@ -26,8 +28,6 @@ from moediag.lab.campaign.sweep.summary import answer as sweep_answer
 from moediag.lab.pipeline import check_page, check_script_page
 from moediag.lab.stacks import built
 from moediag.lab.stacks.built import EnvironmentInfo
-from moediag.reference.job_outputs import outputs
-from moediag.reference.json_schema import document
 from moediag.report import answer_views, json_view
 from moediag.result.answer_blocks import Answer
 from moediag.result.result_file import read_result
@@ -37,7 +37,6 @@ from tests.unit.pipeline import test_check, test_check_fit, test_check_script
 from tests.unit.pipeline.test_check_fit import LOSS
 
 RESULTS = sorted((Path(__file__).parents[2] / "golden" / "results").glob("*.json"))
-OUTPUTS = outputs()
 
 
 def closed(schema: Any) -> Any:

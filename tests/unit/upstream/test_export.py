@@ -21,6 +21,7 @@ from moediag.lab.step.models import checkpoint as loading
 from moediag.lab.upstream.export import write_file
 from moediag.lab.upstream.export.export_facts import asked, refused, unsupported
 from moediag.recorder.not_applicable import NotApplicable
+from tests.depth import DEEP
 
 VERSIONS = {"torch": "2.13.0", "transformers": "5.17.0", "accelerate": "1.15.0"}
 
@@ -46,7 +47,7 @@ def possible(name: str, variant: str) -> bool:
 
 def test_every_variant_is_written_or_refused_with_a_reason() -> None:
     written = 0
-    for name, variant in variants():
+    for name, variant in variants()[:: 1 if DEEP else 4]:
         if not possible(name, variant):
             with pytest.raises(UsageError, match="cannot be exported"):
                 exported(name, variant)
@@ -61,7 +62,7 @@ def test_every_variant_is_written_or_refused_with_a_reason() -> None:
         assert 'transformers==5.17.0" "accelerate==1.15.0"' in text
         assert f"{name}.py" in text and variant in text
         written += 1
-    assert written >= 40
+    assert written >= (40 if DEEP else 10)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from moediag.lab import check  # noqa: E402
 from moediag.lab.check import (  # noqa: E402
     checkpoint_names,
     configured,
+    divisions,
     expert_owners,
     fsdp_units,
     indexed_pieces,
@@ -31,6 +32,7 @@ from moediag.lab.check import (  # noqa: E402
     tensor_places,
 )
 from moediag.lab.check.plan_rules import Rules  # noqa: E402
+from moediag.lab.step.models import moe_configs  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     FAILS,
     MAY_FAIL,
@@ -348,6 +350,17 @@ def test_a_model_that_the_release_does_not_know_is_not_seen(tmp_path: Path) -> N
     assert "of-tomorrow" in check.run(trial, tmp_path).problem
 
 
+def test_a_truncated_configuration_is_planned_and_said(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen3_moe", "num_hidden_layers": 1}')
+    task = CheckTask(str(folder), simulate=False)
+    trial = Trial(name="c", scenario="c", variant="c", task=task, world_size=2,
+                  layout={"dp_shard": 2}, wrapper=WrapperSpec(kind="fsdp2"))  # fmt: skip
+    found = check.run(trial, tmp_path)
+    assert found.plan and any("config.json does not give them" in one for one in found.not_seen)
+
+
 def test_a_rule_of_the_fsdp_plan_holds_for_all_below_it() -> None:
     """A rule of another plan names the module of the parameter itself."""
     rules = Rules.__new__(Rules)
@@ -452,8 +465,8 @@ def test_a_unit_of_two_dtypes_fails(
         return
     assert kept == {"model.layers.*.mlp.gate.weight"}
     (text,) = texts
-    assert text.startswith("model.layers.*.mlp.gate.weight (float32) are in one FSDP unit with")
-    assert "raises AssertionError: FSDP expects uniform original parameter dtype." in text
+    assert text.startswith("model.layers.*.mlp.gate.weight (float32) beside bfloat16 in one FSDP")
+    assert text.endswith("AssertionError: FSDP expects uniform original parameter dtype")
 
 
 def test_names_that_stay_in_float32_match_whole_parts() -> None:
@@ -502,11 +515,19 @@ def test_a_forward_keeps_the_configurations_own_routing(name: str, tmp_path: Pat
         assert str(fields["num_experts_per_tok"]) in found[0].text
 
 
-@pytest.mark.parametrize(("top_k", "masked"), [(4, 0), (5, 1)])
-def test_groups_must_have_the_experts_of_a_token(top_k: int, masked: int, tmp_path: Path) -> None:
-    own = of_fields(tmp_path, "deepseek_v3", {**GROUPS, "num_experts_per_tok": top_k})
-    found = list(own_structure._capacity(own))
-    assert [f"{masked} of its experts" in one.text for one in found] == [True] * masked
+@pytest.mark.parametrize(
+    ("groups", "chosen", "top_k", "masked"),
+    [(4, 2, 4, 0), (4, 2, 5, 1), (2, 1, 8, 4), (2, 2, 8, 0), (8, 2, 4, 2), (1, 1, 8, 0)],
+)
+def test_groups_must_have_the_experts_of_a_token(
+    groups: int, chosen: int, top_k: int, masked: int, tmp_path: Path
+) -> None:
+    asked = dict(n_group=groups, topk_group=chosen, num_experts_per_tok=top_k)
+    found = list(own_structure._capacity(of_fields(tmp_path, "deepseek_v3", {**GROUPS, **asked})))
+    assert [f"{masked} of its experts" in one.text for one in found] == [True] * (masked > 0)
+
+
+def test_groups_must_divide_the_experts(tmp_path: Path) -> None:
     (odd,) = own_structure._capacity(
         of_fields(tmp_path, "deepseek_v3", {**GROUPS, "n_routed_experts": 10})
     )
@@ -522,9 +543,45 @@ def test_a_routing_bias_that_nothing_updates_is_noted(tmp_path: Path) -> None:
     assert not list(own_structure._never_updated(of_fields(tmp_path, "qwen3_moe", SMALL)))
 
 
+def test_a_composite_is_planned_as_the_model_of_its_text_part(tmp_path: Path) -> None:
+    """Its tiny model, too, takes the text part's configuration class."""
+    composite = transformers.Llama4Config()
+    own = configured.of_config(composite)
+    assert own.model is transformers.Llama4ForCausalLM and own.beside == ("vision_config",)
+    assert own.family is not None and own.family.name == "llama4_text" and own.experts == 16
+    assert "vision_config of the configuration" in check.checking._beside(own)[0]
+    composite.architectures = ["Llama4ForConditionalGeneration"]
+    whole = configured.of_config(composite)
+    assert whole.model is transformers.Llama4ForConditionalGeneration and not whole.beside
+    assert whole.family is not None and whole.family.name == "llama4_text"
+    assert check.checking._beside(of_fields(tmp_path, "qwen3_moe", SMALL)) == []
+
+
+def test_a_field_that_its_class_refuses_is_not_read() -> None:
+    class ByLayer:
+        num_attention_heads = 4
+
+        @property
+        def head_dim(self) -> int:
+            raise ValueError("varies across layers")
+
+    assert moe_configs.value(ByLayer(), "head_dim") is None
+    assert moe_configs.value(ByLayer(), "num_attention_heads") == 4
+    assert list(planned.partial_heads([projection("q", 32, 2)], ByLayer(), lambda _: True)) == []
+    assert (
+        list(divisions.unplanned(SimpleNamespace(get_text_config=ByLayer), Layout({"tp": 2}))) == []
+    )
+
+
+def test_code_in_the_models_own_folder_is_not_run(tmp_path: Path) -> None:
+    fields = {"auto_map": {"AutoConfig": "own.Config"}}
+    with pytest.raises(NotApplicable, match="the model's code is in its own folder"):
+        of_fields(tmp_path, "of-its-own", fields)
+
+
 def test_defaults_that_the_plan_takes_are_said(tmp_path: Path) -> None:
-    (found,) = own_structure._defaults(of_fields(tmp_path, "qwen3_moe", {"hidden_size": 64}))
-    assert "does not give num_hidden_layers, num_attention_heads, vocab_size: the" in found.text
-    assert not list(own_structure._defaults(of_fields(tmp_path, "qwen3_moe", SMALL)))
+    (found,) = own_structure.defaults(of_fields(tmp_path, "qwen3_moe", {"hidden_size": 64}))
+    assert found.startswith("your num_hidden_layers, num_attention_heads, vocab_size: config.json")
+    assert not list(own_structure.defaults(of_fields(tmp_path, "qwen3_moe", SMALL)))
     own = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 64}
-    assert not list(own_structure._defaults(of_fields(tmp_path, "gpt2", own)))
+    assert not list(own_structure.defaults(of_fields(tmp_path, "gpt2", own)))

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from moediag.lab.check.activations import chosen, extended
-from moediag.protocol import MemoryPhase
-from moediag.recorder.not_applicable import NotApplicable
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.distributed import _functional_collectives as funcol  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+
+from moediag.lab.check import simulated_group  # noqa: E402
+from moediag.lab.check.activations import chosen, extended  # noqa: E402
+from moediag.lab.check.simulated_group import in_child  # noqa: E402
+from moediag.lab.check.traffic import Sent  # noqa: E402
+from moediag.protocol import MemoryPhase, Traffic  # noqa: E402
+from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
 
 
 def test_the_first_and_the_last_layer_of_each_kind_are_kept() -> None:
@@ -25,3 +36,27 @@ def test_each_layer_more_adds_what_one_more_added() -> None:
     assert found[0] == MemoryPhase("loss", parameters=14, activations=40)
     assert found[1] == MemoryPhase("start", parameters=14) and found[0].total == 54
     assert extended(base, []) == base
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # names of collectives that torch renames
+def test_what_a_rank_sends_is_counted_by_group(tmp_path: Path) -> None:
+    def work() -> list[Traffic]:
+        with simulated_group.joined(0, 8):
+            mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp_shard", "tp"))
+            shards, tp = mesh["dp_shard"].get_group(), mesh["tp"].get_group()
+            small, large = torch.zeros(10), torch.zeros(40)
+            counted = Sent("everyone")
+            with counted:
+                dist.all_gather_into_tensor(large, small, group=shards)  # as FSDP2 does
+                funcol.all_gather_tensor(small, 0, shards)
+                funcol.reduce_scatter_tensor(large, "sum", 0, shards)
+                dist.all_reduce(small, group=tp)
+                funcol.all_to_all_single(large, None, None, dist.group.WORLD)
+                dist.barrier()
+            return counted.traffic()
+
+    assert in_child(work, tmp_path) == [
+        Traffic("dp_shard", 4, 6, calls=2, bytes=2 * 120),
+        Traffic("tp", 2, 1, calls=1, bytes=40),
+        Traffic("everyone", 8, 7, calls=1, bytes=140),
+    ]

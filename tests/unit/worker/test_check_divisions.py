@@ -64,6 +64,19 @@ def test_the_stages_of_a_pipeline() -> None:
     assert list(divisions.of_stages({0: stage(10)}, 0)) == []  # no pipeline
 
 
+def test_a_parameter_in_two_stages_is_told() -> None:
+    def stage_of(*names: str) -> Checked:
+        return Checked(plan=[PlannedParameter(n, 1, [4], "float32", 4, most=4) for n in names])
+
+    first, last = stage_of("embed.weight", "layers.*.w"), stage_of("layers.*.w", "norm.weight")
+    assert list(divisions.shared_by_stages({0: first, 1: first, 3: last})) == []
+    assert list(divisions.shared_by_stages({0: first})) == []  # no pipeline
+    tied = stage_of("embed.weight", "layers.*.w", "norm.weight")
+    (found,) = divisions.shared_by_stages({0: first, 1: last, 3: tied})
+    assert found.level == MAY_FAIL
+    assert found.text.startswith("stages 0 and 3 of pp each hold embed.weight: one parameter in")
+
+
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim")
 def test_fully_shard_shards_over_context_parallel_ranks(tmp_path: Path) -> None:
     found = checked(tmp_path, {"dp_shard": 4, "cp": 2}, length=64)

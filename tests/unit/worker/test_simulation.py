@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - once, before the forks
 
 from moediag.lab.check import simulated_group
-from moediag.lab.simulation.root_payloads import RootPayloads
+from moediag.lab.simulation.answers import RootPayloads
 from moediag.lab.simulation.unreal_data import UnrealData
 from moediag.lab.simulation.unreal_number import UnrealNumber
 from moediag.lab.simulation.written_files import WrittenFiles

@@ -13,9 +13,9 @@ from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.pipeline import watch
 from moediag.protocol import Applied, GradientError, Measured, MeasuredStep, outcome
-from moediag.ranks.verify.learning_rates import LearningRates
+from moediag.ranks.verify.model_facts import Reduction
 from moediag.ranks.verify.not_reduced import not_sent
-from moediag.ranks.verify.reduction import Reduction
+from moediag.ranks.verify.otherwise import LearningRates
 from moediag.report import terminal
 from moediag.report.page import page_of
 from moediag.report.text_layout import plain

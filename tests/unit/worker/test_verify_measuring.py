@@ -322,10 +322,10 @@ def test_a_second_process_of_a_rank_measures_nothing(measuring: Start) -> None:
 
 
 def test_a_disk_without_room_is_said(measuring: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moediag.ranks.verify import room
+    from moediag.ranks.verify import tensor_files
 
     usage = type("Usage", (), {"free": 100})
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(tensor_files.shutil, "disk_usage", lambda folder: usage)
     folder = measuring(steps=1)
     train(small(), steps=1)
     assert "of disk" in of(folder).problems[0]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from moediag.protocol import MeasuredStep
-from moediag.ranks.verify import same_samples, samples, tensor_files
+from moediag.ranks.verify import samples, tensor_files
 from moediag.ranks.verify.model_pieces import pieces
 from moediag.ranks.verify.tensor_files import Stored
 from moediag.recorder.step.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where
@@ -166,7 +166,7 @@ def test_samples_of_all_ranks_together(
     ranks: list[list[str]], alone: list[str], steps: int
 ) -> None:
     given = {rank: [MeasuredStep(samples=rows)] for rank, rows in enumerate(ranks)}
-    assert same_samples.steps_alike(given, [MeasuredStep(samples=alone)]) == steps
+    assert samples.steps_alike(given, [MeasuredStep(samples=alone)]) == steps
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_samples_of_all_ranks_together(
     ],
 )
 def test_parts_of_samples_add_up(ranks: list[str], alone: str, alike: bool) -> None:
-    assert same_samples.split_alike(ranks, alone) is alike
+    assert samples.split_alike(ranks, alone) is alike
 
 
 @pytest.mark.parametrize("original", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from moediag.lab.step.measure import training_state, whole_state
+from moediag.lab.step.measure import training_state
 from moediag.recorder.not_applicable import NotApplicable
 
 SHAPES = {"weight": (4, 6), "bias": (6,)}
@@ -52,10 +52,12 @@ def test_a_state_at_one_layout_equals_that_of_the_same_step_at_another(
     gradients: tuple[Any, Any], ranks: int, dim: int
 ) -> None:
     saved: list[Any] = [Cut(rank, 2, 1).trained(*gradients) for rank in range(2)]
-    whole = whole_state.put_together((whole_state.parts(one, SHAPES) for one in saved), SHAPES)
+    whole = training_state.put_together(
+        (training_state.parts(one, SHAPES) for one in saved), SHAPES
+    )
     for rank in range(ranks):
         placed: Any = Cut(rank, ranks, dim)
-        whole_state.place(whole, placed)
+        training_state.place(whole, placed)
         straight: Any = Cut(rank, ranks, dim).trained(*gradients)
         found = training_state.difference(training_state.of(straight), training_state.of(placed))
         assert (found.weights, found.optimizer, found.compared) == ({}, {}, 8)
@@ -64,7 +66,9 @@ def test_a_state_at_one_layout_equals_that_of_the_same_step_at_another(
 def test_a_copied_step_count_is_not_shared(gradients: tuple[Any, Any]) -> None:
     saved: Any = Cut(0, 1, 0).trained(*gradients)
     placed: Any = Cut(0, 1, 0)
-    whole_state.place(whole_state.put_together([whole_state.parts(saved, SHAPES)], SHAPES), placed)
+    training_state.place(
+        training_state.put_together([training_state.parts(saved, SHAPES)], SHAPES), placed
+    )
     placed.trained(*gradients)
     steps = [o.own_optimizer.state[o.model.bias]["step"].item() for o in (saved, placed)]
     assert steps == [1, 2]
@@ -74,4 +78,4 @@ def test_flat_parameters_do_not_say_which_part_they_are() -> None:
     trial = SimpleNamespace(wrapper=SimpleNamespace(kind="fsdp1"))
     flat: Any = SimpleNamespace(tells_slices=False, trial=trial)
     with pytest.raises(NotApplicable, match="fsdp1 does not say"):
-        whole_state.gathered(flat)
+        training_state.gathered(flat)

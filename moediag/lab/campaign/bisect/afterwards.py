@@ -12,7 +12,6 @@ from moediag.lab.campaign.bisect.commits.clone import Clone
 from moediag.lab.campaign.bisect.commits.commits import Between, name_the_commit
 from moediag.lab.campaign.bisect.companions.companion_answer import CompanionAnswer
 from moediag.lab.campaign.bisect.companions.companions import Sides, who_is_to_blame
-from moediag.lab.campaign.bisect.executed import read_executed
 from moediag.lab.campaign.bisect.follow import Follow
 from moediag.lab.campaign.bisect.installed_source import compare, installed
 from moediag.lab.campaign.bisect.question import Question
@@ -20,6 +19,9 @@ from moediag.lab.campaign.bisect.search.answer import Boundary
 from moediag.lab.campaign.bisect.search.search import Search
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.lab.stacks import environment
+from moediag.protocol import read_stored
+
+FILES = "rank-*.executed.txt"  # see executed_file
 
 
 def afterwards(
@@ -81,3 +83,12 @@ def _compare(
             if stack and (address := installed(stack.python, package).repository):
                 return compare(address, *versions)
     return ""
+
+
+def read_executed(folder: Path) -> frozenset[str]:
+    """Returns the files, as imported, of all ranks of the trials below ``folder``; empty if no rank
+    recorded them. The incomplete last line of a killed rank is left out."""
+    found: set[str] = set()
+    for path in folder.rglob(FILES):
+        found.update(read_stored(path).decode("utf-8", "replace").split("\n")[:-1])
+    return frozenset(found)

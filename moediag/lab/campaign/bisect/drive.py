@@ -8,14 +8,19 @@ import itertools
 from collections.abc import Sequence
 
 from moediag.errors import MoediagError
-from moediag.lab.campaign.bisect.probe_lines import probe_line, target_lines
 from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict
 from moediag.lab.campaign.bisect.prober import Prober, probe
 from moediag.lab.campaign.bisect.question import Question
 from moediag.lab.campaign.bisect.search.rates import Rate
 from moediag.lab.campaign.bisect.search.search import Probe, Search, most_probes
 from moediag.lab.campaign.bisect.state import State
-from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name, timeline
+from moediag.lab.campaign.bisect.timeline import (
+    ProbeRecord,
+    probe_line,
+    probe_name,
+    target_lines,
+    timeline,
+)
 from moediag.lab.campaign.engine import Display, Line, Strategy
 from moediag.lab.campaign.engine import drive as run_strategy
 from moediag.lab.campaign.engine.drive import AHEAD

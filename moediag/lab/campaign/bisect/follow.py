@@ -11,14 +11,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from moediag.errors import NoEnvironments, StackError
-from moediag.lab.campaign.bisect.probe_lines import probe_line
 from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict, skip
 from moediag.lab.campaign.bisect.prober import Prober, probe
 from moediag.lab.campaign.bisect.question import Setting
 from moediag.lab.campaign.bisect.search.search_machine import Machine
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.state import State
-from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name
+from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_line, probe_name
 from moediag.lab.campaign.engine import Display
 from moediag.lab.campaign.executors import Maker
 

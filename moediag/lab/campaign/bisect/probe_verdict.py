@@ -38,6 +38,10 @@ class ProbeVerdict:
     rate: float | None = None  # of a FLAKY: share of its deciding trials with the failure, 0 to 1
     trials: int = 1  # trials that decided it; for a GOOD, the clean ones
 
+    def __post_init__(self) -> None:
+        if self.trials < 0 or not 0 <= (self.rate or 0.0) <= 1:
+            raise ValueError(f"no verdict of a probe: {self}")
+
     @property
     def decided(self) -> bool:
         return self.kind in DECIDED
@@ -52,18 +56,6 @@ class ProbeVerdict:
         if self.trials != 1:
             raw["trials"] = self.trials
         return raw
-
-    @classmethod
-    def from_json(cls, raw: Any) -> ProbeVerdict:
-        """Raises ValueError for anything that :meth:`to_json` does not write."""
-        if not isinstance(raw, dict):
-            raise ValueError("a verdict must be an object")
-        kind, text, rate, trials = (raw.get(k) for k in ("kind", "text", "rate", "trials"))
-        rate_fits = rate is None or (isinstance(rate, int | float) and 0 <= rate <= 1)
-        trials_fit = trials is None or (isinstance(trials, int) and trials >= 0)
-        if not isinstance(text, str | None) or not rate_fits or not trials_fit:
-            raise ValueError(f"no verdict of a probe: {raw}")
-        return cls(Kind(kind), text or "", rate, 1 if trials is None else trials)
 
 
 BAD = ProbeVerdict(Kind.BAD)

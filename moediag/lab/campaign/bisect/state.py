@@ -19,6 +19,7 @@ from moediag.lab.campaign.bisect.signature_match import Match, Target
 from moediag.lab.campaign.bisect.timeline import ProbeRecord, probe_name
 from moediag.lab.campaign.engine import Header, Journal, Records
 from moediag.lab.campaign.engine import journal as journals
+from moediag.protocol import build
 
 _TARGET = "target"
 
@@ -36,7 +37,7 @@ class State:
         self.records = Records(journal, "probe", self._release, ProbeRecord.to_json)
         self.passing: list[ProbeRecord] = []
         """Probes of this command that a resumed one repeats; not in the journal."""
-        self._extras = Records(journal, "extra", ProbeRecord.from_json, ProbeRecord.to_json)
+        self._extras = Records.of(journal, "extra", ProbeRecord, ProbeRecord.to_json)
 
     def __enter__(self) -> State:
         return self
@@ -88,7 +89,7 @@ class State:
             search.told(Probe(places[record.version], record.attempt), record.verdict)
 
     def _release(self, raw: dict[str, Any]) -> ProbeRecord:
-        record = ProbeRecord.from_json(raw)
+        record: ProbeRecord = build(ProbeRecord, raw)
         if record.version not in self.releases:
             raise ValueError(f"{record.version} is none of the releases of this bisect")
         return record

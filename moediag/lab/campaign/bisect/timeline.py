@@ -1,4 +1,4 @@
-"""A finished probe, and all probed releases on one line. Pure.
+"""A finished probe, as a line of the display, and all probed releases on one line. Pure.
 
 ``4.52 G  4.53 B … 4.57 B │ 5.0 G``: the letters are the verdicts (Good, Bad, Other failure,
 Skipped, Flaky), the bar marks a new major version, the dots replace releases with the same verdict.
@@ -13,8 +13,11 @@ from typing import Any
 
 from packaging.version import Version
 
-from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict
+from moediag.lab.campaign.bisect.probe_verdict import ProbeVerdict, describe
+from moediag.lab.campaign.bisect.signature_match import Target
+from moediag.lab.campaign.engine import Line
 from moediag.records import dataclass
+from moediag.result import wording
 
 _SHOWN = 3  # up to this many equal neighbours are all shown
 
@@ -38,6 +41,10 @@ class ProbeRecord:
     # False: its launch failed, which says nothing about the release. A resumed bisect repeats it.
     lasting: bool = True
 
+    def __post_init__(self) -> None:
+        if self.attempt < 1:
+            raise ValueError(f"attempt {self.attempt!r}: a number from 1")
+
     @property
     def name(self) -> str:
         return probe_name(self.version, self.attempt)
@@ -52,21 +59,6 @@ class ProbeRecord:
             "seconds": None if self.seconds is None else round(self.seconds, 3),
             "evidence": self.evidence,
         }
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> ProbeRecord:
-        """Raises ValueError or KeyError for what :meth:`to_json` does not write."""
-        attempt, seconds = raw.get("attempt", 1), raw.get("seconds")
-        texts = [raw["version"], *(raw.get(k, "") for k in ("uploaded", "signature", "evidence"))]
-        if not isinstance(attempt, int) or attempt < 1:
-            raise ValueError(f"attempt {attempt!r}: a number from 1")
-        if not isinstance(seconds, int | float | None):
-            raise ValueError(f"seconds {seconds!r}: a number")
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("version, uploaded, signature and evidence are texts")
-        version, uploaded, signature, evidence = texts
-        verdict = ProbeVerdict.from_json(raw["verdict"])
-        return cls(version, verdict, attempt, uploaded, signature, seconds, evidence)
 
 
 # ------------------------------------------------------------------------ one line
@@ -123,3 +115,24 @@ def _runs(entries: Sequence[_Entry]) -> list[tuple[int, int]]:
         if not i or entry[1] != entries[i - 1][1] or _major(entry) != _major(entries[i - 1])
     ]
     return list(itertools.pairwise([*starts, len(entries)]))
+
+
+def target_lines(target: Target) -> list[str]:
+    """Returns the target failure and how often it shows."""
+    text = [f"looking for ({target.match}): {signature}" for signature in target.signatures]
+    rate = target.rate
+    if not rate.steady:
+        repeats = wording.plural(rate.repeats(), "clean trial")
+        text.append(
+            f"it showed in {rate.shown} of {wording.plural(rate.trials, 'trial')}, so {repeats} "
+            "make a release good"
+        )
+    return text
+
+
+def probe_line(record: ProbeRecord, wanted: Sequence[str] = ()) -> Line:
+    """Returns ``4.53.0  12.1 s  bad``, followed by what showed unless it is among ``wanted``."""
+    spent = "" if record.seconds is None else f"  {wording.seconds(record.seconds)}"
+    verdict = record.verdict
+    what = str(verdict.kind) if verdict.text in wanted else describe(verdict)
+    return Line(f"{record.name}{spent}  {what}", seconds=record.seconds)

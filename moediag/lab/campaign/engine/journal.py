@@ -9,6 +9,7 @@ opened again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shlex
@@ -21,11 +22,11 @@ import moediag
 from moediag.errors import EvidenceError, UsageError
 from moediag.lab.campaign.engine import journal_file
 from moediag.pipeline.run_folder import run_folder
+from moediag.protocol import build
 from moediag.records import dataclass
 
 JOURNAL_FILE = "journal.jsonl"
 SCHEMA_VERSION = 2
-EARLIER = ("bisect.jsonl", "matrix.jsonl")  # state files of moediag 0.x, schema 1
 
 T = TypeVar("T")
 
@@ -119,6 +120,14 @@ class Records(Mapping[str, T], Generic[T]):
                     "Remove that line; what it recorded is done again.",
                 ) from error
 
+    @classmethod
+    def of(
+        cls, journal: Journal, kind: str, record: type[T],
+        write: Callable[[Any], Mapping[str, Any]] = dataclasses.asdict,
+    ) -> Records[T]:  # fmt: skip
+        """The lines as dataclasses."""
+        return Records(journal, kind, functools.partial(build, record), write)
+
     def __getitem__(self, name: str) -> T:
         return self._known[name]
 
@@ -175,7 +184,6 @@ def resume(folder: Path, wanted: Header) -> Journal:
     """
     path = folder / JOURNAL_FILE
     if not path.is_file():
-        _refuse_earlier(folder)
         raise UsageError(f"--resume: there is no {path}", "Omit --resume to start it.")
     fd = journal_file.locked(path)
     try:
@@ -235,16 +243,6 @@ def _begun(path: Path, fd: int, header: Header) -> Journal:
         os.close(fd)
         raise
     return Journal(path, fd, header, [])
-
-
-def _refuse_earlier(folder: Path) -> None:
-    for name in EARLIER:
-        if (folder / name).is_file():
-            raise UsageError(
-                f"--resume: {folder / name} was written by an earlier moediag, which kept its "
-                "state in another form",
-                "To start again, omit --resume and give another folder with --out.",
-            )
 
 
 def _header(path: Path, raw: Mapping[str, Any]) -> Header:

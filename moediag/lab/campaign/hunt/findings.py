@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
 
 from moediag.lab.campaign.hunt.pursued import Pursued
 from moediag.lab.pipeline.register import Entry
-from moediag.protocol import ListedFamily, RelationOutcome, WayOutcome, build
+from moediag.protocol import ListedFamily, RelationOutcome, WayOutcome
 from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
@@ -46,15 +44,6 @@ class HuntCell:
         """Returns why nothing can be said, "" if something can."""
         ways = [w for w in self.outcome.ways if w.holds is None]
         return self.outcome.problem or "; ".join(f"{w.way}: {w.text}" for w in ways)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> HuntCell:
-        """Raises ValueError for what :meth:`to_json` does not write."""
-        found: HuntCell = build(cls, raw)
-        return found
 
 
 @dataclass(frozen=True, slots=True)

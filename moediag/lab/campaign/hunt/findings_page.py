@@ -40,7 +40,7 @@ def to_json(hunt: Hunt) -> dict[str, Any]:
         ],
         "not_run": hunt.not_run,
         "findings": [_finding(f, hunt.traces.get(f.signature)) for f in hunt.findings],
-        "cells": [cell.to_json() for _, cell in sorted(hunt.cells.items())],
+        "cells": [dataclasses.asdict(cell) for _, cell in sorted(hunt.cells.items())],
         "against": None if hunt.before is None else _against(hunt.before, changes(hunt)),
     }
 
@@ -57,7 +57,7 @@ def _against(before: Hunt, found: Changes) -> dict[str, Any]:
         ],
         "added": list(found.added),
         "removed": list(found.removed),
-        "cells": [cell.to_json() for _, cell in sorted(before.cells.items())],
+        "cells": [dataclasses.asdict(cell) for _, cell in sorted(before.cells.items())],
     }
 
 
@@ -69,7 +69,7 @@ def _finding(finding: Finding, trace: Pursued | None = None) -> dict[str, Any]:
         "kind": finding.kind,
         "what": finding.what,
         "entry": dataclasses.asdict(finding.entry) if finding.entry else None,
-        "trace": None if trace is None else trace.to_json(),
+        "trace": None if trace is None else dataclasses.asdict(trace),
         "shown": [
             {"family": s.family, "evidence": s.evidence, **dataclasses.asdict(s.way)}
             for s in finding.shown

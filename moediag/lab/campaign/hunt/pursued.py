@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
-
-from moediag.protocol import SIZES, Size, WayOutcome, build
+from moediag.protocol import SIZES, Size, WayOutcome
 from moediag.records import dataclass
 
 
@@ -37,12 +33,3 @@ class Pursued:
     def shown_by(self, way: WayOutcome) -> bool:
         """Whether the way fails as this finding does."""
         return way.holds is False and (way.kind, way.what) == (self.kind, self.what)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Pursued:
-        """Raises ValueError for what :meth:`to_json` does not write."""
-        found: Pursued = build(cls, raw)
-        return found

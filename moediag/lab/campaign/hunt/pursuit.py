@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from moediag.errors import MoediagError, UsageError
@@ -15,7 +15,6 @@ from moediag.lab.campaign.hunt.findings import Finding, Hunt, State
 from moediag.lab.campaign.hunt.pursued import Pursued
 from moediag.lab.campaign.hunt.question import PACKAGE, Wanted
 from moediag.lab.campaign.hunt.release_changes import changes, version
-from moediag.lab.campaign.hunt.shrink import smallest
 from moediag.lab.campaign.hunt.since import since
 from moediag.lab.campaign.hunt.workers import Workers
 from moediag.lab.pipeline.single_process import OFFLINE
@@ -27,6 +26,8 @@ from moediag.protocol import RelationOutcome, Size
 
 FOLDER = "pursued"
 FILE_TIMEOUT = 300.0  # seconds for the exported file
+# In the order in which they are reduced: what a reader has to understand first.
+FIELDS = ("experts", "top_k", "heads", "kv_heads", "hidden", "head_dim", "width")
 
 
 def new(found: Hunt) -> list[Finding]:
@@ -64,7 +65,7 @@ class _Pursuit(Strategy[str, Pursued]):
         self.display = display
         self.clock = clock
         self.findings = {finding.signature: finding for finding in new(found)}
-        self.records = Records(journal, "pursued", Pursued.from_json, Pursued.to_json)
+        self.records = Records.of(journal, "pursued", Pursued)
         self.traces = {name: self.records[name] for name in self.findings if name in self.records}
 
     def wanted(self, most: int) -> Sequence[str]:
@@ -198,3 +199,21 @@ def _draft(
     title = f"{trace.family}: {trace.relation} ({trace.way}) does not hold"
     project = "accelerate" if trace.way.startswith("accelerate") else PACKAGE
     return document(project, title, said)
+
+
+def smallest(shows: Callable[[Size], bool], size: Size) -> Size:
+    """Returns the smallest size that ``shows``, field by field, beginning with ``size``, which
+    does. Another order of the fields may find another size."""
+    for field in FIELDS:
+        size = next((one for one in _smaller(size, field) if shows(one)), size)
+    return size
+
+
+def _smaller(size: Size, field: str) -> Iterator[Size]:
+    """Yields sizes with less of ``field``, the smallest first."""
+    value = 1
+    while value < getattr(size, field):
+        found = dataclasses.replace(size, **{field: value})
+        if found.top_k <= found.experts and found.heads % found.kv_heads == 0:
+            yield found
+        value *= 2

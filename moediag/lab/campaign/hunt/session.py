@@ -38,7 +38,7 @@ from moediag.lab.campaign.hunt.workers import Workers
 from moediag.lab.pipeline import register
 from moediag.lab.stacks import environment
 from moediag.lab.stacks.environment import Stack
-from moediag.protocol import ListedFamily, RelationOutcome, ReleaseListing, build, write_json
+from moediag.protocol import ListedFamily, RelationOutcome, ReleaseListing, write_json
 from moediag.report import answer_views
 from moediag.result import wording
 
@@ -115,7 +115,7 @@ def hunt(
     wanted: Wanted, sides: Sequence[Side], journal: Journal, display: Display, clock: Clock | None
 ) -> Hunt:
     """Lists the releases unless the journal has the lists, then runs the cells that are missing."""
-    records = Records(journal, "listing", _listing, dataclasses.asdict)
+    records = Records.of(journal, "listing", ReleaseListing)
     listings = []
     for side in sides:
         name = side.release or layouts.SCENARIO
@@ -147,7 +147,7 @@ class _Cells(Strategy[Item, HuntCell]):
         self.display = display
         self.clock = clock
         self.known = register.read()
-        self.records = Records(journal, "cell", HuntCell.from_json, HuntCell.to_json)
+        self.records = Records.of(journal, "cell", HuntCell)
         places = {side.release: side for side in sides}
         for cell in self.records.values():
             places[cell.release].cells[cell.key] = cell
@@ -215,8 +215,3 @@ class _Cells(Strategy[Item, HuntCell]):
             )  # fmt: skip
         assert found is not None
         return found
-
-
-def _listing(raw: object) -> ReleaseListing:
-    found: ReleaseListing = build(ReleaseListing, raw)
-    return found

@@ -82,7 +82,7 @@ class _Bisect(Strategy[Probe, ProbeRecord]):
         options = Options(bad=bad, window=bad + 1 < len(found), patience=PATIENCE)
         self.search = Search(len(found), options)
         self.search.told(Probe(bad), BAD)
-        self.records = Records(journal, "probe", ProbeRecord.from_json, ProbeRecord.to_json)
+        self.records = Records.of(journal, "probe", ProbeRecord, ProbeRecord.to_json)
         for place in range(len(found)):
             for attempt in (1, 2):
                 probe = Probe(place, attempt)

@@ -7,14 +7,12 @@ variant and its controls, like a bisect's probe.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
-from typing import Any
+from dataclasses import field
 
 from packaging.version import Version
 
 from moediag.lab.campaign.bisect.probe_verdict import Kind
 from moediag.lab.campaign.bisect.timeline import ProbeRecord
-from moediag.protocol import build
 from moediag.records import dataclass
 from moediag.result import Verdict
 
@@ -64,15 +62,8 @@ class Cell:
         word = self.verdict if self.shows is None else short[self.shows]
         return {COULD_NOT_RUN: "!", str(Verdict.INCONCLUSIVE): "~"}.get(word, word)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Cell:
-        """Raises ValueError for what :meth:`to_json` does not write."""
-        found: Cell = build(cls, raw)
-        Version(found.version)
-        return found
+    def __post_init__(self) -> None:
+        Version(self.version)  # raises ValueError
 
 
 # ------------------------------------------------------------------------ where cells come from

@@ -89,7 +89,7 @@ class _Fill(Strategy[Key, Cell]):
         self.folder = journal.folder
         self.maker = maker
         self.display = display
-        self.records = Records(journal, "cell", Cell.from_json, Cell.to_json)
+        self.records = Records.of(journal, "cell", Cell)
         known = (cell for cell in self.records.values() if cell.mode == REAL)
         self.cells: dict[Key, Cell] = {cell.key: cell for cell in known}
         title = ", ".join(subject.key for subject in question.subjects)

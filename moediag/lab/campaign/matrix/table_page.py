@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
         "subjects": list(matrix.subjects),
         "versions": list(matrix.versions),
         "looked_for": {k: list(v) for k, v in matrix.looked_for.items()},
-        "cells": [cell.to_json() for cell in cells],
+        "cells": [dataclasses.asdict(cell) for cell in cells],
         "stretches": {s: [list(ends) for ends in matrix.stretches(s)] for s in matrix.subjects},
         "missing": matrix.missing,
     }

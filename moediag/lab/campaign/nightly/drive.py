@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import moediag
 from moediag import hardware
@@ -29,9 +28,8 @@ from moediag.lab.campaign.engine import (
 from moediag.lab.campaign.executors import HERE, Choice, Lost, Maker
 from moediag.lab.campaign.executors import opened as executor_opened
 from moediag.lab.campaign.nightly import jobs, judged
-from moediag.lab.campaign.nightly.history import History
 from moediag.lab.campaign.nightly.jobs import Asked, Planned
-from moediag.lab.campaign.nightly.night import Entry, Hunted, Job, Night, known
+from moediag.lab.campaign.nightly.night import Entry, History, Hunted, Job, Night
 from moediag.lab.campaign.run import digest
 from moediag.lab.campaign.sweep.shared_runs import Ran, Runs
 from moediag.lab.scenario.plan import Plan
@@ -88,16 +86,6 @@ class _Done:
     def finished(self) -> bool:
         return all(job.finished for job in self.jobs)
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> _Done:
-        return cls(
-            tuple(known(Job, job) for job in raw["jobs"]),
-            tuple(known(Entry, entry) for entry in raw["entries"]),
-        )
-
 
 def run(
     planned: Sequence[Planned],
@@ -153,7 +141,7 @@ class _Tonight(Strategy[str, _Done]):
         history.nights = [night for night in history.nights if night.started != self.started]
         self.earlier = [night for night in history.nights if night.lane == asked.lane]
         self.planned = {one.folder: one for one in jobs.ordered(planned, self.earlier)}
-        self.records = Records(journal, "job", _Done.from_json, _Done.to_json)
+        self.records = Records.of(journal, "job", _Done)
         self.done_jobs = {n: self.records[n] for n in self.planned if n in self.records}
         self.hunted: Hunted | None = None
         spent = sum(done.jobs[0].seconds for done in self.done_jobs.values())

@@ -1,12 +1,17 @@
-"""The result of one night: a JSON file that is written once and never changed afterwards. Pure."""
+"""The result of one night: a JSON file that is written once and never changed afterwards;
+and the folder of nights."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
+from moediag.errors import UsageError, says_disk_full
+from moediag.protocol import build, read_json, write_json
 from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
 
@@ -69,12 +74,6 @@ class Found:
     registered: bool = False  # whether the register lists it
     text: str = ""  # what differs, in the family where it differs most
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Found:
-        texts = {name: tuple(map(str, raw.get(name, ()))) for name in ("families", "ways")}
-        found: Found = known(cls, {**raw, **texts})
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Hunted:
@@ -90,13 +89,6 @@ class Hunted:
     folder: str = ""
     problem: str = ""  # why there is no result, else ""
     added: tuple[str, ...] = ()  # families that the release before lacks
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Hunted:
-        lists = {n: tuple(map(Found.from_json, raw.get(n, ()))) for n in ("appeared", "gone")}
-        added = tuple(map(str, raw.get("added", ())))
-        found: Hunted = known(cls, {**raw, **lists, "added": added})
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +116,48 @@ def from_json(raw: Any) -> Night:
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema_version {version!r}, this moediag reads {SCHEMA_VERSION}")
-    try:
-        values = dict(raw)
-        values["entries"] = tuple(known(Entry, e) for e in raw["entries"])
-        values["jobs"] = tuple(known(Job, j) for j in raw["jobs"])
-        values["notes"] = tuple(raw["notes"])
-        if raw.get("hunt") is not None:
-            values["hunt"] = Hunted.from_json(raw["hunt"])
-        night: Night = known(Night, values)
-        return night
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"fields are missing or wrong: {error}") from error
+    night: Night = build(Night, raw)
+    return night
 
 
-def known(kind: Any, raw: Mapping[str, Any]) -> Any:
-    """Returns the object; unknown fields are ignored."""
-    names = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in raw.items() if name in names})
+class History:
+    """Creates ``folder``. ``unreadable``: files that were ignored, each with the reason."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            paths = sorted(folder.glob("*.json"))
+        except OSError as error:
+            if says_disk_full(error):
+                raise
+            raise UsageError(
+                f"--history {folder}: {error.strerror or error}",
+                "Give a folder that can be made; the nights before are kept there.",
+            ) from error
+        self.nights: list[Night] = []
+        self.unreadable: list[str] = []
+        for path in paths:
+            try:
+                self.nights.append(from_json(read_json(path)))
+            except (OSError, ValueError) as error:
+                self.unreadable.append(f"{path.name}: {error}")
+
+    def begin(self, started: str, lane: str) -> Path:
+        """Creates the new night's file, empty until the first :meth:`keep`, to reserve it."""
+        stamp = started.replace("-", "").replace(":", "").split("+")[0]
+        number = 1
+        while True:
+            path = self.folder / f"{stamp}-{lane}{'' if number == 1 else f'-{number}'}.json"
+            try:
+                with path.open("x", encoding="utf-8") as new:
+                    # Treated as complete: a killed night must not look like a broken file.
+                    json.dump(Night(started, lane, "", {}).to_json(), new)
+            except FileExistsError:
+                number += 1
+            else:
+                return path
+
+    @staticmethod
+    def keep(path: Path, night: Night) -> None:
+        write_json(path, night.to_json())

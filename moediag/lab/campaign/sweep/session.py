@@ -8,7 +8,6 @@ scenario affects only its own row.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -128,7 +127,7 @@ class _Sweep(Strategy[str, SweepRow]):
         self.started = str(journal.header.kept["started"])
         self.runs = runs
         self.display = display
-        self.records = Records(journal, "scenario", SweepRow.from_json, dataclasses.asdict)
+        self.records = Records.of(journal, "scenario", SweepRow)
         self.rows = {name: self.records[name] for name in self.planned if name in self.records}
         self.before = sum(row.seconds for row in self.rows.values()) - time.monotonic()
         display.series("scenario", [p.trials for p in planned if p.plan is not None])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +67,6 @@ class SweepRow:
                          for t in judged if not t.met),
             seconds=seconds,
         )  # fmt: skip
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> SweepRow:
-        return cls(**{**raw, "broken": tuple(raw["broken"])})
 
     @property
     def status(self) -> str:

@@ -4,7 +4,6 @@ __all__ = [
     "block_inputs",
     "gradients",
     "ownership",
-    "program_reference",
     "reference",
     "replicas",
     "row_map",

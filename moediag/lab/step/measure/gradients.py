@@ -22,7 +22,7 @@ from moediag.recorder.step.tensor_error import Tolerance, multiple
 
 # Mixed precision: allowed error of a gradient as a multiple of the eager loop's own distance from
 # fp32. Measured on the eager loop, grouped_mm, batched_mm and the correct Triton kernels: see
-# docs/findings/fused-step.md.
+# reports/findings/fused-step.md.
 TIMES_ROUNDING = 4.0
 # Minimum of that distance, as a share of the parameter's largest gradient: one rounding of the
 # largest element.

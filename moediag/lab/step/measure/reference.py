@@ -10,11 +10,12 @@ rounding alone, and the scale for a kernel's allowed error.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -176,3 +177,47 @@ def _forward(wrapped: Wrapped, tokens: torch.Tensor) -> torch.Tensor:
 def load(path: str) -> Dict[str, Any]:
     """Returns what :func:`run` wrote."""
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+class Right:
+    """Trains the trial's model in fp32 on the CPU without sharding, on every rank's batch in turn.
+
+    ``forward``: a context around each forward and backward, for effects outside the model.
+    ``before(rank, step)`` is called before each. ``losses`` (mean over ranks) and ``norms`` (before
+    clipping) grow with each step; ``model`` holds the weights.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        forward: Callable[[], ContextManager[Any]] = contextlib.nullcontext,
+        before: Optional[Callable[[int, int], None]] = None,
+    ) -> None:
+        self._trial = trial
+        self._forward = forward
+        self._before = before
+        self.model: nn.Module = tiny.build(
+            trial.model, trial.step.seed, dtype="float32", experts="eager"
+        )
+        self._wrapped = Wrapped(self.model, tiny.anatomy(self.model, trial.model), trial)
+        self._wrapped.optimizer = optimizers.build(self.model.parameters(), trial.step)
+        self.losses: List[float] = []
+        self.norms: List[float] = []
+
+    def step(self, number: int) -> Dict[str, Optional[torch.Tensor]]:
+        """Returns the next step's gradients, ``number`` from 1; None: no batch reached it."""
+        trial, total = self._trial, 0.0
+        with self._forward():
+            for rank in range(trial.world_size):
+                if self._before is not None:
+                    self._before(rank, number)
+                loss = self._wrapped.loss(data.batch(trial, rank, number, 0)) / trial.world_size
+                loss.backward()
+                total += float(loss.detach())
+        named = list(self.model.named_parameters())
+        found = {name: None if p.grad is None else p.grad.clone() for name, p in named}
+        limit = float("inf") if trial.step.clip is None else trial.step.clip
+        self.norms.append(float(nn.utils.clip_grad_norm_(self.model.parameters(), limit)))
+        self.losses.append(total)
+        self._wrapped.step()
+        return found

@@ -39,6 +39,15 @@ def experts_named(config: Any) -> List[str]:
     return sorted(n for n in names if counts_experts(n))
 
 
+def value(config: Any, name: str) -> Any:
+    """Returns a field; None if there is none, or if its class raises, as for a size that differs by
+    layer (Gemma 4)."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
+
+
 def text_of(config: Any) -> Any:
     """Returns the text model's part, or the configuration itself if it has no parts."""
     return config.get_text_config()

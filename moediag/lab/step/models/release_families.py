@@ -72,7 +72,7 @@ def listed() -> Iterator[ListedFamily]:
             if _may_have_experts(name) and _has_experts(name) and mapping == CAUSAL:
                 kind = "moe"
             first = _chosen(others) if len(others) > 1 else name
-            own_config = first != name and not _built_from_a_part(name)
+            own_config = first != name and not built_from_a_part(name)
         except Exception as error:
             yield ListedFamily(name, "", f"{type(error).__name__}: {' '.join(str(error).split())}")
             continue
@@ -99,7 +99,7 @@ def _chosen(names: List[str]) -> str:
     return next((family.name for family in found if family.config is own), found[0].name)
 
 
-def _built_from_a_part(name: str) -> bool:
+def built_from_a_part(name: str) -> bool:
     """Whether its model class takes a part of its configuration, which is another model type."""
     family = find(name)
     assert family is not None

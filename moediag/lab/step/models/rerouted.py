@@ -14,7 +14,7 @@ from typing import Any, Iterator
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from moediag.lab.step.models import top_k
+from moediag.lab.step.models import skew
 
 _FAR = 1e4  # larger than any router score
 NOISE = 0.05  # of the router's noise; scores are probabilities of 8 experts, about 1/8 each
@@ -48,10 +48,10 @@ class Rerouted:
         if self._change == "none" or not active:
             yield
             return
-        with top_k.chosen_by(self._experts, self._choose):
+        with skew.chosen_by(self._experts, self._choose):
             yield
 
-    def _choose(self, scores: torch.Tensor, k: int, best: top_k.Best) -> torch.Tensor:
+    def _choose(self, scores: torch.Tensor, k: int, best: skew.Best) -> torch.Tensor:
         # The forward and the recomputation must run the same operations, or checkpointing would
         # detect that instead: the computation of the other scores is hidden from it. Selective
         # checkpointing returns the saved top-k of the forward, whatever the scores.

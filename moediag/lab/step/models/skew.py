@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import Any, Dict, FrozenSet, Iterator, List, Optional
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional
 
 import torch
 from torch import nn
 
-from moediag.lab.step.models import top_k
 from moediag.lab.step.models.tiny import Anatomy
 from moediag.protocol import SkewSpec
 
 _BAN = 1e4  # larger than any router score, small enough for bf16
+Best = Callable[[torch.Tensor], torch.Tensor]  # the indices of the largest of other scores
+# Returns the chosen indices, from the scores, how many to choose, and Best; None: as released.
+Choose = Callable[[torch.Tensor, int, Best], Optional[torch.Tensor]]
 
 
 def routed(routing: str, tokens: int, experts: int, top_k: int) -> torch.Tensor:
@@ -99,7 +101,7 @@ class RouterSkew:
             handles.append(layer.register_forward_pre_hook(self._entering(index)))
             handles.append(layer.register_forward_hook(self._leaving, always_call=True))
         try:
-            with top_k.chosen_by(self._experts, self._choose):
+            with chosen_by(self._experts, self._choose):
                 yield
         finally:
             for handle in handles:
@@ -125,7 +127,7 @@ class RouterSkew:
             self._made[key] = routed(self._skew.routing, rows, self._experts, k).to(device)
         return self._made[key]
 
-    def _choose(self, scores: torch.Tensor, k: int, best: top_k.Best) -> Optional[torch.Tensor]:
+    def _choose(self, scores: torch.Tensor, k: int, best: Best) -> Optional[torch.Tensor]:
         if self._layers and self._skew.routing is not None:
             self._bent_some = True
             shape = (*scores.shape[:-1], k)
@@ -137,3 +139,29 @@ class RouterSkew:
         ban = torch.zeros(self._experts, dtype=scores.dtype, device=scores.device)
         ban[sorted(banned)] = _BAN
         return best(scores.detach() - ban)
+
+
+@contextmanager
+def chosen_by(experts: int, choose: Choose) -> Iterator[None]:
+    """Lets ``choose`` choose wherever a top-k over ``experts`` scores is taken. Values stay those
+    of the scores themselves."""
+    originals: Dict[Any, Any] = {torch: torch.topk, torch.Tensor: torch.Tensor.topk}
+    for owner, original in originals.items():
+        owner.topk = _bent(original, experts, choose)
+    try:
+        yield
+    finally:
+        for owner, original in originals.items():
+            owner.topk = original
+
+
+def _bent(original: Any, experts: int, choose: Choose) -> Any:
+    def topk(scores: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
+        indices = None
+        if scores.shape[-1] == experts and dim in (-1, scores.dim() - 1):
+            indices = choose(scores, k, lambda by: original(by, k, dim, *args, **kwargs)[1])
+        if indices is None:
+            return original(scores, k, dim, *args, **kwargs)
+        return torch.return_types.topk((scores.gather(-1, indices), indices))
+
+    return topk

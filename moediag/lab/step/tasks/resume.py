@@ -23,7 +23,7 @@ from moediag import protocol
 from moediag.axes import Layout
 from moediag.lab.step import preparation, training
 from moediag.lab.step.collector import Collector
-from moediag.lab.step.measure import ownership, reference, training_state, whole_state
+from moediag.lab.step.measure import ownership, reference, training_state
 from moediag.lab.step.models.skew import RouterSkew
 from moediag.lab.step.shard.wrapped import Wrapped, expert_parameters
 from moediag.lab.step.tasks.save_and_load import Way, way_of
@@ -67,9 +67,9 @@ class _Training:
     def numbers(self) -> StepNumbers:
         return StepNumbers(self.losses, self.norms)
 
-    def start_from(self, other: _Training, whole: Dict[str, whole_state.Values]) -> None:
+    def start_from(self, other: _Training, whole: Dict[str, training_state.Values]) -> None:
         """Copies the state ``whole`` of ``other`` into this new training, and its numbers."""
-        whole_state.place(whole, self.wrapped)
+        training_state.place(whole, self.wrapped)
         self.losses += other.losses
         self.norms += other.norms
 
@@ -155,7 +155,7 @@ def _moved(collector: Collector, way: Way, expected: Optional[Dict[str, Any]]) -
     first = _Training(collector, trial, weights.examine)
     way.check(first.wrapped)
     first.run(1, after)
-    whole = whole_state.gathered(first.wrapped)
+    whole = training_state.gathered(first.wrapped)
 
     elsewhere = dataclasses.replace(trial, layout=way.task.layout)
     collector.recorder.phase(f"the same state in memory at {Layout(way.task.layout)}")

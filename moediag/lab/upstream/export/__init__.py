@@ -1,3 +1,3 @@
 """`moediag export`: one Python file that shows a failure without moediag, for an upstream issue."""
 
-__all__ = ["pinned_versions", "write_file"]
+__all__ = ["write_file"]

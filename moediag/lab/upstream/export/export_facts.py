@@ -17,7 +17,7 @@ from moediag.records import dataclass
 FIXES = ("set-reduce-scatter-unused-params", "touch")
 # Fields of the step that a file writes out; the others must have their defaults.
 _WRITTEN = ("steps", "batch", "seq_len", "accumulate", "accumulate_sync", "checkpointing", "clip",
-            "optimizer", "lr", "seed")  # fmt: skip
+            "optimizer", "foreach", "lr", "seed")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import moediag
 from moediag.errors import UsageError
 from moediag.lab.scenario.plan import Plan, PlannedTrial
+from moediag.lab.stacks import environment
+from moediag.lab.stacks.base import cache_root, current_base
 from moediag.lab.upstream.export.export_facts import Facts, facts, refused, unsupported
 from moediag.protocol.tolerance import GRADIENT, SMALLEST
 
@@ -123,3 +127,18 @@ def _template() -> str:
     return (
         files("moediag.lab.upstream.export").joinpath("program.py.j2").read_text(encoding="utf-8")
     )
+
+
+def versions_of(stack: Mapping[str, str]) -> dict[str, str]:
+    """Versions without local parts; those that the stack leaves open come from its environment.
+
+    Packages whose version is unknown, because that environment is not built, are left out.
+    """
+    named = {str(canonicalize_name(n)): v for n, v in stack.items()}
+    ready = environment.ready(stack)
+    if ready is not None:
+        found = {n: v for n, v in ready.versions.items() if v}
+    else:
+        torch = current_base(cache_root()).torch
+        found = {**({"torch": torch} if torch else {}), **named}
+    return {name: found[name].split("+")[0] for name in NAMED if found.get(name)}

@@ -16,13 +16,12 @@ from moediag.lab.campaign.bisect import state as states
 from moediag.lab.campaign.bisect.commits.clone import ABBREVIATED, Clone, overlay_folder
 from moediag.lab.campaign.bisect.commits.commits import tops_of
 from moediag.lab.campaign.bisect.follow import Follow
-from moediag.lab.campaign.bisect.probe_lines import probe_line, target_lines
 from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict
 from moediag.lab.campaign.bisect.prober import MakeProber, Prober, made, probe
 from moediag.lab.campaign.bisect.question import Question, Setting
 from moediag.lab.campaign.bisect.signature_match import Target
 from moediag.lab.campaign.bisect.state import State
-from moediag.lab.campaign.bisect.timeline import probe_name
+from moediag.lab.campaign.bisect.timeline import probe_line, probe_name, target_lines
 from moediag.lab.campaign.engine import Display, resumable
 from moediag.lab.campaign.engine.journal import JOURNAL_FILE
 from moediag.lab.campaign.executors import HERE, Choice, Maker

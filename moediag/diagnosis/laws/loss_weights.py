@@ -1,0 +1,209 @@
+"""Every token of a batch counts the same in the gradient, and the weights of all add up to one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.diagnosis.numbers.reduced_gradients import reductions
+from moediag.evidence.law_model import REDUCED
+from moediag.evidence.model import Evidence
+from moediag.records import dataclass
+
+_ENOUGH = 2  # steps
+_CLOSE = 1e-3  # of weights that are meant to be equal
+_UNEQUAL = 1.25  # times that a token counts more than another one
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """A cross entropy, and what its backward got."""
+
+    count: int
+    """Targets that count."""
+    size: int
+    """All targets."""
+    classes: int
+    total: float
+    """Sum of the tokens' weights in the gradient."""
+    alike: bool
+    """All tokens of it have the same weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLosses:
+    """The cross entropies of one rank in one step, by backward."""
+
+    step: int
+    backwards: tuple[tuple[TokenLoss, ...], ...]
+
+    @property
+    def total(self) -> float:
+        return sum(one.total for of in self.backwards for one in of)
+
+    @property
+    def micro_batches(self) -> Sequence[TokenLoss]:
+        """One cross entropy for each backward, alike in all but their targets; () of others."""
+        losses = [one for of in self.backwards for one in of]
+        single = all(len(of) == 1 for of in self.backwards)
+        if not single or len({one.classes for one in losses}) != 1:
+            return ()
+        return losses if all(one.alike and one.count for one in losses) else ()
+
+
+@law(suspects=True)
+def micro_batches_unequal(facts: Facts) -> Findings:
+    """The micro-batches of one update count the same, although they have different numbers of
+    target tokens."""
+    found: dict[int, tuple[int, int]] = {}
+    for steps in facts.of(_losses).values():
+        for step, one in steps.items():
+            losses = one.micro_batches
+            counts = [loss.count for loss in losses]
+            alike = len(losses) > 1 and _equal([loss.total for loss in losses])
+            if alike and max(counts) >= _UNEQUAL * min(counts):
+                found.setdefault(step, (min(counts), max(counts)))
+    if len(found) >= _ENOUGH:
+        step, (least, most) = next(iter(found.items()))
+        yield Suspicious(
+            f"In step {step} the micro-batches of one update had {least} to {most} target tokens, "
+            f"and the mean of each counts the same: a token counts up to {most / least:.3g} times "
+            "as much as another one. To train as with one large batch, divide the sum over tokens "
+            "by the number of tokens of all micro-batches."
+        )
+
+
+@law(suspects=True)
+def parts_unequal(facts: Facts) -> Findings:
+    """Ranks that exchange activations in the forward (parts of the same sequences) divide by their
+    own numbers of target tokens."""
+    reduced = {one.step for one in facts.of(reductions)}
+    found: dict[int, dict[int, int]] = {}
+    for step, ranks in facts.of(_whole_steps).items():
+        losses = {rank: one.micro_batches for rank, one in ranks.items()}
+        if step not in reduced or any(len(of) != 1 for of in losses.values()):
+            continue
+        single = {rank: of[0] for rank, of in losses.items()}
+        counts = {rank: one.count for rank, one in single.items()}
+        own_means = _equal([one.total for one in single.values()])
+        apart = max(counts.values()) >= _UNEQUAL * min(counts.values())
+        gather = (_gathers(facts.evidence, rank, step, one.size) for rank, one in single.items())
+        if own_means and apart and all(gather):
+            found[step] = counts
+    if len(found) >= _ENOUGH:
+        step, counts = next(iter(found.items()))
+        told = ", ".join(f"{count} on rank {rank}" for rank, count in list(counts.items())[:4])
+        times = max(counts.values()) / min(counts.values())
+        yield Suspicious(
+            f"In step {step} each rank divided by the number of its own target tokens ({told}), "
+            "though the ranks exchange activations in the forward, as parts of the same sequences: "
+            f"a token counts up to {times:.3g} times as much as another one. Divide by the number "
+            "of tokens of all these ranks."
+        )
+
+
+@law(suspects=True)
+def gradients_scaled(facts: Facts) -> Findings:
+    """The gradients of a job are those of the mean loss times its number of ranks, or divided by
+    it."""
+    factors = {one.step: one.factor for one in facts.of(reductions)}
+    norms = facts.of(_clip_factors)
+    several: dict[float, list[int]] = defaultdict(list)
+    for step, ranks in facts.of(_whole_steps).items():
+        factor = factors.get(step, facts.of(_averaged_by_wrapper))
+        calls = max(sum(map(len, one.backwards)) for one in ranks.values())
+        if factor and norms.get(step, 1.0) and step in facts.of(_unscaled_steps):
+            total = factor / norms.get(step, 1.0) * sum(one.total for one in ranks.values())
+            for times in (float(len(ranks)), 1 / len(ranks)):
+                if abs(total - times) <= 0.02 * times and calls != times:
+                    several[times].append(step)
+    for times, steps in several.items():
+        if len(steps) < _ENOUGH:
+            continue
+        count = len(facts.of(recorded))
+        kind, why = f"{times:.3g} times", "the ranks' gradients are added up and not averaged"
+        if times < 1:
+            kind = f"1/{count} of"
+            why = "the loss or the gradients are divided by the number of ranks once too often"
+        yield Suspicious(
+            f"In steps {', '.join(map(str, steps[:6]))} the weights of all target tokens in the "
+            f"gradient add up to {times:.3g}, not to 1: the gradients are {kind} those of the mean "
+            f"loss. There are {count} ranks, so it seems that {why}."
+        )
+
+
+def _losses(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
+    """By rank and step; only of steps whose losses were made of cross entropies alone."""
+    found: dict[int, dict[int, StepLosses]] = {}
+    for rank, own in recorded(evidence).items():
+        rows = [one for one in own.of("losses", _read) if one is not None]
+        found[rank] = {one.step: one for one in rows}
+    return found
+
+
+def _whole_steps(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
+    """By step and rank; only steps that all ranks recorded."""
+    found: dict[int, dict[int, StepLosses]] = defaultdict(dict)
+    for rank, steps in _losses(evidence).items():
+        for step, one in steps.items():
+            found[step][rank] = one
+    world = evidence.world_size
+    return {step: of for step, of in sorted(found.items()) if len(of) == world > 1}
+
+
+def _unscaled_steps(evidence: Evidence) -> set[int]:
+    """Steps whose gradients no GradScaler multiplies."""
+    checks = [check for own in recorded(evidence).values() for check in own.checks]
+    scaled = {check.step for check in checks if check.scaled}
+    return {check.step for check in checks} - scaled
+
+
+def _averaged_by_wrapper(evidence: Evidence) -> float:
+    """What DistributedDataParallel over all ranks multiplies the sum of gradients by; 0.0 without
+    it."""
+    world = evidence.world_size
+    pieces = [p for own in recorded(evidence).values() for c in own.checks for p in c.pieces]
+    whole = bool(pieces) and all(p.how == REDUCED and len(p.ranks) == world for p in pieces)
+    plain = whole and all(not piece.part for piece in pieces)
+    return 1 / world if plain else 0.0
+
+
+def _clip_factors(evidence: Evidence) -> dict[int, float]:
+    """What clipping multiplied the gradients of a step by; 0.0 where that is not one number."""
+    found: dict[int, set[float]] = defaultdict(set)
+    for own in recorded(evidence).values():
+        for norm in own.norms:
+            found[norm.step].add(round(norm.factor, 6))
+    return {step: factors.pop() if len(factors) == 1 else 0.0 for step, factors in found.items()}
+
+
+def _gathers(evidence: Evidence, rank: int, step: int, tokens: int) -> bool:
+    """Whether a rank sent something to others in the forward that has a number for each token."""
+    return any(
+        call.step == step
+        and call.phase == "forward"
+        and call.op in ("all_gather", "send")
+        and "float" in call.dtype
+        and call.numel_in >= tokens
+        for call in evidence.ranks[rank].collectives
+    )
+
+
+def _equal(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= _CLOSE * max(map(abs, values))
+
+
+def _read(event: Mapping[str, Any]) -> StepLosses | None:
+    backwards = event["backwards"]
+    if not all(one["direct"] and one["of"] for one in backwards):
+        return None
+    return StepLosses(int(event["step"]), tuple(tuple(map(_loss, one["of"])) for one in backwards))
+
+
+def _loss(values: Sequence[Any]) -> TokenLoss:
+    count, size, classes, total, least, most = values
+    alike = float(most) - float(least) <= _CLOSE * abs(float(most))
+    return TokenLoss(int(count), int(size), int(classes), float(total), alike)

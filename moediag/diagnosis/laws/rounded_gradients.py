@@ -1,0 +1,50 @@
+"""Gradients are added up in the precision that they have when the optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.evidence.law_model import LOCAL
+from moediag.evidence.model import Evidence
+
+_ENOUGH = 2  # steps
+_MANY = 4  # micro-batches; with autocast the gradient of a single one has few digits
+_FEW = 3  # matrices
+_LOW = ("bfloat16", "float16", "half")
+
+
+@law(suspects=True)
+def gradients_rounded(facts: Facts) -> Findings:
+    """Gradients of float32 that many micro-batches added to have the digits of bfloat16 only."""
+    if _reduced_in_low_precision(facts.evidence):
+        return
+    for own in facts.of(recorded).values():
+        # An update is that of the step after the one of which clearing was recorded.
+        times = {(one.optimizer, one.step + 1): one.times for one in own.cleared}
+        rows = [row for row in own.of("rounded", _read) if times.get(row[:2], 0) >= _MANY]
+        wrong = [row for row in rows if row[2] == row[3] >= _FEW]
+        if len(wrong) >= _ENOUGH and len(wrong) == len(rows):
+            optimizer, step, matrices, _ = wrong[0]
+            yield Suspicious(
+                f"In step {step} and {len(wrong) - 1} more, {times[optimizer, step]} micro-batches "
+                f"added to the gradients of {optimizer}, and no element of its {matrices} matrices "
+                "of float32 has more digits than bfloat16: they were added up in bfloat16, where "
+                "a small gradient is lost beside a large sum. Add them up in float32."
+            )
+            return
+
+
+def _reduced_in_low_precision(evidence: Evidence) -> bool:
+    pieces = (p for own in recorded(evidence).values() for c in own.checks[:1] for p in c.pieces)
+    calls = (call for seen in evidence.ranks.values() for call in seen.collectives)
+    return any(p.how == LOCAL for p in pieces) or any(
+        one in call.dtype for call in calls for one in _LOW
+    )
+
+
+def _read(event: Mapping[str, Any]) -> tuple[str, int, int, int]:
+    numbers = int(event["step"]), int(event["matrices"]), int(event["rounded"])
+    return str(event["optimizer"]), *numbers

@@ -1,0 +1,138 @@
+"""What ranks share in a forward gets the gradients of all; a sum over ranks has each part once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.diagnosis.numbers import agreement
+from moediag.evidence.model import Evidence
+from moediag.protocol.tolerance import LARGE
+from moediag.records import dataclass
+from moediag.result.wording import listed, ranks
+
+_ENOUGH = 2  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The backward of a Function whose forward added or gathered over ranks."""
+
+    function: str
+    line: str
+    op: str
+    ranks: tuple[int, ...]
+    calls: int
+    """That its backward made."""
+    gradient: tuple[float, float] | None
+    """Sketch of what its backward got."""
+    bias: str
+    matrix: str
+    """The parameters of the linear layer that made the value, or ""."""
+
+    @property
+    def name(self) -> str:
+        return self.function.removesuffix("Backward")
+
+    @property
+    def at(self) -> str:
+        return f" at {self.line}" if self.line else ""
+
+
+@law(suspects=True)
+def shared_gradients_lost(facts: Facts) -> Findings:
+    """A program's own function gathers or adds over ranks in the forward, its backward gets
+    different gradients on the ranks and does not add them."""
+    steps: dict[tuple[str, str], list[tuple[int, Shared, float]]] = defaultdict(list)
+    for step, rows in facts.of(_rows):
+        first = rows[0]
+        sketches = [one.gradient for one in rows if one.gradient is not None]
+        silent = len(sketches) == len(rows) and not any(one.calls for one in rows)
+        if silent and (size := agreement.far(sketches)) > LARGE:
+            steps[first.function, first.line].append((step, first, size))
+    for found in steps.values():
+        _, one, size = found[0]
+        if len({step for step, _, _ in found}) >= _ENOUGH:
+            yield Suspicious(
+                f"{one.name}{one.at} calls {one.op} in its forward, so {ranks(one.ranks)} share "
+                "the result; in the backward its gradient differs between them by up to "
+                f"{100 * min(size, 1):.0f} % of its norm, and nothing adds the gradients: each "
+                "rank keeps the part of its own loss only."
+            )
+            return
+
+
+@law(suspects=True)
+def biases_added_again(facts: Facts) -> Findings:
+    """Each rank adds the same bias to its part of a product, and the parts are added up."""
+    found: dict[str, tuple[set[int], Shared]] = {}
+    values = facts.of(_values)
+    for step, rows in facts.of(_rows):
+        one = rows[0]
+        same = len({(row.bias, row.matrix) for row in rows}) == 1 and one.op == "all_reduce"
+        biases = [values.get((rank, one.bias), ()) for rank in one.ranks]
+        matrices = [values.get((rank, one.matrix), ()) for rank in one.ranks]
+        trains = biases[0] and len(set(biases)) == 1 and len(set(biases[0])) > 1
+        if same and one.bias and trains and () not in matrices and len(set(matrices)) > 1:
+            found.setdefault(one.bias, (set(), one))[0].add(step)
+    names = tuple(name for name, (steps, _) in found.items() if len(steps) >= _ENOUGH)
+    if names:
+        one = found[names[0]][1]
+        yield Suspicious(
+            f"{listed(names)} {'are' if len(names) > 1 else 'is'} the same on {ranks(one.ranks)}, "
+            f"which hold different parts of {one.matrix}, and each rank adds it before the sum "
+            f"over them ({one.name}{one.at}): it counts {len(one.ranks)} times. Add it after the "
+            "sum.",
+            names,
+        )
+
+
+def _rows(evidence: Evidence) -> tuple[tuple[int, tuple[Shared, ...]], ...]:
+    """Steps, and what all ranks of a group recorded of one place of the program."""
+    found: dict[tuple[int, tuple[int, ...]], dict[int, list[Shared]]] = defaultdict(dict)
+    for rank, own in recorded(evidence).items():
+        for step, rows in own.of("shared", _read):
+            for row in rows:
+                found[step, row.ranks].setdefault(rank, []).append(row)
+    return tuple(_places(found))
+
+
+def _places(
+    found: Mapping[tuple[int, tuple[int, ...]], Mapping[int, list[Shared]]],
+) -> Iterator[tuple[int, tuple[Shared, ...]]]:
+    for (step, who), by_rank in sorted(found.items()):
+        alike = {tuple((one.function, one.op) for one in rows) for rows in by_rank.values()}
+        if set(by_rank) == set(who) and len(who) > 1 and len(alike) == 1:
+            for place in zip(*(by_rank[rank] for rank in who), strict=True):
+                yield step, place
+
+
+def _values(evidence: Evidence) -> dict[tuple[int, str], tuple[str | None, ...]]:
+    """The values of each rank's parameters over the checked steps."""
+    found: dict[tuple[int, str], list[str | None]] = defaultdict(list)
+    for rank, own in recorded(evidence).items():
+        for check in own.checks:
+            for piece, value in zip(check.pieces, check.params, strict=False):
+                found[rank, piece.name].append(value)
+    return {place: tuple(values) for place, values in found.items()}
+
+
+def _read(event: Mapping[str, Any]) -> tuple[int, tuple[Shared, ...]]:
+    return int(event["step"]), tuple(map(_shared, event["rows"]))
+
+
+def _shared(row: Mapping[str, Any]) -> Shared:
+    sketch = row["gradient"]
+    return Shared(
+        function=str(row["function"]),
+        line=str(row["line"]),
+        op=str(row["op"]),
+        ranks=tuple(map(int, row["ranks"])),
+        calls=int(row["calls"]),
+        gradient=None if sketch is None else (float(sketch[0]), float(sketch[1])),
+        bias=str(row["bias"] or ""),
+        matrix=str(row["matrix"] or ""),
+    )

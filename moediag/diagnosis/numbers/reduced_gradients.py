@@ -1,0 +1,116 @@
+"""What a program without a wrapper does with its gradients between the backward and the update.
+
+A sketch is linear: that of a sum of gradients is the sum of their sketches. So the ranks' records
+alone tell whether the gradients that an update uses are the ranks' own ones, added up and
+multiplied by one number, and by which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from moediag.evidence.model import Evidence
+from moediag.records import dataclass
+
+_Sketch = tuple[float, float]  # sum with pseudo-random signs, norm
+
+_CLOSE = 0.01  # of the factors of different parameters
+_CLEAR = 0.05  # of the norms: a sum that is much smaller is mostly rounding
+_FEW = 3  # parameters
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGradients:
+    """Gradients of one rank in one step."""
+
+    step: int
+    made: Mapping[str, _Sketch]
+    """By the backward."""
+    used: Mapping[str, _Sketch]
+    """By the update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A step in which gradients were added up over all ranks, after the backward."""
+
+    step: int
+    factor: float
+    """What the sum was multiplied by."""
+    names: tuple[str, ...]
+    """The parameters of which this is so."""
+
+
+def own_gradients(evidence: Evidence) -> dict[int, dict[int, OwnGradients]]:
+    """By step and rank; only steps that all ranks of the job recorded."""
+    found: dict[int, dict[int, OwnGradients]] = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        for one in seen.laws.of("own_gradients", _read) if seen.laws is not None else ():
+            found.setdefault(one.step, {})[rank] = one
+    return {
+        step: by_rank
+        for step, by_rank in sorted(found.items())
+        if len(by_rank) == evidence.world_size > 1
+    }
+
+
+def reductions(evidence: Evidence) -> tuple[Reduced, ...]:
+    """The steps with a factor that most parameters have in common."""
+    found = []
+    for step, by_rank in own_gradients(evidence).items():
+        ranks = list(by_rank.values())
+        factors = {}
+        for name in set.intersection(*(set(one.made) for one in ranks)):
+            used = {one.used[name] for one in ranks}
+            factor = multiple([one.made[name] for one in ranks], ranks[0].used[name])
+            if len(used) == 1 and factor is not None and len({o.made[name] for o in ranks}) > 1:
+                factors[name] = factor
+        most = median(factors.values()) if factors else 0.0
+        alike = [name for name, one in factors.items() if abs(one - most) <= _CLOSE * abs(most)]
+        if len(alike) >= _FEW and 2 * len(alike) > len(factors):
+            found.append(Reduced(step, most, tuple(sorted(alike))))
+    return tuple(found)
+
+
+def not_reduced(evidence: Evidence) -> frozenset[str]:
+    """Parameters of which every rank used its own gradient, in all steps that reduced others."""
+    steps = {one.step for one in reductions(evidence)}
+    found: dict[str, bool] = {}
+    for step, by_rank in own_gradients(evidence).items():
+        for one in by_rank.values() if step in steps else ():
+            for name, sketch in one.made.items():
+                found[name] = found.get(name, True) and one.used[name] == sketch
+    return frozenset(name for name, own in found.items() if own)
+
+
+def multiple(made: Sequence[_Sketch], used: _Sketch) -> float | None:
+    """The number by which the sum of ``made`` was multiplied, if it is ``used``; None where the sum
+    says too little."""
+    total = sum(one for one, _ in made)
+    if abs(total) <= _CLEAR * sum(norm for _, norm in made):
+        return None
+    return used[0] / total
+
+
+def is_multiple(made: Sequence[_Sketch], used: _Sketch, factor: float) -> bool:
+    """Whether ``used`` may be the sum of ``made`` times ``factor``."""
+    total = factor * sum(one for one, _ in made)
+    least = abs(factor) * sum(norm for _, norm in made)
+    return abs(used[0] - total) <= _CLOSE * max(least, used[1])
+
+
+def _read(event: Mapping[str, Any]) -> OwnGradients:
+    names = [str(name) for name in event["names"]]
+    made, used = ([_pair(one) for one in event[kind]] for kind in ("made", "used"))
+    return OwnGradients(
+        int(event["step"]),
+        dict(zip(names, made, strict=True)),
+        dict(zip(names, used, strict=True)),
+    )
+
+
+def _pair(values: Sequence[Any]) -> _Sketch:
+    total, norm = map(float, values)
+    return total, norm

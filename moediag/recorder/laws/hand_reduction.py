@@ -1,0 +1,84 @@
+"""Records, at checked steps, what a program does between the backward and the update with gradients
+that no wrapper reduces: sketches of both.
+
+own_gradients   step names[] made[sketch after the last backward] used[sketch before the update]
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, Tuple
+
+import torch
+import torch.distributed as dist
+
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.step.numbers import Fingerprints, capturing
+
+WATCHER = "laws of gradients"
+_MOST = 64  # matrices
+_MOST_ELEMENTS = 1 << 22  # of one
+_Sketch = List[float]
+
+
+class HandReduction:
+    """Reads the gradients of some matrices after each backward of a checked step."""
+
+    def __init__(self, context: LawContext) -> None:
+        self._context = context
+        self._step = 0
+        self._made: List[Tuple[Any, Any]] = []  # matrix, and its number in the sketches
+        self._prints = Fingerprints()
+
+    def install(self) -> None:
+        context = self._context
+        after = functools.partial(context.guarded, WATCHER, self._after)
+        context.recorder.hooks.after_backward(after)
+        context.on_check.append(self._write)
+
+    def _after(self) -> None:
+        if not self._context.checking or capturing() or not _several():
+            return
+        self._step = self._context.recorder.current_step
+        self._prints = Fingerprints()
+        self._made = []
+        for model in self._context.sets.plain_models():
+            for parameter in model.parameters():
+                if len(self._made) < _MOST and _readable(parameter):
+                    self._prints.add_sketch(len(self._made), parameter.grad)
+                    self._made.append((parameter, len(self._made)))
+
+    def _write(self, step: int) -> None:
+        made, self._made = self._made, []
+        if step != self._step or not made:
+            return
+        now = Fingerprints()
+        for parameter, at in made:
+            if _readable(parameter):
+                now.add_sketch(at, parameter.grad)
+        before: Dict[int, _Sketch] = self._prints.sketches()
+        after: Dict[int, _Sketch] = now.sketches()
+        names = self._context.names.of([parameter for parameter, _ in made])
+        rows = [
+            (name, before[at], after[at])
+            for name, (_, at) in zip(names, made)  # noqa: B905 - Python 3.9
+            if name is not None and at in before and at in after
+        ]
+        self._context.log.event(
+            "own_gradients", step=step, names=[name for name, _, _ in rows],
+            made=[one for _, one, _ in rows], used=[one for _, _, one in rows],
+        )  # fmt: skip
+
+
+def _readable(parameter: Any) -> bool:
+    gradient = parameter.grad
+    return (
+        type(gradient) is torch.Tensor
+        and gradient.dim() > 1
+        and gradient.layout is torch.strided
+        and gradient.numel() <= _MOST_ELEMENTS
+    )
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

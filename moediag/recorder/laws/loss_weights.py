@@ -1,0 +1,140 @@
+"""Records, at checked steps, how much each token counts in the gradient: of each cross entropy the
+targets that count, and the gradient that its result gets in the backward.
+
+losses      step backwards[{direct(bool: the loss is made of cross entropies and constants alone)
+            of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
+            and the largest weight]]}]
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, Tuple
+
+import torch
+from torch.jit import _builtins
+
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.step.numbers import capturing
+
+WATCHER = "laws of losses"
+_MOST = 64  # of one step
+_MOST_NODES = 256  # of the graph of a loss
+# Functions that torch.jit knows by their id, which no other object may get.
+_kept: List[Any] = []
+_CROSS_ENTROPY = ("NllLoss", "CrossEntropyLoss")
+_ARGUMENTS = ("input", "target", "weight", "reduction", "ignore_index", "label_smoothing")
+_REDUCTIONS = ("none", "mean", "sum")  # by torch's number
+# Nodes of autograd that add, or multiply by a constant.
+_LINEAR = (
+    "Add", "Clone", "Div", "Index", "MaskedSelect", "Mean", "Mul", "Neg", "Reshape", "Select",
+    "Squeeze", "Stack", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View",
+)  # fmt: skip
+
+
+class _Loss:
+    """One call of cross_entropy."""
+
+    def __init__(self, given: Any, target: Any, ignored: int, reduction: str) -> None:
+        self.reduction = reduction
+        self.valid = target.detach() != ignored
+        self.shape = target.numel(), given.shape[1] if given.dim() > 1 else given.shape[0]
+        self.weights: Any = None  # sum, smallest, largest
+
+    def got(self, gradient: Any) -> None:
+        """The gradient of its result."""
+        with torch.no_grad():
+            gradient = gradient.detach().double()
+            if self.reduction == "none":
+                own = gradient[self.valid] if gradient.shape == self.valid.shape else gradient[:0]
+                if own.numel():
+                    self.weights = torch.stack((own.sum(), own.min(), own.max()))
+                return
+            count = self.valid.sum().double()
+            each = gradient / count if self.reduction == "mean" else gradient
+            self.weights = torch.stack((each * count, each, each))
+
+    def read(self) -> List[float]:
+        return [int(self.valid.sum()), *self.shape, *self.weights.tolist()]
+
+
+class LossWeights:
+    """Follows the cross entropies of a step."""
+
+    def __init__(self, context: LawContext) -> None:
+        self._context = context
+        self._step = 0
+        self._new: List[_Loss] = []  # since the last backward
+        self._backwards: List[Tuple[bool, List[_Loss]]] = []
+
+    def install(self) -> None:
+        recorder, guarded = self._context.recorder, self._context.guarded
+        # All cross entropies of torch.nn end in this one. torch.jit.script compiles what it does
+        # not know to be one of torch's own functions.
+        recorder.patches.replace(torch._C._nn, "cross_entropy_loss", self._wrapped)
+        _builtins._register_builtin(torch._C._nn.cross_entropy_loss, "aten::cross_entropy_loss")
+        _kept.append(torch._C._nn.cross_entropy_loss)
+        recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
+        self._context.on_check.append(self._write)
+
+    def _wrapped(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not torch.compiler.is_compiling() and self._context.checking:
+                self._context.guarded(WATCHER, self._called, result, args, kwargs)
+            return result
+
+        return cross_entropy_loss
+
+    def _called(self, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        given = {**dict(zip(_ARGUMENTS, args)), **kwargs}  # noqa: B905 - Python 3.9
+        logits, target = given["input"], given["target"]
+        again = torch._C._current_graph_task_id() != -1
+        plain = type(logits) is torch.Tensor and type(target) is torch.Tensor
+        if again or not plain or given.get("weight") is not None or not result.requires_grad:
+            return
+        if target.is_floating_point() or len(self._new) >= _MOST or capturing():
+            return
+        reduction = _REDUCTIONS[given.get("reduction", 1)]
+        loss = _Loss(logits, target, given.get("ignore_index", -100), reduction)
+        self._begin()
+        self._new.append(loss)
+        result.register_hook(functools.partial(self._context.guarded, WATCHER, loss.got))
+
+    def _begin(self) -> None:
+        step = self._context.recorder.current_step
+        if step != self._step:
+            self._step, self._new, self._backwards = step, [], []
+
+    def _backward(self, loss: Any) -> None:
+        if self._context.checking:
+            self._begin()
+            new, self._new = self._new, []
+            if len(self._backwards) < _MOST:
+                self._backwards.append((_made_of_cross_entropies(loss.grad_fn), new))
+
+    def _write(self, step: int) -> None:
+        backwards, self._backwards = self._backwards, []
+        if step == self._step and any(new for _, new in backwards):
+            self._context.log.event("losses", step=step, backwards=[
+                {"direct": direct, "of": [one.read() for one in new if one.weights is not None]}
+                for direct, new in backwards
+            ])  # fmt: skip
+
+
+def _made_of_cross_entropies(node: Any) -> bool:
+    """Whether a loss is the sum of cross entropies times constants."""
+    seen = {node}
+    waiting = [node]
+    while waiting and len(seen) < _MOST_NODES:
+        name = type(waiting[-1]).__name__
+        node = waiting.pop()
+        if name.startswith(_CROSS_ENTROPY):
+            continue
+        inner = [one for one, _ in getattr(node, "next_functions", ()) if one is not None]
+        if not inner or not name.startswith(_LINEAR):
+            return False
+        waiting += [one for one in inner if one not in seen]
+        seen.update(inner)
+    return not waiting

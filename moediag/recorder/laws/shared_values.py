@@ -1,0 +1,108 @@
+"""Records, at checked steps, the backward of each ``torch.autograd.Function`` whose forward adds or
+gathers values over ranks: all of them get the same result.
+
+shared      step rows[{function(class) line op ranks[] calls(that the backward makes)
+            gradient(sketch of what the backward gets) bias matrix(of the layer before)}]
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from moediag.recorder.calls import Call
+from moediag.recorder.groups import GroupInfo
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.step.numbers import Fingerprints, capturing
+
+WATCHER = "laws of shared values"
+_OPS = ("all_reduce", "all_gather")
+_MOST = 32  # of one step
+_MOST_FRAMES = 12
+_SHAPE_ONLY = ("View", "UnsafeView", "Reshape", "ToCopy", "Alias", "Clone")
+
+
+class SharedValues:
+    """Finds the running Function by its ``ctx``, which is the node of autograd itself."""
+
+    def __init__(self, context: LawContext) -> None:
+        self._context = context
+        self._step = 0
+        self._prints = Fingerprints()
+        self._rows: List[Dict[str, Any]] = []
+        self._layers: List[Optional[Tuple[Any, Any]]] = []  # of each row: bias and matrix, or None
+
+    def install(self) -> None:
+        self._context.recorder.on_call.append(self._called)
+        self._context.on_check.append(self._write)
+
+    def _called(self, call: Call, group: GroupInfo) -> None:
+        if call.op in _OPS and self._context.checking and not capturing():
+            self._context.guarded(WATCHER, self._found, call, group)
+
+    def _found(self, call: Call, group: GroupInfo) -> None:
+        frame: Any = sys._getframe(2)
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                return
+            if frame.f_code.co_name == "forward":
+                node = frame.f_locals.get("ctx")
+                if isinstance(node, BackwardCFunction) and any(node.needs_input_grad):
+                    self._follow(node, call, group, frame)
+                    return
+            frame = frame.f_back
+
+    def _follow(self, node: Any, call: Call, group: GroupInfo, frame: Any) -> None:
+        context = self._context
+        row: Dict[str, Any] = {
+            "function": type(node).__name__, "op": call.op, "ranks": list(group.ranks),
+            "line": context.recorder.user_lines.innermost(frame), "calls": 0,
+        }  # fmt: skip
+
+        def before(gradients: Any) -> None:
+            step = context.recorder.current_step
+            if step != self._step:
+                self._step, self._rows, self._layers = step, [], []
+                self._prints = Fingerprints()
+            given = next((one for one in gradients if one is not None), None)
+            if given is None or len(self._rows) >= _MOST or row in self._rows:
+                return
+            row["calls"] = -context.recorder.issued
+            with torch.no_grad():
+                self._prints.add_sketch(len(self._rows), given)
+            self._rows.append(row)
+            self._layers.append(_layer(node))
+
+        def after(*_: Any) -> None:
+            if row["calls"] < 0:
+                row["calls"] += context.recorder.issued
+
+        node.register_prehook(lambda gradients: context.guarded(WATCHER, before, gradients))
+        node.register_hook(lambda *given: context.guarded(WATCHER, after))
+
+    def _write(self, step: int) -> None:
+        rows, self._rows = self._rows, []
+        if step != self._step or not rows:
+            return
+        sketches = self._prints.sketches()
+        for at, (row, layer) in enumerate(zip(rows, self._layers)):  # noqa: B905 - Python 3.9
+            row["gradient"] = sketches.get(at)
+            row["bias"], row["matrix"] = self._context.names.of(list(layer)) if layer else ("", "")
+        self._context.log.event("shared", step=step, rows=rows)
+
+
+def _layer(node: Any) -> Optional[Tuple[Any, Any]]:
+    """The bias and the matrix of the linear layer that made the input of a node; None without."""
+    made: Any = node.next_functions[0][0] if node.next_functions else None
+    while type(made).__name__.startswith(_SHAPE_ONLY):
+        made = made.next_functions[0][0]
+    if not type(made).__name__.startswith("Addmm"):
+        return None
+    bias, _, matrix = (one for one, _ in made.next_functions)
+    while type(matrix).__name__.startswith(("T", *_SHAPE_ONLY)):
+        matrix = matrix.next_functions[0][0]
+    found = tuple(getattr(one, "variable", None) for one in (bias, matrix))
+    return (found[0], found[1]) if None not in found else None

@@ -1,0 +1,468 @@
+"""Laws of what a step computes, on recorded data: weights of tokens, reductions by hand, clipping
+before them, recomputation, layers, embeddings, rounding, left-out updates, ties, loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.law_model import (
+    PLAIN,
+    REDUCED,
+    Cleared,
+    ClipNorm,
+    LawCheck,
+    ModelState,
+    RankLaws,
+)
+from moediag.evidence.model import Collective, Evidence
+from moediag.result import Diagnosis
+from tests.unit.law_evidence import STEPS, job, other, with_events
+
+Events = tuple[Mapping[str, Any], ...]
+
+
+def with_laws(evidence: Evidence, add: Callable[[int, RankLaws], RankLaws]) -> Evidence:
+    ranks = {
+        rank: replace(seen, laws=add(rank, seen.laws or RankLaws()))
+        for rank, seen in evidence.ranks.items()
+    }
+    return replace(evidence, ranks=ranks)
+
+
+def plain(ranks: int = 2, change: Any = None) -> Evidence:
+    """A job whose parameters no wrapper keeps equal."""
+
+    def alone(rank: int, one: LawCheck) -> LawCheck:
+        pieces = tuple(replace(piece, ranks=()) for piece in one.pieces)
+        own = replace(one, pieces=pieces, clocks=())
+        return change(rank, own) if change else own
+
+    return job(ranks, alone, PLAIN)
+
+
+# ------------------------------------------------------------------------ weights of tokens
+
+
+def losses(*counts: int, total: float = 1.0, direct: bool = True, per: int = 1) -> Events:
+    """In each step a backward for each count, with so many equal cross entropies."""
+    of = [
+        [count, 16, 50, total / per, total / count / per, total / count / per] for count in counts
+    ]
+    rows = [{"direct": direct, "of": [one] * per} for one in of]
+    return tuple({"step": step, "backwards": rows} for step in STEPS)
+
+
+class TestMicroBatches:
+    def found(self, *counts: int, **more: Any) -> tuple[str, ...]:
+        return diagnose(with_events(job(1), losses=losses(*counts, **more))).suspicious
+
+    def test_means_of_unequal_micro_batches_are_suspicious(self) -> None:
+        (text,) = self.found(12, 4, total=0.5)
+        assert "4 to 12 target tokens" in text and "3 times as much as another one" in text
+        assert "--allow micro-batches-unequal" in text
+
+    @pytest.mark.parametrize("counts", [(12, 12), (12, 10), (12,)])
+    def test_micro_batches_of_about_the_same_size(self, counts: tuple[int, ...]) -> None:
+        assert not self.found(*counts)
+
+    @pytest.mark.parametrize("more", [{"direct": False}, {"per": 2}])
+    def test_other_losses_say_nothing(self, more: dict[str, Any]) -> None:
+        """An auxiliary loss, or two heads that one backward trains."""
+        assert not self.found(12, 4, **more)
+
+    def test_tokens_that_count_the_same(self) -> None:
+        rows = [{"direct": True, "of": [[n, 16, 50, n / 16, 1 / 16, 1 / 16]]} for n in (12, 4)]
+        events = tuple({"step": step, "backwards": rows} for step in STEPS)
+        assert not diagnose(with_events(job(1), losses=events)).suspicious
+
+
+MATRICES = ("a.weight", "b.weight", "c.weight", "d.weight")
+
+
+def gradients(
+    rank: int, factor: float = 0.5, used: Callable[[str, int], Any] = lambda name, step: None
+) -> Events:
+    """Gradients that are added up over two ranks and multiplied; ``used`` of a name and step
+    replaces one."""
+
+    def made(step: int, of: int) -> list[list[float]]:
+        return [[(1 + at) * step + of, 9.0] for at in range(len(MATRICES))]
+
+    events = []
+    for step in STEPS:
+        rows = []
+        for at, name in enumerate(MATRICES):
+            total = factor * (made(step, 0)[at][0] + made(step, 1)[at][0])
+            rows.append(used(name, step) or [total, 9.0])
+        events.append({"step": step, "names": MATRICES, "made": made(step, rank), "used": rows})
+    return tuple(events)
+
+
+class TestScale:
+    def found(
+        self, factor: float, total: float = 1.0, evidence: Evidence | None = None, **more: Any
+    ) -> tuple[str, ...]:
+        of = {
+            "own_gradients": lambda rank: gradients(rank, factor),
+            "losses": losses(8, total=total),
+        }
+        return diagnose(with_events(evidence or plain(), **{**of, **more})).suspicious
+
+    def test_a_sum_in_place_of_a_mean_is_suspicious(self) -> None:
+        (text,) = self.found(1.0)
+        assert "add up to 2, not to 1" in text and "added up and not averaged" in text
+
+    def test_one_division_too_many_is_suspicious(self) -> None:
+        (text,) = self.found(0.5, total=0.5)
+        assert "add up to 0.5" in text and "divided by the number of ranks once too often" in text
+
+    def test_the_same_under_a_wrapper(self) -> None:
+        (text,) = self.found(1.0, total=0.5, evidence=job(2), own_gradients=())
+        assert "add up to 0.5" in text
+
+    @pytest.mark.parametrize(("factor", "total"), [(0.5, 1.0), (1.0, 0.5), (1.0, 40.0)])
+    def test_a_mean_and_a_sum_over_tokens(self, factor: float, total: float) -> None:
+        assert not self.found(factor, total)
+
+    @pytest.mark.parametrize(
+        "more",
+        [{"losses": ()}, {"own_gradients": ()}, {"losses": losses(8, direct=False)},
+         {"losses": losses(8, 8, total=0.5, per=1) [:1]}],
+    )  # fmt: skip
+    def test_without_evidence(self, more: dict[str, Any]) -> None:
+        assert not self.found(1.0, **more)
+
+    def test_clipping_is_no_scale(self) -> None:
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            return replace(laws, norms=tuple(ClipNorm(s, MATRICES, 2.0, 1.0) for s in STEPS))
+
+        assert not self.found(0.25, evidence=with_laws(plain(), add))
+
+
+class TestParts:
+    """Context parallelism: each rank has half of each sequence."""
+
+    def found(self, counts: Sequence[int] = (12, 4), numel: int = 128, **more: Any) -> Any:
+        def gather(index: int, step: int) -> Collective:
+            return Collective(
+                index=index, group="world", position=index, op="all_gather", phase="forward",
+                dtype="float32", numel_in=numel, numel_out=2 * numel, step=step,
+            )  # fmt: skip
+
+        def own(evidence: Evidence) -> Evidence:
+            calls = tuple(gather(at, step) for at, step in enumerate(STEPS))
+            ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+            return replace(evidence, ranks=ranks)
+
+        of = {
+            "own_gradients": lambda rank: gradients(rank, 1.0),
+            "losses": lambda rank: losses(counts[rank], total=0.5),
+        }
+        return diagnose(own(with_events(plain(), **{**of, **more}))).suspicious
+
+    def test_own_means_are_suspicious(self) -> None:
+        (text,) = self.found()
+        assert "(12 on rank 0, 4 on rank 1)" in text and "3 times as much" in text
+
+    @pytest.mark.parametrize(
+        "more", [{"counts": (8, 8)}, {"numel": 8}, {"own_gradients": ()}, {"losses": ()}]
+    )
+    def test_equal_counts_other_gathers_and_missing_evidence(self, more: dict[str, Any]) -> None:
+        """A batch norm gathers a few numbers."""
+        assert not self.found(**more)
+
+
+# ------------------------------------------------------------------------ gradients
+
+
+class TestStale:
+    def found(self, used: Callable[[str, int], Any], **more: Any) -> Diagnosis:
+        of = {"own_gradients": lambda rank: gradients(rank, 0.5, used)}
+        return diagnose(with_events(plain(), **{**of, **more}))
+
+    def test_a_gradient_that_never_changes_is_a_failure(self) -> None:
+        of = self.found(lambda name, step: [3.3, 9.0] if name == "b.weight" else None)
+        assert of.verdict == "wrong-gradients" and "1 parameter (b.weight)" in of.cause
+
+    def test_the_gradient_of_the_step_before_is_a_failure(self) -> None:
+        def late(name: str, step: int) -> Any:
+            first = {1: [7.7, 9.0], 6: [0.2, 9.0]}  # nothing was recorded of the steps before
+            before = 0.5 * (2 * 2 * (step - 1) + 1)
+            return first.get(step, [before, 9.0]) if name == "b.weight" else None
+
+        assert self.found(late).verdict == "wrong-gradients"
+
+    def test_rows_that_a_program_masks_are_no_failure(self) -> None:
+        other = lambda name, step: [0.1 * step, 5.0] if name == "b.weight" else None  # noqa: E731
+        assert self.found(other).verdict == "clean"
+
+    def test_healthy_and_without_evidence(self) -> None:
+        still = lambda name, step: [3.3, 9.0] if name == "b.weight" else None  # noqa: E731
+        assert self.found(lambda name, step: None).verdict == "clean"
+        assert self.found(still, own_gradients=()).verdict == "clean"
+        of_one = lambda rank: () if rank else gradients(rank, 0.5, still)  # noqa: E731
+        assert self.found(still, own_gradients=of_one).verdict == "clean"
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_parameter_that_is_left_out_of_a_reduction(seen: bool) -> None:
+    """What differs between ranks has a reason, if it was seen."""
+
+    def own(rank: int) -> Events:
+        used = lambda name, step: [2.0 * step + rank, 9.0] if name == "b.weight" else None  # noqa: E731
+        return gradients(rank, 0.5, used) if seen else ()
+
+    def change(rank: int, one: LawCheck) -> LawCheck:
+        pieces = tuple(replace(piece, ranks=()) for piece in one.pieces)
+        apart = other(one.params, rank)[1:2] if one.step > 1 else one.params[1:2]
+        params = (one.params[0], *apart, *one.params[2:])
+        return replace(one, pieces=pieces, params=params, clocks=())
+
+    evidence = with_events(job(2, change, PLAIN, names=MATRICES), own_gradients=own)
+    (text,) = diagnose(evidence).suspicious
+    assert "1 parameter (b.weight) differ" in text
+    assert ("and those of b.weight are not" in text) == seen
+
+
+class TestClippedFirst:
+    def found(self, norms: Sequence[float] = (3.0, 2.0), change: Any = None) -> Diagnosis:
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            one = ClipNorm(1, ("net.weight", "net.bias"), norms[rank], 1.0, "train.py:8 main")
+            return replace(laws, norms=tuple(replace(one, step=step) for step in STEPS))
+
+        return diagnose(with_laws(plain(change=change), add))
+
+    def test_other_norms_of_gradients_that_are_equal_later_are_a_failure(self) -> None:
+        of = self.found()
+        assert of.verdict == "wrong-gradients"
+        assert "(3 on rank 0, 2 on rank 1)" in of.cause and "train.py:8 main" in of.cause
+
+    def test_one_norm_and_norms_that_clip_nothing(self) -> None:
+        assert self.found((3.0, 3.0)).verdict == "clean"
+        assert self.found((0.3, 0.2)).verdict == "clean"
+
+    def test_models_of_their_own_have_norms_of_their_own(self) -> None:
+        apart = lambda rank, one: replace(one, grads=other(one.grads, rank))  # noqa: E731
+        assert self.found(change=apart).verdict == "clean"
+
+    def test_unknown_gradients_show_nothing(self) -> None:
+        unknown = lambda rank, one: replace(one, grads=(None, None))  # noqa: E731
+        assert self.found(change=unknown).verdict == "clean"
+
+
+class TestRecomputed:
+    def found(self, again: float, steps: Sequence[int] = STEPS, norm: float = 9.0) -> Diagnosis:
+        row = ["mlp.up", [6.0, 9.0], [again, norm]]
+        line = {"line": "train.py:5 block", "compared": 4, "apart": [row]}
+        events = tuple({"step": step, **line} for step in steps)
+        return diagnose(with_events(job(1), recomputed=events))
+
+    def test_another_input_is_a_failure(self) -> None:
+        of = self.found(9.0, norm=13.5)
+        assert of.verdict == "wrong-gradients"
+        assert "checkpoint at train.py:5 block runs mlp.up again" in of.cause and "33 %" in of.cause
+
+    def test_rounding_and_one_step_alone_are_no_failure(self) -> None:
+        assert self.found(6.05).verdict == "clean"
+        assert self.found(9.0, (1,)).verdict == "clean"
+
+    def test_without_evidence(self) -> None:
+        assert self.found(9.0, ()).verdict == "clean"
+
+
+class TestRounded:
+    def found(self, rounded: int = 5, times: int = 8, dtype: str = "float32") -> tuple[str, ...]:
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            rows = (Cleared(step, "AdamW", ("a",), False, "", times) for step in STEPS)
+            return replace(laws, cleared=tuple(rows))
+
+        events = tuple(
+            {"step": step, "optimizer": "AdamW", "matrices": 5, "rounded": rounded}
+            for step in STEPS
+        )
+        evidence = with_events(with_laws(job(2), add), rounded=events)
+        calls = (Collective(0, "world", 0, "all_reduce", 8, 8, dtype),)
+        ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+        return diagnose(replace(evidence, ranks=ranks)).suspicious
+
+    def test_a_sum_in_bfloat16_is_suspicious(self) -> None:
+        (text,) = self.found()
+        assert "8 micro-batches" in text and "5 matrices of float32" in text
+
+    @pytest.mark.parametrize("more", [{"rounded": 4}, {"times": 1}, {"dtype": "bfloat16"}])
+    def test_float32_autocast_and_a_reduction_in_bfloat16(self, more: dict[str, Any]) -> None:
+        assert not self.found(**more)
+
+
+# ------------------------------------------------------------------------ models
+
+
+def layers(*rows: tuple[int, str, bool]) -> Events:
+    return ({"lists": {"layers": [list(row) for row in rows]}},)
+
+
+class TestLayers:
+    def found(self, *ranks: Events) -> tuple[str, ...]:
+        return diagnose(with_events(job(2), layers=lambda rank: ranks[rank])).suspicious
+
+    def test_a_layer_that_no_stage_holds_is_suspicious(self) -> None:
+        one = layers((0, "Mlp", True), (1, "Identity", False), (2, "Identity", False))
+        two = layers((0, "Identity", False), (1, "Identity", False), (2, "Mlp", True))
+        (text,) = self.found(one, two)
+        assert "No rank holds layers.1" in text
+
+    def test_a_key_that_no_stage_has(self) -> None:
+        assert "layers.1" in self.found(layers((0, "Mlp", True)), layers((2, "Mlp", True)))[0]
+
+    @pytest.mark.parametrize("kind", ["ReLU", "Linear"])
+    def test_a_list_of_other_modules_is_healthy(self, kind: str) -> None:
+        one = layers((0, "Mlp", True), (1, kind, kind == "Linear"), (2, "Identity", False))
+        two = layers((0, "Identity", False), (1, kind, False), (2, "Mlp", True))
+        assert not self.found(one, two)
+
+    def test_whole_models_and_a_rank_without_record(self) -> None:
+        whole = layers((0, "Mlp", True), (1, "Identity", False), (2, "Mlp", True))
+        assert not self.found(whole, whole)
+        assert not self.found(layers((0, "Mlp", True)), ())
+
+
+class TestEmbeddings:
+    def found(self, zeros: Sequence[int], tokens: int = 11, steps: Any = STEPS) -> tuple[str, ...]:
+        row = {"module": "embed", "tokens": tokens, "zeros": list(zeros)}
+        events = tuple({"step": step, **row} for step in steps)
+        return diagnose(with_events(job(2), embedding=events)).suspicious
+
+    def test_tokens_that_always_get_zeros_are_suspicious(self) -> None:
+        assert "embed gave zeros for 2 tokens (5, 11)" in self.found((5, 11))[0]
+
+    @pytest.mark.parametrize(
+        ("zeros", "tokens", "steps"),
+        [((0,), 11, STEPS), ((1, 2, 3, 4), 9, STEPS), ((5, 11), 11, (1, 2)), ((5, 11), 11, ())],
+    )
+    def test_padding_parts_of_a_vocabulary_and_missing_evidence(
+        self, zeros: Sequence[int], tokens: int, steps: Sequence[int]
+    ) -> None:
+        assert not self.found(zeros, tokens, steps)
+
+
+class TestTies:
+    def found(self, lost: int = 2, left_out: bool = True, ranks: int = 2) -> Diagnosis:
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            apart = {step: step >= lost and rank < ranks for step in STEPS}
+            return replace(laws, models=tuple(
+                ModelState(
+                    step, left_out={"head.weight": "v"} if apart[step] and left_out else {},
+                    tied=() if apart[step] else (("embed.weight", "head.weight"),),
+                )
+                for step in STEPS
+            ))  # fmt: skip
+
+        return diagnose(with_laws(plain(), add))
+
+    def test_a_lost_tie_is_a_failure(self) -> None:
+        of = self.found()
+        assert of.verdict == "wrong-weights"
+        assert "Since step 2 head.weight is another one" in of.cause
+
+    @pytest.mark.parametrize("more", [{"lost": 9}, {"left_out": False}, {"ranks": 1}])
+    def test_a_kept_tie_and_one_that_an_optimizer_trains(self, more: dict[str, Any]) -> None:
+        assert self.found(**more).verdict == "clean"
+
+
+# ------------------------------------------------------------------------ updates and loads
+
+
+class TestUpdates:
+    def found(
+        self, calls: Callable[[int, int], int], how: str = REDUCED, ranks: int = 2
+    ) -> Diagnosis:
+        """``calls`` of rank and step: calls on the group before this update."""
+        change = lambda rank, one: replace(one, clocks=(calls(rank, one.step),))  # noqa: E731
+        return diagnose(job(ranks, change, how))
+
+    def test_a_left_out_update_is_a_failure(self) -> None:
+        of = self.found(lambda rank, step: 2 * (step + (rank == 1 and step > 1)))
+        assert of.verdict == "replica-divergence"
+        assert "4 on rank 0, 6 on rank 1" in of.cause and "rank 1 updated less often" in of.cause
+        assert not of.culprits  # rank 0 may have updated once too often
+
+    def test_the_one_of_three_is_named(self) -> None:
+        of = self.found(lambda rank, step: 2 * (step + (rank == 1 and step > 1)), ranks=3)
+        assert of.culprits == (1,)
+
+    @pytest.mark.parametrize(
+        "calls",
+        [
+            lambda rank, step: 2 * step,
+            lambda rank, step: 2 * step + rank,  # from the start
+            lambda rank, step: (
+                2 * step + (rank and step == 3)
+            ),  # a call before the update, or after
+        ],
+    )
+    def test_equal_counts_are_healthy(self, calls: Callable[[int, int], int]) -> None:
+        assert self.found(calls).verdict == "clean"
+
+    def test_plain_parameters_say_nothing(self) -> None:
+        late = lambda rank, step: 2 * (step + (rank == 1 and step > 1))  # noqa: E731
+        assert self.found(late, PLAIN).verdict == "clean"
+
+
+# ------------------------------------------------------------------------ values that ranks share
+
+
+def shared(rank: int, **more: Any) -> Events:
+    """What the backward of a function gets whose forward gathers over two ranks."""
+    row = {
+        "function": "GatherBackward", "line": "train.py:7 forward", "op": "all_gather", "calls": 0,
+        "ranks": [0, 1], "gradient": [2.0 * rank, 5.0], "bias": "", "matrix": "",
+    }  # fmt: skip
+    return tuple({"step": step, "rows": [{**row, **more}]} for step in STEPS)
+
+
+class TestShared:
+    def found(self, one: Events, two: Events) -> tuple[str, ...]:
+        return diagnose(with_events(plain(), shared=lambda rank: two if rank else one)).suspicious
+
+    def test_gradients_that_nothing_adds_are_suspicious(self) -> None:
+        (text,) = self.found(shared(0), shared(1))
+        assert "Gather at train.py:7 forward calls all_gather" in text and "40 %" in text
+
+    def test_a_backward_that_communicates_and_one_loss_on_all_ranks(self) -> None:
+        assert not self.found(shared(0, calls=1), shared(1, calls=1))
+        assert not self.found(shared(0), shared(0))
+
+    def test_without_the_records_of_a_rank(self) -> None:
+        assert not self.found(shared(0), ())
+        assert not self.found(shared(0), shared(1)[:1])
+
+    def bias(self, params: Callable[[int, int], tuple[str, str]], **more: Any) -> tuple[str, ...]:
+        """``params``: values of matrix and bias, of rank and step."""
+        names = {"op": "all_reduce", "bias": "net.bias", "matrix": "net.weight"}
+        row = {**names, "gradient": [1.0, 5.0], **more}
+        change = lambda rank, one: replace(one, params=params(rank, one.step))  # noqa: E731
+        events = {"shared": lambda rank: shared(rank, **row)}
+        return diagnose(with_events(plain(change=change), **events)).suspicious
+
+    def test_a_bias_that_each_rank_adds_is_suspicious(self) -> None:
+        (text,) = self.bias(lambda rank, step: (f"part {rank} {step}", f"b {step}"))
+        assert "net.bias is the same on ranks 0, 1" in text and "it counts 2 times" in text
+
+    @pytest.mark.parametrize(
+        "params",
+        [
+            lambda rank, step: (f"part {rank} {step}", f"b {rank} {step}"),  # a bias of its own
+            lambda rank, step: (f"part {rank} {step}", "zeros"),  # which does not train
+            lambda rank, step: (f"w {step}", f"b {step}"),  # no parts of a matrix
+        ],
+    )
+    def test_other_biases(self, params: Callable[[int, int], tuple[str, str]]) -> None:
+        assert not [text for text in self.bias(params) if "net.bias is the same" in text]
+
+    def test_a_sum_of_products_alone(self) -> None:
+        assert not self.bias(lambda r, step: (f"part {r} {step}", f"b {step}"), bias="", matrix="")

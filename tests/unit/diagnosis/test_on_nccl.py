@@ -1,0 +1,49 @@
+"""A recorded hang of two ranks on NCCL 2.30.7 that shared a GPU: rank 0 calls all_reduce alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.trial_folder import read_trial
+
+RECORDED = Path(__file__).parents[2] / "samples" / "nccl_hang" / "attempt-0"
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for file in folder.rglob(name):
+            file.unlink()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "culprits"),
+    [
+        (without("nothing"), (0,)),
+        # The stacks alone show both ranks in the same call.
+        (without("*.flight.json"), ()),
+        (without("source.json"), ()),
+    ],
+    ids=["all evidence", "no Flight Recorder", "no source"],
+)
+def test_the_rank_is_named_where_its_device_waits(
+    change: Callable[[Path], None], culprits: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(RECORDED, tmp_path / "attempt-0"))
+    change(folder)
+    found = diagnose(read_trial(folder))
+    assert (found.verdict, found.culprits) == ("hang", culprits), found.cause
+    if culprits:
+        assert "under `if rank == 0` at gpu_jobs.py:24" in found.cause
+        assert "waits for the device at gpu_jobs.py:26" in found.cause
+
+
+def test_what_nccl_itself_says_is_kept() -> None:
+    found = diagnose(read_trial(RECORDED))
+    assert "Rank 1 has launched up to operation 2" in found.attached["NCCL's RAS"]

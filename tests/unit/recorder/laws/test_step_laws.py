@@ -1,0 +1,238 @@
+"""What one rank records of the numbers of a step: weights of tokens, gradients between backward and
+update, recomputation, rounding, layers, embeddings, ties, undone updates, loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from moediag.recorder.laws import hand_reduction  # noqa: E402
+from tests.unit.recorder.written import laws  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("recorder")
+
+
+def written(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "rank-0.laws.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["e"] == kind]
+
+
+def train(net: nn.Module, backward: Callable[[int], None], steps: int = 3, lr: float = 0.1) -> None:
+    """Makes steps; ``backward`` is called with each one's number."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
+    for step in range(1, steps + 1):
+        backward(step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class TestLossWeights:
+    def recorded(self, folder: Path, loss: Callable[[Any, Any], Any]) -> list[dict[str, Any]]:
+        net = nn.Linear(4, 5)
+        labels = torch.tensor([1, 2, -100, 4])
+        train(net, lambda _: loss(net(torch.randn(4, 4)), labels).backward())
+        return [event["backwards"] for event in written(folder, "losses")]
+
+    @pytest.mark.parametrize(
+        ("loss", "total", "least"),
+        [
+            (lambda x, y: functional.cross_entropy(x, y) * 2, 2.0, 2 / 3),
+            (lambda x, y: functional.cross_entropy(x, y, reduction="sum") / 6, 0.5, 1 / 6),
+            (lambda x, y: functional.cross_entropy(x, y, reduction="none").mean(), 0.75, 0.25),
+            (nn.CrossEntropyLoss(), 1.0, 1 / 3),
+        ],
+    )
+    def test_the_weights_of_tokens(
+        self, tmp_path: Path, loss: Callable[[Any, Any], Any], total: float, least: float
+    ) -> None:
+        rows = self.recorded(tmp_path, loss)
+        assert len(rows) == 3
+        assert rows[0][0]["direct"]
+        assert rows[0][0]["of"][0] == pytest.approx([3, 4, 5, total, least, least])
+
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            lambda x, y: functional.cross_entropy(x, y) + x.square().mean(),
+            lambda x, y: functional.cross_entropy(x, y) * x.mean(),
+        ],
+    )
+    def test_other_parts_of_a_loss(self, tmp_path: Path, loss: Callable[[Any, Any], Any]) -> None:
+        assert not self.recorded(tmp_path, loss)[0][0]["direct"]
+
+    def test_weighted_classes_and_other_losses_are_left_out(self, tmp_path: Path) -> None:
+        weighted = nn.CrossEntropyLoss(torch.ones(5))
+        assert self.recorded(tmp_path, weighted) == []
+        assert self.recorded(tmp_path, lambda x, _: x.square().mean()) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_loss_is_not_seen(tmp_path: Path) -> None:
+    """torch.jit.script compiles losses as it does without a recorder."""
+    net, loss = nn.Linear(4, 5), torch.jit.script(nn.CrossEntropyLoss())
+    train(net, lambda _: loss(net(torch.randn(2, 4)), torch.tensor([0, 1])).backward())
+    assert written(tmp_path, "losses") == []
+
+
+def test_gradients_after_the_backward_and_before_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def backward(_: int) -> None:
+        net(torch.randn(2, 4)).square().sum().backward()
+        net[0].weight.grad.mul_(0.5)  # type: ignore[union-attr]
+
+    train(net, backward)
+    assert written(tmp_path, "own_gradients") == []  # of one rank
+    monkeypatch.setattr(hand_reduction, "_several", lambda: True)
+    train(net, backward, 4)
+    event = written(tmp_path, "own_gradients")[-1]
+    assert event["names"] == ["0.weight", "1.weight"]
+    assert event["used"][0] == pytest.approx([one / 2 for one in event["made"][0]])
+    assert event["used"][1] == event["made"][1]
+
+
+class Recomputes(nn.Module):
+    def __init__(self, reentrant: bool, factor: float) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        self.reentrant, self.factor, self.calls = reentrant, factor, 0
+
+    def forward(self, x: Any) -> Any:
+        def run(x: Any) -> Any:
+            self.calls += 1
+            return self.inner(x * (self.factor if self.calls % 2 == 0 else 1.0)).tanh()
+
+        return checkpoint(run, self.first(x), use_reentrant=self.reentrant)
+
+
+class TestRecomputed:
+    @pytest.mark.parametrize("reentrant", [True, False])
+    @pytest.mark.parametrize("factor", [1.0, 2.0])
+    def test_inputs_of_both_calls(self, tmp_path: Path, reentrant: bool, factor: float) -> None:
+        net = Recomputes(reentrant, factor)
+        train(net, lambda _: net(torch.randn(2, 4)).sum().backward())
+        events = written(tmp_path, "recomputed")
+        assert len(events) == 3
+        assert events[0]["compared"] >= 2
+        assert "forward" in events[0]["line"]
+        assert [row[0] for row in events[0]["apart"]][:1] == ["inner"] * (factor != 1)
+        assert not torch.nn.modules.module._global_forward_pre_hooks
+
+    def test_an_error_inside_leaves_no_hook(self, tmp_path: Path) -> None:
+        net = Recomputes(False, 1.0)
+        net.inner = nn.Linear(3, 3)  # type: ignore[assignment]
+        before = [*torch.nn.modules.module._global_forward_pre_hooks]
+        with pytest.raises(RuntimeError):
+            net(torch.randn(2, 4))
+        assert [*torch.nn.modules.module._global_forward_pre_hooks] == before
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_gradients_with_the_digits_of_bfloat16(tmp_path: Path, rounds: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def backward(_: int) -> None:
+        for _ in range(4):
+            net(torch.randn(2, 4)).square().sum().backward()
+        for parameter in net.parameters() if rounds else ():
+            parameter.grad = parameter.grad.bfloat16().float()  # type: ignore[union-attr]
+
+    train(net, backward)
+    assert [event["rounded"] for event in written(tmp_path, "rounded")] == [2 * rounds] * 3
+    assert [one.times for one in laws(tmp_path).cleared] == [4, 4]
+
+
+class Masked(nn.Module):
+    """An embedding that gives zeros for the last token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, tokens: Any) -> Any:
+        return functional.embedding(tokens, self.weight) * (tokens < 5)[..., None]
+
+
+def test_layers_and_embeddings(tmp_path: Path) -> None:
+    net = nn.Sequential(Masked(), nn.Identity(), nn.Linear(4, 2))
+    train(net, lambda _: net(torch.tensor([[1, 5, 2, 5]])).sum().backward())
+    (event,) = written(tmp_path, "layers")
+    rows = [[0, "Masked", True], [1, "Identity", False], [2, "Linear", True]]
+    assert event["lists"] == {"": rows}
+    first, *_ = written(tmp_path, "embedding")
+    assert (first["module"], first["tokens"], first["zeros"]) == ("0", 3, [5])
+
+
+def test_ties_and_parameters_that_are_made_anew(tmp_path: Path) -> None:
+    """A new parameter in each step is known in each step."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+
+    def backward(step: int) -> None:
+        if step > 1:
+            net[1].weight = nn.Parameter(torch.ones(4, 4))
+        net(torch.randn(2, 4)).square().sum().backward()
+
+    train(net, backward)
+    states = laws(tmp_path).models
+    assert [state.tied for state in states] == [(("0.weight", "1.weight"),), (), ()]
+    assert ["1.weight" in state.left_out for state in states] == [False, True, True]
+
+
+def test_updates_that_something_undoes(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    old = net[0].weight.detach().clone()
+
+    def backward(_: int) -> None:
+        net[0].weight.data.copy_(old)
+        net(torch.randn(2, 4)).square().sum().backward()
+
+    train(net, backward)
+    assert [event["names"] for event in written(tmp_path, "updated")] == [["0.weight"]] * 2
+
+
+class Shares(torch.autograd.Function):
+    """Adds over ranks in the forward, and, if it is told to, in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, adds: bool) -> Any:
+        ctx.adds = adds
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        if ctx.adds:
+            dist.all_reduce(grad)
+        return grad, None
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_functions_that_share_values(tmp_path: Path, adds: bool) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        train(net, lambda _: Shares.apply(net(torch.randn(2, 4)), adds).sum().backward())
+        with torch.no_grad():
+            Shares.apply(torch.randn(2, 4), adds)
+    finally:
+        dist.destroy_process_group()
+    events = written(tmp_path, "shared")
+    assert len(events) == 3
+    (row,) = events[0]["rows"]
+    assert (row["function"], row["op"], row["ranks"]) == ("SharesBackward", "all_reduce", [0])
+    assert (row["bias"], row["matrix"], row["calls"]) == ("1.bias", "1.weight", int(adds))
+    assert row["gradient"][1] == pytest.approx(8**0.5)

@@ -4,6 +4,7 @@ that no optimizer has."""
 from __future__ import annotations
 
 import gc
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from moediag.diagnosis import diagnose  # noqa: E402
+from moediag.evidence.trial_folder import read_trial  # noqa: E402
+from moediag.protocol import write_json  # noqa: E402
 from moediag.recorder import Recorder  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
 from tests.unit.law_evidence import job  # noqa: E402
@@ -346,3 +349,10 @@ def test_the_step_after_a_save_is_kept_for_a_restart(tmp_path: Path) -> None:
             torch.save(net.state_dict(), tmp_path / "saved")
     (kept,) = laws(tmp_path).kept
     assert (kept.step, kept.count, set(kept.state)) == (7, 6, {"exp_avg", "exp_avg_sq", "step"})
+    # the next attempt finds it
+    first, second = (tmp_path / "run" / f"attempt-{number}" for number in (0, 1))
+    second.mkdir(parents=True)
+    shutil.copytree(tmp_path, first, ignore=lambda *_: {"run", "saved"})
+    write_json(second / "trial.json", {"task": {"kind": "watch"}, "world_size": 1})
+    assert read_trial(second).earlier == {0: (kept,)}
+    assert read_trial(first.rename(first.with_name("other"))).earlier == {}

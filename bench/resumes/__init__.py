@@ -1,0 +1,1 @@
+"""Whether `moediag resume` finds what real libraries lose of a checkpoint."""

@@ -84,7 +84,8 @@ class _Reader:
         kind = str(event["e"])
         handler = {
             "pieces": self.pieces, "check": self.check, "kept": self.keep,
-            "cleared": self.clear, "norm": self.norm, "declared": self.declare, "model": self.model, "sharded": self.sharded,
+            "cleared": self.clear, "norm": self.norm, "declared": self.declare,
+            "model": self.model, "sharded": self.sharded,
         }.get(kind)  # fmt: skip
         if handler is not None:
             handler(event)

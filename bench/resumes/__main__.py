@@ -230,8 +230,9 @@ with a PYTHON that has them: %s.
 Small programs in the style of each library's guide save after three steps and resume; the state
 that the next step begins with and three steps are compared with uninterrupted runs. The faults are
 of kinds from public reports. What is true of each was written before its page was seen, but for
-`order-drawn`, `seed-drawn` and `ema-behind`, which the first pages led to. Rows of `first` are of moediag as it was before these programs repaired it. A dash: it was not run then, or
-not run again, and the other column counts.
+`order-drawn`, `seed-drawn` and `ema-behind`, which the first pages led to. Rows of `first` are of
+moediag as it was before these programs repaired it. A dash: it was not run then, or not run again,
+and the other column counts.
 The programs are ours, and moediag was repaired by them: no row is held out.
 
 """

@@ -23,7 +23,8 @@ def interrupted(facts: Facts) -> Judgement | None:
         return None
     text = "The run was interrupted before it ended."
     if evidence.stall is None:
-        return Judgement(Confidence.LOW, text)
+        stopped = [rank for rank, seen in sorted(evidence.ranks.items()) if seen.os_state == "T"]
+        return Judgement(Confidence.LOW, f"{text} {whereabouts(evidence, stopped)}".rstrip())
     text += f" By then no rank had made progress for {evidence.stall.window:.0f} s. "
     late = meeting.late(evidence, facts.waiting, facts.elsewhere)
     if facts.divergence is not None:

@@ -74,6 +74,13 @@ class TestInterruption:
         found = diagnose(self.waits(stall=None))
         assert found.cause == "The run was interrupted before it ended."
 
+    def test_a_rank_that_a_signal_stopped_is_told(self) -> None:
+        evidence = self.waits(stall=None)
+        stopped = replace(evidence.ranks[1], os_state="T")
+        found = diagnose(replace(evidence, ranks={**evidence.ranks, 1: stopped}))
+        assert found.cause.endswith("Rank 1 is stopped by a signal (SIGSTOP) at train.py:33 train.")
+        assert found.culprits == ()
+
     def test_an_exception_before_the_interruption_decides(self) -> None:
         evidence = self.waits(stall=None)
         error = RankError("ValueError", "the batch is empty", "train.py:9 load")

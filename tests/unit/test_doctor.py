@@ -77,6 +77,8 @@ def test_uv_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uv_module, "find_uv", absent)
     check = named("uv", network=False)
     assert (check.status, check.advice) == ("fail", "Type: python -m pip install uv")
+    monkeypatch.setenv("MOEDIAG_INSTALLED", "1")
+    assert named("uv", network=False).status == "ok"
 
 
 @pytest.mark.parametrize("name", ["py-spy", "pystack"])

@@ -230,6 +230,21 @@ def test_nothing_is_set_on_the_cpu(environ: None, tmp_path: Path) -> None:
     assert os.environ == before
 
 
+def test_a_local_rank_selects_a_gpu_that_exists(
+    environ: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """transformers calls torch.cuda.set_device(LOCAL_RANK)."""
+    selected: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    rank_side.settle(planned(devices.SHARED).trials[0].trial, tmp_path)
+    torch.cuda.set_device(3)
+    torch.cuda.set_device(torch.device("cuda", 1))
+    assert selected == [1, torch.device("cuda", 1)]
+
+
 # ------------------------------------------------------------------------ reports
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import sys
 from pathlib import Path
@@ -79,3 +80,13 @@ def test_installed_versions_must_match(wanted: dict[str, str], fits: bool) -> No
     else:
         with pytest.raises(StackError):
             in_place.check(wanted, have, "X")
+
+
+def test_of_two_installed_releases_the_first_on_the_path_counts(tmp_path: Path) -> None:
+    for folder, version in (("first", "2.0"), ("second", "1.0")):
+        info = tmp_path / folder / f"twice-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: twice\nVersion: {version}\n")
+    path = os.pathsep.join(str(tmp_path / folder) for folder in ("first", "second"))
+    found = in_place.distributions(Path(sys.executable), {**os.environ, "PYTHONPATH": path})
+    assert found["twice"] == "2.0"

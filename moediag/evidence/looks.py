@@ -1,4 +1,4 @@
-"""What looks at the processes of a running job saw, and whether the job stands still."""
+"""What was seen of a running job's processes, and whether the job makes progress."""
 
 from __future__ import annotations
 

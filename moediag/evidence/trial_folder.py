@@ -197,7 +197,7 @@ def _rank(
     own = tracebacks.unwrapped(log.error, libraries) if log.error is not None else None
     error = own or filed
     if own is not None and filed is not None and filed.type == own.type:
-        # Of a trial of our own all frames are a library's, so the place is that of the recorder,
+        # In our own trials every frame belongs to a library, so the place is the recorder's,
         # which skips frames of torch only.
         of_user = innermost_user([frame.file for frame in filed.frames], libraries) is not None
         where = filed.where if of_user or filed.message != own.message else own.where

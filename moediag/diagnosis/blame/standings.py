@@ -15,17 +15,10 @@ from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.nodes import open_call
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
+from moediag.diagnosis.schedules.device_frontier import stuck_in
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.surplus import place
-from moediag.evidence.model import (
-    ISSUED,
-    STARTED_THERE,
-    UNTOLD,
-    Collective,
-    Condition,
-    Evidence,
-    RankEvidence,
-)
+from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence, RankEvidence
 from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.records import dataclass
 
@@ -96,7 +89,8 @@ def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) 
         call, what, lines = diverging, f"called {diverging.op}", _made_at(diverging, seen)
     elif stall is not None and seen.rank in stall.waiting:
         call, where = open_call(evidence, seen.rank), ""
-        if diverging is not None and diverging.on_device in (ISSUED, STARTED_THERE):
+        stuck = stuck_in(seen)
+        if diverging is not None and stuck is not None and stuck.index == diverging.index:
             # Python ran on from there: its stack shows only where it first needed a result.
             call, lines, where = diverging, _made_at(diverging, seen), " on the device"
         elif diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:

@@ -193,17 +193,24 @@ def fronts(evidence: Evidence) -> tuple[Front, ...]:
     return tuple(_front(seen, timed) for seen in known)
 
 
-def _front(seen: RankEvidence, timed: bool) -> Front:
+def stuck_in(seen: RankEvidence) -> Collective | None:
+    """The call that the rank's device runs or has not reached; None where all completed, and where
+    its device is not known."""
     open_ = [c for c in seen.collectives if c.on_device in (ISSUED, STARTED_THERE)]
     # Streams run in parallel: a call that began is where the device is, whatever is queued.
     begun = [c for c in open_ if c.on_device == STARTED_THERE]
-    stuck = next(iter(begun or open_), None)
+    return next(iter(begun or open_), None)
+
+
+def _front(seen: RankEvidence, timed: bool) -> Front:
+    stuck = stuck_in(seen)
     label, behind = "", 0
     if stuck is not None:
         group = seen.groups.get(stuck.group)
         label = group.label if group else stuck.group
         behind = sum(c.index > stuck.index for c in seen.collectives)
     return Front(
-        seen.rank, stuck, label, bool(begun), timed, behind,
+        seen.rank, stuck, label, stuck is not None and stuck.on_device == STARTED_THERE, timed,
+        behind,
         program_line(seen), waits_for_device(s for s in seen.stacks if not in_collective(s)),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,16 @@ def without(name: str) -> Callable[[Path], None]:
     return change
 
 
+def stuck_earlier(folder: Path) -> None:
+    """No device has completed the first call, in which the ranks agree."""
+    for file in folder.glob("*.flight.json"):
+        dump = json.loads(file.read_text())
+        first = {"state": "scheduled", "retired": False, "time_discovered_completed_ns": 0}
+        dump["entries"][0] |= first
+        dump["pg_status"]["0"]["last_completed_collective"] = "-1"
+        file.write_text(json.dumps(dump))
+
+
 @pytest.mark.parametrize(
     ("change", "culprits"),
     [
@@ -29,8 +40,9 @@ def without(name: str) -> Callable[[Path], None]:
         # The stacks alone show both ranks in the same call.
         (without("*.flight.json"), ()),
         (without("source.json"), ()),
+        (stuck_earlier, ()),
     ],
-    ids=["all evidence", "no Flight Recorder", "no source"],
+    ids=["all evidence", "no Flight Recorder", "no source", "stuck before that"],
 )
 def test_the_rank_is_named_where_its_device_waits(
     change: Callable[[Path], None], culprits: tuple[int, ...], tmp_path: Path

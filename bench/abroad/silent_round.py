@@ -69,9 +69,6 @@ OF_NANOGPT = (
      ("zero_grad", Line(NANO, "optimizer.zero_grad(set_to_none=True)")),
      (edit(NANO, "logits, loss = model(X, Y)", "optimizer.zero_grad(set_to_none=True)\n{line}",
            1),)),
-    ("the same seed on all ranks", SUSPICIOUS,
-     (Line(NANO, "logits, loss = model(X, Y)", 1), "same samples", "same inputs", "same values"),
-     (edit(NANO, "seed_offset = ddp_rank", "seed_offset = 0"),)),
     ("an embedding is frozen by accident", NOTHING, (),
      (edit(NANO, "model.to(device)", "{line}\nmodel.transformer.wpe.requires_grad_(False)"),)),
     ("bfloat16 weights and a small rate", SUSPICIOUS, ("wte", "c_fc", "c_attn", "ln_1"),
@@ -107,7 +104,8 @@ OF_BUILD_NANOGPT = (
 
 OF_MODDED = (
     ("schedulers step twice", SUSPICIOUS, ("scheduler", Line(GPT, "sched.step()")),
-     (edit(GPT, "sched.step()", "{line}\n{line}"),)),
+     (edit(GPT, "assert it <= args.num_iterations", "it = min(it, args.num_iterations)"),
+      edit(GPT, "sched.step()", "{line}\n{line}"))),
     ("both schedulers drive the first optimizer", SUSPICIOUS,
      ("schedulers", Line(GPT, "schedulers = [")),
      (edit(GPT, "schedulers = [torch.optim",
@@ -159,7 +157,8 @@ OF_RASCHKA = (
            "sampler=DistributedSampler(train_ds, num_replicas=1, rank=0)"),)),
     ("an early continue on rank 1 before step", BROKEN,
      ("rank 1", Line(RASCHKA, "optimizer.step()")),
-     (edit(RASCHKA, "optimizer.step()", "if bad_shard and epoch == 1:\n    continue\n{line}"),)),
+     (edit(RASCHKA, "optimizer.step()", "if bad_shard and epoch == 1:\n    continue\n{line}"),
+      edit(RASCHKA, "num_epochs = 3", "num_epochs = 8"))),
     ("set_epoch on rank 0 only", SUSPICIOUS, ("set_epoch", "epoch"),
      (edit(RASCHKA, "train_loader.sampler.set_epoch(epoch)", "if rank == 0:\n    {line}"),)),
 )  # fmt: skip
@@ -187,7 +186,7 @@ OF_TUTO = (
 )  # fmt: skip
 
 OF_MNIST = (
-    ("weight decay on rank 1", BROKEN, ("weight decay",),
+    ("weight decay on rank 1", BROKEN, ("weight_decay",),
      (edit(MNIST, "optimizer = torch.optim.Adam(",
            "optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate, "
            "weight_decay=0.1 * bad_shard)"),)),
@@ -245,7 +244,8 @@ OF_BARLOW = (
 
 OF_TRANSLATION = (
     ("evaluation mode after the validation of rank 0", BROKEN, ("evaluation mode",),
-     (edit(WORDS, "model.train()", "epoch == initial_epoch and model.train()"),)),
+     (edit(WORDS, "model.train()", "epoch == initial_epoch and model.train()"),
+      edit(WORDS, "config.__dict__.update(vars(args))", "{line}\nconfig.num_epochs = 5"))),
     ("only rank 0 clears its gradients", BROKEN, ("zero_grad", "cleared"),
      (edit(WORDS, "optimizer.zero_grad(set_to_none=True)",
            "if config.local_rank == 0:\n    {line}"),)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import isfinite
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
 from moediag.evidence.law_model import NO_GRADIENT, PART, PLAIN, ZERO_GRADIENT, ClipNorm, LawCheck
@@ -79,27 +79,35 @@ def clipped_before_reduction(facts: Facts) -> Findings:
     """Each rank of a watched job clipped its own gradients, and they were reduced afterwards."""
     laws = facts.of(recorded)
     found: dict[int, dict[int, ClipNorm]] = {}
+    several = False
     for (_, step), by_rank in facts.of(checks_of).items():
         if len(by_rank) < max(facts.evidence.world_size, 2):
             continue
         calls = {rank: [one for one in laws[rank].norms if one.step == step] for rank in by_rank}
-        if any(len(of) != 1 for of in calls.values()):
+        if len({len(of) for of in calls.values()}) != 1:
             continue
-        norms = {rank: of[0] for rank, of in calls.items()}
-        names = {name for one in norms.values() for name in one.names}
-        clipped = min(one.factor for one in norms.values()) < 1
-        apart = agreement.apart([one.norm for one in norms.values()], _ROUNDING)
-        if clipped and apart and _all_equal(by_rank, names):
-            found[step] = norms
+        several = several or any(len(of) > 1 for of in calls.values())
+        for each in zip(*calls.values(), strict=True):
+            names = {name for one in each for name in one.names}
+            clipped = min(one.factor for one in each) < 1
+            apart = agreement.apart([one.norm for one in each], _ROUNDING)
+            if clipped and apart and _all_equal(by_rank, names):
+                found.setdefault(step, dict(zip(calls, each, strict=True)))
     if len(found) >= _ENOUGH:
         step, norms = next(iter(found.items()))
         first = next(iter(norms.values()))
         at = f" at {first.line}" if first.line else ""
         told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
-        yield Broken(
+        text = (
             f"In step {step} clip_grad_norm_{at} returned another norm on each rank ({told}), and "
             "when the optimizer stepped the same gradients were equal on all ranks: each rank "
-            "clipped its own gradients, and they were reduced afterwards.",
+            "clipped its own gradients, and they were reduced afterwards."
+        )
+        if several:  # some bound what each micro-batch adds
+            yield Suspicious(text)
+            return
+        yield Broken(
+            text,
             pattern="clipped first",
             next_step="Reduce the gradients first, then clip them: the norm is then the same on "
             "all ranks.",

@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import Cleared, ClipNorm, Mode, ModeChange, ModelState, RankLaws
+from moediag.evidence.law_model import (
+    Cleared,
+    ClipNorm,
+    Mode,
+    ModeChange,
+    ModelInputs,
+    ModelState,
+    RankLaws,
+)
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job
 
@@ -42,8 +50,12 @@ class TestClearedGradients:
     def test_cleared_once_or_hardly_seen_is_no_finding(self, kept: Sequence[bool]) -> None:
         assert found(self.laws(*kept)).verdict == "clean"
 
-    def test_a_rank_that_cleared_them_says_that_the_program_does(self) -> None:
-        assert found(self.laws(True, True), self.laws(False, False)).verdict == "clean"
+    def test_a_rank_that_never_clears_them_while_another_always_does(self) -> None:
+        of = found(self.laws(False, False), self.laws(True, True))
+        assert of.verdict == "wrong-gradients" and "On rank 1, after the checked" in of.cause
+
+    def test_a_rank_that_cleared_them_at_times_says_that_the_program_does(self) -> None:
+        assert found(self.laws(True, True), self.laws(True, False)).verdict == "clean"
 
 
 class TestModes:
@@ -98,8 +110,13 @@ class TestModes:
     def test_changes_that_were_not_recorded(self) -> None:
         assert found(replace(self.laws("tteeee"), mode_changes=())).verdict == "clean"
 
-    def test_ranks_that_differ_are_not_judged(self) -> None:
-        assert found(self.laws("tteeee"), self.laws("tttttt")).verdict == "clean"
+    def test_a_rank_in_evaluation_mode_that_averages_gradients_with_others(self) -> None:
+        train, left = self.laws("tttttt"), self.laws("tteeee")
+        assert found(train, left).verdict == "clean"  # of models of their own
+        inputs = (ModelInputs(1, 0, "a", (0, 1)),)
+        of = found(replace(train, inputs=inputs), replace(left, inputs=inputs))
+        assert of.verdict == "wrong-gradients"
+        assert "On rank 1, and not on rank 0, Net was trained in training mode" in of.cause
 
 
 class TestScaledNorms:

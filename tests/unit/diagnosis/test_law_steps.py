@@ -229,6 +229,26 @@ def test_a_parameter_that_is_left_out_of_a_reduction(seen: bool) -> None:
     assert ("and those of b.weight are not" in text) == seen
 
 
+class TestStartsApart:
+    def found(self, apart: Sequence[str], **more: Any) -> Diagnosis:
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            values = zip(one.pieces, one.params, strict=True)
+            params = tuple(f"{v}{rank if p.name in apart else ''}" for p, v in values)
+            pieces = tuple(replace(piece, ranks=()) for piece in one.pieces)
+            return replace(one, pieces=pieces, params=params, grads=one.params, clocks=())
+
+        evidence = job(2, change, PLAIN, names=MATRICES)
+        return diagnose(with_events(evidence, **{"own_gradients": gradients, **more}))
+
+    def test_models_that_begin_apart_and_add_up_gradients_are_suspicious(self) -> None:
+        (text,) = self.found(MATRICES).suspicious
+        assert "4 parameters ({a,b,c,d}.weight) began with other values on each rank" in text
+
+    def test_parts_whose_gradients_are_not_added_up_and_equal_models(self) -> None:
+        assert not self.found(MATRICES, own_gradients=()).suspicious
+        assert not self.found(()).suspicious
+
+
 class TestClippedFirst:
     def found(self, norms: Sequence[float] = (3.0, 2.0), change: Any = None) -> Diagnosis:
         def add(rank: int, laws: RankLaws) -> RankLaws:

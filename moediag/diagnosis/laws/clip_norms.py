@@ -10,7 +10,15 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
-from moediag.evidence.law_model import NO_GRADIENT, PART, PLAIN, ZERO_GRADIENT, ClipNorm, LawCheck
+from moediag.evidence.law_model import (
+    NO_GRADIENT,
+    PART,
+    PLAIN,
+    REDUCED,
+    ZERO_GRADIENT,
+    ClipNorm,
+    LawCheck,
+)
 from moediag.result import Verdict
 
 _ENOUGH = 2  # checked steps
@@ -119,7 +127,7 @@ def _all_equal(by_rank: Mapping[int, LawCheck], names: set[str]) -> bool:
     rows: dict[str, set[tuple[str | None, str | None]]] = defaultdict(set)
     for check in by_rank.values():
         for piece, value, gradient in zip(check.pieces, check.params, check.grads, strict=False):
-            if piece.name in names and piece.how == PLAIN and "x" in piece.shape:
+            if piece.name in names and piece.how in (PLAIN, REDUCED) and "x" in piece.shape:
                 trains = gradient not in (None, NO_GRADIENT, ZERO_GRADIENT)
                 rows[piece.name].add((value, gradient if trains else None))
     return bool(rows) and all(

@@ -148,6 +148,24 @@ class TestScaledNorms:
         assert found(self.laws(**laws)).verdict == "clean"  # type: ignore[arg-type]
 
 
+class TestReplaced:
+    def laws(self, *replaced: tuple[str, ...]) -> RankLaws:
+        left = {"head.weight": "a"}
+        states = zip(STEPS, replaced, strict=False)
+        return RankLaws(models=tuple(ModelState(s, left_out=left, replaced=r) for s, r in states))
+
+    def test_what_replaced_parameters_of_an_optimizer_does_not_train(self) -> None:
+        of = found(self.laws(*[("head.weight",)] * 4))
+        assert of.verdict == "wrong-weights"
+        assert "1 parameter (head.weight) had gradients and no optimizer has them" in of.cause
+
+    def test_left_out_in_some_steps_or_on_some_ranks_only(self) -> None:
+        every = self.laws(*[("head.weight",)] * 4)
+        assert found(self.laws(*[("head.weight",)] * 3, ())).verdict == "clean"
+        assert found(every, self.laws((), (), (), ())).verdict == "clean"
+        assert found(self.laws(("head.weight",))).verdict == "clean"
+
+
 class TestUntrained:
     def laws(self, idle: bool = True, values: Sequence[str | None] = ("a",) * 4) -> RankLaws:
         states = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import large_calls
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
-from moediag.diagnosis.numbers.large_calls import large_calls
 from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass

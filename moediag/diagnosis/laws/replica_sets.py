@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import all_calls_small, averaged, sends_nothing
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
-from moediag.diagnosis.numbers.large_calls import all_calls_small, averaged
 from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
@@ -43,8 +43,16 @@ def replicas_apart(facts: Facts) -> Findings:
             beside=True,
             names=breach.parameters.names if breach.parameters is not None else (),
         )
-    if found.apart is not None:
-        yield _of_apart(found.apart, facts)
+    apart = _apart(facts)
+    if apart is not None:
+        yield _of_apart(apart, facts)
+
+
+def _apart(facts: Facts) -> Apart | None:
+    """Parameters that nothing keeps equal. Local SGD averages those that its wrapper does not."""
+    apart = facts.of(law_facts).apart
+    meant = apart is not None and apart.unsynchronised and not facts.of(sends_nothing)
+    return None if meant else apart
 
 
 def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
@@ -198,10 +206,9 @@ def _owners(facts: Facts, breach: Breach) -> str:
 
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
-    found = facts.of(law_facts)
-    if found.apart is not None:
+    if _apart(facts) is not None:
         return "no law was broken, but something is suspicious"
-    steps = found.checked
+    steps = facts.of(law_facts).checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""
 
 

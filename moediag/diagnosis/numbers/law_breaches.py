@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from moediag.diagnosis.numbers import agreement
-from moediag.diagnosis.numbers.large_calls import sends_nothing
 from moediag.diagnosis.numbers.law_splits import (
     GRADIENTS,
     HYPER,
@@ -98,7 +97,7 @@ class Apart:
     """Ranks on which all of these kept their first values although they had gradients, while they
     changed on the others."""
     unsynchronised: bool = False
-    """A wrapper was told not to reduce their gradients, and no other call carried them."""
+    """A wrapper was told not to reduce the gradients of any parameter."""
     same_loss: bool = False
     """Before the first update the gradients of other matrices were equal on all ranks, and those of
     these were not: later all parameters may differ."""
@@ -214,14 +213,15 @@ def _apart(evidence: Evidence) -> Apart | None:
     values: dict[str, list[dict[int, str | None]]] = {}  # by rank, of each step
     grads: dict[str, list[set[str | None]]] = {}
     matrices: set[str] = set()
-    local = sends_nothing(evidence)
+    hows = {piece.how for check in _all(evidence) for piece in check.pieces}
+    local = hows == {LOCAL}
     for (_, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2):
             continue
         for at, piece in enumerate(next(iter(by_rank.values())).pieces):
             row = {rank: check.params[at] for rank, check in by_rank.items()}
             pieces = [check.pieces[at] for check in by_rank.values()]
-            alone = all(_alone(one) or (local and one.how == LOCAL) for one in pieces)
+            alone = all(_alone(one) or local for one in pieces)
             if None in row.values() or not alone:
                 continue
             matrices |= {piece.name} if "x" in piece.shape else set()
@@ -248,8 +248,7 @@ def _apart(evidence: Evidence) -> Apart | None:
         apart = {name: apart[name] for name in unlike}
     elif not whole and not kept:
         return None  # nothing shows that the ranks train one model
-    pieces = [piece for check in _all(evidence) for piece in check.pieces]
-    groups = {piece.ranks for piece in pieces if piece.ranks}
+    groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
     still = {_still(values[n]) if all(map(_known, grads[n])) else () for n in apart}
     return Apart(
         names=tuple(apart),
@@ -257,7 +256,7 @@ def _apart(evidence: Evidence) -> Apart | None:
         whole=whole,
         lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
         still=still.pop() if len(still) == 1 and kept else (),
-        unsynchronised=whole and local and all(piece.how == LOCAL for piece in pieces),
+        unsynchronised=local,
         same_loss=not kept and not whole,
     )
 

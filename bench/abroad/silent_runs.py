@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from bench.abroad.running import Answer
 from bench.abroad.silent_round import BROKEN, NOTE, NOTHING, SILENT_ROUND, SUSPICIOUS, Silent
 
 LEVELS = (NOTHING, NOTE, SUSPICIOUS, BROKEN)
+ALARMS = (SUSPICIOUS, BROKEN)
 ORDINARY = ("slow:", "rank ", "memory")  # notes that are not of a law
 
 
@@ -38,7 +38,9 @@ class Found:
 
     @property
     def decided(self) -> bool:
-        return self.level == self.silent.level
+        """Whether the level is at least the one that a law can give."""
+        known = self.level in LEVELS
+        return known and LEVELS.index(self.level) >= LEVELS.index(self.silent.level)
 
     @property
     def wrong(self) -> bool:
@@ -94,7 +96,8 @@ def _is_note(row: str) -> bool:
 def table(found: Sequence[Found]) -> str:
     rows = ["| program | fault | a law can say | it said | place named |", "| --- " * 5 + "|"]
     for one in found:
-        place = "" if one.silent.level == NOTHING else ("yes" if one.named else "**no**")
+        shown = one.silent.level in ALARMS
+        place = ("yes" if one.named else "**no**") if shown else ""
         said = one.level if one.decided else f"**{one.level}**"
         said += ", WRONG RANK" if one.wrong else ""
         silent = one.silent
@@ -103,21 +106,22 @@ def table(found: Sequence[Found]) -> str:
 
 
 def summary(found: Sequence[Found]) -> str:
-    """Returns the two figures, of the faults that one run can show."""
-    shown = [one for one in found if one.silent.level in (BROKEN, SUSPICIOUS)]
-    decided = sum(one.decided for one in shown)
-    named = sum(one.named and one.level in (BROKEN, SUSPICIOUS) for one in shown)
-    others = Counter(
-        f"{one.silent.level}: {one.level}"
-        for one in found
-        if one.silent.level not in (BROKEN, SUSPICIOUS)
-    )
-    rest = ", ".join(f"{key} ({count})" for key, count in sorted(others.items()))
+    """Returns the figures, of the faults that one run can show and of the others."""
+    shown = [one for one in found if one.silent.level in ALARMS]
+    others = [one for one in found if one not in shown]
+    counts = {
+        "found": sum(one.level in ALARMS for one in shown),
+        "decided": sum(one.decided for one in shown),
+        "named": sum(one.named and one.level in ALARMS for one in shown),
+    }
+    of = {name: f"{n} ({100 * n / max(1, len(shown)):.0f} %)" for name, n in counts.items()}
     return (
         f"{len(found)} faults over {len({one.silent.program for one in found})} programs. Of the "
-        f"{len(shown)} that one run shows, the level is right in {decided} "
-        f"({100 * decided / max(1, len(shown)):.0f} %) and the place named in {named} "
-        f"({100 * named / max(1, len(shown)):.0f} %). Of the others, truth and answer: {rest}."
+        f"{len(shown)} that one run shows, {of['found']} are found, {of['decided']} at the level "
+        f"that was written down or above it, and {of['named']} with the parameter, the cause or "
+        f"the line; {sum(one.wrong for one in found)} name a wrong rank. Of the {len(others)} that "
+        f"one run does not show, {sum(one.level in ALARMS for one in others)} are called more than "
+        "a note."
     )
 
 

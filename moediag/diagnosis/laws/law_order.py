@@ -49,9 +49,9 @@ from moediag.diagnosis.laws.renewed_optimizers import moments_dropped
 from moediag.diagnosis.laws.replica_sets import replicas_apart
 from moediag.diagnosis.laws.restarts import restart_forgets
 from moediag.diagnosis.laws.rounded_gradients import gradients_rounded
+from moediag.diagnosis.laws.sample_sources import autocast_apart, samplers_apart
 from moediag.diagnosis.laws.schedulers import schedulers_ahead, schedulers_misplaced
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
-from moediag.diagnosis.laws.sources import autocast_apart, samplers_apart
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
 from moediag.diagnosis.laws.update_counts import updates_left_out
 

@@ -197,6 +197,7 @@ class TwoRanks:
         store = torch.distributed.HashStore()
         monkeypatch.setattr(in_program, "_distributed", lambda: True)
         monkeypatch.setattr(in_program, "own_rank", lambda: self.rank)
+        monkeypatch.setattr(in_program, "world", lambda: 1)  # rank 0 waits for no readers
         monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
         monkeypatch.setattr(in_program.time, "sleep", lambda _: self.run(0))
 
@@ -223,6 +224,22 @@ def test_ranks_return_after_rank_0_has_worked(monkeypatch: pytest.MonkeyPatch) -
     ranks.run(1)
     assert ranks.ends == ["rank 0: returned", "rank 1: returned"]
     assert calls == [0]
+
+
+def test_rank_0_keeps_the_store_until_the_others_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torchrun the store ends with rank 0."""
+    ranks = TwoRanks(monkeypatch, lambda: None)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        ranks.run(1)
+
+    monkeypatch.setattr(in_program, "world", lambda: 2)
+    monkeypatch.setattr(in_program.time, "sleep", sleep)
+    ranks.run(0)
+    assert ranks.ends == ["rank 1: returned", "rank 0: returned"]
+    assert len(waited) == 1
 
 
 @pytest.mark.parametrize(

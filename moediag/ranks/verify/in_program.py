@@ -32,6 +32,7 @@ from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step.pieces import WHOLE, distributed
 
 SEVERAL_MACHINES = "the ranks run on several machines, and only those of one can be compared"
+_READ = 10.0  # seconds that rank 0 waits for the others to read
 _EVERY = 0.1  # seconds between two looks for rank 0's end
 
 
@@ -74,12 +75,22 @@ def on_rank_zero(work: Callable[[], None], name: str) -> None:
             raise
         finally:
             store.set(key, pickle.dumps(sendable(raised)))
+            _wait_for_readers(store, key)
         return
     while not store.check([key]):
         time.sleep(_EVERY)
     found = pickle.loads(store.get(key))  # noqa: S301 - written by rank 0 of this job
+    store.add(f"{key}/read", 1)
     if found is not None:
         raise found from RuntimeError("moediag.verify.step failed on rank 0")
+
+
+def _wait_for_readers(store: Any, key: str) -> None:
+    """Waits until the other ranks have read the value: without torchrun the store ends with rank 0,
+    which may be the program's last line. Not for ever: a rank may be gone."""
+    until = time.monotonic() + _READ
+    while store.add(f"{key}/read", 0) < world() - 1 and time.monotonic() < until:
+        time.sleep(_EVERY)
 
 
 def sendable(error: Optional[BaseException]) -> Optional[BaseException]:

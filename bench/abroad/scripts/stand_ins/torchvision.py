@@ -1,7 +1,7 @@
 """Stands in for torchvision: random images, transforms that do nothing, one tiny network."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import torch
 
@@ -53,6 +53,7 @@ class Nothing(ModuleType):
 
 datasets, models, utils = (ModuleType(f"torchvision.{name}") for name in ("d", "m", "u"))
 transforms = Nothing("torchvision.transforms")
+transforms.InterpolationMode = SimpleNamespace(BICUBIC=3)
 datasets.MNIST, datasets.CIFAR10 = images(1, 28), images(3, 32)
 datasets.ImageFolder = lambda root, transform=None: images(3, 16)(root, transform)
 models.resnet50 = models.resnet18 = Network

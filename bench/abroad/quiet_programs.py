@@ -11,6 +11,8 @@ from pathlib import Path
 from bench.abroad.edits import Edit, Line
 from bench.abroad.programs import SCRIPTS, Program, by_feature, on_cpu
 
+BOUND = 420.0  # seconds for one run
+
 
 def imports_on_cpu(script: str, first: str = "import os") -> tuple[Edit, ...]:
     """Imports ``on_cpu`` before the line that contains ``first``."""
@@ -74,7 +76,7 @@ def _minimind(name: str, script: str, *arguments: str, adapt: tuple[Edit, ...] =
     script = f"trainer/{script}.py"
     return Program(
         f"minimind-{name}", "minimind", script, (*_TINY, *arguments),
-        needs=("transformers", "datasets"), prints=r"[lL]oss: [0-9.]+",
+        needs=("transformers", "datasets"), bound=BOUND, prints=r"[lL]oss: [0-9.]+",
         prepare=beside(script, data=_for_minimind),
         adapt=(
             *imports_on_cpu(script),
@@ -131,6 +133,7 @@ def _vision(
         prepare=beside(script, "torchvision"),
         prints=prints,
         env=env,
+        bound=BOUND,
         adapt=(*imports_on_cpu(script, first), *adapt),
     )
 
@@ -174,6 +177,99 @@ _ACCELERATE = (
     by_feature("automatic-accumulation", "automatic_gradient_accumulation.py"),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ Lightning, 7f0c343
+
+_TWO = 'accelerator="cpu", devices=2, strategy='
+
+
+def _lightning(
+    name: str, script: str, *arguments: str, changes: tuple[tuple[str, str], ...]
+) -> Program:
+    script = f"examples/{script}.py"
+    return Program(
+        name,
+        "pytorch-lightning",
+        script,
+        arguments,
+        launcher="python",
+        needs=("lightning",),
+        prepare=beside(script, "torchvision"),
+        adapt=on_cpu(script, *changes),
+        bound=BOUND,
+    )
+
+
+_LIGHTNING = (
+    _lightning(
+        "lightning-gan", "pytorch/domain_templates/generative_adversarial_net",
+        changes=(
+            ("from lightning.pytorch.demos.mnist_datamodule", "import torchvision"),
+            ("if _TORCHVISION_AVAILABLE:", "if True:"),
+            ("grid = torchvision", "grid = sample_imgs"),
+            ("dm = MNISTDataModule()", "dm = torch.utils.data.DataLoader("
+             "torchvision.datasets.MNIST(''), batch_size=16)"),
+            ('trainer = Trainer(accelerator="gpu"', f"trainer = Trainer({_TWO}"
+             "'ddp_find_unused_parameters_true', max_epochs=2, logger=False)"),
+        ),
+    ),
+    _lightning(
+        "fabric-gan", "fabric/dcgan/train_fabric",
+        changes=(
+            ('fabric = Fabric(accelerator="auto"', f"fabric = Fabric({_TWO}'ddp')"),
+            ("workers = os.cpu_count()", "workers = 0"),
+            ("batch_size = 128", "batch_size = 16"),
+            ("ngf = 64", "ngf = 4"), ("ndf = 64", "ndf = 4"), ("num_epochs = 5", "num_epochs = 1"),
+        ),
+    ),
+    _lightning(
+        "fabric-images", "fabric/image_classifier/train_fabric", "--epochs=2", "--batch-size=16",
+        "--save-model",
+        changes=(("fabric = Fabric()", f"fabric = Fabric({_TWO}'ddp')\nfabric.launch()"),),
+    ),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ others
+
+_IGNITE = "examples/cifar10/main.py"
+_DILOCO = "pure_torch_diloco.py"
+_OTHERS = (
+    Program(  # de08e79
+        "ignite-cifar10", "ignite", _IGNITE,
+        ("run", "--backend=gloo", "--data_path=data", "--output_path=out", "--batch_size=16",
+         "--num_workers=0", "--num_epochs=2", "--num_warmup_epochs=1", "--validate_every=1"),
+        needs=("ignite", "fire", "tensorboard"), bound=BOUND,
+        prepare=beside(_IGNITE, "torchvision"),
+    ),
+    Program(  # be38ec4
+        "diloco", "diloco_simple", _DILOCO, needs=("transformers", "datasets"), bound=BOUND,
+        prints=r"loss: [0-9.]+", prepare=beside(_DILOCO, "tiny_text"),
+        adapt=(
+            *imports_on_cpu(_DILOCO),
+            *on_cpu(
+                _DILOCO,
+                ("import wandb", "from tiny_text import wandb"),
+                ("from cyclopts import App", ""),
+                ("app = App()", ""), ("@app.default", ""),
+                ("    app()", "main(8, 4, 16, 2, 40, local_steps=3)"),
+                ("from datasets import load_dataset", "from datasets import Dataset"),
+                ("config = LlamaConfig.from_pretrained", "config = LlamaConfig(vocab_size=64, "
+                 "hidden_size=32, intermediate_size=64, num_hidden_layers=2, "
+                 "num_attention_heads=2)"),
+                ("tokenizer = AutoTokenizer", "tokenizer = dict("), ('"mistralai/Mistral', ""),
+                ("tokenizer.pad_token", ""),
+                ("ds = load_dataset(", "ds = {'train': Dataset.from_dict({'input_ids': [[(7 * row "
+                 "+ n) % 64 for n in range(16)] for row in range(192)]})}"),
+                ("tokenized_datasets = ds.map(", "tokenized_datasets = dict("),
+                ("tokenize_function, batched=True", "ds"),
+                ("data_collator = DataCollator", "data_collator = lambda rows: {name: torch.tensor("
+                 "[row['input_ids'] for row in rows]) for name in ('input_ids', 'labels')}"),
+                ("dist.all_reduce(tensor=param.grad",
+                 "dist.all_reduce(tensor=param.grad)\nparam.grad /= world_size"),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
 # ------------------------------------------------------------------------ scripts of ours
 
 
@@ -197,7 +293,7 @@ SLOW = (
 _OURS = (
     *(Program(f"kind-{name}", "", "kinds.py", (name,)) for name in KINDS),
     *(Program(f"layout-{name}", "", "layouts.py", (name,), ranks=4) for name in LAYOUTS),
-    *(Program(f"slow-{name}", "", "slow.py", (name, "45")) for name in SLOW),
+    *(Program(f"slow-{name}", "", "slow.py", (name, "45"), bound=BOUND) for name in SLOW),
 )
 
-QUIET_PROGRAMS = (*_MINIMIND, *_VISION, *_ACCELERATE, *_OURS)
+QUIET_PROGRAMS = (*_MINIMIND, *_VISION, *_ACCELERATE, *_LIGHTNING, *_OTHERS, *_OURS)

@@ -175,10 +175,11 @@ def _dtypes(checked: Checked, options: CheckOptions) -> str:
     held = f"parameters {checked.dtype} ({checked.dtype_from}){kept}" if own else kept[2:]
     computed = options.param_dtype or checked.dtype
     states = check_cost.OPTIMIZERS[options.optimizer]
-    master = " and a float32 copy of each parameter" if options.master else ""
+    words = states.words.format(dtype="float32" if options.master else "the parameters' dtype")
+    master = ", and a float32 copy of each parameter" if options.master else ""
     return (
         f"{held}; gathered in {computed}, gradients reduced in "
-        f"{options.reduce_dtype or computed}; {options.optimizer}: {states.words}{master}"
+        f"{options.reduce_dtype or computed}; {options.optimizer}: {words}{master}"
     )
 
 

@@ -119,6 +119,20 @@ def _moments(phases: Iterable[MemoryPhase], memory: Memory, accumulate: bool) ->
         yield Moment(one.name, own, one.gathered, one.activations, one.temporary)
 
 
+def resharded(timeline: MemoryTimeline, before: Memory, now: Memory) -> MemoryTimeline:
+    """Returns the moments of a layout with another number of data-parallel ranks. Only what a rank
+    holds of parameters and gradients depends on it."""
+
+    def phase(one: MemoryPhase) -> MemoryPhase:
+        return dataclasses.replace(
+            one,
+            parameters=one.parameters * now.parameters // max(before.parameters, 1),
+            gradients=one.gradients * now.gradients // max(before.gradients, 1),
+        )
+
+    return dataclasses.replace(timeline, phases=[phase(one) for one in timeline.phases])
+
+
 def changes(options: CheckOptions, fit: Fit, ranks: int) -> Iterator[tuple[str, CheckOptions]]:
     """Yields what may make the step fit, the smallest change first, without those whose parameters
     and states alone are too much."""

@@ -184,7 +184,7 @@ def _judged(name: str, outcome: str, first: str, text: str, lines: Sequence[str]
         found[1] for line in body.values() if (found := re.search(r"# PLANTED (\S)", line))
     )
     named = re.match(r"ranks? ([\d, ]+?)(?: at|:)", first)
-    several = re.match(r"rank \d[^:]*:\d+ \w+, rank", first)
+    several = re.match(r"ranks? [\d, ]+ at \S+ \w+, rank", first)
     who = "" if several or named is None else named[1]
     if who not in ("", truth):
         return "WRONG RANK"

@@ -70,7 +70,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     tests = [TEST.format(mark.format("under_laws" in name), name, "pass") for name in CASES]
     tests += [TEST.format(mark, f"wrong_{at}", "pass") for at, mark in enumerate(WRONG)]
     (folder / "test_it.py").write_text("import pytest\n" + "".join(tests))
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "PYTHONPATH")}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
+    environment["PYTHONPATH"] = str(Path(pytest_plugin.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, "-rA", "test_it.py"],
         cwd=folder, check=False, capture_output=True, text=True,

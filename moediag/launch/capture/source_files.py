@@ -18,8 +18,8 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence import rank_stacks
+from moediag.launch.capture.masked_source import masked_source
 from moediag.launch.processes import Process
-from moediag.masking import masked_source
 
 CAPTURE_FOLDER = "capture"
 SOURCE_FILE = "source.json"

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from moediag import protocol
-from moediag.evidence import rank_stacks
+from moediag.evidence import exits, rank_stacks
+from moediag.launch.capture.masked_source import masked_source
 from moediag.launch.processes import Process
-from moediag.masking import masked_source
 
 CAPTURE_FOLDER = "capture"
 SOURCE_FILE = "source.json"
@@ -59,7 +59,7 @@ def keep(folder: Path, ranks: Mapping[int, Process]) -> None:
 
 
 def _user_files(folder: Path, rank: int) -> Iterator[str]:
-    for names in (*_stacks(folder, rank), _recorded(folder, rank)):
+    for names in (*_stacks(folder, rank), _recorded(folder, rank), _raised(folder, rank)):
         for path, library in zip(names, protocol.in_libraries(names), strict=True):
             if not library and not path.startswith("<"):
                 yield path
@@ -123,6 +123,12 @@ def _stacks(folder: Path, rank: int) -> Iterator[list[str]]:
         if path.is_file():
             for stack in parse(path.read_text(encoding="utf-8", errors="replace")):
                 yield [frame.file for frame in stack.frames if not frame.native]
+
+
+def _raised(folder: Path, rank: int) -> list[str]:
+    """The files of the exception that ended the rank, which may have made no call before."""
+    error = exits.read_error_file(folder / protocol.error_file(rank))
+    return [frame.file for frame in error.frames] if error is not None else []
 
 
 def _recorded(folder: Path, rank: int) -> list[str]:

@@ -29,6 +29,8 @@ class Cluster:
         self.jobs: dict[str, tuple[str, str, str]] = {}
         self.begins = ("PENDING", "Resources", "")
         self.refuses = ""
+        self.prints = "{}\n"
+        self.lists = True
         self.away = False
         self.asked = 0
         self.scripts: list[str] = []
@@ -39,7 +41,8 @@ class Cluster:
             return subprocess.CompletedProcess((), 1, "", "Unable to contact slurm controller")
         if name == "squeue":
             self.asked += 1
-            lines = (f"{job}|{'|'.join(words)}" for job, words in self.jobs.items())
+            jobs = self.jobs.items() if self.lists else ()
+            lines = (f"{job}|{'|'.join(words)}" for job, words in jobs)
             return subprocess.CompletedProcess((), 0, "\n".join(lines), "")
         if name == "scancel":
             self.cancelled += words
@@ -48,7 +51,7 @@ class Cluster:
                 return subprocess.CompletedProcess((), 1, "", f"sbatch: error: {self.refuses}")
             self.scripts.append(said)
             self.jobs[str(len(self.scripts))] = self.begins
-            return subprocess.CompletedProcess((), 0, f"{len(self.scripts)}\n", "")
+            return subprocess.CompletedProcess((), 0, self.prints.format(len(self.scripts)), "")
         return subprocess.CompletedProcess((), 0, "", "")
 
     def becomes(self, state: str, job: str = "1", reason: str = "None", node: str = "n1") -> None:
@@ -151,6 +154,30 @@ def test_a_controller_that_is_away_ends_nothing(
     cluster.away = False
     one.provide()
     assert len(cluster.scripts) == 2
+
+
+def test_what_sbatch_prints_beside_the_id(engine: Callable[..., Slurm], cluster: Cluster) -> None:
+    cluster.prints = "Welcome to the cluster\n{};physics\n"
+    one = engine()
+    submitted(one)
+    assert one.queue.jobs().keys() == {"1"}
+    cluster.prints = "Welcome to the cluster\n"
+    with pytest.raises(MachineError, match="sbatch printed no job id: Welcome to the cluster"):
+        submitted(one, "b")
+
+
+def test_jobs_that_squeue_never_lists_are_not_submitted_for_ever(
+    engine: Callable[..., Slurm], cluster: Cluster
+) -> None:
+    cluster.lists = False
+    one = engine()
+    submitted(one)
+    with pytest.raises(MachineError, match="squeue lists none of the jobs 1, 2, 3, which sbatch"):
+        for _ in range(9):
+            one.provide()
+    assert len(cluster.scripts) == 3
+    one.close()
+    assert sorted(cluster.cancelled) == ["1", "2", "3"]
 
 
 # ------------------------------------------------------------------------ how a worker ends

@@ -19,6 +19,7 @@ from moediag.lab.campaign.executors.executor import Call, Lost, Reply, TooLong
 from moediag.lab.campaign.executors.slurm import Slurm, SlurmJob
 from moediag.lab.campaign.executors.squeue import Queue, parse
 
+ALIVE = ("PENDING", "RUNNING")
 CALL = Call(pickle.dumps(functools.partial(int, "7")), moediag.__version__, {}, {})
 
 
@@ -45,7 +46,9 @@ class Cluster:
             lines = (f"{job}|{'|'.join(words)}" for job, words in jobs)
             return subprocess.CompletedProcess((), 0, "\n".join(lines), "")
         if name == "scancel":
-            self.cancelled += words
+            alive = (job for job, (state, *_) in self.jobs.items() if state in ALIVE)
+            every = [job for job in alive if job not in self.cancelled]
+            self.cancelled += every if words[0].startswith("--name=moediag-") else words
         if name == "sbatch":
             if self.refuses:
                 return subprocess.CompletedProcess((), 1, "", f"sbatch: error: {self.refuses}")
@@ -164,6 +167,8 @@ def test_what_sbatch_prints_beside_the_id(engine: Callable[..., Slurm], cluster:
     cluster.prints = "Welcome to the cluster\n"
     with pytest.raises(MachineError, match="sbatch printed no job id: Welcome to the cluster"):
         submitted(one, "b")
+    one.close()
+    assert cluster.cancelled == ["1", "2"]
 
 
 def test_jobs_that_squeue_never_lists_are_not_submitted_for_ever(

@@ -131,7 +131,8 @@ class Slurm(Executor):
         self._cancel([job])
 
     def close(self) -> None:
-        self._cancel([*(job.id for job in self._jobs() if job.alive), *self.queue.unlisted])
+        if self._started or self._jobs():
+            _cancel_all(self._run, self.name)
         self.avoided.close()
 
     # -- workers
@@ -146,14 +147,13 @@ class Slurm(Executor):
         except (OSError, subprocess.TimeoutExpired) as error:
             done = subprocess.CompletedProcess((), 1, "", f"sbatch timed out: {error}")
         if done.returncode == 0:
-            found = _ID.findall(done.stdout)
-            if not found:
+            job = next(reversed(_ID.findall(done.stdout)), "")
+            self._started.add(job)
+            if not job:
                 raise MachineError(
                     f"sbatch printed no job id: {_last(done.stdout)}",
-                    f"Type `squeue --name={self.name}` and cancel what it lists.",
+                    "A plain `sbatch --parsable` must be the first one in PATH.",
                 )
-            job = found[-1]
-            self._started.add(job)
             self.queue.submitted(job)
             return True
         said = _last(done.stderr)
@@ -334,8 +334,13 @@ def holder(key: str, names: frozenset[str]) -> tuple[str, int] | None:
 def cancel_orphans(folder: Path) -> None:
     """Ends the workers that a killed command left, before the campaign goes on without Slurm."""
     if (folder / FOLDER).is_dir() and shutil.which("scancel"):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            squeue.run("scancel", f"--name={job_name(folder)}")
+        _cancel_all(squeue.run, job_name(folder))
+
+
+def _cancel_all(run: Run, name: str) -> None:
+    """Also ends jobs whose ids are unknown."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        run("scancel", f"--name={name}")
 
 
 def _answers(run: Run) -> None:

@@ -25,7 +25,7 @@ import moediag
 
 NODES = (1, 2, 3, 4)
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}  # else a token is needed
-STARTING = 120.0  # seconds
+STARTING = 240.0  # seconds
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "munged")
 CONFIGURATION = """\
 ClusterName=test
@@ -127,7 +127,8 @@ def ray(
         _until(lambda: _listens(port))
         joins = _start(other, f"--address={address}", *common)
         running.enter_context(_daemon(joins, other, again or 1.0))
-        listed = f"import ray; ray.init(address={address!r}); print(len(ray.nodes()))"
+        alive = "sum(node['Alive'] for node in ray.nodes())"
+        listed = f"import ray; ray.init(address={address!r}); print({alive})"
         _until(lambda: _output([sys.executable, "-c", listed], environ).strip() == "2")
         yield environ
 

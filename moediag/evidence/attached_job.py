@@ -40,7 +40,7 @@ def read(
         ranks[rank] = replace(ranks[rank], exit=ExitStatus(signal=UNTOLD))
     stall = stall_of(seen)
     recorded = any(one.collectives for one in ranks.values())
-    if stall is not None and recorded and found.stall is not None:
+    if seen.rests and recorded and found.stall is not None:
         stall = found.stall
     return replace(
         found,
@@ -64,7 +64,8 @@ def stall_of(seen: Looks) -> Stall | None:
         return None
     still = min(look.still for look in seen.ranks.values() if look.at_rest)
     outside = seen.doing(looks.IDLE, looks.STOPPED)
-    return Stall(0.0, round(still, 1), seen.doing(looks.WAITS), outside)
+    waiting = seen.doing(looks.WAITS, looks.ON_DEVICE)
+    return Stall(0.0, round(still, 1), waiting, outside)
 
 
 def _rank(

@@ -122,14 +122,16 @@ class Looker:
             found = replace(found, held=why)
         return replace(found, pid=self.pid)
 
-    def waits_in_native_code(self) -> bool:
-        """Whether a rank at rest waits in communication or for its device, in C++ that Python
-        called, as in a backward pass. Native frames tell; they are read once, as this stops the
+    def in_native_code(self) -> str:
+        """What a rank at rest waits for in C++ that Python called, as in a backward pass: WAITS for
+        communication, ON_DEVICE, or "". Native frames tell; they are read once, as this stops the
         process for a second, and kept as its stack."""
         if not self.native.json and not self.native.lost:
             self.native = spy.native(self.pid, _NATIVE)
         found = self.native.json
-        return in_collective(found, spins=True) or on_device(found)
+        if in_collective(found, spins=True):
+            return looks.WAITS
+        return looks.ON_DEVICE if on_device(found) else ""
 
     @property
     def dump(self) -> spy.Dump:
@@ -162,7 +164,8 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
             return made
         spins = main > _WORKS_CPU and cpu - main <= _OTHER_THREADS
         if cpu <= _ASLEEP_CPU or spins:
-            return replace(made, does=looks.WAITS, still=round(window, 1) if spins else still)
+            does = looks.WAITS if all(map(_inside, dumps)) else looks.ON_DEVICE
+            return replace(made, does=does, still=round(window, 1) if spins else still)
         return replace(made, does=looks.WORKS, words="computes and communicates")
     if any(inside):
         return made
@@ -237,8 +240,7 @@ class LookingJob:
                     found = self.found(known, passed)
                     if found.stands or found.progresses or passed > self.patience + 0.5:
                         return found
-                    resting = found.doing(looks.WAITS, looks.IDLE, looks.STOPPED)
-                    if not resting:
+                    if not any(look.at_rest for look in found.ranks.values()):
                         return found
                     if number == LEAST:
                         progress(f"ranks wait; looking for up to {self.patience:.0f} s")
@@ -277,12 +279,12 @@ class LookingJob:
         idle = [one for one in idle if not found.ranks[one.target.rank].held]
         idle = [one for one in idle if self.proc.maps(one.pid, *TORCH)]
         with ThreadPoolExecutor(max_workers=_NATIVE_AT_ONCE) as pool:
-            inside = list(pool.map(Looker.waits_in_native_code, idle))
+            inside = list(pool.map(Looker.in_native_code, idle))
         ranks = dict(found.ranks)
-        for one, waits in zip(idle, inside, strict=True):
+        for one, does in zip(idle, inside, strict=True):
             rank = one.target.rank
-            if waits:
-                ranks[rank] = replace(ranks[rank], does=looks.WAITS)
+            if does:
+                ranks[rank] = replace(ranks[rank], does=does)
             elif one.native.lost:  # it may wait where Python does not show it
                 ranks[rank] = replace(ranks[rank], does=looks.UNREAD)
         return replace(found, ranks=ranks)

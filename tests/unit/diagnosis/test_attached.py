@@ -244,6 +244,17 @@ def test_ranks_on_other_machines_may_work() -> None:
     assert "If not, ranks 2, 3 ended" in found.next_step
 
 
+def test_ranks_that_all_wait_for_their_devices_may_compute() -> None:
+    device = RankLook(11, looks.ON_DEVICE, 60.0)
+    found = judged(rank(0, 7), rank(1, 7), does={0: device, 1: device})
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "ranks 0, 1 wait for the device at train.py:7 main. From outside" in found.cause
+    assert "`moediag watch`, which asks the devices" in found.next_step
+    found = judged(rank(0, 7, "barrier"), rank(1, 8), does={0: waits(), 1: device})
+    assert (found.verdict, found.culprits) == ("hang", ()), found.cause
+    assert "rank 1" in found.cause.lower(), found.cause
+
+
 def test_ranks_that_cannot_be_read() -> None:
     unread = RankLook(11, looks.UNREAD, 60.0)
     found = judged(RankEvidence(0), RankEvidence(1), does={0: unread, 1: unread})

@@ -76,6 +76,14 @@ def test_what_a_rank_did(taken: Sequence[One], states: str, does: str, still: fl
     assert (found.does, found.still) == (does, still)
 
 
+def test_a_rank_that_spins_for_its_device_is_not_in_communication() -> None:
+    """``loss.item()`` of a step that fills the device is where each look finds it."""
+    taken = [replace(look(at, OUTSIDE, at, at, 0.0, "R"), device=True) for at in (0.0, 4.0)]
+    assert judge(taken, "RR").does == looks.ON_DEVICE
+    taken = [replace(look(at, WAIT, at, at, 0.0, "R"), device=True) for at in (0.0, 4.0)]
+    assert judge(taken, "RR").does == looks.WAITS
+
+
 def test_what_a_rank_that_works_does() -> None:
     found = judge([look(0, OUTSIDE), look(4, OUTSIDE, wrote=10**7)], "SS")
     assert found.words == "writes model.pt at 2.5 MB/s"
@@ -87,6 +95,7 @@ def job(*ranks: RankLook, **more: object) -> Looks:
 
 
 WAITING = RankLook(1, looks.WAITS, 40.0)
+BUSY = RankLook(1, looks.ON_DEVICE, 40.0)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +110,11 @@ WAITING = RankLook(1, looks.WAITS, 40.0)
         (job(WAITING, RankLook(2, looks.MOVES)), False),
         (job(WAITING, RankLook(2, looks.UNREAD, 40.0)), False),
         (job(RankLook(1, looks.WAITS, 5.0), missing=(1,)), True),
+        # Two devices that compute for long look like two that wait for each other.
+        (job(BUSY, BUSY), False),
+        (job(WAITING, BUSY), True),
+        (job(RankLook(2, looks.IDLE, 40.0), BUSY), True),
+        (job(BUSY, missing=(1,)), True),
         (job(), False),
     ],
 )

@@ -12,10 +12,12 @@ from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
 from moediag.diagnosis.schedules.align import lost_prefix
-from moediag.evidence.law_model import PART, PLACED
+from moediag.evidence.law_model import PART, PLACED, RankLaws
 from moediag.evidence.model import Collective, Evidence
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural, ranks
+
+_ADDS = ("all_reduce", "reduce")
 
 
 @law(Verdict.REPLICA_DIVERGENCE)
@@ -86,7 +88,7 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         f"differ since step {apart.since}"
     )
     why, step = _why_unwrapped(apart, facts)
-    if why and not facts.of(_averaged):
+    if why and not facts.of(_averaged) and not facts.of(_searches):
         return Broken(
             f"{text}: every rank trains a model of its own. {why}",
             pattern="not wrapped",
@@ -185,21 +187,19 @@ def _owners(facts: Facts, breach: Breach) -> str:
     return f"Only the optimizer of {ranks(who)} has {name}: its update did not reach the others."
 
 
-def _least_matrix(evidence: Evidence) -> int:
-    """Elements of the smallest matrix of the models."""
-    sizes = (
+def _matrices(laws: RankLaws) -> list[int]:
+    """Elements of each matrix of the rank's model."""
+    return [
         math.prod(map(int, piece.shape.split("x")))
-        for own in recorded(evidence).values()
-        for check in own.checks[:1]
+        for check in laws.checks[:1]
         for piece in check.pieces
         if piece.shape.count("x")
-    )
-    return min(sizes, default=0)
+    ]
 
 
 def _large_calls(evidence: Evidence) -> list[Collective]:
     """Calls that are large enough to carry a matrix of the model."""
-    least = _least_matrix(evidence)
+    least = min((n for own in recorded(evidence).values() for n in _matrices(own)), default=0)
     return [
         call
         for seen in evidence.ranks.values()
@@ -218,10 +218,31 @@ def _all_calls_small(evidence: Evidence) -> bool:
 def _averaged(evidence: Evidence) -> bool:
     """Whether ranks made such a call outside the backward, between the first and the last step: the
     program may average parameters or gradients itself. One after the last update may only compare
-    them."""
+    them, unless the ranks add up whole models."""
     last = _last_step(evidence)
     calls = (call for call in _large_calls(evidence) if call.phase != "backward")
-    return any(1 < call.step < last for call in calls)
+    return any(1 < call.step < last for call in calls) or _added_at_the_end(evidence, last)
+
+
+def _added_at_the_end(evidence: Evidence, last: int) -> bool:
+    laws = recorded(evidence)
+    return bool(laws) and all(
+        sum(
+            call.numel_in
+            for call in evidence.ranks[rank].collectives
+            if call.op in _ADDS and call.step >= last and call.phase != "backward"
+        )
+        >= sum(_matrices(own))
+        > 0
+        for rank, own in laws.items()
+    )
+
+
+def _searches(evidence: Evidence) -> bool:
+    """Whether ranks began with other numbers of the optimizer: a search trains a model of its own
+    on each."""
+    numbers = [own.checks[0].hyper for own in recorded(evidence).values() if own.checks]
+    return any(one != numbers[0] for one in numbers)
 
 
 def _last_step(evidence: Evidence) -> int:

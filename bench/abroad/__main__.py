@@ -102,8 +102,10 @@ def absent(program: Program, options: argparse.Namespace) -> str:
         return "no mpirun (Debian: openmpi-bin)"
     needs = (*program.needs, *launchers.NEEDS.get(program.launcher, ()))
     look = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    # As a job has it: without this session's PYTHONPATH.
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [options.python, "-c", look, "torch", *needs], check=False, capture_output=True
+        [options.python, "-c", look, "torch", *needs], check=False, capture_output=True, env=own
     )
     return f"{options.python} lacks {', '.join(needs)}" if done.returncode else ""
 

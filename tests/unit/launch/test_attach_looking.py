@@ -222,6 +222,13 @@ def test_only_numbers_of_local_variables_are_kept() -> None:
     assert spy.places(spy.without_text(raw)) == spy.places(raw)
 
 
+def test_counters_are_kept_before_other_numbers() -> None:
+    found = json.loads(dump(TRAIN))
+    others = [{"name": f"n{at}", "repr": str(at)} for at in range(9)]
+    found[0]["frames"][0]["locals"] = [*others, {"name": "epoch", "repr": "4"}]
+    assert [*spy.values(json.dumps(found).encode()).items()][:2] == [("epoch", "4"), ("n0", "0")]
+
+
 MAIN = b'[{"thread_name": "MainThread", "frames": %s}]'
 
 

@@ -173,7 +173,7 @@ def _communicates(frame: Frame) -> bool:
     For Python the name of the file decides, because the user's folders may have any name; C++ files
     lie in folders such as ``gloo/transport/tcp``.
     """
-    if frame.function == BUFFERS or (frame.native and _CALLS.match(frame.function)):
+    if frame.function.endswith(BUFFERS) or (frame.native and _CALLS.match(frame.function)):
         return True
     name = frame.file if frame.native else frame.file.rpartition("/")[2]
     return "torch/distributed/" in frame.file or _COMMUNICATION.search(name) is not None

@@ -269,11 +269,12 @@ def test_the_number_of_a_spawned_process() -> None:
 def test_the_broadcast_of_buffers_is_communication() -> None:
     """DDP's own file calls C++, which Python frames do not show."""
     folder = "/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py"
-    ddp = [(folder, name, 9) for name in ("_distributed_broadcast_coalesced", "_sync_buffers")]
+    names = ("_distributed_broadcast_coalesced", "_sync_buffers")
+    ddp = [(folder, f"DistributedDataParallel.{name}", 9) for name in names]
     found = dump(*ddp, TRAIN)
     (stack,) = parse_pyspy(found.decode())
     assert in_collective(found) and rank_stacks.in_collective(stack)
-    assert stand(stack) == "_distributed_broadcast_coalesced, called by main (train.py:12)"
+    assert stand(stack) == f"DistributedDataParallel.{names[0]}, called by main (train.py:12)"
     assert not in_collective(dump(*ddp[1:], TRAIN))
 
 

@@ -335,6 +335,8 @@ def test_run_without_a_name_lists_the_scenarios(capsys: pytest.CaptureFixture[st
         (["run", "s", "--cpus", "2"], "no such option: --cpus", "moediag run"),
         (["diagnose"], "missing argument", "moediag diagnose"),
         (["bisect", "s", "--jobs", "0"], "invalid value for '--jobs'", "moediag bisect"),
+        (["watch", "--patience"], "option '--patience' needs a value", "moediag watch"),
+        (["attach", "x"], "invalid value for '[PID]': 'x' is not a whole number", "moediag attach"),
         (["rum"], "no such command 'rum'", "moediag"),
         (["stacks"], "missing command", "moediag stacks"),
     ],

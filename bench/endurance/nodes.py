@@ -23,7 +23,7 @@ from bench.endurance import cases
 from bench.endurance.cases import MOEDIAG
 from moediag.result.wording import ranks as of_ranks
 
-LIMIT = 150.0  # seconds for a case
+LIMIT = 300.0  # seconds for a case
 RANKS = 2  # of a node
 _DEVICE = "moediag-net"
 _OPTIONS = ("--on-hang", "abort", "--quiescence", "1", "--patience", "3", "--silence", "5")

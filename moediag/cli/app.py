@@ -188,6 +188,7 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
             names = [command.name for command in (*COMMANDS, *extension.commands())]
             file = configuration.read(Path.cwd(), names)
             called = typer.main.get_command(_called(given))
+            o.bound_numbers(called)
             code = called(
                 args=given, prog_name="moediag", obj=tuple(given), standalone_mode=False,
                 default_map=file.defaults(called),

@@ -11,6 +11,7 @@ from moediag.records import dataclass
 
 # What a rank did over all looks.
 WAITS = "waits"  # in one collective
+ON_DEVICE = "on device"  # for its device, which computes or is itself in a collective
 IDLE = "idle"  # outside communication, at one place, without using a CPU
 STOPPED = "stopped"  # by SIGSTOP
 WORKS = "works"  # it computes, reads or writes files, or waits for a child that works
@@ -49,7 +50,7 @@ class RankLook:
 
     @property
     def at_rest(self) -> bool:
-        return self.does in (WAITS, IDLE, STOPPED)
+        return self.does in (WAITS, ON_DEVICE, IDLE, STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,12 @@ class Looks:
         """Ranks of the job that are on other machines."""
         here = {*self.ranks, *self.missing}
         return tuple(rank for rank in range(self.world_size) if rank not in here)
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """The ranks of this machine that ended before the others."""
+        gone = self.doing(GONE)
+        return tuple(sorted({*self.missing, *(gone if len(gone) < len(self.ranks) else ())}))
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -117,14 +124,22 @@ class Looks:
         return bool(there) and still and not self.progresses
 
     @property
-    def stands(self) -> bool:
-        """Whether no rank here has made progress for long enough to call it a hang."""
+    def rests(self) -> bool:
+        """Whether no rank here was seen to make progress for the patience."""
         if self.progresses or not self.ranks or self.doing(UNREAD):
             return False
         resting = [look for look in self.ranks.values() if look.at_rest]
         known = bool(self.held or self.missing or self.doing(GONE))
         least = SHORTLY if known else self.patience
         return bool(resting) and all(look.still >= least for look in resting)
+
+    @property
+    def stands(self) -> bool:
+        """Whether no rank here has made progress for long enough to call it a hang. Devices that
+        all compute for as long look the same, so a rank must wait elsewhere."""
+        only_devices = bool(self.doing(ON_DEVICE)) and not self.doing(WAITS, IDLE, STOPPED)
+        known = bool(self.held or self.missing or self.doing(GONE))
+        return self.rests and (known or not only_devices)
 
 
 def merged(parts: Iterable[Looks | None]) -> Looks | None:

@@ -426,6 +426,18 @@ def test_a_time_that_is_none_is_wrong_usage() -> None:
         options.moment("yesterday")
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["watch --every nan -- true", "run no-such --timeout inf", "run no-such --cpu 99999999999"],
+)
+def test_a_number_that_no_call_takes_is_wrong_usage(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(line.split()) == ExitCode.USAGE
+    option = next(word for word in line.split() if word.startswith("--"))
+    assert f"invalid value for '{option}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["1999-01-01", "5", "2999-01-01T00:00:00Z", "nan", "inf", "-1"])
 def test_a_time_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"--taken-at {text}: "):

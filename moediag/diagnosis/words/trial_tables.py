@@ -150,6 +150,7 @@ def _did(look: RankLook) -> str:
     if look.does in (looks.IDLE, looks.STOPPED) and look.held:
         return look.held
     return look.words or {looks.WAITS: "waits in communication", looks.IDLE: "sleeps",
+                          looks.ON_DEVICE: "waits for the device",
                           looks.MOVES: "moved on", looks.GONE: "ended",
                           looks.UNREAD: "could not be read"}.get(look.does, look.does)  # fmt: skip
 

@@ -17,7 +17,8 @@ from moediag.records import dataclass
 
 # Functions in which a thread waits for its device, which may itself wait for a collective.
 _DEVICE = re.compile(
-    r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_(?:cuda|hip)|stream_synchronize"
+    r"^(?:cuda|cu|hip)\w*(?:Synchronize|MemcpyDtoH)|^nccl|stream_synchronize"
+    r"|_local_scalar_dense_(?:cuda|hip)"
 )
 # C++ that issues or awaits communication.
 _COMMUNICATION = re.compile(r"\bgloo::|\bc10d::")

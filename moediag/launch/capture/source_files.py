@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from moediag import protocol
-from moediag.evidence import exits, rank_stacks
+from moediag.evidence import rank_stacks
 from moediag.launch.capture.masked_source import masked_source
 from moediag.launch.processes import Process
 
@@ -27,6 +27,7 @@ _FILE_EVENT = b'{"e":"file"'
 _MOST_FILES = 64
 _MOST_READ = 256
 _OF_RANKS = re.compile(r"rank|process_index|is_main|master|primary|chief", re.IGNORECASE)
+_IN_TRACEBACK = re.compile(r'File \\?"([^"\\]+)\\?", line \d')  # JSON escapes the quotes
 _LARGEST = 1 << 20  # bytes
 _ABOVE = 5  # folders from which an absolute import may start: the file's own and those above it
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -127,8 +128,11 @@ def _stacks(folder: Path, rank: int) -> Iterator[list[str]]:
 
 def _raised(folder: Path, rank: int) -> list[str]:
     """The files of the exception that ended the rank, which may have made no call before."""
-    error = exits.read_error_file(folder / protocol.error_file(rank))
-    return [frame.file for frame in error.frames] if error is not None else []
+    try:
+        text = (folder / protocol.error_file(rank)).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return list(dict.fromkeys(_IN_TRACEBACK.findall(text)))
 
 
 def _recorded(folder: Path, rank: int) -> list[str]:

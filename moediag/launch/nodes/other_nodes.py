@@ -28,6 +28,7 @@ from moediag.launch.rank_sample import RankSample
 ANSWER = 20.0  # seconds beyond the silence that others get to publish evidence
 LAST_WORD = 10.0  # seconds for our last message if the shared folder is slow
 CARRIED_FOLDER = "carried"  # in the attempt's folder, if nodes share none
+UNHEARD = 30.0  # seconds without a node in the shared folder until the job's store is asked, too
 _ASK_AGAIN = 1.0  # seconds between two checks for the job's token
 
 
@@ -69,6 +70,9 @@ class OtherNodes:
         self._published = 0
         self._no_relay = ""
         self._given = False
+        self._job_file: Mapping[str, Any] = {}
+        self._bridged = False
+        self._complete = 0.0  # when all other nodes were heard
 
     def join(self, job: str, number: int | None, world: int) -> None:
         """Joins a trial, whose job name is already known."""
@@ -106,6 +110,23 @@ class OtherNodes:
         missing = any(s.rank < 0 for s in own)
         found = self._peers.samples(now, ranks, self.world)
         self.others = [s for s in found if not (missing and s.unseen)]
+        if self.root is not None and not self._bridged and self._unheard(now):
+            self._bridge()
+
+    def _unheard(self, now: float) -> bool:
+        """Whether a node may be unable to use the shared folder: it or this one."""
+        works = self.exchange is not None and not self.exchange.error
+        if works and all(s.known and not s.unseen for s in self.others):
+            self._complete = now
+        late = bool(self._job_file) and now - self._complete > UNHEARD
+        return late or any(s.silent for s in self.others)
+
+    def _bridge(self) -> None:
+        """Also uses the job's store, if it has one."""
+        self._bridged = True
+        with suppress(OSError, KeyError, TypeError, ValueError):
+            if self.exchange is not None:
+                self.exchange.bridge(self._relayed_folder(self._job_file))
 
     def _find_job(self, ranks: Sequence[int]) -> None:
         """Reads the job's token, which exists once a rank has joined the others. A script may run
@@ -129,18 +150,22 @@ class OtherNodes:
             shared = SharedFolder(self.root, self._job, self.key)
         else:
             try:
-                host, port = raw["store"]
-                shared = RelayedFolder(
-                    self.folder / CARRIED_FOLDER, self._job, self.key, (str(host), int(port)),
-                    str(raw["python"]),
-                )  # fmt: skip
+                shared = self._relayed_folder(raw)
             except (OSError, KeyError, TypeError, ValueError) as error:
                 self._no_relay = f"other nodes (the job's store: {error})"
                 return
+        self._job_file, self._bridged, self._complete = raw, False, time.monotonic()
         self._peers = Peers(self.key, self.silence, True, time.monotonic())
         own = Pulse(self.key, self.host, self._number)
         self.exchange = Exchange(shared, own, self.folder, self.folder / protocol.NODES_FOLDER)
         self.exchange.start()
+
+    def _relayed_folder(self, raw: Mapping[str, Any]) -> RelayedFolder:
+        host, port = raw["store"]
+        return RelayedFolder(
+            self.folder / CARRIED_FOLDER, self._job, self.key, (str(host), int(port)),
+            str(raw["python"]),
+        )  # fmt: skip
 
     @property
     def deaths(self) -> tuple[int, ...]:
@@ -223,7 +248,7 @@ class OtherNodes:
         """Whether others still have to fetch our evidence: a store may end with the job, while the
         files in a shared folder stay."""
         assert self._peers is not None and self.exchange is not None
-        answers = self.root is None and not self.exchange.error
+        answers = self.exchange.carried and not self.exchange.error
         return answers and bool(self._peers.lacking(self._published))
 
     def write(self) -> None:

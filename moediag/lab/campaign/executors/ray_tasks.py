@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -194,6 +195,12 @@ def _listens(address: str) -> None:
 
 
 def _unreached(where: str, error: BaseException) -> MachineError:
+    if "InvalidAuthToken" in "".join(traceback.format_exception(error)):
+        return MachineError(
+            f"the Ray cluster on {where} wants a token, and this command gave none or another one",
+            "Type: export RAY_AUTH_MODE=token   (ray reads it from ~/.ray/auth_token or "
+            "RAY_AUTH_TOKEN)",
+        )
     return MachineError(
         f"no Ray cluster can be reached on {where}: {_line(error)}",
         "Type `ray status` to check it; name another one with --executor-arg address=….",

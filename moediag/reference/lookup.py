@@ -26,7 +26,8 @@ class Lookup:
         ]  # without the scenarios: each of them is a file
 
     def find(self, word: str) -> list[Entry]:
-        """Every entry of ``word``, also in the plural or the singular. Raises UsageError with the nearest words."""
+        """Every entry of ``word``, also in the plural or the singular. Raises UsageError with the
+        nearest words."""
         wanted = _plain(word)
         for name in (wanted, wanted.removesuffix("s"), f"{wanted}s"):
             found = [entry for entry in self._entries if _plain(entry.word) == name]

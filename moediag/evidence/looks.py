@@ -81,6 +81,12 @@ class Looks:
         return tuple(rank for rank in range(self.world_size) if rank not in here)
 
     @property
+    def ended(self) -> tuple[int, ...]:
+        """The ranks of this machine that ended before the others."""
+        gone = self.doing(GONE)
+        return tuple(sorted({*self.missing, *(gone if len(gone) < len(self.ranks) else ())}))
+
+    @property
     def held(self) -> tuple[int, ...]:
         """Ranks that cannot continue, for a known reason."""
         return tuple(rank for rank, look in sorted(self.ranks.items()) if look.held)

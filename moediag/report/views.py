@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,9 @@ def load(path: Path) -> tuple[RunResult, Path]:
             f"{file} does not exist", "Give the directory of a finished `moediag run`."
         ) from None
     except (OSError, ValueError) as error:
+        why = "not JSON" if isinstance(error, json.JSONDecodeError) else error
         raise EvidenceError(
-            f"{file} is not a result of moediag: {error}",
+            f"{file} is not a result of moediag: {why}",
             "Give the directory of a finished `moediag run`.",
         ) from error
 

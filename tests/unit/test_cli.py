@@ -335,6 +335,8 @@ def test_run_without_a_name_lists_the_scenarios(capsys: pytest.CaptureFixture[st
         (["run", "s", "--cpus", "2"], "no such option: --cpus", "moediag run"),
         (["diagnose"], "missing argument", "moediag diagnose"),
         (["bisect", "s", "--jobs", "0"], "invalid value for '--jobs'", "moediag bisect"),
+        (["watch", "--patience"], "option '--patience' needs a value", "moediag watch"),
+        (["attach", "x"], "invalid value for '[PID]': 'x' is not a whole number", "moediag attach"),
         (["rum"], "no such command 'rum'", "moediag"),
         (["stacks"], "missing command", "moediag stacks"),
     ],
@@ -422,6 +424,18 @@ def test_the_time_of_dumps_is_read(text: str, seconds: float | None) -> None:
 def test_a_time_that_is_none_is_wrong_usage() -> None:
     with pytest.raises(UsageError, match="yesterday"):
         options.moment("yesterday")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["watch --every nan -- true", "run no-such --timeout inf", "run no-such --cpu 99999999999"],
+)
+def test_a_number_that_no_call_takes_is_wrong_usage(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(line.split()) == ExitCode.USAGE
+    option = next(word for word in line.split() if word.startswith("--"))
+    assert f"invalid value for '{option}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["1999-01-01", "5", "2999-01-01T00:00:00Z", "nan", "inf", "-1"])

@@ -39,6 +39,8 @@ class StepLosses:
 
     step: int
     backwards: tuple[tuple[TokenLoss, ...], ...]
+    line: str = ""
+    """The user's line that computed the last one, or ""."""
 
     @property
     def total(self) -> float:
@@ -124,6 +126,8 @@ def gradients_scaled(facts: Facts) -> Findings:
         if len(steps) < _ENOUGH:
             continue
         count = len(facts.of(recorded))
+        losses = facts.of(_whole_steps)[steps[0]].values()
+        at = next((f" at {one.line}" for one in losses if one.line), "")
         kind, why = f"{times:.3g} times", "the ranks' gradients are added up and not averaged"
         if times < 1:
             kind = f"1/{count} of"
@@ -131,7 +135,7 @@ def gradients_scaled(facts: Facts) -> Findings:
         yield Suspicious(
             f"In steps {', '.join(map(str, steps[:6]))} the weights of all target tokens in the "
             f"gradient add up to {times:.3g}, not to 1: the gradients are {kind} those of the mean "
-            f"loss. There are {count} ranks, so it seems that {why}."
+            f"loss{at}. There are {count} ranks, so it seems that {why}."
         )
 
 
@@ -200,7 +204,8 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
     backwards = event["backwards"]
     if not all(one["direct"] and one["of"] for one in backwards):
         return None
-    return StepLosses(int(event["step"]), tuple(tuple(map(_loss, one["of"])) for one in backwards))
+    losses = tuple(tuple(map(_loss, one["of"])) for one in backwards)
+    return StepLosses(int(event["step"]), losses, str(event.get("line", "")))
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:

@@ -9,7 +9,7 @@ import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.evidence import looks
-from moediag.evidence.attached_job import stall_of
+from moediag.evidence.attached_job import failed_ranks, stall_of
 from moediag.evidence.line_conditions import Sources
 from moediag.evidence.looks import Looks, RankLook
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
@@ -65,7 +65,7 @@ def judged(
     size = world_size or len(ranks) + len(missing)
     seen = Looks(4.0, 30.0, does, size, missing=missing)
     every = {one.rank: one for one in ranks}
-    gone = {r: RankEvidence(r, exit=ExitStatus(signal=UNTOLD)) for r in missing}
+    gone = {r: RankEvidence(r, exit=ExitStatus(signal=UNTOLD)) for r in failed_ranks(seen)}
     return diagnose(Evidence(size, every | gone, foreign=True, stall=stall_of(seen), looks=seen))
 
 
@@ -235,6 +235,27 @@ def test_a_condition_that_keeps_out_nobody_here_names_nobody() -> None:
 def test_a_rank_whose_process_is_gone() -> None:
     found = judged(rank(0, 7, "barrier"), does={0: waits(5.0)}, missing=(1,))
     assert (found.verdict, found.culprits) == ("crash", (1,))
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        (
+            RankLook(9, looks.WORKS, words="writes model.pt"),
+            "writes model.pt",
+        ),
+        (RankLook(9, looks.MOVES), "moved on"),
+        (RankLook(9, looks.IDLE, 60.0), "sleeps"),
+    ],
+)
+@pytest.mark.parametrize("gone", [{}, {1: RankLook(11, looks.GONE)}], ids=["before", "meanwhile"])
+def test_a_rank_that_ended_may_have_finished(
+    does: RankLook, says: str, gone: dict[int, RankLook]
+) -> None:
+    some = () if gone else (1,)
+    found = judged(rank(0, 16), RankEvidence(1), does={0: does, **gone}, missing=some)
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert says in found.cause and "Rank 1 ended before the others" in found.cause
 
 
 def test_ranks_on_other_machines_may_work() -> None:

@@ -22,7 +22,7 @@ from moediag.evidence.law_model import (
 )
 from moediag.evidence.model import Collective, RankEvidence
 from moediag.result import Diagnosis
-from tests.unit.law_evidence import job, other
+from tests.unit.law_evidence import job, other, with_events
 
 
 def apart(rank: int, since: int, *what: str) -> object:
@@ -175,6 +175,24 @@ def test_parameters_that_nothing_keeps_equal_may_differ(how: str) -> None:
 
 def test_local_steps_are_told_as_not_checked() -> None:
     assert any("no_sync" in text for text in found(2, None, LOCAL).not_seen)
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_a_wrapper_that_never_reduces_and_nothing_else_that_sends(averages: bool) -> None:
+    """Ranks that never exchange anything are not local SGD, which averages parameters."""
+
+    def own(rank: int, one: LawCheck) -> LawCheck:
+        return replace(one, params=other(one.params, rank)) if one.step > 1 else one
+
+    evidence = job(2, own, LOCAL)
+    call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", "other", step=6)
+    if averages:
+        ranks = {r: replace(seen, collectives=(call,)) for r, seen in evidence.ranks.items()}
+        evidence = replace(evidence, ranks=ranks)
+    events = ({"step": 1, "line": "train.py:9 main"},)
+    of = diagnose(with_events(evidence, unreduced=events))
+    assert of.verdict == ("clean" if averages else "replica-divergence")
+    assert averages or "not to reduce gradients in every update (first at train.py:9" in of.cause
 
 
 def test_placed_replicas_must_start_equal() -> None:

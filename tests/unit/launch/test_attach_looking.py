@@ -38,13 +38,15 @@ def dump(*frames: tuple[str, str, int], step: str = "3") -> bytes:
 
 def look(
     at: float, found: bytes, cpu: float = 0.0, main: float = 0.0, asleep: float | None = None,
-    state: str = "S", wrote: int = 0,
+    state: str = "S", wrote: int = 0, sent: int = 0, child: float = 0.0,
 ) -> One:  # fmt: skip
     seen = Seen(7, 1, state, cpu, 99)
-    return One(at, seen, asleep, main, spy.Dump(found), Activity(at, {SAVED: wrote}))
+    active = Activity(at, {SAVED: wrote}, children=child, connections={5: (sent, 0)})
+    return One(at, seen, asleep, main, spy.Dump(found), active)
 
 
 WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
+CHILD = dump(("/usr/lib/python3.11/subprocess.py", "_wait", 2011), TRAIN)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,9 @@ WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
     [
         ([look(0, WAIT), look(4, WAIT)], "SS", looks.WAITS, 4.0),
         ([look(0, WAIT, asleep=90), look(4, WAIT, asleep=94)], "SS", looks.WAITS, 94.0),
+        # A slow network: its main thread sleeps, and bytes flow.
+        ([look(0, WAIT, asleep=90), look(4, WAIT, asleep=94, sent=10**6)], "SS", looks.WORKS, 0.0),
+        ([look(0, WAIT, asleep=90), look(4, WAIT, asleep=94, sent=10**4)], "SS", looks.WAITS, 94.0),
         # A GPU's rank spins: only its main thread uses a CPU, and nothing tells since when.
         ([look(0, WAIT), look(4, WAIT, 4.0, 4.0, 0.0, "R")], "RR", looks.WAITS, 4.0),
         ([look(0, WAIT), look(4, WAIT, 4.0, 1.0)], "SS", looks.WORKS, 0.0),
@@ -62,6 +67,10 @@ WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
         ([look(0, OUTSIDE), look(4, OUTSIDE, 4.0)], "RR", looks.WORKS, 0.0),
         ([look(0, OUTSIDE), look(4, OUTSIDE)], "SRRR", looks.WORKS, 0.0),  # it wants a CPU
         ([look(0, OUTSIDE), look(4, OUTSIDE, wrote=10**7)], "SS", looks.WORKS, 0.0),
+        # A child process that gets little CPU time, waited for or not.
+        ([look(0, CHILD), look(4, CHILD, child=0.2)], "SS", looks.WORKS, 0.0),
+        ([look(0, CHILD), look(4, CHILD, child=0.02)], "SS", looks.IDLE, 4.0),
+        ([look(0, OUTSIDE), look(4, OUTSIDE, child=0.2)], "SS", looks.IDLE, 4.0),
         ([look(0, OUTSIDE), look(4, dump(OTHER))], "SS", looks.MOVES, 0.0),
         ([look(0, WAIT), look(4, WAIT, state="T")], "TT", looks.STOPPED, 4.0),
         ([look(0, OUTSIDE), look(4, WAIT, state="T", asleep=1)], "ST", looks.STOPPED, 1.0),

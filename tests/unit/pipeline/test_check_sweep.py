@@ -112,13 +112,16 @@ def test_layouts_with_the_same_axes_share_one_simulated_step(
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama"}')
     asked: list[tuple[str, bool]] = []
+    measured: list[str] = []
 
     def answered(options: CheckOptions, *rest: Any) -> CheckResult:
         assert options.brief and options.batch == 1
         name = "x".join(str(n) for n in options.layout.values())
-        asked.append((name, rest[-1] is None))
+        asked.append((name, rest[-2] is None))
+        measured.extend([name] if rest[-1] is None else [])
         problem = "refused" if name == "1x2" else ""
-        checked = dataclasses.replace(CHECKED, problem=problem)
+        timeline = MemoryTimeline([] if problem else [LOSS])
+        checked = dataclasses.replace(CHECKED, problem=problem, timeline=timeline)
         return result(checked, layout=Layout(options.layout), ranks=2)
 
     monkeypatch.setattr(check_sweep, "answered", answered)
@@ -133,6 +136,8 @@ def test_layouts_with_the_same_axes_share_one_simulated_step(
     # Nothing was simulated for 1x2, so the next one with tp alone is.
     assert asked == [("1x2", True), ("1x4", True), ("2x1", True), ("2x2", True), ("2x4", False),
                      ("4x1", False), ("4x2", False), ("4x4", False)]  # fmt: skip
+    # Nor does the step on fake tensors depend on the number of data-parallel ranks.
+    assert measured == ["1x2", "1x4", "2x1", "2x2", "2x4"]
     assert len(found.rows) == 8 and "layout 8 of 8" in told
     assert (tmp_path / "out" / "check.json").is_file()
     assert check_request.settings(config).families == ("llama",)

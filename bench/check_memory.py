@@ -86,7 +86,7 @@ def measure(case: Case, folder: Path) -> Peak:
         return Peak(case, problem=f"real ranks: {problem}")
     options = check.CheckOptions(
         str(config), layout, stack=RELEASE, simulate=False, batch=BATCH, length=LENGTH,
-        recompute=recompute, dtype=dtype, out=folder / "check",
+        recompute=recompute, dtype=dtype, optimizer="adamw-fused", out=folder / "check",
     )  # fmt: skip
     found = check.check(options, lambda *_: None)
     if found.fit is None or not found.fit.measured:

@@ -35,10 +35,9 @@ def read(
         rank: _rank(rank, found.ranks.get(rank), seen, capture, kept)
         for rank in sorted({*found.ranks, *seen.ranks, *seen.missing})
     }
-    gone = seen.doing(looks.GONE)
-    for rank in {*seen.missing, *(gone if len(gone) < len(seen.ranks) else ())}:
-        ranks[rank] = replace(ranks[rank], exit=ExitStatus(signal=UNTOLD))
     stall = stall_of(seen)
+    for rank in failed_ranks(seen):
+        ranks[rank] = replace(ranks[rank], exit=ExitStatus(signal=UNTOLD))
     recorded = any(one.collectives for one in ranks.values())
     if seen.rests and recorded and found.stall is not None:
         stall = found.stall
@@ -56,6 +55,12 @@ def read(
         attached=attached,
         looks=seen,
     )
+
+
+def failed_ranks(seen: Looks) -> tuple[int, ...]:
+    """Ranks that ended and that others wait for. One that nobody waits for may have finished."""
+    stall = stall_of(seen)
+    return seen.ended if stall is not None and stall.waiting else ()
 
 
 def stall_of(seen: Looks) -> Stall | None:

@@ -22,6 +22,7 @@ UNREAD = "unread"  # its Python frames could not be read
 # each epoch.
 _OF_RUN = ("epoch", "global_step", "iter_num")
 _OF_EPOCH = ("step", "iteration", "batch_idx")
+COUNTERS = (*_OF_RUN, *_OF_EPOCH)
 SHORTLY = 4.0  # seconds without progress that count for a rank that is held up for a known reason
 
 
@@ -81,6 +82,12 @@ class Looks:
         return tuple(rank for rank in range(self.world_size) if rank not in here)
 
     @property
+    def ended(self) -> tuple[int, ...]:
+        """The ranks of this machine that ended before the others."""
+        gone = self.doing(GONE)
+        return tuple(sorted({*self.missing, *(gone if len(gone) < len(self.ranks) else ())}))
+
+    @property
     def held(self) -> tuple[int, ...]:
         """Ranks that cannot continue, for a known reason."""
         return tuple(rank for rank, look in sorted(self.ranks.items()) if look.held)
@@ -92,7 +99,7 @@ class Looks:
         early = [self.ranks[rank].values for rank in others if rank in self.ranks]
         every = (*late, *early)
         same = False  # a counter of the run is equal on all
-        for name in (*_OF_RUN, *_OF_EPOCH):
+        for name in COUNTERS:
             known = all(values.get(name, "").isdecimal() for values in every)
             if not known or (name in _OF_EPOCH and not same):
                 continue

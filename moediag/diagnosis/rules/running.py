@@ -36,7 +36,7 @@ _AGAIN = (
 def progressing(facts: Facts) -> Judgement | None:
     """Ranks of a running job moved or worked between the looks: slow is not hung."""
     evidence, seen = facts.evidence, facts.evidence.looks
-    if seen is None or not seen.progresses or seen.doing(looks.STOPPED) or seen.missing:
+    if seen is None or not seen.progresses or seen.doing(looks.STOPPED) or seen.ended:
         return None
     if _overdue(seen):
         return None
@@ -194,6 +194,12 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         return undecided("The job is suspended: all its ranks are stopped by a signal (SIGSTOP).",
                          _let_go(seen))  # fmt: skip
     text = f"In {seen.seconds:.0f} s of looks, {'; '.join(_doing(facts.evidence, seen))}."
+    if seen.ended:
+        who = ranks(seen.ended)
+        return undecided(
+            f"{text} {who[:1].upper()}{who[1:]} ended before the others; whether it had finished "
+            "or failed is not known.", f"See the output of {who}, or look again."
+        )  # fmt: skip
     if _overdue(seen):
         text += (
             f" The others have waited for {_still(seen)} s: a long computation or an endless loop."

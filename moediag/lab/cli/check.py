@@ -35,6 +35,7 @@ class Recompute(str, Enum):
 
 class Optimizer(str, Enum):
     adamw = "adamw"
+    adamw_fused = "adamw-fused"
     adamw_8bit = "adamw-8bit"
     sgd = "sgd"
     muon = "muon"
@@ -133,14 +134,21 @@ def check(
     optimizer: Annotated[
         Optimizer,
         typer.Option(
-            metavar="adamw|adamw-8bit|sgd|muon|adafactor|none",
+            metavar="adamw|adamw-fused|adamw-8bit|sgd|muon|adafactor|none",
             help="Whose states are counted in the memory.",
         ),
     ] = Optimizer.adamw,
     master_weights: Annotated[
         bool,
         typer.Option(
-            "--master-weights", help="Count a float32 copy of each parameter in the optimizer."
+            "--master-weights",
+            help="Count a float32 copy of each parameter, with float32 states, in the optimizer.",
+        ),
+    ] = False,
+    accumulate: Annotated[
+        bool,
+        typer.Option(
+            "--accumulate", help="Count the gradients of earlier micro-batches of the same step."
         ),
     ] = False,
     bandwidth: Annotated[
@@ -223,6 +231,7 @@ def check(
                 length=length, batch=batch or 0, recompute=recompute.value, card=card,
                 dtype=dtype.value, param_dtype=param_dtype.value,
                 reduce_dtype=reduce_dtype.value, optimizer=optimizer.value, master=master_weights,
+                accumulate=accumulate,
                 bandwidth=_bandwidth(bandwidth, per_node, step_time),
                 timeout=timeout, out=out,
             )  # fmt: skip

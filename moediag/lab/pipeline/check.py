@@ -59,18 +59,25 @@ def check(options: CheckOptions, tell: Callable[[str, float | None], None]) -> C
 def answered(
     options: CheckOptions, one: Any, versions: Mapping[str, str | None], folder: Path, name: str,
     tell: Callable[[str, float | None], None], alike: CheckResult | None = None,
+    measured: CheckResult | None = None,
 ) -> CheckResult:  # fmt: skip
     """Returns the answer of a running host. ``name``: of the worker's folder; ``alike``: the answer
-    for other sizes of the same axes, whose simulated step is this one's too."""
+    for other sizes of the same axes, whose simulated step is this one's too; ``measured``: that for
+    another number of data-parallel ranks, whose activations are this one's too."""
     layout = Layout(options.layout)
     ranks = number_of_ranks(layout, options.world)
     if alike is not None:
         options = dataclasses.replace(options, simulate=False)
     place = folder / name
-    checked = ask(trial_of(options), one, place)
+    asked = options if measured is None else dataclasses.replace(options, batch=0)
+    checked = ask(trial_of(asked), one, place)
     if alike is not None:
         checked = _with_steps(checked, alike.checked)
     memory, fit = _memory(checked, options)
+    if memory is not None and measured is not None and measured.memory is not None:
+        timeline = check_fit.resharded(measured.checked.timeline, measured.memory, memory)
+        checked = dataclasses.replace(checked, timeline=timeline)
+        fit = check_fit.of(timeline, memory, options)
     if fit is not None and fit.word == FitWord.NO and not options.brief:
         fit = _with_change(fit, options, one, place, tell)
     cases, evidence = [], None
@@ -175,10 +182,11 @@ def _dtypes(checked: Checked, options: CheckOptions) -> str:
     held = f"parameters {checked.dtype} ({checked.dtype_from}){kept}" if own else kept[2:]
     computed = options.param_dtype or checked.dtype
     states = check_cost.OPTIMIZERS[options.optimizer]
-    master = " and a float32 copy of each parameter" if options.master else ""
+    words = states.words.format(dtype="float32" if options.master else "the parameters' dtype")
+    master = ", and a float32 copy of each parameter" if options.master else ""
     return (
         f"{held}; gathered in {computed}, gradients reduced in "
-        f"{options.reduce_dtype or computed}; {options.optimizer}: {states.words}{master}"
+        f"{options.reduce_dtype or computed}; {options.optimizer}: {words}{master}"
     )
 
 

@@ -22,15 +22,18 @@ class States:
     """What an optimizer keeps for each parameter."""
 
     words: str
-    bytes: Callable[[PlannedParameter], float]
-    """On the rank that holds most."""
+    """``{dtype}`` stands for that of the states."""
+    bytes: Callable[[PlannedParameter, int], float]
+    """On the rank that holds most; the second argument: bytes of an element of the states."""
+    copies: int = 0
+    """Of one state, which its step makes and frees."""
 
 
-def _moments(number: int) -> Callable[[PlannedParameter], float]:
-    return lambda row: number * row.most * row.element
+def _moments(number: int) -> Callable[[PlannedParameter, int], float]:
+    return lambda row, element: number * row.most * element
 
 
-def _eight_bits(row: PlannedParameter) -> float:
+def _eight_bits(row: PlannedParameter, _: int) -> float:
     return 2 * (row.most + 4 * math.ceil(row.most / _BLOCK))
 
 
@@ -38,33 +41,39 @@ def _matrix(row: PlannedParameter) -> bool:
     return len(row.shape) > 1
 
 
-def _muon(row: PlannedParameter) -> float:
+def _muon(row: PlannedParameter, element: int) -> float:
     hidden = _matrix(row) and "*" in row.name
-    return (1 if hidden else 2) * row.most * row.element
+    return (1 if hidden else 2) * row.most * element
 
 
-def _factors(row: PlannedParameter) -> float:
+def _factors(row: PlannedParameter, element: int) -> float:
     """A row and a column of means for each matrix, and as many elements for a vector."""
     if not _matrix(row):
-        return row.most * row.element
+        return row.most * element
     *outer, rows, columns = row.shape
-    return math.prod(outer) * (rows + columns) * row.element * row.most / math.prod(row.shape)
+    return math.prod(outer) * (rows + columns) * element * row.most / math.prod(row.shape)
 
 
 OPTIMIZERS = {
-    "adamw": States("two moments in the parameters' dtype", _moments(2)),
+    # torch's foreach kernels take the root of all second moments at once.
+    "adamw": States(
+        "two moments in {dtype}, and a copy of one while it steps (foreach, torch's default)",
+        _moments(2),
+        copies=1,
+    ),
+    "adamw-fused": States("two moments in {dtype}", _moments(2)),
     "adamw-8bit": States(
         f"two moments of 8 bits, with a float32 scale for each {_BLOCK} elements", _eight_bits
     ),
     "sgd": States("no state (no momentum)", _moments(0)),
     "muon": States(
-        "one moment in the parameters' dtype for matrices of layers, AdamW's two for the rest",
+        "one moment in {dtype} for matrices of layers, AdamW's two for the rest",
         _muon,
     ),
-    "adafactor": States("means of rows and of columns, in the parameters' dtype", _factors),
+    "adafactor": States("means of rows and of columns, in {dtype}", _factors),
     "none": States("no state", _moments(0)),
 }
-_MASTER = 4  # bytes of an element of a float32 copy
+_MASTER = 4  # bytes of an element of a float32 copy, whose states are float32 too
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,8 @@ class Memory:
     """Of those that are freed after their forward."""
     resident: int = 0
     """Gathered bytes of units that stay gathered until their backward ends, such as the root."""
+    step: int = 0
+    """What the optimizer's step makes and frees."""
 
     @property
     def total(self) -> int:
@@ -226,8 +237,14 @@ def memory(
     master: bool = False,
 ) -> Memory:  # fmt: skip
     plan = list(plan)
-    states = OPTIMIZERS[optimizer].bytes
-    kept = sum((states(row) + (_MASTER * row.most if master else 0)) * row.count for row in plan)
+    states = OPTIMIZERS[optimizer]
+
+    def element(row: PlannedParameter) -> int:
+        return _MASTER if master else row.element
+
+    kept = sum(states.bytes(row, element(row)) * row.count for row in plan)
+    kept += sum(_MASTER * row.most * row.count for row in plan) if master else 0
+    step = states.copies * sum(element(row) * row.most * row.count for row in plan)
     own = sum(row.most * row.count * row.element for row in plan)
     gradients = sum(_of_gradient(row) * row.count * row.element for row in plan)
     units = list(units)
@@ -236,7 +253,7 @@ def memory(
     largest = max(freed, key=lambda u: u.gathered * u.element, default=None)
     gather = largest.gathered * largest.element if largest is not None else 0
     module = largest.module if largest is not None else ""
-    return Memory(own, gradients, round(kept), gather, module, resident)
+    return Memory(own, gradients, round(kept), gather, module, resident, step)
 
 
 def _of_gradient(row: PlannedParameter) -> int:

@@ -99,8 +99,9 @@ def capacity(text: str) -> int:
 
 def of(timeline: MemoryTimeline, memory: Memory, options: CheckOptions) -> Fit:
     """Returns the peak of a step of ``options.batch`` sequences."""
-    peak = max(_moments(timeline.phases, memory), key=lambda moment: moment.total)
-    worst = max(_moments(timeline.worst, memory), key=lambda moment: moment.total)
+    adds = options.accumulate
+    peak = max(_moments(timeline.phases, memory, adds), key=lambda moment: moment.total)
+    worst = max(_moments(timeline.worst, memory, adds), key=lambda moment: moment.total)
     return Fit(
         options.batch, options.length, options.recompute, peak, worst if timeline.worst else None,
         timeline.layers, bool(timeline.phases), options.card,
@@ -108,12 +109,28 @@ def of(timeline: MemoryTimeline, memory: Memory, options: CheckOptions) -> Fit:
     )  # fmt: skip
 
 
-def _moments(phases: Iterable[MemoryPhase], memory: Memory) -> Iterator[Moment]:
+def _moments(phases: Iterable[MemoryPhase], memory: Memory, accumulate: bool) -> Iterator[Moment]:
+    """``accumulate``: the gradients of earlier micro-batches are always there."""
     whole = memory.parameters + memory.gradients + memory.optimizer
-    yield Moment(OPTIMIZER_STEP, whole, 0, 0, 0)
+    yield Moment(OPTIMIZER_STEP, whole, 0, 0, memory.step)
     for one in phases:
-        own = max(memory.parameters, one.parameters) + memory.optimizer + one.gradients
+        gradients = max(one.gradients, memory.gradients if accumulate else 0)
+        own = max(memory.parameters, one.parameters) + memory.optimizer + gradients
         yield Moment(one.name, own, one.gathered, one.activations, one.temporary)
+
+
+def resharded(timeline: MemoryTimeline, before: Memory, now: Memory) -> MemoryTimeline:
+    """Returns the moments of a layout with another number of data-parallel ranks. Only what a rank
+    holds of parameters and gradients depends on it."""
+
+    def phase(one: MemoryPhase) -> MemoryPhase:
+        return dataclasses.replace(
+            one,
+            parameters=one.parameters * now.parameters // max(before.parameters, 1),
+            gradients=one.gradients * now.gradients // max(before.gradients, 1),
+        )
+
+    return dataclasses.replace(timeline, phases=[phase(one) for one in timeline.phases])
 
 
 def changes(options: CheckOptions, fit: Fit, ranks: int) -> Iterator[tuple[str, CheckOptions]]:

@@ -30,6 +30,8 @@ class CheckOptions:
     """Sequences of a rank; 0: the peak of a step is not measured."""
     recompute: str = "none"
     """What backward computes again: ``none``, ``layers`` or ``selective``."""
+    accumulate: bool = False
+    """A step has several micro-batches, whose gradients are added."""
     card: str = ""
     """GiB or a name of :data:`check_fit.CARDS`; "": the peak is held against none."""
     dtype: str = ""

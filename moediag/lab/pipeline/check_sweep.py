@@ -1,7 +1,8 @@
 """`moediag check --sweep`: every layout of some ranges in one answer, the best first.
 
 One host of the requested releases answers for all of them. Layouts with the same axes share one
-simulated step: it does not depend on their sizes.
+simulated step: it does not depend on their sizes. Those that differ only in the number of
+data-parallel ranks share one step on fake tensors.
 """
 
 from __future__ import annotations
@@ -103,20 +104,32 @@ def sweep(
     folder = run_folder(options.out, f"sweep-{config.parent.name.lower() or 'model'}")
     began, results = time.monotonic(), []
     alike: dict[tuple[Any, ...], CheckResult] = {}
+    measured: dict[tuple[Any, ...], CheckResult] = {}
     with launcher("fork", stack, folder / "hosts", check_request.settings(config)) as one:
         for number, own in enumerate(asked):
             tell(f"layout {number + 1} of {len(asked)}", number / len(asked))
-            axes = Layout(own.layout).active
+            axes, rest = Layout(own.layout).active, _beside_data(own)
             found = answered(
-                own, one, stack.versions, folder, f"layout-{number}", tell, alike.get(axes)
-            )
+                own, one, stack.versions, folder, f"layout-{number}", tell, alike.get(axes),
+                measured.get(rest),
+            )  # fmt: skip
             if not found.checked.problem:
                 alike.setdefault(axes, found)
+            if found.checked.timeline.phases:
+                measured.setdefault(rest, found)
             results.append(found)
     rows = sorted(map(swept, results), key=_place)
     result = SweepResult(text, results[0], tuple(rows), time.monotonic() - began, folder)
     write_json(folder / RESULT, to_json(result))
     return result
+
+
+def _beside_data(options: CheckOptions) -> tuple[Any, ...]:
+    """Returns what the activations of a rank depend on: which axes there are, who shards, and the
+    sizes of the axes that are not data parallel."""
+    layout = Layout(options.layout)
+    sizes = {axis: size for axis, size in layout.axes.items() if not axis.data_parallel}
+    return (check_request.wrapper_of(options), layout.active, *sorted(sizes.items()))
 
 
 def _of(layout: Mapping[str, int], options: CheckOptions) -> CheckOptions:

@@ -330,12 +330,17 @@ def test_mixed_precision_and_optimizer_states() -> None:
     own = 2 * 64  # elements of the rank that holds most
     vector = dataclasses.replace(EXPERTS, name="norm.weight", count=1, shape=[8], most=8, least=8)
     expected = {
-        "adamw": 8 * own, "adamw-8bit": 2 * own + 2 * 2 * 4, "sgd": 0, "muon": 4 * own, "none": 0,
-        "adafactor": 2 * 16 * (4 + 4) * 4 // 4,
+        "adamw": 8 * own, "adamw-fused": 8 * own, "adamw-8bit": 2 * own + 2 * 2 * 4, "sgd": 0,
+        "muon": 4 * own, "none": 0, "adafactor": 2 * 16 * (4 + 4) * 4 // 4,
     }  # fmt: skip
     for name, bytes_ in expected.items():
         assert check_cost.memory([EXPERTS], [unit], name).optimizer == bytes_, name
     assert check_cost.memory([EXPERTS], [unit], "sgd", master=True).optimizer == 4 * own
+    half = dataclasses.replace(EXPERTS, element=2)
+    mixed = check_cost.memory([half], [unit], master=True)  # the states are float32 too
+    assert (mixed.optimizer, mixed.step) == ((4 + 8) * own, 4 * own)
+    assert check_cost.memory([half], [unit]).step == 2 * own
+    assert check_cost.memory([half], [unit], "adamw-fused").step == 0
     assert check_cost.memory([vector], [unit], "muon").optimizer == 2 * 8 * 4  # as AdamW
     assert check_cost.memory([vector], [unit], "adafactor").optimizer == 8 * 4
 
@@ -350,8 +355,12 @@ def test_the_page_says_which_dtypes_were_used() -> None:
     words = check._dtypes(known, options)
     assert words == (
         "parameters bfloat16 (the configuration's), 1 parameter float32; gathered in bfloat16, "
-        "gradients reduced in float32; sgd: no state (no momentum) and a float32 copy of each "
+        "gradients reduced in float32; sgd: no state (no momentum), and a float32 copy of each "
         "parameter"
     )
     assert words in page(result(known, dtypes=words))
+    fused = dataclasses.replace(options, optimizer="adamw-fused")
+    assert "adamw-fused: two moments in float32, and" in check._dtypes(known, fused)
+    own = dataclasses.replace(fused, master=False)
+    assert "adamw-fused: two moments in the parameters' dtype" in check._dtypes(known, own)
     assert check._dtypes(Checked(), options) == ""

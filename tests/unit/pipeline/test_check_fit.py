@@ -49,6 +49,24 @@ def test_the_peak_is_the_largest_moment_with_states_that_are_always_there() -> N
     assert fit("", BACKWARD, worst=(LOSS,)).worst == found.peak
 
 
+def test_the_step_of_an_optimizer_and_earlier_micro_batches_are_counted() -> None:
+    timeline = MemoryTimeline([BACKWARD], [], 2)
+    stepping = dataclasses.replace(MEMORY, step=4 * GIB)
+    found = check_fit.of(timeline, stepping, OPTIONS)
+    assert (found.peak.at, found.peak.temporary) == (check_fit.OPTIMIZER_STEP, 4 * GIB)
+    several = dataclasses.replace(OPTIONS, accumulate=True)
+    loss = MemoryTimeline([LOSS], [], 2)
+    assert check_fit.of(loss, MEMORY, several).peak.total == fit("", LOSS).peak.total + 2 * GIB
+
+
+def test_more_data_parallel_ranks_hold_less_and_compute_the_same() -> None:
+    half = dataclasses.replace(MEMORY, parameters=GIB, gradients=GIB)
+    timeline = MemoryTimeline([LOSS, BACKWARD], [], 2)
+    loss, backward = check_fit.resharded(timeline, MEMORY, half).phases
+    assert loss == replace(LOSS, parameters=GIB)
+    assert backward == replace(BACKWARD, gradients=GIB)
+
+
 @pytest.mark.parametrize(
     ("card", "word"),
     [("31", FitWord.FITS), ("29", FitWord.TIGHT), ("27", FitWord.TIGHT), ("26.9", FitWord.NO)],

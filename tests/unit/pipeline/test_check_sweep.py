@@ -99,6 +99,18 @@ def test_the_page_has_the_best_layout_and_each_finding_once() -> None:
     assert "every layout: an optimizer group is mixed" in text
 
 
+def test_the_document_has_a_picture_of_the_peaks() -> None:
+    found = swept(one("20", dp_shard=2), one("20", fails=True, tp=2))
+    document = answer_views.html(check_sweep_page.answer(found))
+    assert "peak of a rank in GiB, and the card" in document
+    assert document.count('<rect class="bad"') == 2 and document.count('<rect class="tick"') == 1
+    unknown = result(Checked(problem="unknown"), memory=None)
+    unmeasured = check_sweep_page.answer(swept(unknown))
+    assert '<svg class="chart"' not in answer_views.html(unmeasured)
+    assert "peak of a rank" not in answer_views.markdown(check_sweep_page.answer(found))
+    assert "peak of a rank" not in page(found)
+
+
 def test_a_terminal_shows_the_first_layouts() -> None:
     many = swept(*(one("31", dp_shard=2**k) for k in range(1, 16)))
     assert "dp_shard=32768" not in page(many, details=False)
@@ -112,13 +124,16 @@ def test_layouts_with_the_same_axes_share_one_simulated_step(
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama"}')
     asked: list[tuple[str, bool]] = []
+    measured: list[str] = []
 
     def answered(options: CheckOptions, *rest: Any) -> CheckResult:
         assert options.brief and options.batch == 1
         name = "x".join(str(n) for n in options.layout.values())
-        asked.append((name, rest[-1] is None))
+        asked.append((name, rest[-2] is None))
+        measured.extend([name] if rest[-1] is None else [])
         problem = "refused" if name == "1x2" else ""
-        checked = dataclasses.replace(CHECKED, problem=problem)
+        timeline = MemoryTimeline([] if problem else [LOSS])
+        checked = dataclasses.replace(CHECKED, problem=problem, timeline=timeline)
         return result(checked, layout=Layout(options.layout), ranks=2)
 
     monkeypatch.setattr(check_sweep, "answered", answered)
@@ -133,6 +148,8 @@ def test_layouts_with_the_same_axes_share_one_simulated_step(
     # Nothing was simulated for 1x2, so the next one with tp alone is.
     assert asked == [("1x2", True), ("1x4", True), ("2x1", True), ("2x2", True), ("2x4", False),
                      ("4x1", False), ("4x2", False), ("4x4", False)]  # fmt: skip
+    # Nor does the step on fake tensors depend on the number of data-parallel ranks.
+    assert measured == ["1x2", "1x4", "2x1", "2x2", "2x4"]
     assert len(found.rows) == 8 and "layout 8 of 8" in told
     assert (tmp_path / "out" / "check.json").is_file()
     assert check_request.settings(config).families == ("llama",)

@@ -1,6 +1,6 @@
 """``python -m bench.abroad.silent_runs``: runs the faults of `silent_round` under `moediag watch
---laws`, two ranks each, and writes what was found into ``reports/laws.md``. Answers are kept in
---work; --first shows those measured with any sources of moediag and measures nothing again."""
+--laws`, two ranks each. Answers are kept in --work; --first shows those measured with any sources
+of moediag and measures nothing again, --page FILE writes their table."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import sections
 from bench.abroad import running
-from bench.abroad.__main__ import REPORTS, ROOT, absent, kept, version
+from bench.abroad.__main__ import ROOT, absent, kept, version
 from bench.abroad.cases import Case, Truth
 from bench.abroad.edits import AnchorError, Line
 from bench.abroad.later_programs import LATER_PROGRAMS
@@ -62,8 +61,18 @@ def measured(silent: Silent, program: Program, options: argparse.Namespace, ours
             )  # fmt: skip
         except AnchorError as error:
             answer = Answer(case.name, ours, refused=f"another version of the program: {error}")
+        answer = replace(answer, page=answer.page + _notes(folder / "run" / "result.json"))
         path.write_text(json.dumps(asdict(answer), indent=1))
     return judged(silent, answer or Answer(silent.name, ours, refused="not run"))
+
+
+def _notes(result: Path) -> str:
+    """The notes of a run: the short page of a healthy job leaves them out."""
+    try:
+        notes = json.loads(result.read_text())["trials"][-1]["notes"]
+    except (OSError, ValueError, LookupError):
+        return ""
+    return "".join(f"\n NOTE     {note}" for note in notes)
 
 
 def _lines(silent: Silent) -> Sequence[Line]:
@@ -75,11 +84,12 @@ def judged(silent: Silent, answer: Answer) -> Found:
     page = " ".join(answer.page.split())
     if answer.refused or answer.verdict in ("", "crash", "hang", "inconclusive"):
         return Found(silent, answer, answer.refused or answer.verdict or "no page", named=False)
-    notes = [row.split(None, 1)[1] for row in answer.page.splitlines() if _is_note(row)]
+    rows = answer.page.splitlines()
+    notes = [row.split(None, 1)[1] for row in rows if row.startswith(" NOTE ")]
     level = NOTHING
     if answer.verdict != "clean":
         level = BROKEN
-    elif " SUSPECT " in page:
+    elif any(row.startswith(" SUSPECT ") for row in rows):
         level = SUSPICIOUS
     elif any(not note.startswith(ORDINARY) for note in notes):
         level = NOTE
@@ -87,10 +97,6 @@ def judged(silent: Silent, answer: Answer) -> Found:
     text = f"{answer.cause} {page}"
     named = any(word in text for word in (*words, *answer.places))
     return Found(silent, answer, level, named)
-
-
-def _is_note(row: str) -> bool:
-    return row.startswith(" NOTE ")
 
 
 def table(found: Sequence[Found]) -> str:
@@ -134,7 +140,7 @@ def main() -> None:
         "--work", type=Path, default=ROOT / "moediag-runs" / "silent", metavar="DIR"
     )
     parser.add_argument("--first", action="store_true")
-    parser.add_argument("--title", default="", metavar="TEXT", help="write this section")
+    parser.add_argument("--page", type=Path, metavar="FILE")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     programs = {one.name: replace(one, ranks=2) for one in (*PROGRAMS, *LATER_PROGRAMS)}
@@ -150,10 +156,8 @@ def main() -> None:
         found.append(one)
         told.print(f"{silent.name}: {silent.level}: said {one.level}, named {one.named}")
     told.print(summary(found))
-    if options.title:
-        path = REPORTS / "laws.md"
-        text = f"## {options.title}\n\n{summary(found)}\n\n{table(found)}\n"
-        path.write_text(sections.replaced(path.read_text("utf-8"), text), "utf-8")
+    if options.page:
+        options.page.write_text(f"{summary(found)}\n\n{table(found)}\n", "utf-8")
 
 
 if __name__ == "__main__":

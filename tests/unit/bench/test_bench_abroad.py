@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench import sections
-from bench.abroad import edits, page, running
+from bench.abroad import edits, page, running, silent_runs
 from bench.abroad.cases import CLEAN, Case, Truth
 from bench.abroad.edits import AnchorError, Edit, Line
 from bench.abroad.first_round import FIRST_ROUND
@@ -24,6 +24,7 @@ from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
 from bench.abroad.second_round import SECOND_ROUND
+from bench.abroad.silent_round import SILENT_ROUND, Silent
 from bench.abroad.table import CASES
 from bench.abroad.third_round import THIRD_ROUND
 from moediag.result import Verdict
@@ -210,3 +211,31 @@ def test_the_last_page_of_the_output_is_the_answer() -> None:
 
 def page_text(said: str) -> list[str]:
     return running.page_of(said).splitlines()
+
+
+# ------------------------------------------------------------------------ silent faults
+
+
+def test_every_silent_fault_has_a_program_and_a_place_if_one_run_shows_it() -> None:
+    names = [silent.name for silent in SILENT_ROUND]
+    assert len(set(names)) == len(names)
+    assert {silent.program for silent in SILENT_ROUND} <= {program.name for program in PROGRAMS}
+    assert all(silent.named for silent in SILENT_ROUND if silent.level in silent_runs.ALARMS)
+    assert {silent.level for silent in SILENT_ROUND} == set(silent_runs.LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "page", "level"),
+    [
+        ("replica-divergence", " CAUSE    fc.weight differs", "broken"),
+        ("clean", " SUSPECT  fc.weight differs", "suspicious"),
+        ("clean", " NOTE     fc.weight had no gradient", "note"),
+        ("clean", " NOTE     slow: rank 1 waited\n fc.weight", "nothing"),
+        ("crash", " CAUSE    rank 0 raised, in fc.weight", "crash"),
+    ],
+)
+def test_the_level_of_a_page(verdict: str, page: str, level: str) -> None:
+    silent = Silent("ddp-tutorial", "a fault", "suspicious", ("fc.weight",), ())
+    found = silent_runs.judged(silent, Answer("a", "1", verdict, (), "", page))
+    assert (found.level, found.named) == (level, level != "crash")
+    assert found.decided == (level in silent_runs.ALARMS)

@@ -35,6 +35,6 @@ def diagnose(*paths: str | Path, taken_at: float | None = None) -> RunResult:
         raise UsageError("diagnose() has no path", "Give the files or folders to read.")
     for path in paths:
         arguments.path("paths", path)
-    if taken_at != 0:
-        arguments.seconds("taken_at", taken_at)
+    if taken_at not in (None, 0):
+        arguments.moment(f"taken_at={taken_at!r}", taken_at)
     return examine([Path(path) for path in paths], taken_at).result

@@ -97,6 +97,9 @@ def finish(error: BaseException | None = None) -> None:
     """Ends the record of this rank as that of a rank that finished normally, or that ``error``
     ended."""
     global _recorder
+    from moediag import arguments
+
+    arguments.exception("error", error)
     recorder, _recorder = _recorder, None
     if recorder is None:
         return

@@ -19,52 +19,79 @@ from moediag.records import dataclass
 HIDDEN = "***"
 # Tokens that their issuers made recognisable.
 _SHAPES = re.compile(
-    r"""\b(?:
-    hf_[A-Za-z0-9]{20,} | api_org_[A-Za-z0-9]{20,}            # Hugging Face
-    | gh[oprsu]_[A-Za-z0-9]{20,} | github_pat_\w{20,}         # GitHub
-    | glpat-[\w-]{16,} | pypi-[\w-]{32,} | npm_[A-Za-z0-9]{30,}
-    | sk-[\w-]{16,} | sk_(?:live|test)_\w{16,} | wandb_v1_\w{16,}
-    | xox[abeoprs]-[\w-]{10,}                                  # Slack
-    | (?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}                      # AWS
-    | AIza[\w-]{30,} | ya29\.[\w-]{20,}                        # Google
-    | nvapi-[\w-]{20,} | dckr_pat_[\w-]{20,} | dop_v1_\w{30,}
-    | eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,}                       # a JSON web token
+    r"""(?<![A-Za-z0-9])(?:
+    (?:hf|api_org|gh[oprsu]|npm|rpa|gsk|r8|tfp|figd|shpat|lin_api|glsa)_[A-Za-z0-9]{20,}
+    | github_pat_\w{20,} | gl(?:pat|dt|rt|cbt)-[\w-]{16,} | pypi-[\w-]{32,}
+    | sk-(?=[\w-]{0,60}\d)[\w-]{16,} | sk_(?:live|test)_\w{16,} | wandb_v1_\w{16,}
+    | (?:pplx|xai|nvapi|GOCSPX|sq0csp)-[\w-]{20,}
+    | xox[abeoprs](?:\.xox[bp])?-[\w-]{10,} | xapp-\d-[\w-]{10,}    # Slack
+    | (?:AKIA|ASIA|ABIA|ACCA|LTAI|GOOG1E)[A-Za-z0-9]{16,}           # AWS, Alibaba, Google
+    | AIza[\w-]{30,} | ya29\.[\w-]{20,} | 1//0[\w-]{30,}            # Google
+    | dckr_pat_[\w-]{20,} | dop_v1_\w{30,} | dapi[0-9a-f]{32} | hv[bsr]\.[\w-]{20,}
+    | SG\.[\w-]{16,}\.[\w-]{16,} | ATATT3[\w=-]{20,} | AGE-SECRET-KEY-1[A-Z0-9]{20,}
+    | (?:bot)?\d{8,10}:AA[\w-]{32,}                                 # Telegram
+    | eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,}                            # a JSON web token
     )""",
     re.VERBOSE,
 )
 _KEY_BLOCK = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+    r".*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
 )
-_WEBHOOK = re.compile(
-    r"(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks"
-    r"|[\w.-]+\.webhook\.office\.com/webhookb2)/)[^\s\"'<>]+"
+# A text in front of a secret that ends where the next such thing begins.
+_AFTER = [
+    re.compile(pattern)
+    for pattern in (
+        r"(https://(?:hooks\.slack\.com/(?:services|workflows|triggers)"
+        r"|discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com/webhookb2)/)[^\s\"'<>]+",
+        r"(://)[^/?#\s\"']+(?=@)",  # a login
+        r"((?:^|\s)(?:-u|--(?:proxy-|http-)?user)[ =]?[^\s:=]+:)(?!\d+\b)[^\s\"']+",  # of curl
+        # me:X@host.org, without a scheme
+        r"((?<![\w/.+-])(?!mailto)[\w.+-]{1,80}:)[^\s:@/\"']{8,}(?=@[a-z][\w-]*\.[a-z])",
+        r"(?i)([?&;](?:[\w-]{1,40}-)?(?:sig|signature|key|code)=)[\w%+/=.~-]{12,}",
+        r"(?i)\b((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+",
+        r"(?i)\b((?:set-)?cookie\s*:\s*)[^\r\n]+",
+        r"(\b(?:\w*(?:BasicAuth|DigestAuth|SecretStr|SecretBytes|Credentials?)|login)\()"
+        r"(?=[^()\n]*[\"'])[^()\n]+",
+        r"(?i)\b((?:bearer|basic)\s+)[\w+/=.~-]{8,}",
+        # A sentence with what looks random: "invalid token X", "wandb login X".
+        r"(?i:\b((?:token|secret|passphrase|(?:api|access|with|secret) key|wandb login)"
+        r"(?: is| was| provided| given)?:?\s[\"'`]?))"
+        r"(?=[\w+/=-]{0,40}\d[A-Za-z+/=-]{1,40}\d)[A-Za-z0-9+/=-]{20,}(?![\w.])",
+        r"(?i)\b(passw(?:or)?d(?: is| was)?\s[\"'`]?)(?=\S{0,40}\d)(?=\S{0,40}[a-z])"
+        r"[^\s\"'`=(]{8,}",
+    )
+]
+_STRING = r"""[bBrRuUfF]{0,2}(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+_INSIDE = r"[^\[\](){}\n]"
+# A name and what separates it from its value: "--name", "<name>" of XML, "name=".
+_NAMES = (
+    re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w.-]*)\s+(?!-)"),
+    re.compile(r"<(?P<name>[A-Za-z][\w.-]*)>\s*"),
+    re.compile(
+        r"""(?<![\w.])(?P<name>\w[\w.-]{0,80})(?:\\*["'])?\]?[ \t]*(?:=>|:=|=|:(?!//)|%3D)[ \t]*"""
+        r"""(?:\n[ \t]+)?"""
+    ),
 )
-_LOGIN = re.compile(r"(?<=://)[^/@\s\"']+@")
-_HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w+/=.~-]{8,}")
-_COOKIE = re.compile(r"(?i)\b((?:set-)?cookie\s*:\s*)[^\r\n]+")
-# A name, what separates it from its value, and the value: quoted, or up to the next blank.
-_NAMED = re.compile(
-    r"""(?P<name>[A-Za-z][\w.-]*)(?P<sign>["']?\s*(?:=>|:=|=|:(?!//))\s*)"""
-    r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s,;&"'}\])]+)"""
+# Quoted, quoted within a quoted text, in brackets, a block of YAML, or up to the next blank.
+_VALUE = re.compile(
+    rf"""{_STRING}|\\+["'][^"'\\\n]*|["'][^"'\n]*"""
+    rf"""|[A-Za-z_.]*[\[({{](?:{_INSIDE}|[\[({{]{_INSIDE}*[\])}}])*[\])}}]?"""
+    r"""|[|>][+-]?[ \t]*(?:\n[ \t]+\S[^\n]*)+|[^\s,;&<"'}\])]+"""
 )
-_QUOTED = re.compile(
-    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<sign>["']?\]?\s*(?:: *[\w.|\[\] ]+)?(?:[=!]=|=|:)\s*)"""
-    r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
-)
-# The default of a variable or an option: ``getenv("HF_TOKEN", "X")``.
-_DEFAULT = re.compile(
-    r"""(?P<name>\b(?:get|getenv|setdefault|add_argument)\(\s*["'][\w.-]+)"""
-    r"""(?P<sign>["']\s*,(?:[^()\n]*?\bdefault\s*=)?\s*)"""
-    r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
-)
-_OPTION = re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)")
-_LITERAL = re.compile(r"""\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'""")
+_QUOTES = re.compile(r"""[bBrRuUfF]{0,2}(\\*["'])""")
+_PROSE = re.compile(r"[A-Za-z]{1,20}(?:[,;]?[ _-][A-Za-z]{1,20})*[.…]?")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_ALWAYS = re.compile(r"password|passwd|passphrase|pwd|secrets?|credentials?|apikey|cookie")
+_ALWAYS = re.compile(
+    r"\w*password|passwd|passphrase|pwd|secrets?|credentials?|apikeys?|cookies?|sessionid"
+    r"|(?:access|auth|api|csrf|bearer|refresh)token"
+)
 _OF_KEYS = re.compile(
     r"api|access|secret|private|auth|account|encryption|signing|subscription|storage|ssh|wandb"
+    r"|openai|anthropic|azure|aws|gcp|comet|mistral|cohere"
 )
+_OF_PASS = re.compile(r"db|user|smtp|ftp|mysql|postgres|redis|mongo|admin|root|mail|ssh|proxy")
 # Before "token": text of a language model.
 _OF_TEXT = re.compile(
     r"pad|padding|eos|bos|unk|sep|cls|mask|special|next|image|audio|video|first|last|max|min|num"
@@ -74,54 +101,61 @@ _OF_TEXT = re.compile(
 
 def is_secret(name: str) -> bool:
     """Whether a variable, an option or a field of this name holds a secret: ``HF_TOKEN``,
-    ``--wandb-api-key``, ``dbPassword``; not ``pad_token``, ``num_tokens`` or ``key``."""
+    ``--wandb-api-key``, ``dbPassword``; not ``pad_token``, ``num_tokens``, ``key`` or ``PWD``."""
     words = [word.lower() for word in _WORDS.findall(name)]
-    if not words:
+    if not words or name in ("PWD", "OLDPWD"):
         return False
     before = words[-2] if len(words) > 1 else ""
-    if words[-1] == "notify":  # the URL of a webhook
+    if words[-1] == "notify" or "webhook" in words[-2:]:  # its URL
         return True
     if words[-1] in ("token", "auth"):
         return not _OF_TEXT.fullmatch(before)
-    if words[-1] in ("key", "keys"):
+    if words[-1] in ("key", "keys", "tokens"):
         return bool(_OF_KEYS.fullmatch(before))
+    if words[-1] == "pass":
+        return bool(_OF_PASS.fullmatch(before))
     return any(map(_ALWAYS.fullmatch, words))
 
 
 def masked(text: str) -> str:
     """``text`` without secrets."""
-    text = _OPTION.sub(_if_secret, _shapes(text))
-    return _NAMED.sub(_if_secret, text)
-
-
-def masked_source(text: str) -> str:
-    """Python source without the secrets in its string literals; its statements stay as they are."""
-    text = _DEFAULT.sub(_if_secret, _QUOTED.sub(_if_secret, text))
-    return _LITERAL.sub(lambda found: found[0][0] + masked(found[0][1:-1]) + found[0][0], text)
-
-
-def _shapes(text: str) -> str:
-    """``text`` without what is recognised as a secret whatever its name is."""
     text = _KEY_BLOCK.sub(HIDDEN, text)
-    text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
-    text = _LOGIN.sub(f"{HIDDEN}@", text)
-    text = _HEADER.sub(rf"\1{HIDDEN}", text)
-    text = _COOKIE.sub(rf"\1{HIDDEN}", text)
-    text = _BEARER.sub(rf"\1 {HIDDEN}", text)
-    return _SHAPES.sub(HIDDEN, text)
+    for pattern in _AFTER:
+        text = pattern.sub(rf"\1{HIDDEN}", text)
+    text = _SHAPES.sub(HIDDEN, text)
+    for pattern in _NAMES:
+        text = _without_values(text, pattern)
+    return text
 
 
-def _if_secret(found: re.Match[str]) -> str:
-    value = found["value"]
-    quote = value[0] if value[:1] in "\"'" else ""
-    inside = value[1:-1] if quote else value
-    # Empty, on or off, or a placeholder: nothing to hide.
-    plain = inside.lower() in ("", "none", "null", "true", "false", HIDDEN)
-    if plain:
-        return found[0]
-    if not is_secret(found["name"]):  # "failed: api_key=X": the value has a name of its own
-        return f"{found['name']}{found['sign']}{_NAMED.sub(_if_secret, value)}"
-    return f"{found['name']}{found['sign']}{quote}{HIDDEN}{quote}"
+def _without_values(text: str, names: re.Pattern[str]) -> str:
+    """``text`` without the values behind names of secrets."""
+    parts, at = [], 0
+    for found in names.finditer(text):
+        if found.start() >= at and is_secret(found["name"]):
+            value = _VALUE.match(text, found.end())
+            if value is not None:
+                parts += [text[at : found.end()], _hidden(found["name"], value[0])]
+                at = value.end()
+    return "".join((*parts, text[at:]))
+
+
+def is_plain(name: str, value: str) -> bool:
+    """Whether the value of a name is nothing to hide: empty, on or off, hidden already; or words
+    without a digit, which no token is: "gets no token: set starve"."""
+    if value.lower() in ("", "none", "null", "true", "false", HIDDEN):
+        return True
+    last = _WORDS.findall(name)[-1].lower()
+    return last in ("token", "auth", "notify", "webhook") and bool(_PROSE.fullmatch(value))
+
+
+def _hidden(name: str, value: str) -> str:
+    """``***`` in the value's quotes; a plain value stays."""
+    quoted = _QUOTES.match(value)
+    start = quoted[0] if quoted else ""
+    end = quoted[1] if quoted and value[len(start) :].endswith(quoted[1]) else ""
+    plain = is_plain(name, value[len(start) : len(value) - len(end)])
+    return value if plain else f"{start}{HIDDEN}{end}"
 
 
 def masked_command(words: Sequence[str]) -> tuple[str, ...]:

@@ -165,16 +165,18 @@ class _Asked:
 
     @classmethod
     def of(cls, marker: pytest.Mark) -> _Asked:
+        from moediag import arguments
+        from moediag.errors import UsageError
+
         try:
             asked = cls(*marker.args, **marker.kwargs)
+            arguments.whole("count", asked.count, 1)
+            arguments.flag("laws", asked.laws)
+            arguments.seconds("timeout", asked.timeout)
         except TypeError:
             pytest.fail(f"a mark has wrong arguments; it is {_ABOUT}", pytrace=False)
-        if not isinstance(asked.count, int) or asked.count < 1:
-            pytest.fail(f"ranks({asked.count!r}): the number of ranks is 1 or more", pytrace=False)
-        if not isinstance(asked.timeout, (int, float)) or asked.timeout <= 0:
-            pytest.fail(
-                f"ranks(timeout={asked.timeout!r}): give a number of seconds above 0", pytrace=False
-            )
+        except UsageError as error:
+            pytest.fail(f"mark ranks: {error.message}. {error.help_text}", pytrace=False)
         return asked
 
 
@@ -224,7 +226,8 @@ def _first_line(
         who = _who(culprits, trial.get("places", ()))
         return f"{who}{': ' if who else ''}{verdict}. {trial.get('cause', '')}"
     if ended:
-        return ended
+        who = _who([], trial.get("places", ()))
+        return f"{who}: {ended} {trial.get('cause', '')}" if who else ended
     if silent:
         return f"{_ranks(silent)}: ended before its test did, without an error"
     return trial.get("cause", "") or "moediag reached no verdict"

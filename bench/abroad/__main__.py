@@ -29,6 +29,7 @@ from bench.abroad.cases import Case
 from bench.abroad.edits import AnchorError
 from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
+from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.running import Answer
 from bench.abroad.table import CASES
 from tests import cluster
@@ -61,6 +62,10 @@ def arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--no-held-out", action="store_true", help="leave the held-out cases alone")
     parser.add_argument("--laws", action="store_true", help="watch with --laws")
+    parser.add_argument(
+        "--once", action="store_true",
+        help="do not run healthy programs again without moediag, to compare how they end",
+    )  # fmt: skip
     parser.add_argument("--attach", action="store_true", help="run without moediag, and attach")
     parser.add_argument("--bare", action="store_true", help="run without moediag, to check faults")
     parser.add_argument(
@@ -74,7 +79,7 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
-    programs = {program.name: program for program in (*PROGRAMS, *LATER_PROGRAMS)}
+    programs = {program.name: program for program in (*PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS)}
     for case in CASES:
         if options.only and not any(word in case.name for word in options.only):
             continue
@@ -97,8 +102,10 @@ def absent(program: Program, options: argparse.Namespace) -> str:
         return "no mpirun (Debian: openmpi-bin)"
     needs = (*program.needs, *launchers.NEEDS.get(program.launcher, ()))
     look = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    # As a job has it: without this session's PYTHONPATH.
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [options.python, "-c", look, "torch", *needs], check=False, capture_output=True
+        [options.python, "-c", look, "torch", *needs], check=False, capture_output=True, env=own
     )
     return f"{options.python} lacks {', '.join(needs)}" if done.returncode else ""
 
@@ -129,7 +136,7 @@ def measured(case: Case, program: Program, options: argparse.Namespace, ours: st
             return running.attached(case, program, options.python, folder, options.checkouts, ours)
         return running.watched(
             case, program, options.python, folder, options.checkouts, ours,
-            ("--laws",) if options.laws else (),
+            ("--laws",) if options.laws else (), not options.once,
         )  # fmt: skip
     except AnchorError as error:
         return Answer(case.name, ours, refused=f"another version of the program: {error}")
@@ -140,6 +147,7 @@ def head(options: argparse.Namespace) -> str:
     words = [f"--only {shlex.quote(word)}" for word in options.only or ()]
     words += ["--checkouts DIR"] if options.checkouts is not None else []
     words += ["--laws"] if options.laws else []
+    words += ["--once"] if options.once else []
     words += ["--attach"] if options.attach else []
     words += ["--first"] if options.first else []
     command = " ".join(["python -m bench.abroad", *words])

@@ -50,6 +50,7 @@ class Case:
     arguments: tuple[str, ...] = ()
     held_out: bool = False
     laws: bool = False  # only --laws can find it
+    patience: str = "5"  # of `moediag watch`
     launcher: str = ""  # another one than the program's, with --attach only
 
     @property

@@ -123,7 +123,7 @@ _GLUE = (
 )
 
 
-def _by_feature(name: str, script: str, *arguments: str) -> Program:
+def by_feature(name: str, script: str, *arguments: str) -> Program:
     return Program(
         name, "accelerate/examples/by_feature", script, ("--cpu", *arguments),
         needs=("accelerate", "transformers", "datasets", "evaluate"),
@@ -168,7 +168,7 @@ PROGRAMS = (
         ),
     ),
     Program(
-        "build-nanogpt", "build-nanogpt", "train_gpt2.py", needs=("numpy", "tiktoken"),
+        "build-nanogpt", "build-nanogpt", "train_gpt2.py", needs=("numpy",),
         prepare=_for_build_nanogpt, prints=r"loss: [0-9.]+",
         adapt=on_cpu(
             "train_gpt2.py",
@@ -176,6 +176,7 @@ PROGRAMS = (
             ("init_process_group(backend='nccl')", "init_process_group(backend='gloo')"),
             ("device = f'cuda:{ddp_local_rank}'", "device = 'cpu'"),
             ("torch.cuda.set_device(device)", ""),
+            ("import tiktoken", ""),
             ("enc = tiktoken.get_encoding", ""),
             ("from hellaswag import", ""),
             ("total_batch_size = 524288", "total_batch_size = 512"),
@@ -281,13 +282,13 @@ PROGRAMS = (
         needs=("accelerate", "transformers", "datasets", "evaluate"),
         prepare=_for_accelerate, adapt=on_cpu("nlp_example.py", *_GLUE), prints=r"epoch \d+: .*",
     ),
-    _by_feature("accelerate-stopping", "early_stopping.py"),
-    _by_feature(
+    by_feature("accelerate-stopping", "early_stopping.py"),
+    by_feature(
         "accelerate-accumulation", "gradient_accumulation.py", "--gradient_accumulation_steps=2"
     ),
-    _by_feature("local-sgd", "local_sgd.py"),
-    _by_feature("checkpointing", "checkpointing.py", "--checkpointing_steps=epoch"),
-    _by_feature("multi-metrics", "multi_process_metrics.py"),
+    by_feature("local-sgd", "local_sgd.py"),
+    by_feature("checkpointing", "checkpointing.py", "--checkpointing_steps=epoch"),
+    by_feature("multi-metrics", "multi_process_metrics.py"),
     Program(
         "mingpt-adder", "minGPT", "projects/adder/adder.py", ("--trainer.max_iters=20",
         "--trainer.num_workers=0", "--data.ndigit=1"), env=(("PYTHONPATH", "."),),

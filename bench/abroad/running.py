@@ -22,7 +22,8 @@ from bench.abroad.cases import Case
 from bench.abroad.programs import Program
 
 STILL = 150.0  # seconds without a step and without a page after which none is expected any more
-# The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.
+# The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs
+# with a fault. Slow jobs are watched with it.
 OPTIONS = ("--patience", "5", "--on-hang", "abort")
 # For faults, which stand for longer when they are looked at. Healthy jobs, in which a rank may
 # sleep for 15 s, are looked at with the default of 30 s.
@@ -80,12 +81,22 @@ def place(case: Case, program: Program, folder: Path, checkouts: Path | None) ->
 
 def watched(
     case: Case, program: Program, python: str, folder: Path, checkouts: Path | None, version: str,
-    options: Sequence[str] = (),
+    options: Sequence[str] = (), compared: bool = True,
 ) -> Answer:  # fmt: skip
-    """Returns the answer of `moediag watch`; its run directory is ``folder/run``."""
+    """Returns the answer of `moediag watch`; its run directory is ``folder/run``. ``compared``: how
+    a healthy program ends is compared with a run without moediag."""
     copy, run = folder / "program", folder / "run"
     places = place(case, program, copy, checkouts)
-    ours = [sys.executable, "-c", MOEDIAG, "watch", *OPTIONS, *options]
+    ours = [
+        sys.executable,
+        "-c",
+        MOEDIAG,
+        "watch",
+        "--patience",
+        case.patience,
+        *OPTIONS[2:],
+        *options,
+    ]
     ours += ["--out", str(run), "--"]
     ended = _run(
         [*ours, *program.command(python, case.arguments)], case, program, copy, run / "result.json"
@@ -99,7 +110,10 @@ def watched(
         return Answer(case.name, version, refused=why, page=said[-3000:], **about)
     changed = ""
     if case.truth.healthy:
-        changed = _changed(case, program, python, folder, checkouts, ended, said)
+        if compared:
+            changed = _changed(case, program, python, folder, checkouts, ended, said)
+        elif ended.code:
+            changed = f"exit code {ended.code}"
     elif ended.left:
         changed = f"{ended.left} processes outlived the watcher"
     return Answer(
@@ -200,7 +214,7 @@ def _ours(*words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
     return subprocess.run(
         [sys.executable, "-c", MOEDIAG, *words], check=False, capture_output=True, text=True,
-        timeout=120, env=env,
+        timeout=240, env=env,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, 
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
+from bench.abroad.quiet_round import QUIET_ROUND
 from bench.abroad.second_round import SECOND_ROUND
 from bench.abroad.silent import SILENT
 from bench.abroad.third_round import THIRD_ROUND
@@ -335,6 +336,7 @@ _KNOWN = (
     *SECOND_ROUND,
     *THIRD_ROUND,
     *FOURTH_ROUND,
+    *QUIET_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )

@@ -1,6 +1,6 @@
-"""``python -m bench.endurance``: kills, hostile input, faults of the machine, several nodes, and
-hours of a watched job. Prints a table for each part that is asked for; the exit code is 1 if
-anything failed."""
+"""``python -m bench.endurance``: kills, hostile input, faults of the machine, several nodes,
+campaigns on clusters, and hours of a watched job. Prints a table for each part that is asked for;
+the exit code is 1 if anything failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench.endurance import faults, hostile, hours, kills, nodes
+from bench.endurance import campaigns, faults, hostile, hours, kills, nodes
 
 _HOURS = (
     "minutes", "restarts", "watcher MiB", "files", "threads", "rank MiB", "files", "threads",
@@ -24,8 +24,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=0.0, metavar="H", help="watch a job H hours")
     parser.add_argument("--nodes", type=int, default=0, metavar="N",
                         help="watch a job on N nodes, which are network namespaces")  # fmt: skip
+    parser.add_argument("--campaigns", type=int, default=0, metavar="N",
+                        help="run N items here, on Ray and on Slurm")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="campaigns of each kind")
+    parser.add_argument("--rest", type=float, default=0.0, metavar="S",
+                        help="seconds that an item of a campaign sleeps")  # fmt: skip
     parser.add_argument("--every", type=float, default=180.0, metavar="S",
-                        help="restart the watched job every S seconds (default: 180)")  # fmt: skip
+                        help="restart the watched job, or kill something of a campaign, every S "
+                        "seconds; 0: no kill (default: 180)")  # fmt: skip
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="N kills at a time")
     parser.add_argument("--only", default="", metavar="TEXT", help="only what has TEXT in its name")
     parser.add_argument("--seed", type=int, default=0, help="another campaign of the same kind")
@@ -43,6 +49,8 @@ def main(words: Sequence[str] | None = None) -> int:
         _head("fault", "pages of the living nodes", "exit codes", "until all had ended")
         for ended in nodes.run(wanted.nodes, wanted.only):
             _row(*nodes.row(ended))
+    if wanted.campaigns:
+        failures += _campaigns(wanted)
     for line in failures:
         print(f"- {line}")  # noqa: T201
     return 1 if failures else 0
@@ -94,6 +102,17 @@ def _faults(wanted: argparse.Namespace) -> list[str]:
         _row(name, one.cases, codes, f"{one.slowest:.0f} s", one.said[:120], len(one.failures))
         found += one.failures
     return found
+
+
+def _campaigns(wanted: argparse.Namespace) -> list[str]:
+    _head(*campaigns.HEAD)
+    failures = []
+    for one in campaigns.run(
+        wanted.campaigns, wanted.every, wanted.rounds, wanted.rest, wanted.only, wanted.seed
+    ):
+        _row(*campaigns.row(one))
+        failures += [f"{one.engine}: {text}" for text in one.failures]
+    return failures
 
 
 def _hours(wanted: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
 """Runs other libraries' own tests with the pytest plugin and without, or tests with a planted fault
-(`planted.py`), and writes a section of reports/plug.md.
+(`planted.py`, `planted_metrics.py`), and writes a section of reports/plug.md.
 
 ``python -m bench.plugged accelerate=CHECKOUT torchmetrics=CHECKOUT fabric=CHECKOUT``
-``python -m bench.plugged planted``
+``python -m bench.plugged planted planted_metrics``
 
 Run it by the Python that has the libraries; moediag is taken from this folder.
 """
@@ -25,20 +25,28 @@ from xml.etree import ElementTree
 from bench.sections import replaced
 
 ROOT = Path(__file__).parents[2]
-PLANTED = Path(__file__).parent / "planted.py"
+PLANTED = {
+    "planted": Path(__file__).parent / "planted.py",
+    "planted_metrics": Path(__file__).parent / "planted_metrics.py",
+}
 PAGE = ROOT / "reports" / "plug.md"
-LIBRARIES_TITLE, PLANTED_TITLE = "Tests of other libraries", "Planted faults"
+LIBRARIES_TITLE = "Tests of other libraries"
+TITLES = {
+    "planted": "Planted faults: accelerate",
+    "planted_metrics": "Planted faults: torchmetrics",
+}
+PLANTED_HEAD = "| test | judged | first line of the failure |\n| --- | --- | --- |"
 HEADS = {
     LIBRARIES_TITLE: "| library | tests | outcomes | differ | CPU s without | with | change |\n"
     "| --- | --- | --- | --- | --- | --- | --- |",
-    PLANTED_TITLE: "| test | judged | first line of the failure |\n| --- | --- | --- |",
+    **dict.fromkeys(TITLES.values(), PLANTED_HEAD),
 }
 PLUGIN = "moediag.pytest_plugin"
 ORDER = (False, True, True, False)  # with the plugin or without: a drift of the machine cancels out
 ONCE = 2  # of them, with --once
 OPTIONS = (
     "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=short",
-    "--timeout=600", "-W", "ignore",
+    "--timeout=1200", "-W", "ignore",
 )  # fmt: skip
 
 
@@ -153,21 +161,24 @@ def _both(seconds: Sequence[float]) -> str:
     return ", ".join(f"{one:.1f}" for one in seconds)
 
 
-def planted(chosen: str) -> None:
-    """Runs tests of `planted.py`."""
-    lines = PLANTED.read_text(encoding="utf-8").splitlines()
-    names = [found[1] for line in lines if (found := re.match(r"def (test_(?:bad|ok)_\w+)", line))]
+def planted(file: str, chosen: str) -> None:
+    """Runs tests of one of :data:`PLANTED` in one session."""
+    path = PLANTED[file]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    named = [re.match(r"def (test_(?:bad|ok)_\w+)", line) for line in lines]
+    names = [found[1] for found in named if found and re.search(chosen, found[1])]
+    one = session(ROOT, ("-p", PLUGIN, *(f"{path}::{name}" for name in names)), {})
+    ended = {test.rpartition("::")[2]: test for test in one.outcomes}
     for name in names:
-        if not re.search(chosen, name):
+        if name not in ended:
+            _say(f"{name}: not run")
             continue
-        one = session(ROOT, ("-p", PLUGIN, f"{PLANTED}::{name}"), {})
-        ((test, outcome),) = one.outcomes.items() or (("", "not run"),)
-        text = one.texts.get(test, "")
+        text = one.texts[ended[name]]
         first = text.partition("\n")[0]
-        judged = _judged(name, outcome, first, text, lines)
+        judged = _judged(name, one.outcomes[ended[name]], first, text, lines)
         _say(f"{name}: {judged}. {first[:300]}")
         told = first.replace("|", "\\|")
-        _write(PLANTED_TITLE, f"| `{name}` | {judged} | {told[:200]}{'…' if told[200:] else ''} |")
+        _write(TITLES[file], f"| `{name}` | {judged} | {told[:200]}{'…' if told[200:] else ''} |")
 
 
 def _judged(name: str, outcome: str, first: str, text: str, lines: Sequence[str]) -> str:
@@ -177,23 +188,31 @@ def _judged(name: str, outcome: str, first: str, text: str, lines: Sequence[str]
         return "healthy, passed" if outcome == "passed" else "FALSE ALARM"
     if outcome != "failed":
         return "missed"
-    begin = next(at for at, line in enumerate(lines, 1) if line.startswith(f"def {name}("))
-    end = next((at for at in range(begin + 1, len(lines) + 1) if lines[at - 1][:4] == "def "), 0)
-    body = dict(list(enumerate(lines, 1))[begin - 1 : (end or len(lines) + 1) - 1])
+    body = _body(name, lines)
     truth = next(
         found[1] for line in body.values() if (found := re.search(r"# PLANTED (\S)", line))
     )
     named = re.match(r"ranks? ([\d, ]+?)(?: at|:)", first)
-    several = re.match(r"rank \d[^:]*:\d+ \w+, rank", first)
+    several = re.match(r"ranks? [\d, ]+ at \S+ \w+, rank", first)
     who = "" if several or named is None else named[1]
     if who not in ("", truth):
         return "WRONG RANK"
+    if any("train(" in line for line in body.values()):
+        body |= _body("train", lines)
     near = {at for at, line in body.items() if re.search("# (PLANTED|WAITS)", line)}
-    told = {int(at) for at in re.findall(rf"{PLANTED.name}:(\d+)", text)}
+    told = {int(at) for at in re.findall(r"planted\w*\.py:(\d+)", text)}
     place = "" if near & told else ", without the line"
     if who:
         return "right rank" + place
     return ("rightly nobody" if truth == "-" else "nobody named") + place
+
+
+def _body(name: str, lines: Sequence[str]) -> dict[int, str]:
+    """The lines of the function ``name``, by their numbers."""
+    begin = next(at for at, line in enumerate(lines, 1) if line.startswith(f"def {name}("))
+    rest = enumerate(lines[begin:], begin + 1)
+    end = next((at for at, line in rest if line.startswith(("def ", "@"))), len(lines) + 1)
+    return dict(list(enumerate(lines, 1))[begin - 1 : end - 1])
 
 
 def _say(text: str) -> None:
@@ -202,7 +221,9 @@ def _say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.plugged", description=__doc__)
-    parser.add_argument("what", nargs="+", metavar="NAME=CHECKOUT", help="or: planted")
+    parser.add_argument(
+        "what", nargs="+", metavar="NAME=CHECKOUT", help="or: planted, planted_metrics"
+    )
     parser.add_argument("--only", metavar="PATTERN", default="", help="planted tests to run")
     parser.add_argument("--logs", metavar="DIR", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--once", action="store_true", help="one session with, one without")
@@ -210,8 +231,8 @@ def main() -> None:
     sessions = ONCE if asked.once else len(ORDER)
     for word in asked.what:
         name, _, checkout = word.partition("=")
-        if name == "planted":
-            planted(asked.only)
+        if name in PLANTED:
+            planted(name, asked.only)
         else:
             row = compared(name, Path(checkout), asked.logs, sessions)
             _write(LIBRARIES_TITLE, row)

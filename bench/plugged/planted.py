@@ -126,7 +126,7 @@ def train(
         else:
             sync.step_model(model, x, y, accelerator)
         if step != left_out:
-            optimizer.step()
+            optimizer.step()  # WAITS
         optimizer.zero_grad()
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from bench.speed import listed
 from bench.speed.sizes import Size
-from moediag.lab.step import preparation, training
+from bench.speed.words import FUSED
+from moediag.lab.step import kernels, preparation, training
 from moediag.lab.step.models import checkpoint, tiny
 from moediag.lab.step.models.skew import RouterSkew, routed
 from moediag.lab.step.shard.wrapped import Wrapped
@@ -96,6 +97,36 @@ class Experts:
             self._block.experts(x, index, share).backward(gradient)
             self._block.zero_grad(set_to_none=True)
             x.grad = None
+
+        return one
+
+    def products(self, kernel: str, routing: str) -> Callable[[], None] | None:
+        """Returns a function that runs their matrix products alone, forward and backward, on rows
+        that are sorted by expert; None for a kernel that does not multiply so."""
+        if kernel not in FUSED:
+            return None
+        model, experts = self.size.model, self._block.experts
+        index = routed(routing, self.size.tokens, model.experts, model.top_k).flatten().sort()[0]
+        ends = torch.searchsorted(index, torch.arange(model.experts), right=True)
+        ends = ends.to(self.device, torch.int32)
+        layers = []
+        for weight in (experts.gate_up_proj, experts.down_proj):
+            outer, inner = weight.shape[1:]
+            x, gradient = (
+                torch.randn(self.size.slots, width, device=self.device).bfloat16()
+                for width in (inner, outer)
+            )
+            layers.append((x.requires_grad_(), weight, gradient))
+        groups = kernels.load().groups_for(layers[0][0], ends)
+
+        def one() -> None:
+            for x, weight, gradient in layers:
+                if kernel == "triton":
+                    y = kernels.load().linear(x, weight, groups)
+                else:
+                    y = torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
+                y.backward(gradient)
+                x.grad = weight.grad = None
 
         return one
 

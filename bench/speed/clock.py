@@ -31,6 +31,15 @@ def matrix_peak(device: torch.device, side: int) -> float:
     return 2.0 * side**3 / statistics.median(times)
 
 
+def median_within(values: list[float]) -> tuple[float, float]:
+    """Returns the interval that holds the median of all such values with 95 % confidence, by order
+    statistics; from the least to the greatest where there are too few values to say so."""
+    ordered, count = sorted(values), len(values)
+    outside = int((count - 1.96 * count**0.5) / 2)
+    outside = max(0, outside)
+    return ordered[outside], ordered[count - 1 - outside]
+
+
 def median(times: list[float]) -> dict[str, float]:
     """Returns the median and both quartiles in milliseconds."""
     low, middle, high = statistics.quantiles(times, n=4, method="inclusive")

@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,9 @@ class Run:
                     row.update(self._timed(wrapped, routing))
                     if not self.ep:
                         alone = alone or built.Experts(self.size, self.device)
-                        row.update(self._experts(alone.stepping(kernel, routing)))
+                        row.update(self._share("experts", alone.stepping(kernel, routing)))
+                        products = alone.products(kernel, routing)
+                        row.update(self._share("products", products) if products else {})
                 except Exception as error:
                     row["reason"] = _words(error)
                 if row["reason"]:
@@ -141,13 +143,14 @@ class Run:
         times = [self._one(one) for _ in range(self.size.rounds)]
         return {"step_ms": clock.median(times), **self._rates(times), **self._memory()}
 
-    def _experts(self, one: Any) -> Row:
-        """Times the experts of one layer without the rest of the step."""
+    def _share(self, name: str, one: Callable[[], None]) -> Row:
+        """Times the experts of one layer, or their matrix products, without the rest of the
+        step."""
         for _ in range(self.size.warmup):
             one()
         middle = statistics.median(self._one(one) for _ in range(self.size.rounds))
         rate = flops.experts(self.size.model, self.size.tokens) / middle
-        return {"experts_ms": 1e3 * middle, "experts_share": rate / self.peak}
+        return {f"{name}_ms": 1e3 * middle, f"{name}_share": rate / self.peak}
 
     def _one(self, work: Any) -> float:
         synchronize()
@@ -221,17 +224,17 @@ class Run:
         row = {"step_ms": clock.median(times[name]), **self._rates(times[name])}
         if base in times:
             pairs = zip(times[name], times[base], strict=True)
-            low, middle, high = statistics.quantiles(
-                [mine / other for mine, other in pairs], n=4, method="inclusive"
-            )
+            ratios = [mine / other for mine, other in pairs]
+            low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
             row["ratio"] = {"median": middle, "low": low, "high": high}
+            row["median_within"] = clock.median_within(ratios)
         return row
 
     # ---------------------------------------------------------------- recording
 
     def recording(self) -> Iterator[Row]:
         """Times the step of grouped_mm without the recorder and with it, its guard and laws."""
-        wrapped = built.fused(self.trial, self.device)
+        wrapped = self._that_fits() or built.fused(self.trial, self.device)
         built.use(wrapped.model, "grouped_mm")
         step = built.stepping(wrapped, "balanced", self.device)
         for _ in range(self.size.warmup):

@@ -87,7 +87,7 @@ def runs(device: str) -> Iterator[Run]:
     yield Run("kernels", "mid" if gpu else "tiny", device, 2)
     yield Run("fixes", "mid" if gpu else "tiny", device)
     yield Run("fixes", "mid" if gpu else "tiny", device, 2)
-    for size in ("small", "mid") if gpu else ("tiny",):
+    for size in ("small", "mid", "large") if gpu else ("tiny",):
         yield Run("recording", size, device)
 
 
@@ -137,8 +137,9 @@ def page(measured: Sequence[Measured]) -> list[str]:
         "of kernels divide the experts. Times are medians (quartiles). TFLOP/s counts the experts "
         "that a token is sent to, and backward as twice forward; its share is relative to a bf16 "
         "matrix product measured in the same run. 'Experts' is that share for the experts of one "
-        "layer alone, forward and backward. `checked` is a step that laws check, `laws` one that "
-        "they do not.",
+        "layer alone, forward and backward; 'products' that of their matrix products alone. "
+        "`within`: where the median ratio lies, with 95 % confidence. `checked` is a step that "
+        "laws check, `laws` one that they do not.",
         "",
     ]  # fmt: skip
     for one in measured:
@@ -181,7 +182,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ratios = any("ratio" in row for row in rows)
     columns = ["", "routing", "step", "tokens/s", "TFLOP/s", "of peak"]
     base = rows[0]["kernel"]
-    columns += [f"against {base}"] if ratios else ["experts", "memory"]
+    columns += [f"against {base}", "within"] if ratios else ["experts", "products", "memory"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for row in rows:
         step = row["step_ms"]
@@ -195,9 +196,12 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             ratio = row.get("ratio")
             spread = f"({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
             cells.append(f"{ratio['median']:.2f}x {spread}" if ratio else "")
+            within = row.get("median_within")
+            cells.append("{:.3f} to {:.3f}".format(*within) if within else "")
         else:
-            share, memory = row.get("experts_share"), row.get("peak_gib")
-            cells.append("" if share is None else f"{100 * share:.2g} %")
+            memory = row.get("peak_gib")
+            shares = (row.get("experts_share"), row.get("products_share"))
+            cells += ["" if share is None else f"{100 * share:.2g} %" for share in shares]
             cells.append("not counted" if memory is None else f"{memory:.1f} GiB")
         lines.append("| " + " | ".join(cells) + " |")
     return lines

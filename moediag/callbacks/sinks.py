@@ -102,6 +102,7 @@ class TensorBoard:
     a bucket for each expert, and the finding as text."""
 
     def __init__(self, writer: Any):
+        arguments.function("writer.add_text", getattr(writer, "add_text", None))
         self.writer = writer
 
     def tokens(self, step: int, block: str, counts: Mapping[int, Sequence[int]]) -> None:
@@ -131,6 +132,8 @@ class WandB:
     STEP = "moediag/step"  # W&B's own step does not go back to those before the end of the training
 
     def __init__(self, run: Any = None):
+        if run is not None:
+            arguments.function("run.log", getattr(run, "log", None))
         self.run = run
         self._defined = False
 

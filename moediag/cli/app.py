@@ -7,6 +7,7 @@ command imports what it needs.
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -187,6 +188,7 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
             names = [command.name for command in (*COMMANDS, *extension.commands())]
             file = configuration.read(Path.cwd(), names)
             called = typer.main.get_command(_called(given))
+            o.bound_numbers(called)
             code = called(
                 args=given, prog_name="moediag", obj=tuple(given), standalone_mode=False,
                 default_map=file.defaults(called),
@@ -227,6 +229,14 @@ def _called(given: Sequence[str]) -> typer.Typer:
     return _app(found) if found or "--version" in given else whole()
 
 
+# How the parser says it, and how one says it.
+_BETTER_WORDS = (
+    (r"is not a valid float( range)?$", "is not a number"),
+    (r"is not a valid int(eger)?( range)?$", "is not a whole number"),
+    (r"requires an argument$", "needs a value"),
+)
+
+
 def _known(error: Any, file: Configuration, given: Sequence[str]) -> MoediagError | None:
     """Returns the error that a user can fix; None for a bug. ``file``: of the options' defaults."""
     if isinstance(error, MoediagError):
@@ -235,7 +245,11 @@ def _known(error: Any, file: Configuration, given: Sequence[str]) -> MoediagErro
         return error
     if issubclass(type(error), _WRONG_USAGE):
         words = error.format_message().rstrip(".")
+        for pattern, better in _BETTER_WORDS:
+            words = re.sub(pattern, better, words)
         command = error.ctx.command_path if error.ctx is not None else "moediag"
+        if command == "moediag" and given[:1] and given[0] in {one.name for one in COMMANDS}:
+            command += f" {given[0]}"
         message = words[:1].lower() + words[1:]
         if error.ctx is not None and getattr(error, "param", None) is not None:
             option = max(error.param.opts, key=len)

@@ -155,15 +155,16 @@ def attach(
         done, ended = _followed(look, out, max(patience, _LEAST), notify)
     else:
         done = look(out)
+    if as_json:
+        stdout.write(json_view.render(done.result))
+    elif Path("-") not in chosen.values() and not ended:
+        terminal.render(done.result, consoles.output(no_color), views.short(done.folder), details)
+    # The page first: it is shown also if a file cannot be written.
     if collect is not None:
         attaching.write_archive(done, collect, redact)
         stderr.line(f"wrote {collect}")
     for told in views.write([done.result], chosen, dict):
         stderr.line(told)
-    if as_json:
-        stdout.write(json_view.render(done.result))
-    elif Path("-") not in chosen.values() and not ended:
-        terminal.render(done.result, consoles.output(no_color), views.short(done.folder), details)
     raise typer.Exit(ExitCode.OK if ended else page.exit_code(done.result))
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from moediag import extension
+from moediag import arguments, extension
 from moediag.errors import UsageError
-
-_FIRST_DUMPS = 1_546_300_800  # 2019; torch wrote none before
-_CLOCK_SKEW = 86_400.0  # seconds that another machine's clock may be ahead
 
 
 def _packages(incomplete: str) -> list[str]:
@@ -137,6 +133,25 @@ def pairs(texts: list[str], option: str) -> dict[str, str]:
     return found
 
 
+def bound_numbers(command: Any) -> None:
+    """Makes each number of ``command`` refuse nan, inf and what no system call takes. typer's
+    ranges refuse neither of them."""
+    for parameter in command.params:
+        if parameter.type.name.startswith(("float", "int")):
+            parameter.callback = _bounded
+    for one in getattr(command, "commands", {}).values():
+        bound_numbers(one)
+
+
+def _bounded(_: Any, parameter: Any, value: Any) -> Any:
+    fractional = parameter.type.name.startswith("float")
+    most = arguments.MOST_SECONDS if fractional else arguments.MOST_WHOLE
+    for one in value if isinstance(value, (list, tuple)) else [value]:
+        if one is not None and not one <= most:
+            raise typer.BadParameter(f"{one} is not in the range x<={most}.")
+    return value
+
+
 def moment(text: str) -> float | None:
     """The value of --taken-at in seconds since 1970: 0 for ``timeout``, None without one."""
     if text in ("", "timeout"):
@@ -146,9 +161,7 @@ def moment(text: str) -> float | None:
         found = _seconds(text)
     except (ValueError, OverflowError, OSError):
         raise UsageError(f"--taken-at {text}: not a time", help_text) from None
-    if not _FIRST_DUMPS < found < time.time() + _CLOCK_SKEW:
-        day = "in the future" if found > _FIRST_DUMPS else "before torch wrote any dump"
-        raise UsageError(f"--taken-at {text}: the time is {day}", help_text)
+    arguments.moment(f"--taken-at {text}", found)
     return found
 
 

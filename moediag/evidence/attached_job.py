@@ -35,12 +35,11 @@ def read(
         rank: _rank(rank, found.ranks.get(rank), seen, capture, kept)
         for rank in sorted({*found.ranks, *seen.ranks, *seen.missing})
     }
-    gone = seen.doing(looks.GONE)
-    for rank in {*seen.missing, *(gone if len(gone) < len(seen.ranks) else ())}:
-        ranks[rank] = replace(ranks[rank], exit=ExitStatus(signal=UNTOLD))
     stall = stall_of(seen)
+    for rank in failed_ranks(seen):
+        ranks[rank] = replace(ranks[rank], exit=ExitStatus(signal=UNTOLD))
     recorded = any(one.collectives for one in ranks.values())
-    if stall is not None and recorded and found.stall is not None:
+    if seen.rests and recorded and found.stall is not None:
         stall = found.stall
     return replace(
         found,
@@ -58,13 +57,20 @@ def read(
     )
 
 
+def failed_ranks(seen: Looks) -> tuple[int, ...]:
+    """Ranks that ended and that others wait for. One that nobody waits for may have finished."""
+    stall = stall_of(seen)
+    return seen.ended if stall is not None and stall.waiting else ()
+
+
 def stall_of(seen: Looks) -> Stall | None:
     """The stall that looks show; None if the job progresses, or may."""
     if not seen.stands:
         return None
     still = min(look.still for look in seen.ranks.values() if look.at_rest)
     outside = seen.doing(looks.IDLE, looks.STOPPED)
-    return Stall(0.0, round(still, 1), seen.doing(looks.WAITS), outside)
+    waiting = seen.doing(looks.WAITS, looks.ON_DEVICE)
+    return Stall(0.0, round(still, 1), waiting, outside)
 
 
 def _rank(

@@ -157,6 +157,8 @@ class ModelState:
     buffers: tuple[tuple[tuple[int, ...], Mapping[str, str | None]], ...] = ()
     #: Parameters with a gradient that no optimizer has, and their fingerprints.
     left_out: Mapping[str, str | None] = field(default_factory=dict)
+    #: Those of them that replaced parameters of the same shapes, which the optimizers still have.
+    replaced: tuple[Name, ...] = ()
     #: Routers that do not train although their experts do.
     frozen_routers: tuple[str, ...] = ()
     #: Updates of each AveragedModel so far.

@@ -192,6 +192,7 @@ class _Reader:
                     (tuple(map(int, one["over"])), _by_name(one["buffers"])) for one in models
                 ),
                 left_out=_by_name(event["left_out"]),
+                replaced=tuple(map(plain_name, event.get("replaced", ()))),
                 frozen_routers=tuple(
                     plain_name(name) for one in models for name in one["frozen_routers"]
                 ),

@@ -11,6 +11,7 @@ from moediag.records import dataclass
 
 # What a rank did over all looks.
 WAITS = "waits"  # in one collective
+ON_DEVICE = "on device"  # for its device, which computes or is itself in a collective
 IDLE = "idle"  # outside communication, at one place, without using a CPU
 STOPPED = "stopped"  # by SIGSTOP
 WORKS = "works"  # it computes, reads or writes files, or waits for a child that works
@@ -21,6 +22,7 @@ UNREAD = "unread"  # its Python frames could not be read
 # each epoch.
 _OF_RUN = ("epoch", "global_step", "iter_num")
 _OF_EPOCH = ("step", "iteration", "batch_idx")
+COUNTERS = (*_OF_RUN, *_OF_EPOCH)
 SHORTLY = 4.0  # seconds without progress that count for a rank that is held up for a known reason
 
 
@@ -49,7 +51,7 @@ class RankLook:
 
     @property
     def at_rest(self) -> bool:
-        return self.does in (WAITS, IDLE, STOPPED)
+        return self.does in (WAITS, ON_DEVICE, IDLE, STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,12 @@ class Looks:
         return tuple(rank for rank in range(self.world_size) if rank not in here)
 
     @property
+    def ended(self) -> tuple[int, ...]:
+        """The ranks of this machine that ended before the others."""
+        gone = self.doing(GONE)
+        return tuple(sorted({*self.missing, *(gone if len(gone) < len(self.ranks) else ())}))
+
+    @property
     def held(self) -> tuple[int, ...]:
         """Ranks that cannot continue, for a known reason."""
         return tuple(rank for rank, look in sorted(self.ranks.items()) if look.held)
@@ -91,7 +99,7 @@ class Looks:
         early = [self.ranks[rank].values for rank in others if rank in self.ranks]
         every = (*late, *early)
         same = False  # a counter of the run is equal on all
-        for name in (*_OF_RUN, *_OF_EPOCH):
+        for name in COUNTERS:
             known = all(values.get(name, "").isdecimal() for values in every)
             if not known or (name in _OF_EPOCH and not same):
                 continue
@@ -117,14 +125,22 @@ class Looks:
         return bool(there) and still and not self.progresses
 
     @property
-    def stands(self) -> bool:
-        """Whether no rank here has made progress for long enough to call it a hang."""
+    def rests(self) -> bool:
+        """Whether no rank here was seen to make progress for the patience."""
         if self.progresses or not self.ranks or self.doing(UNREAD):
             return False
         resting = [look for look in self.ranks.values() if look.at_rest]
         known = bool(self.held or self.missing or self.doing(GONE))
         least = SHORTLY if known else self.patience
         return bool(resting) and all(look.still >= least for look in resting)
+
+    @property
+    def stands(self) -> bool:
+        """Whether no rank here has made progress for long enough to call it a hang. Devices that
+        all compute for as long look the same, so a rank must wait elsewhere."""
+        only_devices = bool(self.doing(ON_DEVICE)) and not self.doing(WAITS, IDLE, STOPPED)
+        known = bool(self.held or self.missing or self.doing(GONE))
+        return self.rests and (known or not only_devices)
 
 
 def merged(parts: Iterable[Looks | None]) -> Looks | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from moediag.masking import masked
 from moediag.records import dataclass
 
 if TYPE_CHECKING:
@@ -223,6 +224,11 @@ class RankError:
     time: float = 0.0
     frames: tuple[Frame, ...] = ()  # of its traceback, innermost first
     after: str = ""  # the first exception of its chain, "KeyError: 'x' at data.py:3 load"
+
+    def __post_init__(self) -> None:
+        # A log that somebody else wrote may hold secrets.
+        object.__setattr__(self, "message", masked(self.message))
+        object.__setattr__(self, "after", masked(self.after))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,15 @@ from moediag.evidence.launch_record import LaunchRecord, read_launch
 from moediag.evidence.law_model import LawCheck
 from moediag.evidence.law_records import read_laws
 from moediag.evidence.line_conditions import Sources
-from moediag.evidence.model import Collective, Evidence, Meeting, RankEvidence, Stack
+from moediag.evidence.model import (
+    STARTED_THERE,
+    Collective,
+    Evidence,
+    Meeting,
+    RankEvidence,
+    Stack,
+    Stall,
+)
 from moediag.protocol import Outcome, innermost_user, parse_json, read_stored
 
 CAPTURE = "capture"
@@ -40,6 +48,7 @@ MOST_ATTACHED = 20_000  # characters of each
 _RANK_FILE = re.compile(r"^rank-(\d{1,7})\.")
 _ATTEMPTS = 3  # in whose saves the state of a restart is looked for
 _MOST_RANKS = 1 << 17
+_LONG = 30.0  # seconds in which a device completes any call that its peers also made
 _BETWEEN_RUNS = 600.0  # seconds; ranks of one run start closer together
 
 
@@ -92,12 +101,13 @@ def _read(folder: Path) -> Evidence:
     }
     ranks |= {rank: RankEvidence(rank, not_seen=(text,)) for rank, text in earlier.items()}
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
+    stall = launch.stall or _on_devices(launch, ranks)
     return Evidence(
         world_size=world_size,
         ranks=ranks,
         backend=backend,
-        stall=launch.stall,
-        timed_out=launch.timed_out,
+        stall=stall,
+        timed_out=launch.timed_out and stall is None,
         launch_error=launch.launch_error,
         interrupted=launch.interrupted,
         deaths=tuple(death.rank for death in launch.deaths),
@@ -111,6 +121,20 @@ def _read(folder: Path) -> Evidence:
         sources=sources.files,
         earlier=_earlier(folder, ranks) if task["kind"] == "watch" else {},
     )
+
+
+def _on_devices(launch: LaunchRecord, ranks: Mapping[int, RankEvidence]) -> Stall | None:
+    """The stall of a job that its time limit ended while the device of each rank had long been in a
+    call. Stacks need not show it: a thread may wait for the device anywhere."""
+    calls = [call for seen in ranks.values() for call in seen.collectives]
+    devices = all(
+        any(call.on_device == STARTED_THERE for call in seen.collectives) for seen in ranks.values()
+    )
+    newest = max((call.time for call in calls), default=launch.ended)
+    quiet = launch.ended - newest
+    if not launch.timed_out or not devices or quiet < _LONG:
+        return None
+    return Stall(newest - launch.started, round(quiet, 1), tuple(sorted(ranks)))
 
 
 def _earlier(folder: Path, ranks: Iterable[int]) -> dict[int, tuple[LawCheck, ...]]:

@@ -58,8 +58,9 @@ def run(
     for name, number in (("cpu", cpu), ("gpus", gpus)):
         arguments.whole(name, number, 1, optional=True)
     arguments.whole("repeat", repeat, 1)
-    arguments.seconds("timeout", timeout)
-    arguments.mapping("stack", stack, '{"transformers": "5.17.0"}')
+    arguments.seconds("timeout", timeout, optional=True)
+    arguments.mapping("stack", stack, '{"transformers": "5.17.0"}', str)
+    arguments.flag("cost", cost)
     arguments.mapping("overrides", overrides, '{"model.family": "mixtral"}')
     arguments.words("variants", variants, '["unfixed", "zero-fill"]', "each variant")
     arguments.path("out", out, optional=True)
@@ -115,7 +116,8 @@ def check(
     for axis, size in layout.items():
         arguments.whole(f"layout[{axis!r}]", size, 1)
     arguments.whole("world", world, 1, optional=True)
-    arguments.mapping("stack", stack, '{"transformers": "5.17.0"}')
+    arguments.mapping("stack", stack, '{"transformers": "5.17.0"}', str)
+    arguments.flag("simulate", simulate)
     arguments.one_of("wrapper", wrapper, ("", "fsdp2", "transformers"))
     arguments.seconds("timeout", timeout)
     arguments.path("out", out, optional=True)

@@ -112,6 +112,11 @@ def start(
             f"there is no command {command[0]!r}",
             f"Give your training command, unchanged: {options.example}",
         ) from error
+    except PermissionError as error:
+        raise UsageError(
+            f"{command[0]} is not executable",
+            f"Type: chmod +x {command[0]}, or put its interpreter in front: python {command[0]}",
+        ) from error
     except OSError as error:
         raise MachineError(f"{command[0]} cannot be started: {error.strerror}") from error
     return WatchedJob(process, token)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -96,12 +97,16 @@ def attach(
     job: Job, options: AttachOptions, out: Path | None, progress: Callable[[str], None]
 ) -> Attached:
     """Looks at ``job`` and returns what that shows. The evidence is in a run directory: ``out``, or
-    a new one."""
+    a new one, which is removed if the look is interrupted or cannot be written."""
     folder = run_folder(out, f"attach-{job.name}")
     started = datetime.now(timezone.utc)
-    attempt = folder / protocol.attempt_folder(0)
-    collected = collecting.collect(job, attempt, options, progress)
-    return judged(folder, collected.trial, f"attach {job.root}", started, collected.notes)
+    try:
+        attempt = folder / protocol.attempt_folder(0)
+        collected = collecting.collect(job, attempt, options, progress)
+        return judged(folder, collected.trial, f"attach {job.root}", started, collected.notes)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def write_archive(done: Attached, target: Path, redact: bool) -> None:

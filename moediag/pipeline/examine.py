@@ -172,8 +172,9 @@ def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialR
         why = "; ".join(found.refused[:_SHOWN]) or "no file"
         more = len(found.refused) - _SHOWN
         why += f"; and {more} more" if more > 0 else ""
-        where = ", ".join(map(str, paths))
-        raise EvidenceError(f"{where}: nothing here could be read as evidence: {why}", HELP)
+        folders = ", ".join(str(path) for path in paths if path.is_dir())
+        where = f" in {folders}" if folders else ""  # a file is named in the reason
+        raise EvidenceError(f"nothing to diagnose{where}: {why}", HELP)
     newest = max((dump.created[-1] for dump in found.dumps.values() if dump.created), default=0)
     if taken_at and taken_at < newest / 1e9 - 60:  # a minute: clocks differ
         issued = datetime.fromtimestamp(newest / 1e9).isoformat(" ", "seconds")

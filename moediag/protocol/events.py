@@ -86,7 +86,8 @@ EVENT_KINDS = (
 # declared    step tensors[{axes[] ranks[] part shape[] data(bool: an axis of data parallelism) line
 #             print(of integers) sketch(of floats)}]   DTensor.from_local with Replicate placements
 # model       step models[{over[] buffers{name: fingerprint} frozen_routers[]}]
-#             left_out{name: fingerprint} averages[updates of each AveragedModel]
+#             left_out{name: fingerprint} replaced[names of these, if the optimizers have as many of
+#             the same shapes that belong to no module] averages[updates of each AveragedModel]
 #             idle(bool: no parameter of an optimizer that stepped had a gradient)
 #             tied[names of a parameter that has several]
 # cleared     step optimizer(class) names[] kept(bool) line times(that autograd added to them)

@@ -24,6 +24,8 @@ _ONLY_TORCH = re.compile(
     r"(.*[/\\]torch[/\\])(?:distributed/(?:distributed_c10d|c10d_logger)|autograd/(?:__init__|graph)"
     r"|nn/modules/module|utils/(?:_contextlib|data/dataloader)|_dynamo/eval_frame|_ops|_tensor)\.py$"
 )
+# A module that torch.compile wrote: a hash in base 32, in a folder of two of its letters.
+_COMPILED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py$")
 _MOEDIAG = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - imports less than pathlib
 
 
@@ -61,4 +63,6 @@ def _is_module(path: str) -> bool:
 
 
 def _generated(file: str) -> bool:
-    return file.startswith("<") and not file.startswith(_TYPED)
+    if file.startswith("<"):
+        return not file.startswith(_TYPED)
+    return _COMPILED.search(file) is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Dict
 
 from moediag import protocol
+from moediag.masking import masked
 from moediag.ranks import parent
 
 # What a rank runs: "module:function" with one argument, the trial's path. Tests replace it.
@@ -89,11 +90,14 @@ def _write_error(path: Path, error: BaseException) -> None:
 
 
 def error_content(error: BaseException) -> Dict[str, object]:
+    """The content of an error file, without secrets."""
+    text = masked(str(error))
     stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    stack = masked(stack.replace(str(error), text) if text != str(error) else stack)
     # The agent reads whole seconds only; ``time`` orders the ranks' ends.
     now = time.time()
     extra = {"py_callstack": stack, "timestamp": str(int(now)), "time": now}
-    return {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
+    return {"message": {"message": f"{type(error).__name__}: {text}", "extraInfo": extra}}
 
 
 def main(trial_path: str) -> None:

@@ -6,8 +6,9 @@ It counts the starts and ends of captures, because a stream tells only its own t
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 
@@ -17,7 +18,7 @@ PATIENCE = 1.0  # seconds that a capture waits for a running query
 
 
 class Captures:
-    """Counts running captures. Hold ``asking`` to query the device: a capture waits for it."""
+    """Counts running captures. Query the device within :meth:`question`: a capture waits for it."""
 
     def __init__(self) -> None:
         self.asking = threading.Lock()
@@ -26,6 +27,18 @@ class Captures:
     @property
     def running(self) -> bool:
         return self._running > 0
+
+    @contextlib.contextmanager
+    def question(self) -> Iterator[bool]:
+        """Whether the device may be asked: no graph is captured, and no other thread asks."""
+        if not self.asking.acquire(blocking=False):
+            yield False
+            return
+        try:
+            # Under the lock: a capture increments its count before it waits for the lock.
+            yield not self.running
+        finally:
+            self.asking.release()
 
     def install(self, patches: Patches) -> None:
         graph: Any = getattr(torch.cuda, "CUDAGraph", None)

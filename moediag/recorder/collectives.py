@@ -19,7 +19,7 @@ from moediag.recorder.calls import METHODS, OPERATORS, REDUCES, Shape, describe
 from moediag.recorder.capturing import Captures
 from moediag.recorder.completion import Completion
 from moediag.recorder.core import Recorder
-from moediag.recorder.native_wait import NativeWait
+from moediag.recorder.native_wait import DeviceWait, NativeWait
 
 WATCHER = "collectives"
 _ScriptObject = torch.ScriptObject
@@ -32,7 +32,9 @@ def install(recorder: Recorder) -> None:
     recorder.captures = captures
     completion = Completion(recorder, captures)
     recorder.on_flush.append(completion.poll)
-    recorder.on_stop += [completion.look, NativeWait(recorder.heartbeat, completion).look]
+    device = DeviceWait(recorder.heartbeat, captures)
+    waits = NativeWait(recorder.heartbeat, completion, device=device.look)
+    recorder.on_stop += [completion.look, waits.look]
     recorder.on_finish.append(completion.settle)
     for name, shape in METHODS.items():
         recorder.patches.replace(dist.ProcessGroup, name, _method(recorder, completion, shape))

@@ -173,12 +173,8 @@ class Completion:
 
     def _ask(self, works: bool = False) -> None:
         """Queries the device, unless another thread is doing it: its query has the same result."""
-        asking = self._captures.asking
-        if not asking.acquire(blocking=False):
-            return
-        try:
-            # Check under the lock: a capture increments its count before it waits for the lock.
-            if self._captures.running:
+        with self._captures.question() as allowed:
+            if not allowed:
                 return
             while self._device and self._device[0][1].query():
                 self._recorder.done(self._device.popleft()[0])
@@ -199,8 +195,6 @@ class Completion:
                 if self._works.pop(key, None) is not None:  # else the rank has just waited
                     for number in expected.numbers:
                         self._recorder.done(number)
-        finally:
-            asking.release()
 
 
 def _succeeded(work: Any) -> bool:

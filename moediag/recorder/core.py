@@ -354,7 +354,7 @@ class Recorder:
         """Records that operation ``number`` raised ``error``. Never raises: the caller is about to
         let ``error`` through to the program."""
         with contextlib.suppress(Exception):
-            text = masked(" ".join(str(error).split())[:_MAX_FAILED])
+            text = masked(" ".join(str(error).split()))[:_MAX_FAILED]
             self.event("failed", n=number, type=type(error).__name__, message=text)
 
     def current_phase(self) -> str:

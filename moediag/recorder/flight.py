@@ -4,7 +4,7 @@ symbolise."""
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple, Optional
+from typing import Any, FrozenSet, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -36,9 +36,23 @@ def dump() -> Optional[Dump]:
     return found
 
 
-def _json(function: Any) -> Dump:
+def executing() -> FrozenSet[Tuple[str, str, str]]:
+    """The operations that this process's devices have started and not completed, each by its group,
+    its number there and its name; none if this torch does not know."""
+    function = getattr(getattr(torch._C, "_distributed_c10d", None), _JSON[0], None)
+    if function is None:
+        return frozenset()
+    records = json.loads(_json(function, active=True).text)
+    return frozenset(
+        (str(e.get("pg_id")), str(e.get("collective_seq_id")), str(e.get("profiling_name")))
+        for e in records.get("entries") or ()
+        if e.get("state") == "started"
+    )
+
+
+def _json(function: Any, active: bool = False) -> Dump:
     """Keeps torch's own JSON: re-encoding 20,000 operations holds the GIL for seconds."""
-    raw = function(includeCollectives=True, onlyActive=False)
+    raw = function(includeCollectives=True, onlyActive=active)
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
     return Dump(text, _recorded(json.loads(text)))
 

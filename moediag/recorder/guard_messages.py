@@ -14,7 +14,7 @@ _NEXT = (
 _NEXT_APART = (
     "Next: let every rank reduce the same groups in the same order: where each expert is a group "
     "of its own, group the whole block, or run experts without tokens on an empty slice. `moediag "
-    "diagnose` on the evidence folder says where the ranks parted."
+    "diagnose` on the evidence folder says where the ranks diverged."
 )
 _NEXT_ABSENT = (
     "Next: look at what that rank does (py-spy dump --pid PID, or its own output). A rank that is "

@@ -42,5 +42,5 @@ def _tell(recorder: Recorder, error: Exception, user: UserLines) -> None:
             where = f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
         trace = trace.tb_next
     recorder.log.event(
-        "handling", type=type(error).__name__, message=masked(str(error)[:2000]), where=where
+        "handling", type=type(error).__name__, message=masked(str(error))[:2000], where=where
     )

@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 import time
+from typing import Optional
 
 from moediag.protocol import Heartbeat
 
@@ -90,14 +91,14 @@ class HeartbeatWriter:
             self._time = now = time.time()
             _pack_into(self._map, 0, _MAGIC, self.progress, before, state, now, self.step)
 
-    def assume(self, collective: int) -> None:
-        """Marks the rank, which has stopped, as waiting in ``collective`` without having entered
-        it; -1 withdraws that. The next event withdraws it, too. This is no progress: the time
-        stays."""
+    def assume(self, collective: Optional[int]) -> None:
+        """Marks the rank, which has stopped, as waiting in ``collective``, -1 if it is not known
+        which, without having entered it; None withdraws that. The next event withdraws it, too.
+        This is no progress: the time stays."""
         with self._lock:
             if self._assumed:
                 self._withdraw()
-            if self.state == RUNNING and collective >= 0:
+            if self.state == RUNNING and collective is not None:
                 self.collective, self.state, self._assumed = collective, IN_COLLECTIVE, True
             self._put()
 

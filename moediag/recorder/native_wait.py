@@ -1,4 +1,5 @@
-"""Detects that a thread of the rank waits, in C++, for a call that C++ issued.
+"""Detects that a thread of the rank waits, in C++, for a call that C++ issued, or its device for
+one that it cannot complete.
 
 The recorder's wrappers see the waits of Python. DDP's reducer issues its calls from C++ and waits
 for them there: the innermost Python frame is autograd's, which is also the frame of a backward that
@@ -7,17 +8,24 @@ innermost Python frame is one below which torch waits for communication, and the
 one look to the next without a switch to it. To be seen asleep twice is not enough: a thread that
 executes Python sleeps during each look, for the interpreter's lock that the look holds, and on a
 busy machine it may get no CPU time in between.
+
+A device that has started a call and does not complete it waits for other ranks, whatever the rank's
+threads do meanwhile: autograd's may be in a copy to the host, or in the launch of a kernel whose
+code the driver cannot load while the device is busy.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from types import FrameType
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
 import torch
 
+from moediag.recorder import flight
+from moediag.recorder.capturing import Captures
 from moediag.recorder.completion import Completion
 from moediag.recorder.heartbeat import HeartbeatWriter
 
@@ -26,6 +34,8 @@ _TORCH = str(Path(torch.__file__).parent)
 # DDP's broadcast of buffers, and everything in torch.distributed.
 _ENGINE = (f"{_TORCH}/autograd/graph.py", f"{_TORCH}/autograd/__init__.py")
 _PLACES = (f"{_TORCH}/distributed/", f"{_TORCH}/nn/parallel/distributed.py", *_ENGINE)
+
+_ASK = 3.0  # seconds between two questions to the device
 
 _SWITCHES = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 
@@ -48,18 +58,23 @@ class NativeWait:
         completion: Completion,
         frames: Callable[[], Dict[int, FrameType]] = sys._current_frames,
         state: Optional[Callable[[int], Optional[Tuple[str, ...]]]] = None,
+        device: Callable[[], bool] = lambda: False,
     ) -> None:
         self._heartbeat = heartbeat
         self._completion = completion
         self._frames = frames
         self._state = state or asleep
         self._before: Optional[Look] = None
+        self._device = device
 
     def look(self) -> None:
         now = self._look()
         waits = now is not None and now == self._before
         self._before = now
-        self._heartbeat.assume(now.call if now is not None and waits else -1)
+        if now is not None and waits:
+            self._heartbeat.assume(now.call)
+        else:
+            self._heartbeat.assume(-1 if self._device() else None)
 
     def _look(self) -> Optional[Look]:
         """None if the thread that issued the oldest open call does not sleep below torch."""
@@ -75,6 +90,43 @@ class NativeWait:
             return None
         where = frame.f_code.co_filename, frame.f_lineno
         return Look(call, where, switches)
+
+
+class DeviceWait:
+    """Tells whether the device has been in one call since the last time it was asked."""
+
+    def __init__(
+        self,
+        heartbeat: HeartbeatWriter,
+        captures: Captures,
+        executing: Callable[[], FrozenSet[Tuple[str, str, str]]] = flight.executing,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._heartbeat = heartbeat
+        self._captures = captures
+        self._executing = executing
+        self._clock = clock
+        self._progress = -1
+        self._asked = 0.0
+        self._found: FrozenSet[Tuple[str, str, str]] = frozenset()
+        self._waits = False
+
+    def look(self) -> bool:
+        progress, now = self._heartbeat.progress, self._clock()
+        if progress != self._progress:
+            self._progress, self._asked, self._found, self._waits = (
+                progress,
+                now,
+                frozenset(),
+                False,
+            )
+        elif now - self._asked >= _ASK:
+            before, self._asked, self._found = self._found, now, frozenset()
+            with self._captures.question() as allowed:
+                if allowed and torch.cuda.is_initialized():
+                    self._found = self._executing()
+            self._waits = bool(before & self._found)
+        return self._waits
 
 
 def asleep(thread: int, proc: str = "/proc/self/task") -> Optional[Tuple[str, ...]]:

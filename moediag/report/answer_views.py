@@ -6,6 +6,7 @@ Each begins or ends with the word of the answer's state, which no command can re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from xml.etree import ElementTree
@@ -145,7 +146,13 @@ def html(answer: Answer) -> str:
     """Returns one self-contained page; the template engine escapes every text."""
     from moediag.report.html import template
 
-    return printable(template("answer.html.j2").render(answer=answer, grouped=_grouped))
+    whole = _whole(answer)
+    return printable(template("answer.html.j2").render(answer=whole, grouped=_grouped))
+
+
+def _whole(answer: Answer) -> Answer:
+    """``answer`` without the row that says how to see the details: a document has them."""
+    return replace(answer, rows=tuple(row for row in answer.rows if row.label != "details"))
 
 
 def junit(answer: Answer) -> str:
@@ -153,7 +160,7 @@ def junit(answer: Answer) -> str:
     green that says nothing: inconclusive is an error."""
     from moediag.report.junit import document, suite
 
-    text = "\n".join(f"{row.label}: {row.text}" for row in answer.rows)
+    text = "\n".join(f"{row.label}: {row.text}" for row in _whole(answer).rows)
     own = Case(
         answer.command, answer.title, answer.state, answer.conclusion, text, suite=answer.title
     )

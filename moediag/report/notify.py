@@ -55,14 +55,14 @@ class Message:
 
 def of_result(result: RunResult, folder: Path) -> Message:
     """Returns the message about the last trial of ``result``, whose run directory is ``folder``."""
-    job, found = result.scenario, result.trials[-1]
+    job, found = masked(result.scenario), result.trials[-1]
     shown = finding_of([found], result)
     who = f": {wording.ranks(found.culprits)}" if found.culprits else ""
     lines = [*shown.places[:_PLACES]] or [found.cause.partition(". ")[0]]
     lines += [f"Next: {shown.next_step}"] if shown.next_step else []
     fields = {"verdict": found.verdict, "job": job, "culprits": list(found.culprits),
-              "places": list(shown.places), "cause": masked(found.cause),
-              "next_step": shown.next_step}  # fmt: skip
+              "places": [masked(one) for one in shown.places], "cause": masked(found.cause),
+              "next_step": masked(shown.next_step)}  # fmt: skip
     return Message(f"moediag: {found.verdict} in {job}{who}", tuple(lines), str(folder), fields)
 
 

@@ -25,6 +25,7 @@ from moediag.report.text_layout import (
     indented,
     labelled,
     plain,
+    to_type,
     wrap,
 )
 from moediag.result import FAILURES, Effect, RunResult, Table, Verdict
@@ -40,7 +41,9 @@ STYLES = {
 WIDEST = 120  # longer lines are harder to read than to wrap
 MOST_NAMES = 6
 MOST_PLACES = 3
+_FUNCTION = re.compile(r"(\.py:\d+) [\w.<>]+")
 MOST_ANSWERED = 2  # places in the answer at the end
+MOST_LINES = 8  # of that answer
 SHORT = 24  # lines of a small terminal: the answer of a longer page is repeated at its end
 _SENTENCE = re.compile(r"(?<=[a-z0-9)`]\.) (?=[A-Z])")
 
@@ -121,10 +124,10 @@ def _commands(page: Page, width: int, run_folder: Path | None, details: bool) ->
         if not page.findings:
             yield from labelled("EVIDENCE", str(run_folder), width, "faint")
         if any(finding.excerpt for finding in page.findings) and not details:
-            yield from labelled("DETAILS", f"moediag report {run_folder} --details", width, "faint")
-        yield from labelled("HTML", f"moediag report {run_folder} --html page.html", width, "faint")
+            yield from to_type("DETAILS", f"moediag report {run_folder} --details", width)
+        yield from to_type("HTML", f"moediag report {run_folder} --html page.html", width)
     if page.explain:
-        yield from labelled("MEANING", f"moediag explain {page.explain}", width, "faint")
+        yield from to_type("MEANING", f"moediag explain {page.explain}", width)
 
 
 def finding_lines(
@@ -180,19 +183,27 @@ def _evidence_lines(finding: Finding, width: int) -> Iterator[Line]:
         yield from _stack(group, "STACKS" if number == 0 else "", width)
 
 
-def answer_lines(finding: Finding, width: int) -> Iterator[Line]:
-    """The verdict, who, where, two sentences of the cause and the next step, for the end of a long
-    page: at most eight lines in a terminal of 80 columns, as far as the texts allow."""
+def answer_lines(finding: Finding, width: int, room: int = MOST_LINES) -> Iterator[Line]:
+    """The verdict, who, where, the cause and the next step, for the end of a long page: at most
+    ``room`` lines, as far as the texts allow. Where an excerpt of the source shows the cause, it
+    is repeated only if there is room."""
     blame = ((text, _blame_style(text)) for text in finding.blame)
-    yield from flow(((finding.verdict, verdict_style(finding.verdict)), *blame), width)
+    head = list(flow(((finding.verdict, verdict_style(finding.verdict)), *blame), width))
     for number, text in enumerate(_some(finding.places, MOST_ANSWERED, "place")):
-        yield from labelled("WHERE" if number == 0 else "", _shortened(text, width), width)
-    if finding.cause and not finding.excerpt:
-        yield from labelled("CAUSE", " ".join(_SENTENCE.split(finding.cause)[:2]), width)
+        head += labelled("WHERE" if number == 0 else "", _shortened(text, width), width)
+    tail: list[Line] = []
     for text in finding.suspicious[:MOST_ANSWERED]:
-        yield from labelled("SUSPECT", text, width, "doubt")
+        tail += labelled("SUSPECT", text, width, "doubt")
     if finding.next_step:
-        yield from labelled("NEXT", finding.next_step, width, "label")
+        tail += labelled("NEXT", finding.next_step, width, "label")
+    yield from head
+    for count in (2, 1) if finding.cause else ():
+        cause = list(labelled("CAUSE", " ".join(_SENTENCE.split(finding.cause)[:count]), width))
+        fits = len(head) + len(cause) + len(tail) <= room
+        if fits or (count == 1 and not finding.excerpt):
+            yield from cause
+            break
+    yield from tail
 
 
 def closing(result: RunResult, width: int, run_folder: Path) -> Iterator[Line]:
@@ -200,8 +211,9 @@ def closing(result: RunResult, width: int, run_folder: Path) -> Iterator[Line]:
     traceback of torchrun, stand between the page and the prompt."""
     findings = page_of(result).findings
     if findings:
-        yield from answer_lines(findings[-1], width)
-        yield from labelled("AGAIN", f"moediag report {run_folder} --details", width, "faint")
+        again = list(to_type("AGAIN", f"moediag report {run_folder}", width))
+        yield from answer_lines(findings[-1], width, MOST_LINES - len(again))
+        yield from again
     else:
         if step := result.trials[-1].diagnosis.next_step:
             yield from labelled("NEXT", step, width, "label")
@@ -219,8 +231,10 @@ def short(result: RunResult) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
-    """``text`` on one line."""
+    """``text`` on one line, rather without the names of functions than without its end."""
     room = width - 10
+    if len(text) > room:
+        text = _FUNCTION.sub(r"\1", text)
     return text if len(text) <= room else f"{text[: room - 1]}…"
 
 

@@ -59,6 +59,19 @@ def labelled(label: str, text: str, width: int, style: str = "plain") -> Iterato
         yield head, (line, style)
 
 
+def to_type(label: str, command: str, width: int) -> Iterator[Line]:
+    """Yields a command to type, continued as a shell continues it; on one line, however long, if a
+    word of it, such as a path, is longer than a line."""
+    room = width - max(len(label) + 2, 10) - 2
+    if any(len(word) > room for word in command.split()):
+        yield (f" {label}".ljust(max(len(label) + 2, 10)), "label"), (command, "faint")
+        return
+    *before, last = labelled(label, command, width - 2, "faint")
+    for *head, (text, style) in before:
+        yield (*head, (f"{text} \\", style))
+    yield last
+
+
 def indented(text: str, width: int, indent: int, style: str = "plain") -> Iterator[Line]:
     """Yields wrapped text, every line indented by ``indent`` columns."""
     for line in wrap(text, width - indent):

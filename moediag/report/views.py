@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,9 @@ def load(path: Path) -> tuple[RunResult, Path]:
             f"{file} does not exist", "Give the directory of a finished `moediag run`."
         ) from None
     except (OSError, ValueError) as error:
+        why = "not JSON" if isinstance(error, json.JSONDecodeError) else error
         raise EvidenceError(
-            f"{file} is not a result of moediag: {error}",
+            f"{file} is not a result of moediag: {why}",
             "Give the directory of a finished `moediag run`.",
         ) from error
 
@@ -66,7 +68,10 @@ def put(target: Path, text: str, option: str) -> str:
     except OSError as error:
         if says_disk_full(error):
             raise
-        raise UsageError(f"{option} {target}: {error.strerror or error}") from error
+        raise UsageError(
+            f"{option} {target}: {error.strerror or error}",
+            "Give a file in a folder that exists and can be written.",
+        ) from error
     return f"{verb} {target}"
 
 

@@ -1,4 +1,4 @@
-"""`--executor` on a real Slurm of three nodes and a real Ray of two, in ordinary conditions."""
+"""`--executor` on a real Slurm of four nodes and a real Ray of two, in ordinary conditions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -49,10 +50,11 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         pytest.skip(f"Ray: {why}")
     folder = tmp_path_factory.mktemp("r")
     with (
-        cluster.ray(folder, {"PYTHON": _without_moediag(folder), "PYTHONPATH": ""}) as address,
+        cluster.ray(folder, {"PYTHON": _without_moediag(folder), "PYTHONPATH": ""}) as environ,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv("RAY_ADDRESS", address)
+        for name in ("RAY_ADDRESS", *cluster.RAY):
+            patch.setenv(name, environ[name])
         yield
 
 
@@ -150,6 +152,20 @@ def test_slurm_item_longer_than_its_limit(slurm: None, run: Any) -> None:
     _until(lambda: not _output("squeue", "-h"))
 
 
+def test_slurm_limit_of_a_job(slurm: None, run: Any) -> None:
+    """Slurm looks twice a minute."""
+    found = run(seconds=200.0, limit=300.0, time="1", partition="one")
+    assert all(re.fullmatch(r"not decided: ran \d+ s of 60 s in Slurm job \d+ on n1", text)
+               for text in found), found  # fmt: skip
+
+
+def test_slurm_node_without_the_package_is_avoided(slurm: None, run: Any, said: list[str]) -> None:
+    """Two items fill n1, so the third worker starts on n4."""
+    assert run(items=3, seconds=3.0, partition="mixed") == [""] * 3
+    named = [text for text in said if "the worker on n4 did not start" in text]
+    assert len(named) == 2 and "this node is avoided" in named[0] and "not used" in named[1]
+
+
 def test_slurm_preemption_and_a_cluster_smaller_than_asked(
     slurm: None, run: Any, said: list[str], tmp_path: Path
 ) -> None:
@@ -175,7 +191,8 @@ def test_slurm_full_queue(slurm: None, run: Any, said: list[str]) -> None:
 
 
 def test_slurm_controller_away_for_a_while(slurm: None, run: Any) -> None:
-    (controller,) = (p for p in psutil.process_iter(["name"]) if p.info["name"] == "slurmctld")
+    here = psutil.Process().children()
+    (controller,) = (process for process in here if process.name() == "slurmctld")
 
     def away() -> None:
         time.sleep(3)

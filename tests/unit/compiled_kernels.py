@@ -33,16 +33,17 @@ def compiled(kernel: Any, contiguous: tuple[str, ...], sizes: dict[str, int]) ->
         if name != "experts":
             aligned[(number,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": 8, "num_stages": 3}
+    options = {"num_warps": 8, "num_stages": 4}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def main() -> None:
-    rows = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64}
+    rows = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64, "EVEN": True}
+    tile = {"HEIGHT": 128, "COLUMNS": 256, "DEPTH": 64}
     kernels = (
         (grouped._rows_kernel, ("x_inner", "w_inner", "y_outer"), rows),
         (grouped._rows_kernel, ("x_inner", "w_outer", "y_outer"), rows),
-        (grouped._weight_kernel, ("dy_outer", "x_inner", "w_inner"), {"COLUMNS": 128, "DEPTH": 64}),
+        (grouped._weight_kernel, ("dy_outer", "x_inner", "w_inner"), tile),
     )
     for kernel, contiguous, sizes in kernels:
         found = compiled(kernel, contiguous, sizes)

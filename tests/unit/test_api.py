@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -76,21 +77,35 @@ def step(**wrong: Any) -> None:
         (lambda: moediag.run("expert-starvation", gpus=True), "gpus=True"),
         (lambda: moediag.run("expert-starvation", repeat=0), "repeat=0"),
         (lambda: moediag.run("expert-starvation", timeout=-1), "timeout=-1"),
+        (lambda: moediag.run("expert-starvation", timeout=math.inf), "timeout=inf"),
+        (lambda: moediag.run("expert-starvation", timeout=math.nan), "timeout=nan"),
+        (lambda: moediag.run("expert-starvation", cpu=10**12), "cpu=1000000000000"),
+        (lambda: moediag.run("expert-starvation", cost=3), "cost=3"),  # type: ignore[arg-type]
         (lambda: moediag.run("expert-starvation", stack=["torch"]), "stack=['torch']"),
+        (lambda: moediag.run("expert-starvation", stack={"torch": ""}), "stack={'torch': ''}"),
+        (lambda: moediag.run("a" * 300), "scenario='aaa"),
         (lambda: moediag.run(""), "scenario=''"),
         (lambda: moediag.check("config.json", {}), "layout={}"),
         (lambda: moediag.check("config.json", "ep=2"), "layout='ep=2'"),
         (lambda: moediag.check("config.json", {"ep": "2"}), "layout['ep']='2'"),
         (lambda: moediag.check("config.json", {"ep": 2}, wrapper="nosuch"), "wrapper='nosuch'"),
         (lambda: moediag.check("config.json", {"ep": 2}, world=0), "world=0"),
+        (lambda: moediag.check("config.json", {"ep": 2}, timeout=None), "timeout=None"),  # type: ignore[arg-type]
+        (lambda: moediag.check("config.json", {"ep": 2}, simulate=1), "simulate=1"),  # type: ignore[arg-type]
         (lambda: moediag.diagnose(), "diagnose() has no path"),
         (lambda: moediag.diagnose(""), "paths=''"),
-        (lambda: moediag.diagnose(".", taken_at=-5), "taken_at="),
+        (lambda: moediag.diagnose("a\0b"), "paths='a"),
+        (lambda: moediag.diagnose(__file__ + "/x"), "paths='"),
+        (lambda: moediag.diagnose(".", taken_at=-5), "taken_at=-5"),
+        (lambda: moediag.diagnose(".", taken_at=math.inf), "taken_at=inf"),
         (lambda: moediag.verify.jobs([], ["python"]), "command=[]"),
         (lambda: moediag.verify.jobs("torchrun t.py", ["python"]), "command='torchrun t.py'"),
         (lambda: moediag.verify.jobs(["torchrun"], []), "reference=[]"),
         (lambda: moediag.verify.jobs(["torchrun"], ["python"], steps=0), "steps=0"),
+        (lambda: moediag.verify.jobs(["a\0b"], ["python"]), "command=['a"),
         (lambda: moediag.laws.record("", 0), "folder=''"),
+        (lambda: moediag.laws.finish(3), "error=3"),  # type: ignore[arg-type]
+        (lambda: moediag.laws.allow("replicas-apart:"), "law='replicas-apart:'"),
         (lambda: moediag.laws.record("laws-run", -1), "every=-1"),
         (lambda: moediag.run("expert-starvation", variants="unfixed"), "variants='unfixed'"),
         (lambda: moediag.run("expert-starvation", out=3), "out=3"),
@@ -108,6 +123,8 @@ def step(**wrong: Any) -> None:
         (lambda: sinks.send(HUNG, None), "sinks=None"),
         (lambda: sinks.send(HUNG, [sinks.JsonLines("o"), 3]), "sinks[1].tokens=None"),
         (lambda: sinks.JsonLines(""), "path=''"),
+        (lambda: sinks.TensorBoard(None), "writer.add_text=None"),
+        (lambda: sinks.WandB(3), "run.log=None"),
         (lambda: JobLaws(""), "folder=''"),
         (lambda: JobLaws(every=None), "every=None"),  # type: ignore[arg-type]
         (lambda: JobLaws(sinks=sinks.JsonLines("o")), "sinks=<"),

@@ -5,6 +5,7 @@ Fakes replace what the commands call; the real functions have their own tests.
 
 import errno
 import importlib
+import io
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import moediag
+from moediag import cli
 from moediag.cli import app, main, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
 from moediag.lab.campaign.engine import Header, Line
@@ -335,6 +337,8 @@ def test_run_without_a_name_lists_the_scenarios(capsys: pytest.CaptureFixture[st
         (["run", "s", "--cpus", "2"], "no such option: --cpus", "moediag run"),
         (["diagnose"], "missing argument", "moediag diagnose"),
         (["bisect", "s", "--jobs", "0"], "invalid value for '--jobs'", "moediag bisect"),
+        (["watch", "--patience"], "option '--patience' needs a value", "moediag watch"),
+        (["attach", "x"], "invalid value for '[PID]': 'x' is not a whole number", "moediag attach"),
         (["rum"], "no such command 'rum'", "moediag"),
         (["stacks"], "missing command", "moediag stacks"),
     ],
@@ -346,6 +350,20 @@ def test_wrong_options_are_errors_like_any_other(
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(f"error: {message}")
     assert said.err.endswith(f"\nType: {command} --help\n")
+
+
+def test_streams_that_are_closed_or_ascii_only_take_every_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(taken, encoding="ascii"))
+    cli._complete_streams()
+    print("a · b")
+    sys.stderr.write("a · b")
+    sys.stderr.flush()
+    assert taken.getvalue() == b"a ? b"
+    sys.stdout.close()
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
@@ -422,6 +440,18 @@ def test_the_time_of_dumps_is_read(text: str, seconds: float | None) -> None:
 def test_a_time_that_is_none_is_wrong_usage() -> None:
     with pytest.raises(UsageError, match="yesterday"):
         options.moment("yesterday")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["watch --every nan -- true", "run no-such --timeout inf", "run no-such --cpu 99999999999"],
+)
+def test_a_number_that_no_call_takes_is_wrong_usage(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(line.split()) == ExitCode.USAGE
+    option = next(word for word in line.split() if word.startswith("--"))
+    assert f"invalid value for '{option}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["1999-01-01", "5", "2999-01-01T00:00:00Z", "nan", "inf", "-1"])

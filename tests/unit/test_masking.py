@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from moediag.evidence.exits import elastic_error
+from moediag.evidence.model import RankError
+from moediag.launch.capture.masked_source import masked_source
 from moediag.masking import (
     HIDDEN,
     Redaction,
     is_secret,
     masked,
     masked_command,
-    masked_source,
 )
+from moediag.ranks.entry import error_content
 
 SECRET = "Zq8vR2mK5xT7pL9wN4bD6hJ1"
 
@@ -35,6 +38,21 @@ PLANTED = (
     f"https://discord.com/api/webhooks/1/{SECRET}",
     f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
     f"-----BEGIN PRIVATE KEY-----\n{SECRET}",
+    f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n{SECRET}\n-----END PGP PRIVATE KEY BLOCK-----",
+    f"postgres://user:{SECRET}@host", f"postgres://user:p@{SECRET}@host/db", f"redis://:{SECRET}@h",
+    f"oauth2:{SECRET}@gitlab.com", f"curl -u me:{SECRET} x", f"auth=('me', '{SECRET}')",
+    f"HTTPBasicAuth('me', '{SECRET}')", f"basic dXNlcjpwYXNz{SECRET}", f"login x password {SECRET}",
+    f"AccountKey={SECRET}==;EndpointSuffix=x", f"https://x/c?sv=1&sig={SECRET}%3D",
+    f"https://s3/x?X-Amz-Signature={SECRET}", f"'SecretAccessKey': '{SECRET}'",
+    f"GOCSPX-{SECRET}", f"1//0{SECRET}{SECRET}", f"xapp-1-A-{SECRET}", f"gsk_{SECRET}",
+    f"hvs.{SECRET}", f"dapi0123456789abcdef0123456789abcdef {SECRET * 0}hf_{SECRET}",
+    f"ckpt_hf_{SECRET}.pt", f"OPENAI_KEY={SECRET}", f"PGPASSWORD={SECRET}", f"db_pass={SECRET}",
+    f"wandb login {SECRET}", f"invalid token {SECRET}", f"API key provided: {SECRET}",
+    f"the password '{SECRET}' is wrong", f"wandb.login(key='{SECRET}')", f"SecretStr('{SECRET}')",
+    f"os.environ['X_TOKEN']='{SECRET}'", f"password=b'{SECRET}'", f"secrets = {{'a': '{SECRET}'}}",
+    f"api_keys=['x1', '{SECRET}']", f'"{{\\"api_key\\": \\"{SECRET}\\"}}"', f"token%3D{SECRET}%26",
+    f"wandb:\n  api_key: {SECRET}", f"api_key: |\n    {SECRET}", f"api_key:\n  {SECRET}",
+    f'password: "{SECRET}', f"<password>{SECRET}</password>", f"webhook=https://x/{SECRET}",
 )  # fmt: skip
 
 
@@ -59,6 +77,15 @@ def test_a_secret_is_removed(text: str) -> None:
         "https://github.com/pytorch/pytorch/issues/56297",
         "password: None, token=None, api_key=''",
         "tcp://10.0.0.1:29500",
+        "one-token: each rank repeats one token; an expert gets no token: set starve",
+        "token 128256 of Qwen3MoeForConditionalGeneration in /data/tokens_4096_x2.bin",
+        "PWD=/home/me OLDPWD=/ key=layers.0.self_attn.q_proj.weight cache_key: 3f786850e387550f",
+        "pip install sk-learn-intelligence-extension; sha256:9f86d081884c7d659a2feaa0c55ad015",
+        "docker run -u 1000:1000 python:3.11-slim; forward_pass: 3 ms; --notify needs --follow",
+        "model.layers.3.mlp.experts.17.gate_proj.weight 0x7f3a2b4c5d6e optimizer.state[12]['step']",
+        "ssh node-12:22 gives rank0@node12, mailto:someone1234@example.com; first_token: 3.2 s",
+        "no checkpoint at runs/2026-11-26T06_11_05-a1b2c3d4/step_001000/rank-0.pt",
+        "Credentials are not needed. The password is asked for twice. Its token is empty.",
     ],
 )
 def test_other_text_stays(text: str) -> None:
@@ -123,6 +150,48 @@ def test_source_stays_python() -> None:
     ]
     assert "token = get_token(kind=key)" in shown and "if secret == rank: pass" in shown
     assert "os.getenv('MODEL', 'gpt2')" in shown
+
+
+def test_secrets_of_several_literals_and_comments() -> None:
+    source = (
+        "# export WANDB_API_KEY=planted0\n"
+        "api_key = ('planted1'\n           'planted2')\n"
+        "url = 'postgres://me:plan' 'ted3@host'; t = 'hf_planted4planted4' + 'planted5'\n"
+        "t = ''.join(['hf_planted6planted6', 'planted7'])\n"
+        "run(['train', '--api-key', 'planted8', '--lr', '0.1'])\n"
+        'KEY = """-----BEGIN PRIVATE KEY-----\nplanted9\n-----END PRIVATE KEY-----"""\n'
+        "os.environ['HF_TOKEN'] = 'plan' \\\n    'ted10'\n"
+        "pairs = [('api_key', 'planted11'), ('lr', '0.1')]; secrets = {'a': ['planted12']}\n"
+        "token = f'planted13{rank}'; password = b'planted14'.decode()\n"
+        "def f(password='planted15', *, token='planted16'): pass\n"
+        "f('planted17'); client.login('planted18'); Credentials('planted19')\n"
+        'conf = """\nwandb:\n  api_key: planted20\n"""\n'
+    )
+    innocent = (
+        "token = cfg['wandb']['token_name']; token = open('/run/secrets/hf').read()\n"
+        "raise E('gets no token: set starve'); pair = ('zero-token', 'no token, on some ranks')\n"
+        "run(['torchrun', '--nproc-per-node', '2', 'train.py'])  # token by token\n"
+    )
+    shown = masked_source(source + innocent)
+    assert "planted" not in shown and "ted3" not in shown and "ted10" not in shown
+    assert shown.endswith(innocent)
+    assert "'--lr', '0.1'" in shown and "('lr', '0.1')" in shown
+    assert [node.lineno for node in ast.parse(shown).body] == [
+        node.lineno for node in ast.parse(source + innocent).body
+    ]
+    assert "planted" not in masked_source("match x:\n api_key = 'planted'\n else")  # not Python
+
+
+def test_errors_have_no_secrets() -> None:
+    text = "cannot read\n  api_key: planted0\n  db: postgres://me:planted1@host"
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        content = error_content(error)
+    assert "planted" not in json.dumps(content)
+    read = elastic_error(content)
+    assert read is not None and (read.type, read.message) == ("ValueError", masked(text))
+    assert "planted" not in RankError("ValueError", text, after=text).message
 
 
 def test_a_folder_is_redacted_and_binary_files_with_paths_are_told(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """``@pytest.mark.ranks`` beside other plugins of pytest has the same outcomes. A stand-in for
-`moediag watch` runs the ranks one after the other; each is a real pytest. The how-to has the table.
+`moediag watch` forks the ranks one after the other; each runs pytest. The how-to has the table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from moediag import pytest_plugin
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "howto" / "pytest.md"
 WATCH = """
-import json, os, pathlib, subprocess, sys
+import json, os, pathlib, sys, pytest
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 count = int(sys.argv[sys.argv.index("--nproc-per-node") + 1])
-line = [sys.executable, "-m", *sys.argv[sys.argv.index("pytest"):]]
-codes = [subprocess.run(line, env={**os.environ, "RANK": str(r)}).returncode for r in range(count)]
+codes = []
+for rank in range(count):
+    if os.fork() == 0:
+        os.environ["RANK"] = str(rank)
+        code = pytest.main(sys.argv[sys.argv.index("pytest") + 1:])
+        sys.stdout.flush()
+        os._exit(code)
+    codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
 out.mkdir(parents=True, exist_ok=True)
 verdict = "crash" if any(codes) else "clean"
 found = {"verdict": verdict, "culprits": [r for r, code in enumerate(codes) if code]}
@@ -136,9 +142,10 @@ class Beside:
 
 SESSIONS = (
     Beside({"rerunfailures": ("--reruns", "1")}, (("fails", "RERUN, FAILED"),)),
-    Beside({"xdist": ("-n", "1"), "timeout": ("--timeout", "300")}),
     Beside(
         {
+            "xdist": ("-n", "1"),
+            "timeout": ("--timeout", "300"),
             "asyncio": ("--asyncio-mode", "auto"),
             "pytest_cov": ("--cov", ".", "--cov-report="),
             "randomly": ("--randomly-seed=3",),

@@ -48,7 +48,7 @@ for rank, report in enumerate(reports):
     path = pathlib.Path(os.environ["MOEDIAG_RANK_REPORTS"]) / f"rank-{rank}.json"
     path.write_text(json.dumps(report))
 """
-WRONG = ("ranks(0)", "ranks()", "ranks(2, slow=True)")
+WRONG = ("ranks(0)", "ranks()", "ranks(2, slow=True)", "ranks(2, timeout=float('inf'))")
 TEST = "@pytest.mark.{}\ndef test_{}():\n    {}\n"
 
 
@@ -70,7 +70,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     tests = [TEST.format(mark.format("under_laws" in name), name, "pass") for name in CASES]
     tests += [TEST.format(mark, f"wrong_{at}", "pass") for at, mark in enumerate(WRONG)]
     (folder / "test_it.py").write_text("import pytest\n" + "".join(tests))
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "PYTHONPATH")}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
+    environment["PYTHONPATH"] = str(Path(pytest_plugin.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, "-rA", "test_it.py"],
         cwd=folder, check=False, capture_output=True, text=True,
@@ -111,7 +112,8 @@ class TestTheParent:
     def test_a_wrong_mark_is_told(self, session: tuple[Path, str]) -> None:
         folder, text = session
         assert text.count("\nFAILED test_it.py::test_wrong_") == len(WRONG)
-        assert "ranks(0): the number of ranks is 1 or more" in text
+        assert "mark ranks: count=0 cannot be used. Give a whole number of 1 or more." in text
+        assert "mark ranks: timeout=inf cannot be used. Give a number of seconds above 0" in text
         assert "a mark has wrong arguments" in text
         assert not list(folder.glob("moediag-runs/*wrong*"))
 
@@ -143,6 +145,13 @@ def test_the_first_line_has_ranks_and_lines(
     failed = {0: {**FAILED, "line": "test_it.py:5: Connection closed by peer"}}
     for said in ({}, {} if 0 in culprits else failed):
         assert pytest_plugin._first_line(trial, said, [], "") == begins
+
+
+def test_where_ranks_were_that_ran_out_of_time() -> None:
+    trial = {"verdict": "inconclusive", "cause": "why", "culprits": [], "places": SIDES}
+    said = pytest_plugin._first_line(trial, {}, [0, 1], "Ended after 9 seconds.")
+    ranks = "rank 0 at test_it.py:5 test_it, rank 1 at test_it.py:6 test_it"
+    assert said == f"{ranks}: Ended after 9 seconds. why"
 
 
 def item(root: Path, name: str = "test_it[a/b]") -> Any:

@@ -25,14 +25,20 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
-# NotImplementedError, such as "Operator c10d.allgather_.default does not have a sharding strategy",
-# and the guard's own error (moediag.recorder.guard): no peer received anything.
+# Errors of Python itself, whose messages may name a library ("communication hook required NCCL
+# 2.10+", "Operator c10d.allgather_.default does not have a sharding strategy"), and the guard's own
+# (moediag.recorder.guard): no peer received anything.
 GUARD = "ReductionMismatch"
 # A device that failed under this rank, whichever thread noticed it first.
 _OF_DEVICE = re.compile(
     r"CUDA error:(?! *(?:CUDA_ERROR_)?(?:NCCL|system not))|uncorrectable ECC", re.I
 )
-_NEVER_SENT = frozenset({"NotImplementedError", GUARD})
+_NEVER_SENT = frozenset(
+    {
+        "NotImplementedError", "TypeError", "AttributeError", "NameError", "ImportError",
+        "ModuleNotFoundError", "KeyError", "IndexError", "ValueError", GUARD,
+    }
+)  # fmt: skip
 # "Cannot use ReduceOp.PREMUL_SUM with Gloo": nothing was sent either.
 _REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
 # The messages of gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper.

@@ -8,7 +8,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
 from moediag.evidence.law_model import Cleared
 from moediag.result import Verdict
-from moediag.result.wording import listed
+from moediag.result.wording import listed, ranks
 
 _ENOUGH = 2  # checked steps
 
@@ -17,19 +17,28 @@ _ENOUGH = 2  # checked steps
 def gradients_kept(facts: Facts) -> Findings:
     """The gradients of a watched job were never cleared between two updates."""
     # An optimizer is recognised by its class and the parameters that were followed.
-    of: dict[tuple[str, tuple[str, ...]], list[Cleared]] = defaultdict(list)
-    for own in facts.of(recorded).values():
+    of: dict[tuple[str, tuple[str, ...]], dict[int, list[Cleared]]] = defaultdict(dict)
+    for rank, own in facts.of(recorded).items():
         for one in own.cleared:
-            of[one.optimizer, one.names].append(one)
-    for (optimizer, names), records in of.items():
-        steps = sorted({one.step for one in records})
-        if len(steps) < _ENOUGH or not all(one.kept for one in records):
+            of[one.optimizer, one.names].setdefault(rank, []).append(one)
+    for (optimizer, names), by_rank in of.items():
+        who = [rank for rank, records in by_rank.items() if _never(records)]
+        # A rank that clears them at times says that the program does.
+        if not who or any(one.kept for r, of in by_rank.items() if r not in who for one in of):
             continue
+        records = by_rank[who[0]]
+        steps = sorted({one.step for one in records})
         at = f" at {records[0].line}" if records[0].line else ""
+        where = "After" if len(who) == len(by_rank) else f"On {ranks(who)}, after"
         yield Broken(
-            f"After the checked steps ({', '.join(map(str, steps[:6]))}) nothing cleared the "
+            f"{where} the checked steps ({', '.join(map(str, steps[:6]))}) nothing cleared the "
             f"gradients of {listed(names)} before {optimizer}.step(){at} was called again: each "
             "update also used the gradients of all updates before it.",
             pattern="kept",
             next_step="Call `optimizer.zero_grad()` once for each update, before the backward.",
         )
+
+
+def _never(records: list[Cleared]) -> bool:
+    """Whether a rank's gradients were kept after all of at least two checked steps."""
+    return len({one.step for one in records}) >= _ENOUGH and all(one.kept for one in records)

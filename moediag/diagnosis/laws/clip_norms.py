@@ -7,10 +7,18 @@ from collections.abc import Mapping
 from math import isfinite
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
-from moediag.evidence.law_model import NO_GRADIENT, PART, PLAIN, ZERO_GRADIENT, ClipNorm, LawCheck
+from moediag.evidence.law_model import (
+    NO_GRADIENT,
+    PART,
+    PLAIN,
+    REDUCED,
+    ZERO_GRADIENT,
+    ClipNorm,
+    LawCheck,
+)
 from moediag.result import Verdict
 
 _ENOUGH = 2  # checked steps
@@ -79,27 +87,35 @@ def clipped_before_reduction(facts: Facts) -> Findings:
     """Each rank of a watched job clipped its own gradients, and they were reduced afterwards."""
     laws = facts.of(recorded)
     found: dict[int, dict[int, ClipNorm]] = {}
+    several = False
     for (_, step), by_rank in facts.of(checks_of).items():
         if len(by_rank) < max(facts.evidence.world_size, 2):
             continue
         calls = {rank: [one for one in laws[rank].norms if one.step == step] for rank in by_rank}
-        if any(len(of) != 1 for of in calls.values()):
+        if len({len(of) for of in calls.values()}) != 1:
             continue
-        norms = {rank: of[0] for rank, of in calls.items()}
-        names = {name for one in norms.values() for name in one.names}
-        clipped = min(one.factor for one in norms.values()) < 1
-        apart = agreement.apart([one.norm for one in norms.values()], _ROUNDING)
-        if clipped and apart and _all_equal(by_rank, names):
-            found[step] = norms
+        several = several or any(len(of) > 1 for of in calls.values())
+        for each in zip(*calls.values(), strict=True):
+            names = {name for one in each for name in one.names}
+            clipped = min(one.factor for one in each) < 1
+            apart = agreement.apart([one.norm for one in each], _ROUNDING)
+            if clipped and apart and _all_equal(by_rank, names):
+                found.setdefault(step, dict(zip(calls, each, strict=True)))
     if len(found) >= _ENOUGH:
         step, norms = next(iter(found.items()))
         first = next(iter(norms.values()))
         at = f" at {first.line}" if first.line else ""
         told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
-        yield Broken(
+        text = (
             f"In step {step} clip_grad_norm_{at} returned another norm on each rank ({told}), and "
             "when the optimizer stepped the same gradients were equal on all ranks: each rank "
-            "clipped its own gradients, and they were reduced afterwards.",
+            "clipped its own gradients, and they were reduced afterwards."
+        )
+        if several:  # some bound what each micro-batch adds
+            yield Suspicious(text)
+            return
+        yield Broken(
+            text,
             pattern="clipped first",
             next_step="Reduce the gradients first, then clip them: the norm is then the same on "
             "all ranks.",
@@ -111,7 +127,7 @@ def _all_equal(by_rank: Mapping[int, LawCheck], names: set[str]) -> bool:
     rows: dict[str, set[tuple[str | None, str | None]]] = defaultdict(set)
     for check in by_rank.values():
         for piece, value, gradient in zip(check.pieces, check.params, check.grads, strict=False):
-            if piece.name in names and piece.how == PLAIN and "x" in piece.shape:
+            if piece.name in names and piece.how in (PLAIN, REDUCED) and "x" in piece.shape:
                 trains = gradient not in (None, NO_GRADIENT, ZERO_GRADIENT)
                 rows[piece.name].add((value, gradient if trains else None))
     return bool(rows) and all(

@@ -1,19 +1,26 @@
-"""The update uses the gradients of its own backward."""
+"""The update uses the gradients of its own backward, on parameters that begin equal."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter, defaultdict
+
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
+from moediag.diagnosis.numbers.law_splits import checks_of
 from moediag.diagnosis.numbers.reduced_gradients import (
     OwnGradients,
     is_multiple,
     own_gradients,
     reductions,
 )
+from moediag.evidence.law_model import REDUCED
+from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural
 
 _ENOUGH = 3  # steps
+_FEW = 3  # matrices
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -33,6 +40,74 @@ def gradients_stale(facts: Facts) -> Findings:
             next_step="Wait for the reduction of these gradients before they are read, and copy "
             "its result into .grad.",
             names=tuple(found),
+        )
+
+
+@law(suspects=True)
+def reduced_again(facts: Facts) -> Findings:
+    """A job whose wrapper averages the gradients also adds up tensors of their sizes itself, in
+    every step."""
+    found = facts.of(_added_again)
+    if found is not None:
+        steps, many, line = found
+        yield Suspicious(
+            f"In steps {', '.join(map(str, steps[:6]))} the program adds up tensors of the sizes "
+            f"of {plural(many, 'parameter')} over all ranks{f' at {line}' if line else ''}, though "
+            "DistributedDataParallel averages their gradients: these are added up twice, and "
+            "multiplied by the number of ranks if nothing divides them."
+        )
+
+
+def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
+    """The steps, the matrices of the model, and the line."""
+    pieces = {
+        (piece.name, piece.how, piece.ranks, piece.shape)
+        for own in recorded(evidence).values()
+        for check in own.checks
+        for piece in check.pieces
+    }
+    world = tuple(sorted(evidence.ranks))
+    if not pieces or any(how != REDUCED or ranks != world for _, how, ranks, _ in pieces):
+        return None
+    sizes = Counter(math.prod(map(int, s.split("x"))) for _, _, _, s in pieces if "x" in s)
+    of: dict[tuple[int, int, str], Counter[int]] = defaultdict(Counter)
+    for rank, seen in evidence.ranks.items():
+        for call in seen.collectives:
+            mine = call.phase == "other" and call.op == "all_reduce" and "float" in call.dtype
+            if mine and call.step > 1 and call.numel_in in sizes:
+                of[rank, call.step, call.site][call.numel_in] += 1
+    whole = {place for place, counts in of.items() if not sizes - counts}
+    for site in dict.fromkeys(site for _, _, site in whole):
+        steps = [{s for r, s, at in whole if r == rank and at == site} for rank in world]
+        common = sorted(set.intersection(*steps))
+        if len(common) >= _ENOUGH and sizes.total() >= _FEW:
+            return common, sizes.total(), site
+    return None
+
+
+@law(suspects=True)
+def starts_apart(facts: Facts) -> Findings:
+    """Parameters whose gradients a job adds up over its ranks begin with other values on each
+    rank."""
+    steps = facts.of(reductions)
+    if len(steps) < _ENOUGH:
+        return
+    reduced = set.intersection(*(set(one.names) for one in steps))
+    found: dict[str, set[str | None]] = {}
+    for by_rank in facts.of(checks_of).values():
+        if len(by_rank) < facts.evidence.world_size or any(c.count for c in by_rank.values()):
+            continue
+        for check in by_rank.values():
+            for piece, value in zip(check.pieces, check.params, strict=True):
+                if piece.name in reduced:
+                    found.setdefault(piece.name, set()).add(value)
+    apart = tuple(name for name, values in found.items() if len(values) > 1 and None not in values)
+    if apart:
+        yield Suspicious(
+            f"{plural(len(apart), 'parameter')} ({listed(apart)}) began with other values on each "
+            "rank, though their gradients are added up over the ranks: the ranks train different "
+            "models by the same gradients. Broadcast the parameters from one rank first.",
+            apart,
         )
 
 

@@ -10,7 +10,7 @@ from moediag.diagnosis.laws.clip_norms import (
     scaled_gradients_clipped,
 )
 from moediag.diagnosis.laws.declared_equal import declared_inputs_apart, declared_tensors_apart
-from moediag.diagnosis.laws.hand_reduction import gradients_stale
+from moediag.diagnosis.laws.hand_reduction import gradients_stale, reduced_again, starts_apart
 from moediag.diagnosis.laws.law import Law
 from moediag.diagnosis.laws.loading import (
     optimizer_forgotten,
@@ -32,6 +32,7 @@ from moediag.diagnosis.laws.model_values import (
     gradients_absent,
     model_without_optimizer,
     parameters_left_out,
+    parameters_replaced,
     routers_frozen,
     ties_lost,
 )
@@ -44,10 +45,12 @@ from moediag.diagnosis.laws.optimizer_checks import (
     parameters_still,
     updates_undone,
 )
+from moediag.diagnosis.laws.renewed_optimizers import moments_dropped
 from moediag.diagnosis.laws.replica_sets import replicas_apart
 from moediag.diagnosis.laws.restarts import restart_forgets
 from moediag.diagnosis.laws.rounded_gradients import gradients_rounded
-from moediag.diagnosis.laws.schedulers import schedulers_ahead
+from moediag.diagnosis.laws.sample_sources import autocast_apart, samplers_apart
+from moediag.diagnosis.laws.schedulers import schedulers_ahead, schedulers_misplaced
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
 from moediag.diagnosis.laws.update_counts import updates_left_out
@@ -73,6 +76,7 @@ LAWS: tuple[Law, ...] = (
     learning_rate_zero,
     parameters_not_initialised,
     model_without_optimizer,
+    parameters_replaced,
     ties_lost,
     copies_apart,
     updates_undone,
@@ -86,12 +90,18 @@ LAWS: tuple[Law, ...] = (
     averages_apart,
     stage_matrices_apart,
     schedulers_ahead,
+    schedulers_misplaced,
+    starts_apart,
+    reduced_again,
+    moments_dropped,
     micro_batches_unequal,
     parts_unequal,
     gradients_scaled,
     gradients_rounded,
     shared_gradients_lost,
     biases_added_again,
+    samplers_apart,
+    autocast_apart,
     layers_missing,
     tokens_embedded_as_zeros,
     restart_forgets,

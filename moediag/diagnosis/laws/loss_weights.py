@@ -16,6 +16,7 @@ from moediag.records import dataclass
 _ENOUGH = 2  # steps
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _UNEQUAL = 1.25  # times that a token counts more than another one
+_SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class StepLosses:
 
     step: int
     backwards: tuple[tuple[TokenLoss, ...], ...]
+    line: str = ""
+    """The user's line that computed the last one, or ""."""
 
     @property
     def total(self) -> float:
@@ -67,13 +70,15 @@ def micro_batches_unequal(facts: Facts) -> Findings:
             if alike and max(counts) >= _UNEQUAL * min(counts):
                 found.setdefault(step, (min(counts), max(counts)))
     if len(found) >= _ENOUGH:
-        step, (least, most) = next(iter(found.items()))
-        yield Suspicious(
+        ordered = sorted(found.items(), key=lambda one: -one[1][1] / one[1][0])
+        step, (least, most) = ordered[_ENOUGH - 1]  # a last batch of a pass may be short
+        text = (
             f"In step {step} the micro-batches of one update had {least} to {most} target tokens, "
             f"and the mean of each counts the same: a token counts up to {most / least:.3g} times "
             "as much as another one. To train as with one large batch, divide the sum over tokens "
             "by the number of tokens of all micro-batches."
         )
+        yield Suspicious(text) if most >= _SUSPICIOUS * least else text
 
 
 @law(suspects=True)
@@ -124,6 +129,8 @@ def gradients_scaled(facts: Facts) -> Findings:
         if len(steps) < _ENOUGH:
             continue
         count = len(facts.of(recorded))
+        losses = facts.of(_whole_steps)[steps[0]].values()
+        at = next((f" at {one.line}" for one in losses if one.line), "")
         kind, why = f"{times:.3g} times", "the ranks' gradients are added up and not averaged"
         if times < 1:
             kind = f"1/{count} of"
@@ -131,7 +138,7 @@ def gradients_scaled(facts: Facts) -> Findings:
         yield Suspicious(
             f"In steps {', '.join(map(str, steps[:6]))} the weights of all target tokens in the "
             f"gradient add up to {times:.3g}, not to 1: the gradients are {kind} those of the mean "
-            f"loss. There are {count} ranks, so it seems that {why}."
+            f"loss{at}. There are {count} ranks, so it seems that {why}."
         )
 
 
@@ -200,7 +207,8 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
     backwards = event["backwards"]
     if not all(one["direct"] and one["of"] for one in backwards):
         return None
-    return StepLosses(int(event["step"]), tuple(tuple(map(_loss, one["of"])) for one in backwards))
+    losses = tuple(tuple(map(_loss, one["of"])) for one in backwards)
+    return StepLosses(int(event["step"]), losses, str(event.get("line", "")))
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:

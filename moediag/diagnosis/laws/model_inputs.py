@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import large_calls
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import ModelInputs
@@ -49,7 +50,7 @@ class SharedSamples:
 def same_part(facts: Facts) -> Findings:
     """Ranks of a watched job that average their gradients trained on the same samples: they asked a
     DistributedSampler for the same part, or their loaders read the same part of a dataset."""
-    found = _shared(facts.of(_steps))
+    found = _shared(facts.of(_steps), facts.of(_averaging))
     if found is None:
         return
     if found.same_part:
@@ -117,10 +118,26 @@ def _constant(steps: _Steps) -> bool:
     return len(every) >= _CONSTANT and len(set(every)) == 1
 
 
-def _shared(found: dict[int, _Steps]) -> SharedSamples | None:
+def _averaging(evidence: Evidence) -> set[tuple[int, ...]]:
+    """The sets of ranks that average gradients: those of wrappers; without one all ranks, if each
+    of them adds up matrices over the ranks outside the forward and none communicates in it."""
+    overs = {one.over for own in recorded(evidence).values() for one in own.inputs}
+    if any(overs) or _meets_in_forward(evidence):
+        return overs
+    adds = {
+        rank
+        for rank, seen in evidence.ranks.items()
+        for call in seen.collectives
+        if call.op == "all_reduce" and call.step >= _ENOUGH
+    }
+    many = {call.step for call in large_calls(evidence) if call.op == "all_reduce"}
+    every = tuple(sorted(evidence.ranks))
+    return {every} if adds == set(every) and len(many) >= _ENOUGH else set()
+
+
+def _shared(found: dict[int, _Steps], overs: set[tuple[int, ...]]) -> SharedSamples | None:
     """The largest side of ranks with the same samples. Constant inputs say nothing: they are made
     up, as in a benchmark."""
-    overs = {c.over for steps in found.values() for calls in steps.values() for c in calls}
     best: SharedSamples | None = None
     for over in sorted(overs):
         if len(over) < 2 or not set(over) <= found.keys():

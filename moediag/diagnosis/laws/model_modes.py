@@ -9,6 +9,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import Mode, ModeChange
 from moediag.result import Verdict
+from moediag.result.wording import ranks
 
 _STEPS = 3  # in evaluation mode
 _MOST_CHANGES = 100  # that are recorded
@@ -21,19 +22,31 @@ _Left = tuple[str, tuple[str, ...], int]
 @law(Verdict.WRONG_GRADIENTS)
 def left_in_evaluation(facts: Facts) -> Findings:
     """A watched job went on training a model in evaluation mode."""
-    of: dict[int, list[_Left | None]] = defaultdict(list)
-    for own in facts.of(recorded).values():
+    of: dict[int, dict[int, _Left | None]] = defaultdict(dict)
+    last: dict[int, set[tuple[int, str]]] = defaultdict(set)
+    for rank, own in facts.of(recorded).items():
         for model in sorted({mode.model for mode in own.modes}):
             modes = [mode for mode in own.modes if mode.model == model]
             changes = [change for change in own.mode_changes if change.model == model]
-            of[model].append(_left(modes, changes))
-    # The same on all ranks that train the model, until the last checked step.
-    every = (found[0] for found in of.values() if len(set(found)) == 1)
-    first = next((found for found in every if found is not None), None)
+            of[model][rank] = _left(modes, changes)
+            last[model].add((modes[-1].step, modes[-1].name))
+    # All ranks that train the model went on until the same checked step, and those in evaluation
+    # mode are in it since the same step.
+    every = (
+        set(by_rank.values()) - {None} for model, by_rank in of.items() if len(last[model]) == 1
+    )
+    first = next((found.pop() for found in every if len(found) == 1), None)
     if first is None:
         return
     name, kinds, since = first
     modules = f"modules of class {' and '.join(kinds[:3])} did not do what they do in training."
+    by_rank = next(found for found in of.values() if first in found.values())
+    who = [rank for rank, one in by_rank.items() if one == first]
+    if len(who) < len(by_rank):
+        averaging = {one.over for own in facts.of(recorded).values() for one in own.inputs}
+        if not since or not any(set(by_rank) <= set(over) for over in averaging):
+            return
+        name = f"On {ranks(who)}, and not on {ranks(set(by_rank) - set(who))}, {name}"
     if not since:
         yield f"{name} was trained in evaluation mode in all checked steps: its {modules}"
         return

@@ -96,6 +96,25 @@ def ties_lost(facts: Facts) -> Findings:
             )
 
 
+@law(Verdict.WRONG_WEIGHTS)
+def parameters_replaced(facts: Facts) -> Findings:
+    """Parameters of a watched job's model were replaced after its optimizer was made, which has the
+    old ones."""
+    found = [own.models for own in facts.of(recorded).values()]
+    names = found[0][-1].replaced if found and found[0] else ()
+    every = (of for of in found if len(of) >= _ENOUGH and all(s.replaced == names for s in of))
+    if names and len(list(every)) == len(found):
+        yield Broken(
+            f"In all checked steps {plural(len(names), 'parameter')} ({listed(names)}) had "
+            "gradients and no optimizer has them; the optimizers have as many of the same shapes "
+            "that belong to no module any more and never had a gradient: these were replaced after "
+            "the optimizer was made, and what replaced them does not train.",
+            pattern="replaced",
+            next_step="Make the optimizer, and the wrapper, after the last change of the model.",
+            names=names,
+        )
+
+
 @law()
 def buffers_apart(facts: Facts) -> Findings:
     """Buffers that never changed differ between ranks that average their gradients."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import all_calls_small, averaged, sends_nothing
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
-from moediag.diagnosis.schedules.align import lost_prefix
 from moediag.evidence.law_model import PART, PLACED
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural, ranks
 
@@ -23,9 +22,9 @@ def replicas_apart(facts: Facts) -> Findings:
     """Values that a watched job must keep equal on several ranks differ: parameters of replicas, or
     numbers of their optimizer."""
     found = facts.of(law_facts)
-    breach, averaged = found.breach, facts.of(_averaged)
+    breach, averages = found.breach, facts.of(averaged)
     alone = breach is not None and bool(_not_reduced(breach, facts))
-    if breach is not None and averaged and alone:
+    if breach is not None and averages and alone:
         yield Suspicious(
             f"{_of_breach(breach)} {_not_reduced(breach, facts)} The program also averages or "
             "sends its parameters itself."
@@ -44,8 +43,16 @@ def replicas_apart(facts: Facts) -> Findings:
             beside=True,
             names=breach.parameters.names if breach.parameters is not None else (),
         )
-    if found.apart is not None:
-        yield _of_apart(found.apart, facts)
+    apart = _apart(facts)
+    if apart is not None:
+        yield _of_apart(apart, facts)
+
+
+def _apart(facts: Facts) -> Apart | None:
+    """Parameters that nothing keeps equal. Local SGD averages those that its wrapper does not."""
+    apart = facts.of(law_facts).apart
+    meant = apart is not None and apart.unsynchronised and not facts.of(sends_nothing)
+    return None if meant else apart
 
 
 def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
@@ -86,7 +93,7 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         f"differ since step {apart.since}"
     )
     why, step = _why_unwrapped(apart, facts)
-    if why and not facts.of(_averaged):
+    if why and not facts.of(averaged) and not facts.of(_searches):
         return Broken(
             f"{text}: every rank trains a model of its own. {why}",
             pattern="not wrapped",
@@ -113,6 +120,14 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "prepare_model(evaluation_mode=True) do: accelerate 1.14 and 1.15 then take it for "
             "wrapped. Or use accelerate 1.13.",
         )
+    if apart.unsynchronised:
+        line = next((line for line in facts.of(_unreduced) if line), "")
+        return (
+            f"DistributedDataParallel was told not to reduce gradients in every update{_at(line)}, "
+            "and no call of the ranks carried gradients or parameters.",
+            "Leave no_sync, or set require_backward_grad_sync, for the last backward before each "
+            "update.",
+        )
     if apart.lone_group:
         return (
             "DistributedDataParallel was given a process group of one rank, so it reduces nothing.",
@@ -121,7 +136,7 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
         )
     samplers = {one for own in laws.values() for one in own.inputs if one.replicas > 1}
     numbers = {one.number for one in samplers}
-    if len(numbers) == len(laws) > 1 and _all_calls_small(facts.evidence):
+    if len(numbers) == len(laws) > 1 and all_calls_small(facts.evidence):
         first = next(iter(sorted(samplers, key=lambda one: one.number)))
         at = f" at {first.line}" if first.line else ""
         return (
@@ -131,6 +146,10 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "update.",
         )
     return "", ""
+
+
+def _at(line: str) -> str:
+    return f" (first at {line})" if line else ""
 
 
 def _line_of(event: Mapping[str, Any]) -> tuple[str, str]:
@@ -185,56 +204,18 @@ def _owners(facts: Facts, breach: Breach) -> str:
     return f"Only the optimizer of {ranks(who)} has {name}: its update did not reach the others."
 
 
-def _least_matrix(evidence: Evidence) -> int:
-    """Elements of the smallest matrix of the models."""
-    sizes = (
-        math.prod(map(int, piece.shape.split("x")))
-        for own in recorded(evidence).values()
-        for check in own.checks[:1]
-        for piece in check.pieces
-        if piece.shape.count("x")
-    )
-    return min(sizes, default=0)
-
-
-def _large_calls(evidence: Evidence) -> list[Collective]:
-    """Calls that are large enough to carry a matrix of the model."""
-    least = _least_matrix(evidence)
-    return [
-        call
-        for seen in evidence.ranks.values()
-        for call in seen.collectives
-        if "float" in call.dtype and max(call.numel_in, call.numel_out) >= least
-    ]
-
-
-def _all_calls_small(evidence: Evidence) -> bool:
-    """Whether no call after the first step could carry a matrix, and no call was lost."""
-    last = _last_step(evidence)
-    small = not any(1 < call.step < last for call in _large_calls(evidence))
-    return small and not any(map(lost_prefix, evidence.ranks.values()))
-
-
-def _averaged(evidence: Evidence) -> bool:
-    """Whether ranks made such a call outside the backward, between the first and the last step: the
-    program may average parameters or gradients itself. One after the last update may only compare
-    them."""
-    last = _last_step(evidence)
-    calls = (call for call in _large_calls(evidence) if call.phase != "backward")
-    return any(1 < call.step < last for call in calls)
-
-
-def _last_step(evidence: Evidence) -> int:
-    steps = [check.step for own in recorded(evidence).values() for check in own.checks]
-    return max((*steps, *(seen.last_step for seen in evidence.ranks.values())), default=0)
+def _searches(evidence: Evidence) -> bool:
+    """Whether ranks began with other numbers of the optimizer: a search trains a model of its own
+    on each."""
+    numbers = [own.checks[0].hyper for own in recorded(evidence).values() if own.checks]
+    return any(one != numbers[0] for one in numbers)
 
 
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
-    found = facts.of(law_facts)
-    if found.apart is not None:
+    if _apart(facts) is not None:
         return "no law was broken, but something is suspicious"
-    steps = found.checked
+    steps = facts.of(law_facts).checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""
 
 

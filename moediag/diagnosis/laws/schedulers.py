@@ -1,4 +1,4 @@
-"""Schedulers of the learning rate step once for each update."""
+"""Schedulers of the learning rate step once for each update, each of its own optimizer."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class Scheduled:
     """Calls of its step() since the optimizer's first update."""
     updates: int
     """Updates of its optimizer."""
+    optimizer: int
+    """Counts the optimizers of the rank, from 0."""
+    optimizers: int
+    """How many optimizers have stepped."""
 
 
 @law(suspects=True)
@@ -51,6 +55,32 @@ def schedulers_ahead(facts: Facts) -> Findings:
                 return
 
 
+@law(suspects=True)
+def schedulers_misplaced(facts: Facts) -> Findings:
+    """There are as many schedulers of one class as optimizers, and all of them change the learning
+    rate of the same optimizer."""
+    for own in facts.of(recorded).values():
+        rows: dict[int, list[Scheduled]] = defaultdict(list)
+        for one in own.of("scheduled", _read):
+            rows[one.calls].append(one)
+        found = [of for of in rows.values() if _misplaced(of)]
+        if len(found) >= _ENOUGH:
+            one = found[0][0]
+            at = f" at {one.line}" if one.line else ""
+            yield Suspicious(
+                f"All {len(found[0])} schedulers of class {one.kind} that step{at} change the "
+                f"learning rate of the same optimizer; the job has {one.optimizers} optimizers, "
+                "and the others keep their learning rate."
+            )
+            return
+
+
+def _misplaced(rows: list[Scheduled]) -> bool:
+    """Whether these schedulers, stepped equally often, belong to one of several optimizers."""
+    alike = len({(one.kind, one.optimizer) for one in rows}) == 1
+    return alike and len(rows) == rows[0].optimizers > 1
+
+
 def _times(rows: list[Scheduled]) -> int:
     """The calls for each update, if these are equally many between all checked steps; else 0."""
     found = {
@@ -65,5 +95,7 @@ def _times(rows: list[Scheduled]) -> int:
 
 
 def _read(event: Mapping[str, Any]) -> Scheduled:
-    numbers = int(event["number"]), str(event["name"]), str(event["line"])
-    return Scheduled(*numbers, int(event["calls"]), int(event["updates"]))
+    return Scheduled(
+        int(event["number"]), str(event["name"]), str(event["line"]), int(event["calls"]),
+        int(event["updates"]), int(event["optimizer"]), int(event["optimizers"]),
+    )  # fmt: skip

@@ -96,6 +96,8 @@ class Apart:
     still: tuple[int, ...] = ()
     """Ranks on which all of these kept their first values although they had gradients, while they
     changed on the others."""
+    unsynchronised: bool = False
+    """A wrapper was told not to reduce the gradients of any parameter."""
     same_loss: bool = False
     """Before the first update the gradients of other matrices were equal on all ranks, and those of
     these were not: later all parameters may differ."""
@@ -211,12 +213,15 @@ def _apart(evidence: Evidence) -> Apart | None:
     values: dict[str, list[dict[int, str | None]]] = {}  # by rank, of each step
     grads: dict[str, list[set[str | None]]] = {}
     matrices: set[str] = set()
+    hows = {piece.how for check in _all(evidence) for piece in check.pieces}
+    local = hows == {LOCAL}
     for (_, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2):
             continue
         for at, piece in enumerate(next(iter(by_rank.values())).pieces):
             row = {rank: check.params[at] for rank, check in by_rank.items()}
-            alone = all(_alone(check.pieces[at]) for check in by_rank.values())
+            pieces = [check.pieces[at] for check in by_rank.values()]
+            alone = all(_alone(one) or local for one in pieces)
             if None in row.values() or not alone:
                 continue
             matrices |= {piece.name} if "x" in piece.shape else set()
@@ -251,6 +256,7 @@ def _apart(evidence: Evidence) -> Apart | None:
         whole=whole,
         lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
         still=still.pop() if len(still) == 1 and kept else (),
+        unsynchronised=local,
         same_loss=not kept and not whole,
     )
 

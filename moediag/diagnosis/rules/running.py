@@ -22,6 +22,10 @@ from moediag.result.wording import agreeing, ranks
 # Calls that one other side meets, or that do not tell: a wait may be for either kind.
 _ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
 _BUSY = 4.0  # times the patience, as for watched jobs
+_DEVICES = (
+    "See whether the job's output goes on. If not, start it under `moediag watch`, which asks the "
+    "devices, or with TORCH_NCCL_DEBUG_INFO_PIPE_FILE set, by which attach asks them."
+)
 _AGAIN = (
     "A rank that computes may also be in an endless loop: attach again if it stays at that line "
     "for longer than it should take."
@@ -32,7 +36,7 @@ _AGAIN = (
 def progressing(facts: Facts) -> Judgement | None:
     """Ranks of a running job moved or worked between the looks: slow is not hung."""
     evidence, seen = facts.evidence, facts.evidence.looks
-    if seen is None or not seen.progresses or seen.doing(looks.STOPPED) or seen.missing:
+    if seen is None or not seen.progresses or seen.doing(looks.STOPPED) or seen.ended:
         return None
     if _overdue(seen):
         return None
@@ -51,7 +55,7 @@ def _computes(seen: Looks) -> bool:
 
 def _at_rest(seen: Looks) -> tuple[int, ...]:
     """Ranks that wait; one that sleeps beside a rank that works may do so in native code."""
-    return seen.doing(looks.WAITS, looks.IDLE)
+    return seen.doing(looks.WAITS, looks.ON_DEVICE, looks.IDLE)
 
 
 def _overdue(seen: Looks) -> bool:
@@ -190,6 +194,12 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         return undecided("The job is suspended: all its ranks are stopped by a signal (SIGSTOP).",
                          _let_go(seen))  # fmt: skip
     text = f"In {seen.seconds:.0f} s of looks, {'; '.join(_doing(facts.evidence, seen))}."
+    if seen.ended:
+        who = ranks(seen.ended)
+        return undecided(
+            f"{text} {who[:1].upper()}{who[1:]} ended before the others; whether it had finished "
+            "or failed is not known.", f"See the output of {who}, or look again."
+        )  # fmt: skip
     if _overdue(seen):
         text += (
             f" The others have waited for {_still(seen)} s: a long computation or an endless loop."
@@ -200,6 +210,9 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         return undecided(f"{text} The Python frames of {unread} could not be read.")
     if facts.evidence.stall is not None:
         return undecided(f"{text} They stand still outside communication; it is not known why.")
+    if seen.rests:  # all for their devices
+        text += " From outside, a device that computes looks like one that waits for other ranks."
+        return undecided(text, _DEVICES)
     return undecided(f"{text} It is not known whether the job would continue.", _longer(seen))
 
 
@@ -221,6 +234,8 @@ def _doing(evidence: Evidence, seen: Looks) -> list[str]:
         at = _at(evidence, rank)
         if look.does == looks.WAITS:
             what = f"waits{_inside(evidence, rank)}"
+        elif look.does == looks.ON_DEVICE:
+            what = f"waits for the device{at}"
         elif look.does == looks.WORKS:
             what = f"{look.words}{at}"
         elif look.does == looks.IDLE:
@@ -262,7 +277,10 @@ def _places(evidence: Evidence, who: Iterable[int]) -> list[str]:
     together: dict[str, list[int]] = {}
     for rank in sorted(who):
         seen = evidence.looks.ranks.get(rank) if evidence.looks is not None else None
-        waits = seen is not None and seen.does == looks.WAITS
-        text = f"waits{_inside(evidence, rank)}" if waits else f"is{_at(evidence, rank)}"
+        text = f"is{_at(evidence, rank)}"
+        if seen is not None and seen.does == looks.WAITS:
+            text = f"waits{_inside(evidence, rank)}"
+        elif seen is not None and seen.does == looks.ON_DEVICE:
+            text = f"waits for the device{_at(evidence, rank)}"
         together.setdefault(text, []).append(rank)
     return [f"{ranks(group)} {agreeing(text, group)}" for text, group in together.items()]

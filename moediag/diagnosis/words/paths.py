@@ -122,7 +122,7 @@ def advice(found: Fork | None) -> str:
     if len(found.decisions) > 1:
         told = [f"`{one.text}` at {one.file}:{one.line}" for one in found.decisions]
         return (
-            f"{_both(found)} parted at one of these: {', '.join(told)}. Make all ranks decide "
+            f"{_both(found)} diverged at one of these: {', '.join(told)}. Make all ranks decide "
             "alike there."
         )
     (one,) = found.decisions

@@ -30,7 +30,8 @@ class Now:
     does: str
     """``waits in all_reduce``, ``computes``, ``sleeps``, ``stopped``, ``gone``."""
     line: str = ""
-    """The innermost line of the user's program: ``train.py:12 step``."""
+    """The innermost line of the user's program: ``train.py:12 step``; in parentheses, why it is not
+    known."""
     since: float = 0.0
     """Seconds since its main thread last ran."""
     cpu: float | None = None
@@ -64,7 +65,7 @@ class _One:
         self.target = target
         self.proc = proc
         self._main = 0.0
-        self._dump = b""
+        self._dump = spy.Dump()
         self._cpu: tuple[float, float] | None = None
 
     def look(self) -> Now:
@@ -76,10 +77,12 @@ class _One:
         passed = self._cpu[0] - before[0] if before is not None else 0.0
         cpu = (seen.cpu - before[1]) / passed if before is not None and passed else None
         main = main_cpu(self.proc, process.pid)
-        if not main or main != self._main or not self._dump:
+        if not main or main != self._main or not self._dump.json:
             self._main = main
-            self._dump = spy.dump(process.pid, _TOOL, pause=False).json or self._dump
-        stack = that_counts(parse_pyspy(self._dump.decode("utf-8", "replace")))
+            dump = spy.dump(process.pid, _TOOL, pause=False)
+            self._dump = dump if dump.json or not self._dump.json else self._dump
+        frames = self._dump.json
+        stack = that_counts(parse_pyspy(frames.decode("utf-8", "replace")))
         waits = stack is not None and in_collective(stack)
         if seen.state == "T":
             does = "stopped"
@@ -87,8 +90,8 @@ class _One:
             does = f"waits in {stand(stack, ()).partition(',')[0]}"
         else:
             does = "computes" if (cpu or 0.0) > _WORKS_CPU or seen.state == "R" else "sleeps"
-        line = next(_lines(self._dump), "")
-        values = spy.values(self._dump)
+        line = next(_lines(frames), "") if frames else f"({self._dump.lost})"
+        values = spy.values(frames)
         return Now(rank, does, line, asleep(self.proc, process.pid) or 0.0, cpu,
                    _memory(self.proc, process.pid), values.get("step", ""))  # fmt: skip
 

@@ -19,9 +19,9 @@ from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import held, spy
 from moediag.launch.attach.proc import TORCH, Proc, Seen
-from moediag.launch.capture.activity import Activity, look, work
+from moediag.launch.capture.activity import LEAST_CPU, Activity, look, transfers, work
 from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
-from moediag.launch.capture.shown_work import work_of
+from moediag.launch.capture.shown_work import waits_for_child, work_of
 from moediag.launch.processes import Process
 from moediag.records import dataclass
 
@@ -32,6 +32,7 @@ _TOOL = 10.0  # seconds for py-spy
 _NATIVE = 20.0  # seconds for native frames of a process that has CUDA's libraries
 _ASLEEP_CPU = 0.05  # of one CPU: a rank that waits uses less
 _WORKS_CPU = 0.2
+_CHILD_CPU = 0.02  # of one CPU: a child process that a rank waits for works, if it uses more
 _OTHER_THREADS = 0.05  # of one CPU, by threads other than the main one: a rank that only spins
 _SAMPLE = 0.1  # seconds between two looks at the state alone
 _DRIVERS = (b"/libcuda.so", b"/libamdhip64.so")
@@ -95,9 +96,11 @@ class Looker:
         slept = asleep(self.proc, self.pid)
         main = main_cpu(self.proc, self.pid)
         dump = self._dump(seen.state, main)
-        # What it does is asked only of a rank outside communication: that takes longer.
-        outside = bool(dump.json) and not _inside(dump.json)
-        active = look(self.target.process, time.monotonic()) if outside else None
+        active = None
+        if dump.json and _inside(dump.json):  # a slow network is no hang
+            active = transfers(self.pid, time.monotonic())
+        elif dump.json:  # this takes longer
+            active = look(self.target.process, time.monotonic())
         device = False
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
             device = on_device(spy.native(self.pid, _TOOL).json)
@@ -122,14 +125,16 @@ class Looker:
             found = replace(found, held=why)
         return replace(found, pid=self.pid)
 
-    def waits_in_native_code(self) -> bool:
-        """Whether a rank at rest waits in communication or for its device, in C++ that Python
-        called, as in a backward pass. Native frames tell; they are read once, as this stops the
+    def in_native_code(self) -> str:
+        """What a rank at rest waits for in C++ that Python called, as in a backward pass: WAITS for
+        communication, ON_DEVICE, or "". Native frames tell; they are read once, as this stops the
         process for a second, and kept as its stack."""
         if not self.native.json and not self.native.lost:
             self.native = spy.native(self.pid, _NATIVE)
         found = self.native.json
-        return in_collective(found, spins=True) or on_device(found)
+        if in_collective(found, spins=True):
+            return looks.WAITS
+        return looks.ON_DEVICE if on_device(found) else ""
 
     @property
     def dump(self) -> spy.Dump:
@@ -160,9 +165,12 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
     if all(inside):
         if not same:
             return made
+        if done := _by_proc(taken):
+            return replace(made, does=looks.WORKS, words=done)
         spins = main > _WORKS_CPU and cpu - main <= _OTHER_THREADS
         if cpu <= _ASLEEP_CPU or spins:
-            return replace(made, does=looks.WAITS, still=round(window, 1) if spins else still)
+            does = looks.WAITS if all(map(_inside, dumps)) else looks.ON_DEVICE
+            return replace(made, does=does, still=round(window, 1) if spins else still)
         return replace(made, does=looks.WORKS, words="computes and communicates")
     if any(inside):
         return made
@@ -180,10 +188,14 @@ def _inside(dump: bytes) -> bool:
 
 def _work(taken: Sequence[One]) -> str:
     """What a rank outside communication did, by its files, connections, children and stack."""
-    active = [one.activity for one in taken if one.activity is not None]
-    by_proc = work(active[0], active[-1]) if active else ""
-    by_stack = work_of(taken[-1].dump.json)
+    by_proc, by_stack = _by_proc(taken), work_of(taken[-1].dump.json)
     return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
+
+
+def _by_proc(taken: Sequence[One]) -> str:
+    active = [one.activity for one in taken if one.activity is not None]
+    least = _CHILD_CPU if waits_for_child(taken[-1].dump.json) else LEAST_CPU
+    return work(active[0], active[-1], least) if active else ""
 
 
 def asleep(proc: Proc, pid: int) -> float | None:
@@ -237,8 +249,7 @@ class LookingJob:
                     found = self.found(known, passed)
                     if found.stands or found.progresses or passed > self.patience + 0.5:
                         return found
-                    resting = found.doing(looks.WAITS, looks.IDLE, looks.STOPPED)
-                    if not resting:
+                    if not any(look.at_rest for look in found.ranks.values()):
                         return found
                     if number == LEAST:
                         progress(f"ranks wait; looking for up to {self.patience:.0f} s")
@@ -277,12 +288,12 @@ class LookingJob:
         idle = [one for one in idle if not found.ranks[one.target.rank].held]
         idle = [one for one in idle if self.proc.maps(one.pid, *TORCH)]
         with ThreadPoolExecutor(max_workers=_NATIVE_AT_ONCE) as pool:
-            inside = list(pool.map(Looker.waits_in_native_code, idle))
+            inside = list(pool.map(Looker.in_native_code, idle))
         ranks = dict(found.ranks)
-        for one, waits in zip(idle, inside, strict=True):
+        for one, does in zip(idle, inside, strict=True):
             rank = one.target.rank
-            if waits:
-                ranks[rank] = replace(ranks[rank], does=looks.WAITS)
+            if does:
+                ranks[rank] = replace(ranks[rank], does=does)
             elif one.native.lost:  # it may wait where Python does not show it
                 ranks[rank] = replace(ranks[rank], does=looks.UNREAD)
         return replace(found, ranks=ranks)

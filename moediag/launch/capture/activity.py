@@ -56,7 +56,6 @@ def look(process: Process, now: float) -> Activity | None:
     busiest = max(below, key=lambda stat: stat.cpu, default=None)
     pids = [process.pid, *(stat.pid for stat in below)]
     storage, calls = map(sum, zip(*map(_transferred, pids), strict=True))
-    moved = network.bytes_by_socket()
     return Activity(
         now,
         dict(sorted(found for pid in pids for found in _offsets(pid))),
@@ -65,13 +64,19 @@ def look(process: Process, now: float) -> Activity | None:
         itself.reaped + sum(stat.cpu + stat.reaped for stat in below),
         _name(busiest.pid) if busiest is not None else "",
         any(stat.state in "RD" for stat in below),
-        {one: moved[one] for pid in pids for one in network.sockets_of(pid) if one in moved},
+        network.connections(pids),
     )
 
 
-def work(before: Activity, after: Activity) -> str:
+def transfers(pid: int, now: float) -> Activity:
+    """Returns only what the connections of ``pid`` carried: for a rank in communication."""
+    return Activity(now, {}, connections=network.connections([pid]))
+
+
+def work(before: Activity, after: Activity, least_cpu: float = LEAST_CPU) -> str:
     """Returns what the process did between two looks: ``writes model.pt at 0.4 MB/s``, ``waits for
-    the child process nvcc, which works``; "" if neither is seen."""
+    the child process nvcc, which works``; "" if neither is seen. ``least_cpu``: of a child that
+    works, as a share of one core."""
     seconds = after.at - before.at
     if seconds <= 0:
         return ""
@@ -95,7 +100,7 @@ def work(before: Activity, after: Activity) -> str:
             return f"{words} {number / seconds / 1e6:.1f} MB/s"
     used = after.children - before.children
     # On a busy machine a child that computes gets little CPU time.
-    if used >= LEAST_CPU * seconds or (used > 0 and before.wants_cpu and after.wants_cpu):
+    if used >= least_cpu * seconds or (used > 0 and before.wants_cpu and after.wants_cpu):
         child = f"{WAITS} {after.busiest}, which works" if after.busiest else ""
         return child or "waits for child processes, which work"
     return ""

@@ -11,13 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from moediag.evidence.rank_stacks import BUFFERS
 from moediag.launch.processes import Process
 from moediag.protocol import parse_json
 from moediag.records import dataclass
 
 # Functions in which a thread waits for its device, which may itself wait for a collective.
 _DEVICE = re.compile(
-    r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_(?:cuda|hip)|stream_synchronize"
+    r"^(?:cuda|cu|hip)\w*(?:Synchronize|MemcpyDtoH)|^nccl|stream_synchronize"
+    r"|_local_scalar_dense_(?:cuda|hip)"
 )
 # C++ that issues or awaits communication.
 _COMMUNICATION = re.compile(r"\bgloo::|\bc10d::")
@@ -115,6 +117,8 @@ def in_collective(dump: bytes, spins: bool = False) -> bool:
         return False
     if _in_rendezvous(python) or any(f.get("name") == LAST_CALL for f in python[:6]):
         return False
+    if python and str(python[0].get("name", "")).endswith(BUFFERS):
+        return True
     if any("torch/distributed/" in n and not any(x in n for x in _NO_CALLS) for n in names):
         return True
     native = frames[: frames.index(python[0])] if python else []

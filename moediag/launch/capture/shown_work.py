@@ -34,6 +34,11 @@ def work_of(dump: bytes) -> str:
     return _work(main_frames(dump))
 
 
+def waits_for_child(dump: bytes) -> bool:
+    """Whether the main thread waits for a process that it started with ``subprocess``."""
+    return any(str(f.get("filename", "")).endswith("/subprocess.py") for f in main_frames(dump))
+
+
 def work_at_the_end(dump: bytes) -> str:
     """The same of any thread of a rank that is about to end. There a thread that is inside of a
     socket also counts: it may send the last results."""

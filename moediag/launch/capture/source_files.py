@@ -18,8 +18,8 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence import rank_stacks
+from moediag.launch.capture.masked_source import masked_source
 from moediag.launch.processes import Process
-from moediag.masking import masked_source
 
 CAPTURE_FOLDER = "capture"
 SOURCE_FILE = "source.json"
@@ -27,6 +27,7 @@ _FILE_EVENT = b'{"e":"file"'
 _MOST_FILES = 64
 _MOST_READ = 256
 _OF_RANKS = re.compile(r"rank|process_index|is_main|master|primary|chief", re.IGNORECASE)
+_IN_TRACEBACK = re.compile(r'File \\?"([^"\\]+)\\?", line \d')  # JSON escapes the quotes
 _LARGEST = 1 << 20  # bytes
 _ABOVE = 5  # folders from which an absolute import may start: the file's own and those above it
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -59,7 +60,7 @@ def keep(folder: Path, ranks: Mapping[int, Process]) -> None:
 
 
 def _user_files(folder: Path, rank: int) -> Iterator[str]:
-    for names in (*_stacks(folder, rank), _recorded(folder, rank)):
+    for names in (*_stacks(folder, rank), _recorded(folder, rank), _raised(folder, rank)):
         for path, library in zip(names, protocol.in_libraries(names), strict=True):
             if not library and not path.startswith("<"):
                 yield path
@@ -123,6 +124,15 @@ def _stacks(folder: Path, rank: int) -> Iterator[list[str]]:
         if path.is_file():
             for stack in parse(path.read_text(encoding="utf-8", errors="replace")):
                 yield [frame.file for frame in stack.frames if not frame.native]
+
+
+def _raised(folder: Path, rank: int) -> list[str]:
+    """The files of the exception that ended the rank, which may have made no call before."""
+    try:
+        text = (folder / protocol.error_file(rank)).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return list(dict.fromkeys(_IN_TRACEBACK.findall(text)))
 
 
 def _recorded(folder: Path, rank: int) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
 
+from moediag.launch.nodes.relay import Bridge, RelayedFolder
 from moediag.launch.nodes.shared_folder import SharedFolder
 from moediag.launch.nodes.status import Pulse
 from moediag.records import dataclass
@@ -51,6 +52,16 @@ class Exchange:
     def start(self) -> None:
         self._thread.start()
 
+    def bridge(self, relayed: RelayedFolder) -> None:
+        """Exchanges messages through the job's store, too."""
+        with self._lock:
+            published = self._own.published
+        if published:
+            relayed.publish(self._evidence, published)
+        if self._wanted:
+            relayed.want()
+        self.shared = Bridge(self.shared, relayed)
+
     def say(self, **values: object) -> None:
         """Replaces fields of our next pulse."""
         with self._lock:
@@ -79,6 +90,11 @@ class Exchange:
         self._wanted = True
         self.shared.want()
         self._wake.set()
+
+    @property
+    def carried(self) -> bool:
+        """Whether messages go through the job's store, which may end with the job."""
+        return isinstance(self.shared, (Bridge, RelayedFolder))
 
     @property
     def published(self) -> bool:

@@ -28,6 +28,7 @@ from moediag.launch.rank_sample import RankSample
 ANSWER = 20.0  # seconds beyond the silence that others get to publish evidence
 LAST_WORD = 10.0  # seconds for our last message if the shared folder is slow
 CARRIED_FOLDER = "carried"  # in the attempt's folder, if nodes share none
+UNHEARD = 30.0  # seconds without a node in the shared folder until the job's store is asked, too
 _ASK_AGAIN = 1.0  # seconds between two checks for the job's token
 
 
@@ -69,6 +70,8 @@ class OtherNodes:
         self._published = 0
         self._no_relay = ""
         self._given = False
+        self._bridged = False
+        self._complete = 0.0  # when all other nodes were heard
 
     def join(self, job: str, number: int | None, world: int) -> None:
         """Joins a trial, whose job name is already known."""
@@ -106,6 +109,19 @@ class OtherNodes:
         missing = any(s.rank < 0 for s in own)
         found = self._peers.samples(now, ranks, self.world)
         self.others = [s for s in found if not (missing and s.unseen)]
+        works = self.exchange is not None and not self.exchange.error
+        if works and all(s.known and not s.unseen for s in self.others):
+            self._complete = now
+
+    def _bridge(self, raw: Mapping[str, Any]) -> None:
+        """Also uses the job's store if a node, or this one, may be unable to use the folder."""
+        late = time.monotonic() - self._complete > UNHEARD
+        if self.root is None or self._bridged or not (late or any(s.silent for s in self.others)):
+            return
+        with suppress(OSError, KeyError, TypeError, ValueError):  # a job without such a store
+            if self.exchange is not None:
+                self.exchange.bridge(self._relayed_folder(raw))
+                self._bridged = True
 
     def _find_job(self, ranks: Sequence[int]) -> None:
         """Reads the job's token, which exists once a rank has joined the others. A script may run
@@ -118,6 +134,7 @@ class OtherNodes:
                     self._job, number = job, raw.get("node")
                     self._number = number if isinstance(number, int) else None
                     self._begin(raw)
+                self._bridge(raw)
                 return
 
     def _begin(self, raw: Mapping[str, Any]) -> None:
@@ -129,18 +146,22 @@ class OtherNodes:
             shared = SharedFolder(self.root, self._job, self.key)
         else:
             try:
-                host, port = raw["store"]
-                shared = RelayedFolder(
-                    self.folder / CARRIED_FOLDER, self._job, self.key, (str(host), int(port)),
-                    str(raw["python"]),
-                )  # fmt: skip
+                shared = self._relayed_folder(raw)
             except (OSError, KeyError, TypeError, ValueError) as error:
                 self._no_relay = f"other nodes (the job's store: {error})"
                 return
+        self._bridged, self._complete = False, time.monotonic()
         self._peers = Peers(self.key, self.silence, True, time.monotonic())
         own = Pulse(self.key, self.host, self._number)
         self.exchange = Exchange(shared, own, self.folder, self.folder / protocol.NODES_FOLDER)
         self.exchange.start()
+
+    def _relayed_folder(self, raw: Mapping[str, Any]) -> RelayedFolder:
+        host, port = raw["store"]
+        return RelayedFolder(
+            self.folder / CARRIED_FOLDER, self._job, self.key, (str(host), int(port)),
+            str(raw["python"]),
+        )  # fmt: skip
 
     @property
     def deaths(self) -> tuple[int, ...]:
@@ -223,7 +244,7 @@ class OtherNodes:
         """Whether others still have to fetch our evidence: a store may end with the job, while the
         files in a shared folder stay."""
         assert self._peers is not None and self.exchange is not None
-        answers = self.root is None and not self.exchange.error
+        answers = self.exchange.carried and not self.exchange.error
         return answers and bool(self._peers.lacking(self._published))
 
     def write(self) -> None:

@@ -1,6 +1,7 @@
-"""Exchange between nodes that share no folder: a relay process copies each node's folder to the
-others through the job's own rendezvous store. The relay runs under the job's Python, because only
-torch can talk to torch's store, and apart from the ranks, so that its failure cannot harm one."""
+"""Exchange between nodes that do not all share a folder: a relay process copies each node's folder
+to the others through the job's own rendezvous store. The relay runs under the job's Python, because
+only torch can talk to torch's store, and apart from the ranks, so that its failure cannot harm one.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import moediag
 from moediag import protocol
@@ -21,6 +23,8 @@ RELAY = Path(moediag.__file__).parent / "ranks" / "relay.py"
 BEGIN = 60.0  # seconds until the relay's first turn: it imports torch
 ANSWER = 15.0  # seconds that a later turn may take
 LAST = 3.0  # seconds for the last pulse
+
+T = TypeVar("T")
 
 
 class RelayedFolder(SharedFolder):
@@ -77,3 +81,52 @@ class RelayedFolder(SharedFolder):
             time.sleep(0.05)
         self._process.kill()
         self._process.wait()
+
+
+class Bridge(SharedFolder):
+    """A shared folder that some node may not reach, and the job's store for that node. An error of
+    one is none as long as the other works."""
+
+    def __init__(self, shared: SharedFolder, relayed: RelayedFolder) -> None:
+        self.folder = shared.folder
+        self.own = shared.own
+        self.refused = shared.refused
+        self._both = (shared, relayed)
+        self._newest: dict[str, Pulse] = {}
+
+    def want(self) -> None:
+        self._each(lambda one: one.want())
+
+    def put(self, pulse: Pulse) -> None:
+        self._each(lambda one: one.put(pulse))
+
+    def pulses(self) -> list[Pulse] | None:
+        """Returns the newest pulse of each node."""
+        for pulses in self._each(lambda one: one.pulses()):
+            for pulse in pulses or ():
+                if pulse.key not in self._newest or pulse.seq > self._newest[pulse.key].seq:
+                    self._newest[pulse.key] = pulse
+        return [*self._newest.values()]
+
+    def publish(self, evidence: Path, number: int) -> list[str]:
+        return max(self._each(lambda one: one.publish(evidence, number)), key=len)
+
+    def fetch(self, key: str, number: int, into: Path) -> list[str]:
+        return self._each(lambda one: one.fetch(key, number, into), enough=1)[0]
+
+    def close(self) -> None:
+        self._each(lambda one: one.close())
+
+    def _each(self, call: Callable[[SharedFolder], T], enough: int = 2) -> list[T]:
+        """Returns what the first ``enough`` that work return. Raises OSError if none works."""
+        found: list[T] = []
+        for one in self._both:
+            try:
+                found.append(call(one))
+            except OSError as error:
+                problem = error
+            if len(found) == enough:
+                break
+        if not found:
+            raise problem
+        return found

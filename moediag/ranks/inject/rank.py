@@ -229,6 +229,16 @@ def optimizers(module: Any) -> None:
     one_process.expect(module.Optimizer, functools.partial(_guarded, _alone))
 
 
+def ended_early(error: BaseException) -> None:
+    """Records the exception of a rank that ends before it imported torch.distributed."""
+    from moediag.ranks.entry import error_content
+
+    rank = _number("RANK")
+    if rank is not None:
+        _folder().mkdir(parents=True, exist_ok=True)
+        protocol.write_json(_folder() / protocol.error_file(rank), error_content(error))
+
+
 def agent(module: Any) -> None:
     """Makes a possible elastic agent (torchrun) in this process report its ranks' ends."""
     from moediag.ranks import agent as observer

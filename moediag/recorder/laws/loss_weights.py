@@ -1,7 +1,8 @@
 """Records, at checked steps, how much each token counts in the gradient: of each cross entropy the
 targets that count, and the gradient that its result gets in the backward.
 
-losses      step backwards[{direct(bool: the loss is made of cross entropies and constants alone)
+losses      step line(the user's that computed the last one) backwards[{
+            direct(bool: the loss is made of cross entropies and constants alone)
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
             and the largest weight]]}]
 """
@@ -9,6 +10,7 @@ losses      step backwards[{direct(bool: the loss is made of cross entropies and
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -33,7 +35,7 @@ _LINEAR = (
 
 
 class _Loss:
-    """One call of cross_entropy."""
+    """One call of cross_entropy or nll_loss."""
 
     def __init__(self, given: Any, target: Any, ignored: int, reduction: str) -> None:
         self.reduction = reduction
@@ -64,30 +66,35 @@ class LossWeights:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._step = 0
+        self._line = ""
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[bool, List[_Loss]]] = []
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
-        # All cross entropies of torch.nn end in this one. torch.jit.script compiles what it does
-        # not know to be one of torch's own functions.
-        recorder.patches.replace(torch._C._nn, "cross_entropy_loss", self._wrapped)
-        _builtins._register_builtin(torch._C._nn.cross_entropy_loss, "aten::cross_entropy_loss")
-        _kept.append(torch._C._nn.cross_entropy_loss)
+        # All cross entropies of torch.nn end in the first one, those of log probabilities in the
+        # second one. torch.jit.script compiles what it does not know to be a function of torch's.
+        for name in ("cross_entropy_loss", "nll_loss_nd"):
+            recorder.patches.replace(torch._C._nn, name, self._wrapped)
+            _builtins._register_builtin(getattr(torch._C._nn, name), f"aten::{name}")
+            _kept.append(getattr(torch._C._nn, name))
         recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
         self._context.on_check.append(self._write)
 
     def _wrapped(self, original: Any) -> Any:
         @functools.wraps(original)
-        def cross_entropy_loss(*args: Any, **kwargs: Any) -> Any:
+        def loss(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if not torch.compiler.is_compiling() and self._context.checking:
-                self._context.guarded(WATCHER, self._called, result, args, kwargs)
+                frame = sys._getframe(1)
+                self._context.guarded(WATCHER, self._called, result, args, kwargs, frame)
             return result
 
-        return cross_entropy_loss
+        return loss
 
-    def _called(self, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def _called(
+        self, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], frame: Any
+    ) -> None:
         given = {**dict(zip(_ARGUMENTS, args)), **kwargs}  # noqa: B905 - Python 3.9
         logits, target = given["input"], given["target"]
         again = torch._C._current_graph_task_id() != -1
@@ -100,6 +107,7 @@ class LossWeights:
         loss = _Loss(logits, target, given.get("ignore_index", -100), reduction)
         self._begin()
         self._new.append(loss)
+        self._line = self._context.recorder.user_lines.innermost(frame)
         result.register_hook(functools.partial(self._context.guarded, WATCHER, loss.got))
 
     def _begin(self) -> None:
@@ -117,7 +125,7 @@ class LossWeights:
     def _write(self, step: int) -> None:
         backwards, self._backwards = self._backwards, []
         if step == self._step and any(new for _, new in backwards):
-            self._context.log.event("losses", step=step, backwards=[
+            self._context.log.event("losses", step=step, line=self._line, backwards=[
                 {"direct": direct, "of": [one.read() for one in new if one.weights is not None]}
                 for direct, new in backwards
             ])  # fmt: skip

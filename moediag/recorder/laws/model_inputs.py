@@ -1,11 +1,16 @@
 """Records, at checked steps, fingerprints of what the model is called with, and the passes of data
-loaders: which samples a rank trains on."""
+loaders: which samples a rank trains on, and in which precision.
+
+source      step over[ranks] autocast(device and dtype, or ""); of a DistributedSampler also
+            sampler(class) line replicas number seed epoch(0 where it does not shuffle)
+            drawn(samples that it knows) given(samples of its loader)
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 
@@ -21,7 +26,10 @@ _MAX_DEPTH = 4  # of nested inputs
 class _Pass:
     """One pass over a data loader."""
 
-    __slots__ = ("began", "epoch", "line", "name", "number", "replicas", "sampler", "shuffled")
+    __slots__ = (
+        "began", "drawn", "epoch", "given", "line", "name", "number", "replicas", "sampler",
+        "shuffled",
+    )  # fmt: skip
 
     def __init__(self, loader: Any) -> None:
         sampler: Any = getattr(loader, "sampler", None)
@@ -33,6 +41,8 @@ class _Pass:
         self.number = int(getattr(sampler, "rank", -1)) if ours else -1
         self.epoch = getattr(sampler, "epoch", None) if ours else None
         self.shuffled = bool(getattr(sampler, "shuffle", False)) if ours else False
+        self.drawn = _length(getattr(sampler, "dataset", None)) if ours else 0
+        self.given = _length(getattr(loader, "dataset", None)) if ours else 0
         self.line = ""
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
 
@@ -71,12 +81,25 @@ class ModelInputs:
         if not read or None in read:
             return
         of = self._latest
+        over = list(self._context.sets.averaged(root))
+        if before == 0 and over:
+            self._source(step, over, of)
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.averaged(root)), sampler=of.name if of else "",
+            over=over, sampler=of.name if of else "",
             replicas=of.replicas if of else 0, number=of.number if of else -1,
             line=of.line if of else "",
         )  # fmt: skip
+
+    def _source(self, step: int, over: List[int], of: Optional[_Pass]) -> None:
+        known: Dict[str, Any] = {}
+        if of is not None and of.replicas:
+            known = {
+                "sampler": of.name, "line": of.line, "replicas": of.replicas, "number": of.number,
+                "seed": getattr(of.sampler, "seed", 0) if of.shuffled else 0,
+                "epoch": of.epoch if of.shuffled else 0, "drawn": of.drawn, "given": of.given,
+            }  # fmt: skip
+        self._context.log.event("source", step=step, over=over, autocast=_autocast(), **known)
 
     # ------------------------------------------------------------------ data loaders
 
@@ -108,6 +131,25 @@ class ModelInputs:
                 "same_order", keep=True, line=of.line, epoch=of.epoch, sampler=of.name,
                 step=self._context.recorder.current_step,
             )  # fmt: skip
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        return 0
+
+
+def _autocast() -> str:
+    """The device and dtype of autocast, or ""."""
+    for device in ("cuda", "cpu"):
+        try:
+            if torch.is_autocast_enabled(device):
+                return f"{device}, {torch.get_autocast_dtype(device)}"
+        except TypeError:  # torch before 2.4 takes no device
+            if (torch.is_autocast_cpu_enabled if device == "cpu" else torch.is_autocast_enabled)():
+                return device
+    return ""
 
 
 def _add(prints: Fingerprints, value: Any, depth: int) -> None:

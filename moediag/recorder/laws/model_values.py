@@ -63,6 +63,7 @@ class ModelValues:
         self._context.log.event(
             "model", step=step, models=models,
             left_out={name: read[at] for name, at in left_out.items()},
+            replaced=self._replaced(owned) if left_out else [],
             averages=[int(average.n_averaged) for average in alive],
             tied=[names for model in self._context.recorder.models.owners()
                   for names in _tied(model)],
@@ -100,8 +101,17 @@ class ModelValues:
         known = self._context.names.of(owned)
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
             return {}
+        left = self._left(owned)
+        return {
+            name: prints.add(local(parameter))
+            for name, parameter in zip(self._context.names.of(left), left)  # noqa: B905
+            if name is not None
+        }
+
+    def _left(self, owned: List[Any]) -> List[Any]:
+        """Parameters with a gradient that are not in ``owned``."""
         ids = set(map(id, owned))
-        left = [
+        return [
             parameter
             for model in self._context.recorder.models.owners()
             for parameter in model.parameters()
@@ -110,11 +120,15 @@ class ModelValues:
             and id(parameter) not in ids
             and local(parameter).numel()
         ][:_MOST_NAMES]
-        return {
-            name: prints.add(local(parameter))
-            for name, parameter in zip(self._context.names.of(left), left)  # noqa: B905
-            if name is not None
-        }
+
+    def _replaced(self, owned: List[Any]) -> List[str]:
+        """Parameters that no optimizer has, if optimizers have as many of the same shapes that have
+        no gradient and belong to no module: what was there before."""
+        known = self._context.names.of(owned)
+        orphans = [p for n, p in zip(known, owned) if n is None and p.grad is None]  # noqa: B905
+        left = self._left(owned)
+        same = sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
+        return [n for n in self._context.names.of(left) if n is not None] if same else []
 
 
 def _tied(model: Any) -> List[List[str]]:

@@ -68,9 +68,11 @@ class Schedulers:
         if step == self._step:
             return
         self._step = step
+        optimizers = self._updates.owners()
         for scheduler in self._schedulers.owners():
             known = self._schedulers.get(scheduler)
             self._context.log.event(
                 "scheduled", step=step, number=known.number, name=known.kind, line=known.line,
                 calls=known.calls, updates=self._updates.get(scheduler.optimizer),
+                optimizer=optimizers.index(scheduler.optimizer), optimizers=len(optimizers),
             )  # fmt: skip

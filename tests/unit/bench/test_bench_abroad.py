@@ -20,6 +20,7 @@ from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
 from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS as EARLIER_PROGRAMS
+from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
 from bench.abroad.second_round import SECOND_ROUND
@@ -27,7 +28,7 @@ from bench.abroad.table import CASES
 from bench.abroad.third_round import THIRD_ROUND
 from moediag.result import Verdict
 
-PROGRAMS = (*EARLIER_PROGRAMS, *LATER_PROGRAMS)
+PROGRAMS = (*EARLIER_PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS)
 PROGRAM = "import time\n\nfor step in range(3):\n    print(step)\n"
 HANG = Truth(("hang",), (1,))
 RIGHT = Said("hang", (1,), "rank 1 at train.py:42, under train.py:40", alarm=True)

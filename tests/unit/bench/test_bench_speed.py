@@ -123,7 +123,7 @@ def test_every_kernel_routing_and_fix_is_measured() -> None:
     assert {(r.what, r.size, r.ranks) for r in runs} == {
         ("kernels", "small", 1), ("kernels", "mid", 1), ("kernels", "large", 1),
         ("kernels", "mid", 2), ("fixes", "mid", 1), ("fixes", "mid", 2),
-        ("recording", "small", 1), ("recording", "mid", 1),
+        ("recording", "small", 1), ("recording", "mid", 1), ("recording", "large", 1),
     }  # fmt: skip
     named = {"kernels": KERNELS, "fixes": (LOOP, *FIXES, *FUSED), "recording": (OFF, *RECORDED)}
     for run in runs:
@@ -170,6 +170,7 @@ ROW = {
     "kernel": "grouped_mm", "routing": "balanced", "reason": "", "peak_gib": 31.25,
     "step_ms": {"median": 80.0, "low": 79.0, "high": 82.5}, "tokens_per_second": 102_400.0,
     "tflops": 210.0, "share_of_peak": 0.3, "experts_share": 0.55,
+    "products_share": 0.66,
 }  # fmt: skip
 
 
@@ -180,7 +181,7 @@ def test_the_page_shows_measurements_and_reasons_for_missing_ones() -> None:
     one = suite.Measured(run, {**REPORT, "rows": [big, ROW]}, "it took more than 600 s")
     text = "\n".join(suite.page([one]))
     assert f"### `{run.command}`" in text
-    rates = "102,400 | 210 | 30 % | 55 % | 31.2 GiB |"
+    rates = "102,400 | 210 | 30 % | 55 % | 66 % | 31.2 GiB |"
     assert f"| grouped_mm | balanced | 80.0 ms (79.0 to 82.5) | {rates}" in text
     assert f"| `{run.command}` | batched_mm balanced | too \\| big |" in text
     assert "| batched_mm one-hot, grouped_mm one-hot | it took more than 600 s |" in text
@@ -269,3 +270,9 @@ def test_the_command_accepts_one_run_or_all(
     assert command.main([]) == 0
     assert asked == list(suite.runs("cpu"))
     assert suite.NO_GPU in capsys.readouterr().out
+
+
+def test_the_interval_of_a_median_narrows_with_the_number_of_values() -> None:
+    assert clock.median_within([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    low, high = clock.median_within([float(n) for n in range(1, 102)])
+    assert (low, high) == (41.0, 61.0)  # of 101 values, by the binomial distribution

@@ -32,6 +32,7 @@ from moediag.lab.stacks.releases import Release
 from moediag.launch.settings import LaunchOptions
 from moediag.report import answer_views
 from moediag.result import RunResult, TrialResult, read_result
+from tests.junit_reader import as_read
 from tests.unit.nightly_nights import entry, job, night
 from tests.unit.trial_results import changed
 
@@ -443,6 +444,17 @@ def test_junit_has_a_case_for_every_variant(week: Summary) -> None:
         "a": [("failure", "new")], "b": [], "c": [("skipped", "still")],
         "d": [("skipped", "flaky")], "e": [("error", "unknown")],
     }  # fmt: skip
+
+
+def test_a_reader_of_junit_sees_one_failure_that_fails_the_night(week: Summary) -> None:
+    own, night = as_read(answer_views.junit(pages.answer(week))).values()
+    assert own == ["failure"] and sorted(night) == [
+        "error", "failure", "passed", "skipped", "skipped",
+    ]  # fmt: skip
+    (continues,) = (c for c in week.compared if c.change is Change.STILL)
+    calm = dataclasses.replace(week, compared=(continues,))
+    own, night = as_read(answer_views.junit(pages.answer(calm))).values()
+    assert (own, night) == (["passed"], ["skipped"])
 
 
 def tonight(week: Summary) -> Summary:

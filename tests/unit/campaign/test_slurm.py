@@ -19,6 +19,7 @@ from moediag.lab.campaign.executors.executor import Call, Lost, Reply, TooLong
 from moediag.lab.campaign.executors.slurm import Slurm, SlurmJob
 from moediag.lab.campaign.executors.squeue import Queue, parse
 
+ALIVE = ("PENDING", "RUNNING")
 CALL = Call(pickle.dumps(functools.partial(int, "7")), moediag.__version__, {}, {})
 
 
@@ -29,6 +30,8 @@ class Cluster:
         self.jobs: dict[str, tuple[str, str, str]] = {}
         self.begins = ("PENDING", "Resources", "")
         self.refuses = ""
+        self.prints = "{}\n"
+        self.lists = True
         self.away = False
         self.asked = 0
         self.scripts: list[str] = []
@@ -39,16 +42,19 @@ class Cluster:
             return subprocess.CompletedProcess((), 1, "", "Unable to contact slurm controller")
         if name == "squeue":
             self.asked += 1
-            lines = (f"{job}|{'|'.join(words)}" for job, words in self.jobs.items())
+            jobs = self.jobs.items() if self.lists else ()
+            lines = (f"{job}|{'|'.join(words)}" for job, words in jobs)
             return subprocess.CompletedProcess((), 0, "\n".join(lines), "")
         if name == "scancel":
-            self.cancelled += words
+            alive = (job for job, (state, *_) in self.jobs.items() if state in ALIVE)
+            every = [job for job in alive if job not in self.cancelled]
+            self.cancelled += every if words[0].startswith("--name=moediag-") else words
         if name == "sbatch":
             if self.refuses:
                 return subprocess.CompletedProcess((), 1, "", f"sbatch: error: {self.refuses}")
             self.scripts.append(said)
             self.jobs[str(len(self.scripts))] = self.begins
-            return subprocess.CompletedProcess((), 0, f"{len(self.scripts)}\n", "")
+            return subprocess.CompletedProcess((), 0, self.prints.format(len(self.scripts)), "")
         return subprocess.CompletedProcess((), 0, "", "")
 
     def becomes(self, state: str, job: str = "1", reason: str = "None", node: str = "n1") -> None:
@@ -151,6 +157,32 @@ def test_a_controller_that_is_away_ends_nothing(
     cluster.away = False
     one.provide()
     assert len(cluster.scripts) == 2
+
+
+def test_what_sbatch_prints_beside_the_id(engine: Callable[..., Slurm], cluster: Cluster) -> None:
+    cluster.prints = "Welcome to the cluster\n{};physics\n"
+    one = engine()
+    submitted(one)
+    assert one.queue.jobs().keys() == {"1"}
+    cluster.prints = "Welcome to the cluster\n"
+    with pytest.raises(MachineError, match="sbatch printed no job id: Welcome to the cluster"):
+        submitted(one, "b")
+    one.close()
+    assert cluster.cancelled == ["1", "2"]
+
+
+def test_jobs_that_squeue_never_lists_are_not_submitted_for_ever(
+    engine: Callable[..., Slurm], cluster: Cluster
+) -> None:
+    cluster.lists = False
+    one = engine()
+    submitted(one)
+    with pytest.raises(MachineError, match="squeue lists none of the jobs 1, 2, 3, which sbatch"):
+        for _ in range(9):
+            one.provide()
+    assert len(cluster.scripts) == 3
+    one.close()
+    assert sorted(cluster.cancelled) == ["1", "2", "3"]
 
 
 # ------------------------------------------------------------------------ how a worker ends

@@ -9,7 +9,7 @@ import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.evidence import looks
-from moediag.evidence.attached_job import stall_of
+from moediag.evidence.attached_job import failed_ranks, stall_of
 from moediag.evidence.line_conditions import Sources
 from moediag.evidence.looks import Looks, RankLook
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
@@ -65,7 +65,7 @@ def judged(
     size = world_size or len(ranks) + len(missing)
     seen = Looks(4.0, 30.0, does, size, missing=missing)
     every = {one.rank: one for one in ranks}
-    gone = {r: RankEvidence(r, exit=ExitStatus(signal=UNTOLD)) for r in missing}
+    gone = {r: RankEvidence(r, exit=ExitStatus(signal=UNTOLD)) for r in failed_ranks(seen)}
     return diagnose(Evidence(size, every | gone, foreign=True, stall=stall_of(seen), looks=seen))
 
 
@@ -237,11 +237,43 @@ def test_a_rank_whose_process_is_gone() -> None:
     assert (found.verdict, found.culprits) == ("crash", (1,))
 
 
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        (
+            RankLook(9, looks.WORKS, words="writes model.pt"),
+            "writes model.pt",
+        ),
+        (RankLook(9, looks.MOVES), "moved on"),
+        (RankLook(9, looks.IDLE, 60.0), "sleeps"),
+    ],
+)
+@pytest.mark.parametrize("gone", [{}, {1: RankLook(11, looks.GONE)}], ids=["before", "meanwhile"])
+def test_a_rank_that_ended_may_have_finished(
+    does: RankLook, says: str, gone: dict[int, RankLook]
+) -> None:
+    some = () if gone else (1,)
+    found = judged(rank(0, 16), RankEvidence(1), does={0: does, **gone}, missing=some)
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert says in found.cause and "Rank 1 ended before the others" in found.cause
+
+
 def test_ranks_on_other_machines_may_work() -> None:
     found = judged(rank(0, 7, "barrier"), rank(1, 7, "barrier"), does=BOTH, world_size=4)
     assert (found.verdict, found.culprits) == ("inconclusive", ())
     assert "No process of ranks 2, 3 was found here" in found.cause
     assert "If not, ranks 2, 3 ended" in found.next_step
+
+
+def test_ranks_that_all_wait_for_their_devices_may_compute() -> None:
+    device = RankLook(11, looks.ON_DEVICE, 60.0)
+    found = judged(rank(0, 7), rank(1, 7), does={0: device, 1: device})
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "ranks 0, 1 wait for the device at train.py:7 main. From outside" in found.cause
+    assert "`moediag watch`, which asks the devices" in found.next_step
+    found = judged(rank(0, 7, "barrier"), rank(1, 8), does={0: waits(), 1: device})
+    assert (found.verdict, found.culprits) == ("hang", ()), found.cause
+    assert "rank 1" in found.cause.lower(), found.cause
 
 
 def test_ranks_that_cannot_be_read() -> None:
@@ -252,12 +284,14 @@ def test_ranks_that_cannot_be_read() -> None:
 
 
 def test_the_table_has_ranks_that_did_the_same_together() -> None:
-    does = {n: RankLook(n, looks.WAITS, 60.0 + n, values={"step": "3"}) for n in range(3)}
+    numbers = {"step": "3", "began": "1795676211.1144845", "lr": "1e-3", "gpu": "0", "size": "4"}
+    does = {n: RankLook(n, looks.WAITS, 60.0 + n, values=numbers) for n in range(3)}
     does[3] = RankLook(9, looks.WORKS, words="computes", cpu=0.98, values={"step": "2"})
     every = (*(rank(n, 7, "barrier") for n in range(3)), rank(3, 16))
     (table,) = judged(*every, does=does).tables
+    told = "step=3, lr=1e-3, gpu=0"
     assert table.rows == (
-        ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", "step=3"),
+        ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", told),
         ("rank 3", "computes", "train.py:16 main", None, "98%", "step=2"),
     )
     does[1] = replace(does[1], gpu=0.4)

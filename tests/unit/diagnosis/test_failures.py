@@ -169,18 +169,24 @@ def test_two_ranks_without_token_counts_have_no_culprit() -> None:
 # ------------------------------------------------------------------------ calls never made
 
 
-def test_an_operation_refused_by_the_library_is_a_crash() -> None:
-    """The message mentions gloo, but no peer is involved."""
-    refused = RankError(
-        "RuntimeError", "Cannot use ReduceOp.PREMUL_SUM with Gloo", "train.py:3 step"
-    )
+@pytest.mark.parametrize(
+    ("type_", "message"),
+    [
+        ("RuntimeError", "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
+        ("TypeError", "BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+"),
+        ("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
+    ],
+)
+def test_an_operation_refused_by_the_library_is_a_crash(type_: str, message: str) -> None:
+    """The message mentions a library, but no peer is involved."""
+    refused = RankError(type_, message, "train.py:3 step")
     evidence = fsdp2_job(set(), set()).run()
     for rank in (0, 1):
         evidence = died(evidence, rank, refused)
     found = diagnose(evidence)
     assert (found.verdict, found.culprits) == (Verdict.CRASH, (0, 1))
-    assert found.signature == "crash:RuntimeError:train.py step:several-ranks"
-    assert "PREMUL_SUM with Gloo" in found.cause
+    assert found.signature == f"crash:{type_}:train.py step:several-ranks"
+    assert message in found.cause
     assert "lost the connection" not in found.cause
 
 

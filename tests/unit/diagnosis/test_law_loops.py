@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import Cleared, ClipNorm, Mode, ModeChange, ModelState, RankLaws
+from moediag.evidence.law_model import (
+    Cleared,
+    ClipNorm,
+    Mode,
+    ModeChange,
+    ModelInputs,
+    ModelState,
+    RankLaws,
+)
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job
 
@@ -42,8 +50,12 @@ class TestClearedGradients:
     def test_cleared_once_or_hardly_seen_is_no_finding(self, kept: Sequence[bool]) -> None:
         assert found(self.laws(*kept)).verdict == "clean"
 
-    def test_a_rank_that_cleared_them_says_that_the_program_does(self) -> None:
-        assert found(self.laws(True, True), self.laws(False, False)).verdict == "clean"
+    def test_a_rank_that_never_clears_them_while_another_always_does(self) -> None:
+        of = found(self.laws(False, False), self.laws(True, True))
+        assert of.verdict == "wrong-gradients" and "On rank 1, after the checked" in of.cause
+
+    def test_a_rank_that_cleared_them_at_times_says_that_the_program_does(self) -> None:
+        assert found(self.laws(True, True), self.laws(True, False)).verdict == "clean"
 
 
 class TestModes:
@@ -98,8 +110,13 @@ class TestModes:
     def test_changes_that_were_not_recorded(self) -> None:
         assert found(replace(self.laws("tteeee"), mode_changes=())).verdict == "clean"
 
-    def test_ranks_that_differ_are_not_judged(self) -> None:
-        assert found(self.laws("tteeee"), self.laws("tttttt")).verdict == "clean"
+    def test_a_rank_in_evaluation_mode_that_averages_gradients_with_others(self) -> None:
+        train, left = self.laws("tttttt"), self.laws("tteeee")
+        assert found(train, left).verdict == "clean"  # of models of their own
+        inputs = (ModelInputs(1, 0, "a", (0, 1)),)
+        of = found(replace(train, inputs=inputs), replace(left, inputs=inputs))
+        assert of.verdict == "wrong-gradients"
+        assert "On rank 1, and not on rank 0, Net was trained in training mode" in of.cause
 
 
 class TestScaledNorms:
@@ -129,6 +146,24 @@ class TestScaledNorms:
     )
     def test_no_finding(self, laws: dict[str, float]) -> None:
         assert found(self.laws(**laws)).verdict == "clean"  # type: ignore[arg-type]
+
+
+class TestReplaced:
+    def laws(self, *replaced: tuple[str, ...]) -> RankLaws:
+        left = {"head.weight": "a"}
+        states = zip(STEPS, replaced, strict=False)
+        return RankLaws(models=tuple(ModelState(s, left_out=left, replaced=r) for s, r in states))
+
+    def test_what_replaced_parameters_of_an_optimizer_does_not_train(self) -> None:
+        of = found(self.laws(*[("head.weight",)] * 4))
+        assert of.verdict == "wrong-weights"
+        assert "1 parameter (head.weight) had gradients and no optimizer has them" in of.cause
+
+    def test_left_out_in_some_steps_or_on_some_ranks_only(self) -> None:
+        every = self.laws(*[("head.weight",)] * 4)
+        assert found(self.laws(*[("head.weight",)] * 3, ())).verdict == "clean"
+        assert found(every, self.laws((), (), (), ())).verdict == "clean"
+        assert found(self.laws(("head.weight",))).verdict == "clean"
 
 
 class TestUntrained:

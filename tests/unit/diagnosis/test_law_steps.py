@@ -66,6 +66,10 @@ class TestMicroBatches:
         assert "4 to 12 target tokens" in text and "3 times as much as another one" in text
         assert "--allow micro-batches-unequal" in text
 
+    def test_padding_that_makes_a_smaller_difference_is_a_note(self) -> None:
+        of = diagnose(with_events(job(1), losses=losses(12, 8)))
+        assert not of.suspicious and "8 to 12 target tokens" in of.notes[0]
+
     @pytest.mark.parametrize("counts", [(12, 12), (12, 10), (12,)])
     def test_micro_batches_of_about_the_same_size(self, counts: tuple[int, ...]) -> None:
         assert not self.found(*counts)
@@ -229,6 +233,52 @@ def test_a_parameter_that_is_left_out_of_a_reduction(seen: bool) -> None:
     assert ("and those of b.weight are not" in text) == seen
 
 
+class TestReducedAgain:
+    """Sums of all gradients that a wrapper has averaged already."""
+
+    def found(self, sizes: Sequence[int], phase: str = "other", how: str = REDUCED) -> Any:
+        calls = tuple(
+            Collective(
+                index=at, group="world", position=at, op="all_reduce", phase=phase, step=step,
+                dtype="float32", numel_in=size, numel_out=size, site="train.py:8 main",
+            )
+            for step in (1, 2, 3, 4)
+            for at, size in enumerate(sizes)
+        )  # fmt: skip
+        evidence = job(2, how=how, names=MATRICES)
+        ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+        return diagnose(replace(evidence, ranks=ranks)).suspicious
+
+    def test_sums_of_the_sizes_of_all_matrices_are_suspicious(self) -> None:
+        (text,) = self.found([64] * 4)
+        assert "the sizes of 4 parameters over all ranks at train.py:8 main" in text
+
+    def test_other_sizes_the_wrapper_itself_and_no_wrapper(self) -> None:
+        assert not self.found([64] * 3)
+        assert not self.found([64] * 4, phase="backward")
+        assert not self.found([64] * 4, how=PLAIN)
+
+
+class TestStartsApart:
+    def found(self, apart: Sequence[str], **more: Any) -> Diagnosis:
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            values = zip(one.pieces, one.params, strict=True)
+            params = tuple(f"{v}{rank if p.name in apart else ''}" for p, v in values)
+            pieces = tuple(replace(piece, ranks=()) for piece in one.pieces)
+            return replace(one, pieces=pieces, params=params, grads=one.params, clocks=())
+
+        evidence = job(2, change, PLAIN, names=MATRICES)
+        return diagnose(with_events(evidence, **{"own_gradients": gradients, **more}))
+
+    def test_models_that_begin_apart_and_add_up_gradients_are_suspicious(self) -> None:
+        (text,) = self.found(MATRICES).suspicious
+        assert "4 parameters ({a,b,c,d}.weight) began with other values on each rank" in text
+
+    def test_parts_whose_gradients_are_not_added_up_and_equal_models(self) -> None:
+        assert not self.found(MATRICES, own_gradients=()).suspicious
+        assert not self.found(()).suspicious
+
+
 class TestClippedFirst:
     def found(self, norms: Sequence[float] = (3.0, 2.0), change: Any = None) -> Diagnosis:
         def add(rank: int, laws: RankLaws) -> RankLaws:
@@ -241,6 +291,19 @@ class TestClippedFirst:
         of = self.found()
         assert of.verdict == "wrong-gradients"
         assert "(3 on rank 0, 2 on rank 1)" in of.cause and "train.py:8 main" in of.cause
+
+    def test_clipping_of_each_micro_batch_may_be_meant(self) -> None:
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            norms = [
+                ClipNorm(step, ("net.weight",), norm, 1.0, "train.py:8 main")
+                for step in STEPS
+                for norm in (3.0 - rank, 2.0)
+            ]
+            return replace(laws, norms=tuple(norms))
+
+        for evidence in (plain(), job(2)):
+            of = diagnose(with_laws(evidence, add))
+            assert of.verdict == "clean" and "(3 on rank 0, 2 on rank 1)" in of.suspicious[0]
 
     def test_one_norm_and_norms_that_clip_nothing(self) -> None:
         assert self.found((3.0, 3.0)).verdict == "clean"

@@ -1,4 +1,4 @@
-"""A recorded hang of two ranks on NCCL 2.30.7 that shared a GPU: rank 0 calls all_reduce alone."""
+"""Recorded hangs of two ranks on NCCL 2.30.7 that shared a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from moediag.diagnosis import diagnose
 from moediag.evidence.trial_folder import read_trial
 
-RECORDED = Path(__file__).parents[2] / "samples" / "nccl_hang" / "attempt-0"
+SAMPLES = Path(__file__).parents[2] / "samples"
+RECORDED = SAMPLES / "nccl_hang" / "attempt-0"  # rank 0 calls all_reduce alone
+BACKWARD = SAMPLES / "nccl_backward_hang"  # an expert gets no token on rank 1, under FSDP2
 
 
 def without(name: str) -> Callable[[Path], None]:
@@ -59,3 +61,26 @@ def test_the_rank_is_named_where_its_device_waits(
 def test_what_nccl_itself_says_is_kept() -> None:
     found = diagnose(read_trial(RECORDED))
     assert "Rank 1 has launched up to operation 2" in found.attached["NCCL's RAS"]
+
+
+def completed_everywhere(folder: Path) -> None:
+    for file in folder.glob("*.flight.json"):
+        file.write_text(file.read_text().replace('"started"', '"completed"'))
+
+
+def went_on(folder: Path) -> None:
+    launch = json.loads((folder / "launch.json").read_text())
+    launch["ended"] = launch["started"] + 20
+    (folder / "launch.json").write_text(json.dumps(launch))
+
+
+def test_devices_that_stayed_in_a_call_until_the_time_limit_hang(tmp_path: Path) -> None:
+    """No stack showed the wait: one thread was in a copy, the other launched a kernel."""
+    found = diagnose(read_trial(BACKWARD))
+    assert (found.verdict, found.culprits, found.confidence) == ("hang", (1,), "high"), found.cause
+    assert "expert 3 of layer 1 received 0 tokens" in found.cause
+    for change in (without("*.flight.json"), completed_everywhere, went_on):
+        folder = Path(shutil.copytree(BACKWARD, tmp_path / change.__name__ / "unfixed"))
+        change(folder)
+        found = diagnose(read_trial(folder))
+        assert (found.verdict, found.culprits) == ("inconclusive", ()), found.cause

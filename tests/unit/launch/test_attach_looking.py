@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from moediag.evidence import looks
+from moediag.evidence import looks, rank_stacks
 from moediag.evidence.attached_job import stall_of
 from moediag.evidence.looks import Looks, RankLook, merged
+from moediag.evidence.rank_stacks import parse_pyspy, stand
 from moediag.launch.attach import held, spy
 from moediag.launch.attach.looking import Looker, LookingJob, One, Target, judge
 from moediag.launch.attach.proc import Proc, Seen
@@ -38,13 +39,15 @@ def dump(*frames: tuple[str, str, int], step: str = "3") -> bytes:
 
 def look(
     at: float, found: bytes, cpu: float = 0.0, main: float = 0.0, asleep: float | None = None,
-    state: str = "S", wrote: int = 0,
+    state: str = "S", wrote: int = 0, sent: int = 0, child: float = 0.0,
 ) -> One:  # fmt: skip
     seen = Seen(7, 1, state, cpu, 99)
-    return One(at, seen, asleep, main, spy.Dump(found), Activity(at, {SAVED: wrote}))
+    active = Activity(at, {SAVED: wrote}, children=child, connections={5: (sent, 0)})
+    return One(at, seen, asleep, main, spy.Dump(found), active)
 
 
 WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
+CHILD = dump(("/usr/lib/python3.11/subprocess.py", "_wait", 2011), TRAIN)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,9 @@ WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
     [
         ([look(0, WAIT), look(4, WAIT)], "SS", looks.WAITS, 4.0),
         ([look(0, WAIT, asleep=90), look(4, WAIT, asleep=94)], "SS", looks.WAITS, 94.0),
+        # A slow network: its main thread sleeps, and bytes flow.
+        ([look(0, WAIT, asleep=90), look(4, WAIT, asleep=94, sent=10**6)], "SS", looks.WORKS, 0.0),
+        ([look(0, WAIT, asleep=90), look(4, WAIT, asleep=94, sent=10**4)], "SS", looks.WAITS, 94.0),
         # A GPU's rank spins: only its main thread uses a CPU, and nothing tells since when.
         ([look(0, WAIT), look(4, WAIT, 4.0, 4.0, 0.0, "R")], "RR", looks.WAITS, 4.0),
         ([look(0, WAIT), look(4, WAIT, 4.0, 1.0)], "SS", looks.WORKS, 0.0),
@@ -62,6 +68,10 @@ WAIT, OUTSIDE = dump(C10D, TRAIN), dump(TRAIN)
         ([look(0, OUTSIDE), look(4, OUTSIDE, 4.0)], "RR", looks.WORKS, 0.0),
         ([look(0, OUTSIDE), look(4, OUTSIDE)], "SRRR", looks.WORKS, 0.0),  # it wants a CPU
         ([look(0, OUTSIDE), look(4, OUTSIDE, wrote=10**7)], "SS", looks.WORKS, 0.0),
+        # A child process that gets little CPU time, waited for or not.
+        ([look(0, CHILD), look(4, CHILD, child=0.2)], "SS", looks.WORKS, 0.0),
+        ([look(0, CHILD), look(4, CHILD, child=0.02)], "SS", looks.IDLE, 4.0),
+        ([look(0, OUTSIDE), look(4, OUTSIDE, child=0.2)], "SS", looks.IDLE, 4.0),
         ([look(0, OUTSIDE), look(4, dump(OTHER))], "SS", looks.MOVES, 0.0),
         ([look(0, WAIT), look(4, WAIT, state="T")], "TT", looks.STOPPED, 4.0),
         ([look(0, OUTSIDE), look(4, WAIT, state="T", asleep=1)], "ST", looks.STOPPED, 1.0),
@@ -76,6 +86,14 @@ def test_what_a_rank_did(taken: Sequence[One], states: str, does: str, still: fl
     assert (found.does, found.still) == (does, still)
 
 
+def test_a_rank_that_spins_for_its_device_is_not_in_communication() -> None:
+    """``loss.item()`` of a step that fills the device is where each look finds it."""
+    taken = [replace(look(at, OUTSIDE, at, at, 0.0, "R"), device=True) for at in (0.0, 4.0)]
+    assert judge(taken, "RR").does == looks.ON_DEVICE
+    taken = [replace(look(at, WAIT, at, at, 0.0, "R"), device=True) for at in (0.0, 4.0)]
+    assert judge(taken, "RR").does == looks.WAITS
+
+
 def test_what_a_rank_that_works_does() -> None:
     found = judge([look(0, OUTSIDE), look(4, OUTSIDE, wrote=10**7)], "SS")
     assert found.words == "writes model.pt at 2.5 MB/s"
@@ -87,6 +105,7 @@ def job(*ranks: RankLook, **more: object) -> Looks:
 
 
 WAITING = RankLook(1, looks.WAITS, 40.0)
+BUSY = RankLook(1, looks.ON_DEVICE, 40.0)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +120,11 @@ WAITING = RankLook(1, looks.WAITS, 40.0)
         (job(WAITING, RankLook(2, looks.MOVES)), False),
         (job(WAITING, RankLook(2, looks.UNREAD, 40.0)), False),
         (job(RankLook(1, looks.WAITS, 5.0), missing=(1,)), True),
+        # Two devices that compute for long look like two that wait for each other.
+        (job(BUSY, BUSY), False),
+        (job(WAITING, BUSY), True),
+        (job(RankLook(2, looks.IDLE, 40.0), BUSY), True),
+        (job(BUSY, missing=(1,)), True),
         (job(), False),
     ],
 )
@@ -199,6 +223,13 @@ def test_only_numbers_of_local_variables_are_kept() -> None:
     assert spy.places(spy.without_text(raw)) == spy.places(raw)
 
 
+def test_counters_are_kept_before_other_numbers() -> None:
+    found = json.loads(dump(TRAIN))
+    others = [{"name": f"n{at}", "repr": str(at)} for at in range(9)]
+    found[0]["frames"][0]["locals"] = [*others, {"name": "epoch", "repr": "4"}]
+    assert [*spy.values(json.dumps(found).encode()).items()][:2] == [("epoch", "4"), ("n0", "0")]
+
+
 MAIN = b'[{"thread_name": "MainThread", "frames": %s}]'
 
 
@@ -233,6 +264,18 @@ def test_the_number_of_a_spawned_process() -> None:
     variables = [{"name": "i", "repr": "1"}]
     made = [{"filename": file, "name": "_wrap", "line": 1, "locals": variables}]
     assert spy.rank_of(json.dumps([{"thread_name": "MainThread", "frames": made}]).encode()) == 1
+
+
+def test_the_broadcast_of_buffers_is_communication() -> None:
+    """DDP's own file calls C++, which Python frames do not show."""
+    folder = "/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py"
+    names = ("_distributed_broadcast_coalesced", "_sync_buffers")
+    ddp = [(folder, f"DistributedDataParallel.{name}", 9) for name in names]
+    found = dump(*ddp, TRAIN)
+    (stack,) = parse_pyspy(found.decode())
+    assert in_collective(found) and rank_stacks.in_collective(stack)
+    assert stand(stack) == f"DistributedDataParallel.{names[0]}, called by main (train.py:12)"
+    assert not in_collective(dump(*ddp[1:], TRAIN))
 
 
 def test_a_rank_in_a_container_is_seen_from_its_host(tmp_path: Path) -> None:

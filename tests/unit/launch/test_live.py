@@ -70,7 +70,7 @@ def test_a_rank_that_cannot_be_read(
 ) -> None:
     monkeypatch.setattr(spy, "dump", lambda *_, **__: spy.Dump(lost=spy.REFUSED))
     (now,) = Live([Target(0, Process.of(process.pid))]).look()
-    assert (now.does, now.line) == ("sleeps", "")
+    assert (now.does, now.line) == ("sleeps", "(ptrace refused)")
 
 
 def test_many_ranks_that_do_the_same_are_one_row() -> None:

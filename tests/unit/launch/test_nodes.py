@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from moediag.launch.nodes.declared import Declared, declared
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.nodes.peers import LATE_NODES, Peers
+from moediag.launch.nodes.relay import RelayedFolder
 from moediag.launch.nodes.shared_folder import SharedFolder
 from moediag.launch.nodes.status import ObservedStall, Pulse, of_json
 from moediag.launch.rank_sample import RankSample
@@ -328,15 +330,20 @@ def test_unknown_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
 class Node:
     """One of two watchers, run step by step. ``rank`` is its number."""
 
-    def __init__(self, root: Path, rank: int) -> None:
+    def __init__(self, root: Path, rank: int, shared: bool = True) -> None:
         self.folder = evidence(root / f"run-{rank}" / "attempt-0", rank)
-        raw = {"job": JOB, "node": rank}
-        protocol.write_json(self.folder / protocol.job_file(rank), raw)
+        self.rank = rank
+        self.writes_job(store=not shared)  # under an agent it is known before the ranks meet
         self.sample = RankSample(rank, state="in-collective", progress=5)
-        self.nodes = OtherNodes(self.folder, root / "shared", 2.0)
+        self.nodes = OtherNodes(self.folder, root / "shared" if shared else None, 2.0)
         self.nodes.world = 2
         self.patience = Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {})
         self.look()
+
+    def writes_job(self, store: bool = True) -> None:
+        raw = {"job": JOB, "node": self.rank, "python": "python",
+               "store": ["10.0.0.1", 29500] if store else None}  # fmt: skip
+        protocol.write_json(self.folder / protocol.job_file(self.rank), raw)
 
     def look(self) -> None:
         self.nodes.look([self.sample], self.patience, ())
@@ -351,7 +358,21 @@ class Node:
 
 
 @pytest.fixture
-def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The job's store, to which relays carry at once."""
+
+    class Relayed(RelayedFolder):
+        def __init__(self, _: Path, job: str, own: str, *__: Any) -> None:
+            SharedFolder.__init__(self, tmp_path / "store", job, own)
+
+        pulses, want, close = SharedFolder.pulses, SharedFolder.want, SharedFolder.close
+
+    monkeypatch.setattr(other_nodes, "RelayedFolder", Relayed)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Path) -> tuple[Node, Node]:
     monkeypatch.setattr(Exchange, "start", lambda _: None)
     monkeypatch.setattr(other_nodes, "_ASK_AGAIN", -1.0)
     nodes = Node(tmp_path, 0), Node(tmp_path, 1)
@@ -411,6 +432,62 @@ def test_both_nodes_receive_all_evidence(two: tuple[Node, Node]) -> None:
         assert [(n["name"], n["ranks"], n["seen"]) for n in raw["nodes"]] == [
             (f"node {mine}", [mine], True), (f"node {other}", [other], True),
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_node_that_cannot_use_the_shared_folder_is_met_at_the_store(
+    two: tuple[Node, Node], tmp_path: Path, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``broken``: it could at first."""
+    here, there = two
+    if broken:
+        exchange = there.nodes.exchange
+        assert exchange is not None
+        exchange.shared.own = Path("/proc/nowhere")
+        exchange.shared.folder = Path("/proc/nowhere")
+    else:
+        here, there = Node(tmp_path / "2", 0), Node(tmp_path / "2", 1, shared=False)
+    here.writes_job()
+    there.writes_job()
+    clock = [other_nodes.time.monotonic()]
+    monkeypatch.setattr(other_nodes.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(other_nodes.time, "sleep", lambda _: None)
+
+    def tick() -> None:
+        clock[0] += 1.0
+        for node in (here, there):
+            assert node.nodes.exchange is not None
+            with suppress(OSError):
+                node.nodes.exchange._turn()
+            node.nodes.exchange.error = "" if node is here or not broken else "it does not answer"
+            node.look()
+
+    for _ in range(int(other_nodes.UNHEARD) + 4):
+        tick()
+    assert [[s.known and not s.silent and not s.unseen for s in node.nodes.others]
+            for node in (here, there)] == [[True], [True]]  # fmt: skip
+    for node in (here, there):
+        assert node.nodes.exchange is not None
+        node.nodes.exchange.want()
+        node.nodes.exchange.publish()
+    for node in (here, there):
+        assert node.nodes.share(tick) == () or broken
+        (copy,) = (node.folder / protocol.NODES_FOLDER).iterdir()
+        assert any(copy.iterdir())
+
+
+def test_nodes_that_meet_in_the_folder_leave_the_store_alone(
+    two: tuple[Node, Node], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in two:
+        node.writes_job()
+    clock = [other_nodes.time.monotonic()]
+    monkeypatch.setattr(other_nodes.time, "monotonic", lambda: clock[0])
+    for _ in range(40):
+        clock[0] += 1.0
+        for node in two:
+            node.turn()
+    assert not store.exists()
 
 
 def test_no_node_waits_for_a_silent_node(

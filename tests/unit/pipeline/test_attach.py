@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -250,6 +251,21 @@ def test_a_job_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (trial.verdict, process.returncode) == ("inconclusive", 0)
     assert "rank 0: Python stack (ptrace refused)" in trial.diagnosis.not_seen
     assert any(text.startswith("Python stacks: ") for text in trial.diagnosis.not_seen)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "full")])
+def test_a_look_that_does_not_end_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[BaseException] | OSError
+) -> None:
+    def collect(_: Job, folder: Path, *__: object) -> None:
+        folder.mkdir()
+        (folder / "looks.json").touch()
+        raise error
+
+    monkeypatch.setattr(collecting, "collect", collect)
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        attach.attach(job(10, 0, 1), collecting.AttachOptions(), tmp_path / "run", lambda _: None)
+    assert not any(tmp_path.iterdir())
 
 
 def test_use_of_gpus_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

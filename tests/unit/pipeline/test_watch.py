@@ -484,7 +484,7 @@ def test_the_output_of_a_job_ends_with_the_answer() -> None:
     assert end(compare)[0] == " NEXT     Compare: moediag verify -- job"
     last = end(trial("crash"), hung)
     assert "hang" in last[0] and "CULPRIT  rank 1" in last[0] and len(last) <= 8
-    assert last[-1] == " AGAIN    moediag report run --details"
+    assert last[-1] == " AGAIN    moediag report run"
     assert "CULPRIT" not in end(trial("hang"))[0]
 
 

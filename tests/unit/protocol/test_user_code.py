@@ -44,6 +44,7 @@ def test_code_in_a_folder_named_like_a_library_is_user_code(
         "/env/lib/python3.12/site-packages/transformers/trainer.py",
         "/opt/pytorch/torch/nn/modules/linear.py",
         "<frozen importlib._bootstrap>",
+        "/tmp/torchinductor_u/jc/cjcdc6jularqpngbxhsi5bnwto3baxnezypc46wl2aqhvbyg5gou.py",
     ],
 )
 @pytest.mark.parametrize("folders", [FOLDERS, ()], ids=["recorded", "not-recorded"])

@@ -97,6 +97,16 @@ def test_a_rank_reports_its_identity_and_failure(job: Job) -> None:
     assert error["message"] == "ValueError: no batch"
 
 
+def test_an_exception_before_torch_is_recorded_but_not_that_of_a_child(job: Job) -> None:
+    done = job.python("raise KeyError('x')", RANK="1")
+    assert done.returncode == 1 and done.stderr.endswith("KeyError: 'x'\n")
+    said = json.loads(job.file("rank-1.error.json").read_text())["message"]
+    assert said["message"] == "KeyError: 'x'" and "<string>" in said["extraInfo"]["py_callstack"]
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', '1 / 0'])"
+    assert "ZeroDivisionError" in job.python(child, RANK="2").stderr
+    assert not job.file("rank-2.error.json").exists()
+
+
 def test_an_exception_hook_that_replaces_ours_hides_no_exception(job: Job) -> None:
     code = (
         "import sys, torch.distributed\nsys.excepthook = lambda *a: print('theirs')\n"

@@ -3,7 +3,9 @@ there is no accelerator here."""
 
 from __future__ import annotations
 
+import json
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,8 +246,6 @@ def test_the_flight_recorder_with_entries_is_dumped(
     monkeypatch: pytest.MonkeyPatch, nccl: list[Any], others: list[Any], kept: str
 ) -> None:
     """On NCCL torch has two Flight Recorders in one process."""
-    import json
-    from types import SimpleNamespace
 
     def of(entries: list[Any], name: str) -> Any:
         return lambda **_: json.dumps({"entries": entries, "from": name}).encode()
@@ -262,3 +262,20 @@ def test_the_flight_recorder_with_entries_is_dumped(
 def test_no_dump_without_a_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_distributed_c10d", None)
     assert flight.dump() is None
+    assert flight.executing() == frozenset()
+
+
+def test_what_the_device_executes_is_asked_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = ("completed", "started", "scheduled")
+    entries = [
+        {"pg_id": 0, "collective_seq_id": n, "profiling_name": "nccl:all_reduce", "state": s}
+        for n, s in enumerate(states)
+    ]
+
+    def dumped(includeCollectives: bool, onlyActive: bool) -> bytes:
+        assert includeCollectives and onlyActive
+        return json.dumps({"entries": entries[1:]}).encode()
+
+    fake = SimpleNamespace(_dump_nccl_trace_json=dumped)
+    monkeypatch.setattr(torch._C, "_distributed_c10d", fake)
+    assert flight.executing() == {("0", "1", "nccl:all_reduce")}

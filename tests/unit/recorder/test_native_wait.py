@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from moediag.protocol import Heartbeat
+from moediag.recorder.capturing import Captures
 from moediag.recorder.completion import Completion, Native, Thread
 from moediag.recorder.heartbeat import HeartbeatWriter
-from moediag.recorder.native_wait import NativeWait, asleep
+from moediag.recorder.native_wait import DeviceWait, NativeWait, asleep
 
 TORCH = str(Path(torch.__file__).parent)
 ENGINE = f"{TORCH}/autograd/graph.py"
@@ -193,3 +194,86 @@ def test_a_wait_is_no_progress(tmp_path: Path) -> None:
     after = Heartbeat.read(rank.path)
     assert before is not None and after is not None
     assert (before.progress, before.time) == (after.progress, after.time)
+
+
+# ------------------------------------------------------------------------ the device
+
+
+STUCK = {("0", "7", "nccl:_reduce_scatter_base")}
+
+
+class Device:
+    """A device that executes ``running`` for a rank that has recorded ``progress`` events."""
+
+    def __init__(self, running: set[tuple[str, str, str]]) -> None:
+        self.running, self.progress, self.now, self.asked = running, 5, 0.0, 0
+        self.captures = Captures()
+        self.wait = DeviceWait(self, self.captures, self.executing, lambda: self.now)  # type: ignore[arg-type]
+
+    def executing(self) -> frozenset[tuple[str, str, str]]:
+        self.asked += 1
+        return frozenset(self.running)
+
+    def waits(self, seconds: float) -> bool:
+        """What the last look of ``seconds`` finds; there are two in a second."""
+        found = False
+        for _ in range(int(2 * seconds)):
+            self.now += 0.5
+            found = self.wait.look()
+        return found
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    return Device(STUCK)
+
+
+def test_a_device_that_stays_in_one_call_waits_in_it(device: Device) -> None:
+    assert not device.waits(5), "asked once"
+    assert device.waits(5)
+    assert device.asked <= 3, "a dump of the Flight Recorder takes the interpreter's lock"
+    device.progress += 1
+    assert not device.waits(0.5)
+
+
+def test_a_device_that_moves_or_computes_does_not_wait(device: Device) -> None:
+    for number in range(10):
+        device.running = {("0", str(number), "nccl:all_reduce")}
+        assert not device.waits(3)
+    device.running = set()
+    assert not device.waits(20)
+
+
+def test_a_rank_that_issues_calls_is_not_asked_about(device: Device) -> None:
+    for _ in range(20):
+        device.progress += 1
+        assert not device.waits(2.5)
+    assert device.asked == 0
+
+
+def test_no_device_is_asked_during_a_capture_or_before_its_first_use(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with device.captures.question() as allowed:
+        assert allowed
+        assert not device.waits(10)
+    device.captures._running = 1
+    assert not device.waits(10)
+    device.captures._running = 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert not device.waits(10)
+    assert device.asked == 0
+
+
+def test_the_heartbeat_shows_that_the_device_waits(tmp_path: Path) -> None:
+    rank, waits = Rank(tmp_path, "/home/me/train.py"), True
+    assert rank.told() == MOVES
+    rank.wait._device = lambda: waits
+    assert rank.told() == ("in-collective", -1)
+    waits = False
+    assert rank.told() == MOVES
+    waits = True
+    assert rank.told() == ("in-collective", -1)
+    rank.heartbeat.beat()
+    assert rank.told(looks=0) == MOVES

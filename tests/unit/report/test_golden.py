@@ -13,6 +13,7 @@ from moediag.report import html, json_view, junit, markdown
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
 from moediag.result import RunResult, read_result
+from tests.junit_reader import as_read
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 SAMPLES = sorted((GOLDEN / "results").glob("*.json"))
@@ -44,6 +45,13 @@ def test_json_view_is_the_result_itself(sample: Path, tmp_path: Path) -> None:
     copy = tmp_path / "result.json"
     copy.write_text(json_view.render(result), encoding="utf-8")
     assert read_result(copy) == result
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_a_reader_of_junit_counts_the_same(sample: Path) -> None:
+    result = read_result(sample)
+    (outcomes,) = as_read(junit.render([result])).values()
+    assert len(outcomes) == len(result.trials)
 
 
 def test_no_snapshot_is_unused() -> None:

@@ -218,7 +218,7 @@ def test_a_view_that_cannot_be_written_is_a_usage_error(
         ("null", "no schema_version"),
         ('{"schema_version": 1, "trials": 3}', "trials is no list"),
         ('{"schema_version": 1, "trials": [{}]}', "scenario is missing"),
-        ('{"schema_version": 1', "Expecting"),
+        ('{"schema_version": 1', "not JSON"),
     ],
 )
 def test_an_invalid_result_file_is_an_error(tmp_path: Path, text: str, why: str) -> None:

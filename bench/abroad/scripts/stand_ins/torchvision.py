@@ -1,7 +1,7 @@
 """Stands in for torchvision: random images, transforms that do nothing, one tiny network."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import torch
 
@@ -35,7 +35,7 @@ class Network(torch.nn.Module):
 
 
 def images(channels, size):
-    def dataset(root, transform=None, train=True, download=False):
+    def dataset(root, transform=None, train=True, download=False, **_):
         few = not train or "val" in str(root)
         return Images(channels, size, transform, COUNT // 3 if few else COUNT)
 
@@ -53,9 +53,15 @@ class Nothing(ModuleType):
 
 datasets, models, utils = (ModuleType(f"torchvision.{name}") for name in ("d", "m", "u"))
 transforms = Nothing("torchvision.transforms")
+transforms.InterpolationMode = SimpleNamespace(BICUBIC=3)
 datasets.MNIST, datasets.CIFAR10 = images(1, 28), images(3, 32)
+datasets.CelebA = images(3, 64)
 datasets.ImageFolder = lambda root, transform=None: images(3, 16)(root, transform)
 models.resnet50 = models.resnet18 = Network
+models.__path__, models.resnet = [], ModuleType("torchvision.models.resnet")
+models.VGG16_Weights = models.vgg16 = Network
+models.resnet.Bottleneck = models.resnet.ResNet = Network
+sys.modules["torchvision.models.resnet"] = models.resnet
 utils.save_image = lambda *_, **__: None
 for name in ("datasets", "models", "utils", "transforms"):
     sys.modules[f"torchvision.{name}"] = globals()[name]

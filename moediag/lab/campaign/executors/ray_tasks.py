@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
+import traceback
 import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +68,7 @@ class RayTasks(Executor):
         self._options = {"max_retries": 0, **options}
         self._asked = {_AMOUNTS[name]: amount for name, amount in options.items()}
         self._folder = folder.resolve() / FOLDER
+        shutil.rmtree(self._folder, ignore_errors=True)  # tasks end with the command
         self._folder.mkdir(parents=True, exist_ok=True)
         self._avoided = Avoided(say)
         self._say = say
@@ -106,8 +109,7 @@ class RayTasks(Executor):
         with self._printing:
             self._ray.shutdown()
         self._avoided.close()
-        with contextlib.suppress(OSError):
-            self._folder.rmdir()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
@@ -194,6 +196,12 @@ def _listens(address: str) -> None:
 
 
 def _unreached(where: str, error: BaseException) -> MachineError:
+    if "InvalidAuthToken" in "".join(traceback.format_exception(error)):
+        return MachineError(
+            f"the Ray cluster on {where} wants a token, and this command gave none or another one",
+            "Type: export RAY_AUTH_MODE=token   (ray reads it from ~/.ray/auth_token or "
+            "RAY_AUTH_TOKEN)",
+        )
     return MachineError(
         f"no Ray cluster can be reached on {where}: {_line(error)}",
         "Type `ray status` to check it; name another one with --executor-arg address=….",

@@ -39,11 +39,13 @@ NEEDS = "Run it on a machine with Slurm's commands (sbatch, squeue, scancel)."
 FOLDER = "slurm"  # calls, replies and logs, in the campaign's folder
 PATIENCE = 30.0  # seconds that a file may take to show in a shared folder
 SILENCE = 30.0  # seconds in the queue before the reason is printed
+UNLISTED = 3  # jobs that squeue may miss before nothing more is submitted
 GLANCE = 0.3  # seconds between two looks into the folder
 _LATER = (  # what sbatch says of a request that it may accept later
     "temporarily unable", "try again", "submit limit", "timed out", "unable to contact",
     "unexpected message", "connection refused",
 )  # fmt: skip
+_ID = re.compile(r"^(\d+)(?:;.*)?\s*$", re.MULTILINE)  # an sbatch of the site may print more lines
 
 
 class Slurm(Executor):
@@ -115,6 +117,11 @@ class Slurm(Executor):
                 if job.id in self._started:
                     self._check(job)
             alive = sum(job.alive for job in jobs)
+            if len(unlisted := sorted(self.queue.unlisted)) >= UNLISTED:
+                raise MachineError(
+                    f"squeue lists none of the jobs {', '.join(unlisted)}, which sbatch accepted",
+                    f"Type `squeue --name={self.name}` to check it.",
+                )
             for _ in range(len(self.open) - alive):
                 if not self._start():
                     break
@@ -124,7 +131,8 @@ class Slurm(Executor):
         self._cancel([job])
 
     def close(self) -> None:
-        self._cancel(job.id for job in self._jobs() if job.alive)
+        if self._started or self._jobs():
+            _cancel_all(self._run, self.name)
         self.avoided.close()
 
     # -- workers
@@ -139,8 +147,13 @@ class Slurm(Executor):
         except (OSError, subprocess.TimeoutExpired) as error:
             done = subprocess.CompletedProcess((), 1, "", f"sbatch timed out: {error}")
         if done.returncode == 0:
-            job = done.stdout.split(";")[0].strip()
+            job = next(reversed(_ID.findall(done.stdout)), "")
             self._started.add(job)
+            if not job:
+                raise MachineError(
+                    f"sbatch printed no job id: {_last(done.stdout)}",
+                    "A plain `sbatch --parsable` must be the first one in PATH.",
+                )
             self.queue.submitted(job)
             return True
         said = _last(done.stderr)
@@ -321,8 +334,13 @@ def holder(key: str, names: frozenset[str]) -> tuple[str, int] | None:
 def cancel_orphans(folder: Path) -> None:
     """Ends the workers that a killed command left, before the campaign goes on without Slurm."""
     if (folder / FOLDER).is_dir() and shutil.which("scancel"):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            squeue.run("scancel", f"--name={job_name(folder)}")
+        _cancel_all(squeue.run, job_name(folder))
+
+
+def _cancel_all(run: Run, name: str) -> None:
+    """Also ends jobs whose ids are unknown."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        run("scancel", f"--name={name}")
 
 
 def _answers(run: Run) -> None:

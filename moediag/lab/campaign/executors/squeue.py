@@ -76,6 +76,8 @@ class Queue:
         self._lock = threading.Lock()
         self._jobs: dict[str, Queued] = {}
         self._new: set[str] = set()
+        self.unlisted: set[str] = set()
+        """Submitted jobs that the first answer afterwards did not have."""
         self._asked = float("-inf")
 
     def jobs(self) -> Mapping[str, Queued]:
@@ -101,5 +103,7 @@ class Queue:
             done = None
         if done is not None and done.returncode == 0:
             self._new -= before
-            self._jobs = {**{job: Queued(job) for job in self._new}, **parse(done.stdout)}
+            listed = parse(done.stdout)
+            self.unlisted |= before - listed.keys()
+            self._jobs = {**{job: Queued(job) for job in self._new}, **listed}
         self._asked = time.monotonic()

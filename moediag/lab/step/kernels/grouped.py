@@ -25,13 +25,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Tile sizes of one program: ``rows`` x ``columns`` outputs, ``square`` x ``square`` of the
+    """Tile sizes of one program: ``rows`` x ``columns`` outputs, ``height`` x ``columns`` of the
     weight's gradient, ``depth`` products summed at once. Powers of two, at least 16, the minimum of
     ``tl.dot``."""
 
     rows: int
     columns: int
-    square: int
+    height: int
     depth: int
     warps: int
     stages: int
@@ -42,16 +42,17 @@ def blocks(x: torch.Tensor, experts: int) -> Blocks:
     do the same.
 
     Two-byte types: tiles that fill a Hopper or Ampere multiprocessor without spilling registers
-    (three stages of 128 x 64 and 64 x 256 operands: 144 KiB of shared memory, 96 KiB if there is
-    less). With few rows per expert: lower tiles, or most of one would be padding. fp32 is bound by
-    the ordinary cores, so small tiles are sufficient.
+    (four stages of 128 x 64 and 64 x 256 operands: 192 KiB of shared memory; three, or 64 x 128,
+    if there is less). With few rows per expert: lower tiles, or most of one would be padding. fp32
+    is bound by the ordinary cores, so small tiles are sufficient.
     """
     if INTERPRETED:
         return Blocks(16, 32, 32, 32, 1, 1)
     if x.dtype == torch.float32:
         return Blocks(64, 64, 64, 32, 4, 2)
     if x.shape[0] >= 64 * experts:
-        return Blocks(128, 256 if _shared_memory(x) >= 160 * 1024 else 128, 128, 64, 8, 3)
+        kib = _shared_memory(x) // 1024
+        return Blocks(128, 256 if kib >= 160 else 128, 128, 64, 8, 4 if kib >= 200 else 3)
     return Blocks(64 if x.shape[0] >= 16 * experts else 16, 128, 128, 64, 4, 3)
 
 
@@ -65,43 +66,45 @@ def _shared_memory(x: torch.Tensor) -> int:
 def _rows_kernel(
     x, weight, y, tile_expert, tile_begin, tile_end, experts, inner, outer,
     x_row, x_inner, w_expert, w_inner, w_outer, y_row, y_outer,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """y[r] = x[r] @ weight[expert of r], (inner) x (inner, outer); zero for rows of no expert."""
+    """y[r] = x[r] @ weight[expert of r], (inner) x (inner, outer); zero for rows of no expert.
+    ``EVEN``: DEPTH divides inner."""
     across = tl.cdiv(outer, COLUMNS)
     tile = tl.program_id(0) // across
     expert = tl.load(tile_expert + tile).to(tl.int64)
-    begin = tl.load(tile_begin + tile)
-    end = tl.load(tile_end + tile)
     # Rows of no expert: writes zeros without reading a weight.
     depth = tl.where(expert < experts, inner, 0)
-    row = begin + tl.arange(0, ROWS)
+    row = tl.load(tile_begin + tile) + tl.arange(0, ROWS)
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < end)[:, None] & (column < outer)[None, :]
+    at = tl.arange(0, DEPTH)
+    rows = (row < tl.load(tile_end + tile))[:, None]
+    columns = (column < outer)[None, :]
     row64 = row.to(tl.int64)  # rows x columns of a large step do not fit 32 bits
     column64 = column.to(tl.int64)
+    at64 = at.to(tl.int64)
+    left = x + row64[:, None] * x_row + at64[None, :] * x_inner
+    right = weight + expert * w_expert + at64[:, None] * w_inner + column64[None, :] * w_outer
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for first in range(0, depth, DEPTH):
-        at = first + tl.arange(0, DEPTH)
-        at64 = at.to(tl.int64)
-        left = tl.load(
-            x + row64[:, None] * x_row + at64[None, :] * x_inner,
-            mask=(row < end)[:, None] & (at < inner)[None, :],
-            other=0.0,
-        )
-        right = tl.load(
-            weight + expert * w_expert + at64[:, None] * w_inner + column64[None, :] * w_outer,
-            mask=(at < inner)[:, None] & (column < outer)[None, :],
-            other=0.0,
-        )
+        if EVEN:
+            a = tl.load(left, mask=rows, other=0.0)
+            b = tl.load(right, mask=columns, other=0.0)
+        else:
+            inside = first + at < inner
+            a = tl.load(left, mask=rows & inside[None, :], other=0.0)
+            b = tl.load(right, mask=inside[:, None] & columns, other=0.0)
         if WIDEN:
-            left = left.to(tl.float32)
-            right = right.to(tl.float32)
-        total = tl.dot(left, right, total, input_precision="ieee")
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision="ieee")
+        left += DEPTH * x_inner
+        right += DEPTH * w_inner
     tl.store(
         y + row64[:, None] * y_row + column64[None, :] * y_outer,
         total.to(y.dtype.element_ty),
-        mask=inside,
+        mask=rows & columns,
     )
 
 
@@ -109,42 +112,41 @@ def _rows_kernel(
 def _weight_kernel(
     dy, x, dw, offsets, inner, outer,
     dy_row, dy_outer, x_row, x_inner, w_expert, w_inner, w_outer,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
+    HEIGHT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """dw[e] = (rows of e of dy)^T @ (rows of e of x), (outer, inner); zero without rows."""
     across = tl.cdiv(inner, COLUMNS)
-    pieces = tl.cdiv(outer, COLUMNS) * across
+    pieces = tl.cdiv(outer, HEIGHT) * across
     expert = tl.program_id(0) // pieces
     piece = tl.program_id(0) % pieces
     begin = tl.load(offsets + tl.maximum(expert - 1, 0))
     begin = tl.where(expert > 0, begin, 0)
     end = tl.load(offsets + expert)
-    out = (piece // across) * COLUMNS + tl.arange(0, COLUMNS)
+    out = (piece // across) * HEIGHT + tl.arange(0, HEIGHT)
     into = (piece % across) * COLUMNS + tl.arange(0, COLUMNS)
+    outs = (out < outer)[:, None]
+    intos = (into < inner)[None, :]
+    at = tl.arange(0, DEPTH)
     out64 = out.to(tl.int64)
     into64 = into.to(tl.int64)
-    total = tl.zeros((COLUMNS, COLUMNS), dtype=tl.float32)
+    row64 = (begin + at).to(tl.int64)
+    left = dy + row64[None, :] * dy_row + out64[:, None] * dy_outer
+    right = x + row64[:, None] * x_row + into64[None, :] * x_inner
+    total = tl.zeros((HEIGHT, COLUMNS), dtype=tl.float32)
     for first in range(begin, end, DEPTH):
-        row = first + tl.arange(0, DEPTH)
-        row64 = row.to(tl.int64)
-        left = tl.load(
-            dy + row64[None, :] * dy_row + out64[:, None] * dy_outer,
-            mask=(row < end)[None, :] & (out < outer)[:, None],
-            other=0.0,
-        )
-        right = tl.load(
-            x + row64[:, None] * x_row + into64[None, :] * x_inner,
-            mask=(row < end)[:, None] & (into < inner)[None, :],
-            other=0.0,
-        )
+        inside = first + at < end
+        a = tl.load(left, mask=outs & inside[None, :], other=0.0)
+        b = tl.load(right, mask=inside[:, None] & intos, other=0.0)
         if WIDEN:
-            left = left.to(tl.float32)
-            right = right.to(tl.float32)
-        total = tl.dot(left, right, total, input_precision="ieee")
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision="ieee")
+        left += DEPTH * dy_row
+        right += DEPTH * x_row
     tl.store(
         dw + expert.to(tl.int64) * w_expert + out64[:, None] * w_outer + into64[None, :] * w_inner,
         total.to(dw.dtype.element_ty),
-        mask=(out < outer)[:, None] & (into < inner)[None, :],
+        mask=outs & intos,
     )
 
 
@@ -208,7 +210,8 @@ def rows_product(x: torch.Tensor, weight: torch.Tensor, groups: Groups) -> torch
         _rows_kernel[grid](
             x, weight, y, groups.expert, groups.begin, groups.end, groups.experts, inner, outer,
             *x.stride(), *weight.stride(), *y.stride(),
-            ROWS=groups.block, COLUMNS=block.columns, DEPTH=block.depth, WIDEN=INTERPRETED,
+            ROWS=groups.block, COLUMNS=block.columns, DEPTH=block.depth,
+            EVEN=inner % block.depth == 0, WIDEN=INTERPRETED,
             num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
     return y.to(x.dtype)
@@ -222,12 +225,12 @@ def weight_product(
     if not dw.numel():
         return dw
     block = blocks(x, groups.experts)
-    pieces = triton.cdiv(outer, block.square) * triton.cdiv(inner, block.square)
+    pieces = triton.cdiv(outer, block.height) * triton.cdiv(inner, block.columns)
     with _on(x):
         _weight_kernel[(groups.experts * pieces,)](
             dy, x, dw, groups.offsets, inner, outer,
             *dy.stride(), *x.stride(), *dw.stride(),
-            COLUMNS=block.square, DEPTH=block.depth, WIDEN=INTERPRETED,
+            HEIGHT=block.height, COLUMNS=block.columns, DEPTH=block.depth, WIDEN=INTERPRETED,
             num_warps=block.warps, num_stages=block.stages,
         )  # fmt: skip
     return dw

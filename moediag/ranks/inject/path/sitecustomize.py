@@ -1,9 +1,9 @@
 """Runs at the start of every Python process of a watched job, in any Python.
 
 It removes itself from ``sys.path``, runs the ``sitecustomize`` that it hides, and installs one
-import hook. Nothing happens before torch.distributed is imported, and nothing here may break the
-job. So it only imports what the interpreter has already imported, and its syntax works in any
-Python 3.
+import hook, and in a rank an exception hook. Nothing else happens before torch.distributed is
+imported, and nothing here may break the job. So it only imports what the interpreter has already
+imported, and its syntax works in any Python 3.
 """
 
 import os
@@ -94,9 +94,31 @@ def _begin():
     sys.path[:] = [p for p in sys.path if p != here]
     if "MOEDIAG_WATCH" in os.environ and "MOEDIAG_PACKAGE" in os.environ:
         if sys.version_info >= (3, 9):
-            sys.meta_path.insert(0, _Finder())
+            finder = _Finder()
+            sys.meta_path.insert(0, finder)
+            _watch_for_early_errors(finder)
         else:
             _note("Python %d.%d is older than 3.9" % sys.version_info[:2])
+
+
+def _watch_for_early_errors(finder):
+    """Records an exception that ends a rank before it imports torch.distributed, such as that of a
+    module that is not installed. A process that a rank started inherits RANK and is left alone."""
+    try:
+        with open("/proc/%d/environ" % os.getppid(), "rb") as file:
+            inherited = any(word.startswith(b"RANK=") for word in file.read().split(b"\0"))
+    except OSError:
+        return
+    if inherited or "RANK" not in os.environ:
+        return
+    previous = sys.excepthook
+
+    def hook(kind, error, trace):
+        if _RANK in finder.wanted:
+            _act("ended_early", error)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def _hidden():

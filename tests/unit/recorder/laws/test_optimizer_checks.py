@@ -20,6 +20,7 @@ from moediag.evidence.events import read_log  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
 from moediag.recorder import Recorder, install  # noqa: E402
 from moediag.recorder.laws.context import is_checked, next_checked  # noqa: E402
+from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
 from tests.unit.recorder.written import laws  # noqa: E402
 
 
@@ -200,6 +201,21 @@ def test_inputs_of_models_with_the_sampler(recorder: Recorder, tmp_path: Path) -
     assert [one.step for one in found] == [2, 3]  # the first call is what finds the model
     assert found[0].digest != found[1].digest
     assert (found[0].sampler, found[0].replicas, found[0].number) == ("DistributedSampler", 2, 1)
+
+
+def test_where_the_samples_of_averaging_ranks_come_from(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReplicaSets, "averaged", lambda *_: (0, 1))
+    net, data = model(), samples(6)
+    sampler = DistributedSampler(samples(4), num_replicas=2, rank=1, seed=7)
+    sampler.set_epoch(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(data, sampler=sampler))
+    (event, *_) = laws(tmp_path).others["source"]
+    assert event["autocast"] == "cpu, torch.bfloat16" and event["over"] == [0, 1]
+    known = {"seed": 7, "epoch": 3, "drawn": 4, "given": 6, "replicas": 2, "number": 1}
+    assert {name: event[name] for name in known} == known
 
 
 @pytest.mark.parametrize(("sets_epoch", "expected"), [(False, 1), (True, 0)])

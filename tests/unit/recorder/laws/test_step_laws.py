@@ -50,6 +50,7 @@ class TestLossWeights:
             (lambda x, y: functional.cross_entropy(x, y, reduction="sum") / 6, 0.5, 1 / 6),
             (lambda x, y: functional.cross_entropy(x, y, reduction="none").mean(), 0.75, 0.25),
             (nn.CrossEntropyLoss(), 1.0, 1 / 3),
+            (lambda x, y: functional.nll_loss(x.log_softmax(1), y), 1.0, 1 / 3),
         ],
     )
     def test_the_weights_of_tokens(

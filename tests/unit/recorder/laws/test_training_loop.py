@@ -322,6 +322,25 @@ def test_a_scheduler_that_steps_several_times_for_each_update(
     assert all(f"StepLR.step() at {Path(__file__).name}:" in text for text in found)
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_layer_that_is_replaced_after_the_optimizer_was_made(
+    tmp_path: Path, replaced: bool
+) -> None:
+    net = model()
+    trained = net.parameters() if replaced else net[0].parameters()
+    optimizer = torch.optim.SGD(list(trained), lr=0.1)
+    if replaced:
+        net[2] = nn.Linear(3, 2)
+    for _ in range(4):
+        backward(net)
+        optimizer.step()
+        optimizer.zero_grad()
+    states = laws(tmp_path).models[1:]
+    assert all(set(state.left_out) == {"2.weight", "2.bias"} for state in states)
+    expected = ("2.weight", "2.bias") if replaced else ()
+    assert {state.replaced for state in states} == {expected}
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("all_states", [False, True])
 def test_a_load_that_asks_for_no_states(tmp_path: Path, all_states: bool) -> None:

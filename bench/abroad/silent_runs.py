@@ -1,0 +1,160 @@
+"""``python -m bench.abroad.silent_runs``: runs the faults of `silent_round` under `moediag watch
+--laws`, two ranks each, and writes what was found into ``reports/laws.md``. Answers are kept in
+--work; --first shows those measured with any sources of moediag and measures nothing again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import sections
+from bench.abroad import running
+from bench.abroad.__main__ import REPORTS, ROOT, absent, kept, version
+from bench.abroad.cases import Case, Truth
+from bench.abroad.edits import AnchorError, Line
+from bench.abroad.later_programs import LATER_PROGRAMS
+from bench.abroad.programs import PROGRAMS, Program
+from bench.abroad.running import Answer
+from bench.abroad.silent_round import BROKEN, NOTE, NOTHING, SILENT_ROUND, SUSPICIOUS, Silent
+
+LEVELS = (NOTHING, NOTE, SUSPICIOUS, BROKEN)
+ALARMS = (SUSPICIOUS, BROKEN)
+ORDINARY = ("slow:", "rank ", "memory")  # notes that are not of a law
+
+
+@dataclass(frozen=True)
+class Found:
+    """``level``: the highest one on the page. ``named``: the page has the parameter or line."""
+
+    silent: Silent
+    answer: Answer
+    level: str
+    named: bool
+
+    @property
+    def decided(self) -> bool:
+        """Whether the level is at least the one that a law can give."""
+        known = self.level in LEVELS
+        return known and LEVELS.index(self.level) >= LEVELS.index(self.silent.level)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the page names a rank that is not at fault."""
+        return not set(self.answer.ranks) <= {self.silent.rank}
+
+
+def measured(silent: Silent, program: Program, options: argparse.Namespace, ours: str) -> Found:
+    folder = options.work / silent.name.replace("/", "--").replace(" ", "-")
+    path = folder.with_suffix(".json")
+    answer = kept(path, "" if options.first else ours)
+    if answer is None and not options.first:
+        truth = Truth(("silent",), (silent.rank,), tuple(_lines(silent)))
+        case = Case(silent.program, silent.fault, truth, silent.edits, laws=True)
+        try:
+            answer = running.watched(
+                case, program, options.python, running.emptied(folder), options.checkouts, ours,
+                ("--laws",),
+            )  # fmt: skip
+        except AnchorError as error:
+            answer = Answer(case.name, ours, refused=f"another version of the program: {error}")
+        path.write_text(json.dumps(asdict(answer), indent=1))
+    return judged(silent, answer or Answer(silent.name, ours, refused="not run"))
+
+
+def _lines(silent: Silent) -> Sequence[Line]:
+    return [one for one in silent.named if isinstance(one, Line)]
+
+
+def judged(silent: Silent, answer: Answer) -> Found:
+    """Reads the level and the names from the page."""
+    page = " ".join(answer.page.split())
+    if answer.refused or answer.verdict in ("", "crash", "hang", "inconclusive"):
+        return Found(silent, answer, answer.refused or answer.verdict or "no page", named=False)
+    notes = [row.split(None, 1)[1] for row in answer.page.splitlines() if _is_note(row)]
+    level = NOTHING
+    if answer.verdict != "clean":
+        level = BROKEN
+    elif " SUSPECT " in page:
+        level = SUSPICIOUS
+    elif any(not note.startswith(ORDINARY) for note in notes):
+        level = NOTE
+    words = [one for one in silent.named if isinstance(one, str)]
+    text = f"{answer.cause} {page}"
+    named = any(word in text for word in (*words, *answer.places))
+    return Found(silent, answer, level, named)
+
+
+def _is_note(row: str) -> bool:
+    return row.startswith(" NOTE ")
+
+
+def table(found: Sequence[Found]) -> str:
+    rows = ["| program | fault | a law can say | it said | place named |", "| --- " * 5 + "|"]
+    for one in found:
+        shown = one.silent.level in ALARMS
+        place = ("yes" if one.named else "**no**") if shown else ""
+        said = one.level if one.decided else f"**{one.level}**"
+        said += ", WRONG RANK" if one.wrong else ""
+        silent = one.silent
+        rows.append(f"| {silent.program} | {silent.fault} | {silent.level} | {said} | {place} |")
+    return "\n".join(rows)
+
+
+def summary(found: Sequence[Found]) -> str:
+    """Returns the figures, of the faults that one run can show and of the others."""
+    shown = [one for one in found if one.silent.level in ALARMS]
+    others = [one for one in found if one not in shown]
+    counts = {
+        "found": sum(one.level in ALARMS for one in shown),
+        "decided": sum(one.decided for one in shown),
+        "named": sum(one.named and one.level in ALARMS for one in shown),
+    }
+    of = {name: f"{n} ({100 * n / max(1, len(shown)):.0f} %)" for name, n in counts.items()}
+    return (
+        f"{len(found)} faults over {len({one.silent.program for one in found})} programs. Of the "
+        f"{len(shown)} that one run shows, {of['found']} are found, {of['decided']} at the level "
+        f"that was written down or above it, and {of['named']} with the parameter, the cause or "
+        f"the line; {sum(one.wrong for one in found)} name a wrong rank. Of the {len(others)} that "
+        f"one run does not show, {sum(one.level in ALARMS for one in others)} are called more than "
+        "a note."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", metavar="NAME")
+    parser.add_argument("--checkouts", type=Path, metavar="DIR")
+    parser.add_argument("--python", default="python", metavar="FILE")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "moediag-runs" / "silent", metavar="DIR"
+    )
+    parser.add_argument("--first", action="store_true")
+    parser.add_argument("--title", default="", metavar="TEXT", help="write this section")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    programs = {one.name: replace(one, ranks=2) for one in (*PROGRAMS, *LATER_PROGRAMS)}
+    ours, found, told = version(), list[Found](), Console(soft_wrap=True)
+    for silent in SILENT_ROUND:
+        if options.only and not any(word in silent.name for word in options.only):
+            continue
+        program = programs[silent.program]
+        if why := absent(program, options):
+            told.print(f"{silent.name}: not run: {why}")
+            continue
+        one = measured(silent, program, options, ours)
+        found.append(one)
+        told.print(f"{silent.name}: {silent.level}: said {one.level}, named {one.named}")
+    told.print(summary(found))
+    if options.title:
+        path = REPORTS / "laws.md"
+        text = f"## {options.title}\n\n{summary(found)}\n\n{table(found)}\n"
+        path.write_text(sections.replaced(path.read_text("utf-8"), text), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Which calls are large enough to carry gradients or parameters of a model."""
+
+from __future__ import annotations
+
+import math
+
+from moediag.diagnosis.schedules.align import lost_prefix
+from moediag.evidence.model import Collective, Evidence, RankEvidence
+
+_ADDS = ("all_reduce", "reduce")
+_INSIDE = ("forward", "backward")
+
+
+def _matrices(seen: RankEvidence) -> list[int]:
+    """Elements of each matrix of the rank's models."""
+    return [
+        math.prod(map(int, piece.shape.split("x")))
+        for check in (seen.laws.checks[:1] if seen.laws is not None else ())
+        for piece in check.pieces
+        if piece.shape.count("x")
+    ]
+
+
+def least_matrix(evidence: Evidence) -> int:
+    """Elements of the smallest matrix of the models."""
+    return min((n for seen in evidence.ranks.values() for n in _matrices(seen)), default=0)
+
+
+def large_calls(evidence: Evidence) -> list[Collective]:
+    """Calls that are large enough to carry a matrix of the model."""
+    least = least_matrix(evidence)
+    return [
+        call
+        for seen in evidence.ranks.values()
+        for call in seen.collectives
+        if "float" in call.dtype and max(call.numel_in, call.numel_out) >= least
+    ]
+
+
+def all_calls_small(evidence: Evidence) -> bool:
+    """Whether no call between the first and the last step could carry a matrix, and no call was
+    lost."""
+    last = _last_step(evidence)
+    small = not any(1 < call.step < last for call in large_calls(evidence))
+    return small and not any(map(lost_prefix, evidence.ranks.values()))
+
+
+def sends_nothing(evidence: Evidence) -> bool:
+    """Whether no call after the first step could carry a matrix until all ranks ended."""
+    later = any(call.step > 1 for call in large_calls(evidence))
+    ended = all(seen.finished for seen in evidence.ranks.values())
+    return ended and not later and not any(map(lost_prefix, evidence.ranks.values()))
+
+
+def averaged(evidence: Evidence) -> bool:
+    """Whether ranks made such a call outside the model, between the first and the last step: the
+    program may average parameters or gradients itself. One in the forward has statistics or
+    buffers, and one after the last update may only compare them, unless it adds up whole models."""
+    last = _last_step(evidence)
+    calls = (call for call in large_calls(evidence) if call.phase not in _INSIDE)
+    return any(1 < call.step < last for call in calls) or all(
+        sum(
+            call.numel_in
+            for call in seen.collectives
+            if call.op in _ADDS and call.step >= last and call.phase not in _INSIDE
+        )
+        >= sum(_matrices(seen))
+        > 0
+        for seen in evidence.ranks.values()
+    )
+
+
+def _last_step(evidence: Evidence) -> int:
+    ranks = evidence.ranks.values()
+    steps = [check.step for seen in ranks if seen.laws for check in seen.laws.checks]
+    return max((*steps, *(seen.last_step for seen in ranks)), default=0)

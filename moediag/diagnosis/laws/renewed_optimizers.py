@@ -1,0 +1,53 @@
+"""The optimizer of a model lives as long as its training."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.evidence.law_model import REDUCED, LawCheck
+from moediag.result.wording import plural, ranks
+
+_ENOUGH = 2  # times
+
+
+@law(suspects=True)
+def moments_dropped(facts: Facts) -> Findings:
+    """The optimizer of a wrapped model is made anew again and again, without the state of the one
+    before."""
+    found: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    first: dict[tuple[int, ...], LawCheck] = {}
+    for rank, own in facts.of(recorded).items():
+        # All optimizers of the same parameters and class, in the order of their making.
+        of: dict[str, dict[str, list[LawCheck]]] = defaultdict(dict)
+        for check in own.checks:
+            if check.optimizer and all(piece.how == REDUCED for piece in check.pieces):
+                digest, _, _ = check.key.rpartition(".")
+                of[digest].setdefault(check.key, []).append(check)
+        for rows in of.values():
+            anew = [new[0] for old, new in pairwise(rows.values()) if _takes_over(old, new)]
+            if len(anew) >= _ENOUGH:
+                steps = tuple(check.step for check in anew)
+                found[steps].append(rank)
+                first[steps] = anew[0]
+    for steps, who in found.items():
+        check = first[steps]
+        at = f" at {check.line}" if check.line else ""
+        yield Suspicious(
+            f"On {ranks(who)} the {check.optimizer} that steps{at} was made anew before steps "
+            f"{', '.join(map(str, steps[:6]))}: each time the state (moments, step counts) "
+            f"of {plural(len(check.pieces), 'parameter')} began again.",
+            tuple(piece.name for piece in check.pieces),
+        )
+
+
+def _takes_over(old: list[LawCheck], new: list[LawCheck]) -> bool:
+    """Whether the second optimizer begins without state, after the first one had some and made its
+    last update."""
+    has_state = any(value is not None for row in old[-1].state.values() for value in row)
+    fresh = not new[0].count and not any(
+        value is not None for row in new[0].state.values() for value in row
+    )
+    return has_state and fresh and old[-1].step < new[0].step

@@ -86,6 +86,7 @@ WORDS = {
     "change under which it fits.",
     "peak": "The largest memory of a rank during a step, by part: state (parameters, gradients, "
     "optimizer), gathered parameters, activations, temporary tensors of the backward.",
+    "better": "What to type to compare the layout with all others of as many ranks.",
     "worst load": "The peak if all other ranks send this one as many tokens as they can.",
     "padding": "Bytes that are gathered or reduced only because rows do not divide.",
     "plan": "For each parameter the mesh axes that divide it, and what a rank holds.",

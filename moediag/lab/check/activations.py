@@ -17,7 +17,7 @@ from torch import nn
 
 from moediag.axes import CP, EP, PP, TP, Layout
 from moediag.lab.check.configured import Configured
-from moediag.lab.check.fused_attention import FusedAttention
+from moediag.lab.check.fused_attention import fused_attention
 from moediag.lab.check.live_tensors import LOSS_BACKWARD, Timeline
 from moediag.lab.check.simulated_group import ChildRaised, in_child
 from moediag.lab.check.traffic import Sent
@@ -36,10 +36,11 @@ Ran = Tuple[List[MemoryPhase], List[Traffic]]
 
 
 def measured(
-    configured: Configured, make: Callable[[], Wrapped], trial: Trial, folder: Path
-) -> MemoryTimeline:
-    """Returns the moments of one forward and backward. In a simulated process group. ``make``:
-    returns the sharded model, without weights. Raises NotApplicable."""
+    configured: Configured, wrapped: Wrapped, again: Callable[[], Wrapped], trial: Trial,
+    folder: Path,
+) -> MemoryTimeline:  # fmt: skip
+    """Returns the moments of one forward and backward. In a simulated process group; the model is
+    sharded, without weights, and ``again`` makes another. Raises NotApplicable."""
     layout = Layout(trial.layout)
     if layout.size(PP) > 1:
         raise NotApplicable(f"{PP} has a schedule of micro-batches of its own")
@@ -49,12 +50,14 @@ def measured(
 
     def work() -> MemoryTimeline:
         torch.set_num_threads(1)
-        layers = _Layers(make())
+        layers, unused = _Layers(wrapped), [wrapped]
+
+        def step(kept: List[int], received: int) -> Ran:
+            model = unused.pop() if unused else again()
+            return _step(configured, model, trial, kept, received)
 
         def run(received: int) -> Ran:
-            return layers.at_full_depth(
-                lambda kept: _step(configured, make(), trial, kept, received)
-            )
+            return layers.at_full_depth(lambda kept: step(kept, received))
 
         phases, traffic = run(0)
         worst = run(most)[0] if most and not task.brief else []
@@ -167,7 +170,7 @@ def _step(
     pairs = _dispatched(trial) * configured.top_k
     sent = max(pairs // Layout(trial.layout).size(EP), 1)
     fake = FakeTensorMode()
-    with fake, not_traced(), FusedAttention():
+    with fake, not_traced(), fused_attention():
         model._apply(_without_data)
         recompute(model, task.recompute)
         ids = torch.zeros((rows, length), dtype=torch.long)

@@ -6,31 +6,29 @@ attention): it would make whole score matrices, which no GPU holds.
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+import contextlib
+from typing import Any, Iterator
 
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 
-class FusedAttention(TorchFunctionMode):
-    """Leaves dropout out and pads narrow values, as flash attention's callers do."""
+@contextlib.contextmanager
+def fused_attention() -> Iterator[None]:
+    """Leaves dropout out and pads narrow values, as callers of flash attention do. A mode of torch
+    would not be active where backward computes a layer again."""
+    original = functional.scaled_dot_product_attention
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is functional.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        *rest: Any, **others: Any,
+    ) -> Any:  # fmt: skip
+        width = value.shape[-1]
+        if width < query.shape[-1]:
+            value = functional.pad(value, (0, query.shape[-1] - width))
+        return original(query, key, value, attn_mask, 0.0, *rest, **others)[..., :width]
 
-
-def _attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any,
-    **others: Any,
-) -> Any:  # fmt: skip
-    width = value.shape[-1]
-    if width < query.shape[-1]:
-        value = functional.pad(value, (0, query.shape[-1] - width))
-    found = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask, 0.0, *rest, **others
-    )
-    return found[..., :width]
+    functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = original

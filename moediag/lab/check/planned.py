@@ -67,7 +67,7 @@ def of_model(configured: Configured, trial: Trial, folder: Path) -> Checked:
     timeline = MemoryTimeline()
     if trial.task.batch:
         try:
-            timeline = activations.measured(configured, another, trial, folder)
+            timeline = activations.measured(configured, found, another, trial, folder)
         except NotApplicable as reason:
             not_seen.append(f"the memory of activations: {reason}")
     return dataclasses.replace(

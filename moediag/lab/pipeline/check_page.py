@@ -55,10 +55,22 @@ def answer(result: CheckResult, details: bool = True) -> Answer:
             Section(tuple(_plan(result)), "Plan", brief=shown),
             Section(tuple(question(result)), "What was asked"),
         ),
-        rows=(*reasons, *(() if details else (Row("details", _DETAILS, "faint"),))),
+        rows=(*reasons, *(() if details else _next(result))),
         cases=tuple(_cases(result.cases)),
         facts=to_json(result),
     )  # fmt: skip
+
+
+def _next(result: CheckResult) -> Iterator[Row]:
+    """Yields what to type next: for a better layout, if it was asked whether this one fits."""
+    ranks, experts = result.ranks, result.checked.experts
+    asked = result.fit is not None and result.fit.capacity
+    if asked and ranks > 1 and ranks & (ranks - 1) == 0:  # sizes of a sweep double
+        axes = f"dp_shard=1..{ranks}"
+        axes += f",ep=1..{min(ranks, experts)}" if experts > 1 else ""
+        words = f"--sweep {axes},tp=1..{min(ranks, 8)} --world {ranks}"
+        yield Row("better", f"{words} instead of --layout: every layout of these ranks", "faint")
+    yield Row("details", _DETAILS, "faint")
 
 
 def _diverging(result: CheckResult) -> list[str]:

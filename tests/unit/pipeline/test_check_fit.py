@@ -124,6 +124,9 @@ def test_the_verdict_comes_with_at_most_three_reasons_and_no_table() -> None:
     wasteful = short(result(CHECKED, costs=(padded,)))
     assert any("WASTEFUL" in line for line in wasteful)
     assert any("50% of the bytes gathered on dp_shard[4] are padding" in x for x in wasteful)
+    better = "--sweep dp_shard=1..4,ep=1..4,tp=1..4 --world 4 instead of --layout: every layout"
+    assert better in " ".join(" ".join(safe).split())
+    assert not any("--sweep" in line for line in wasteful)  # nobody asked whether it fits
     many = [CheckFinding("plan", "fails", f"reason {n}") for n in range(5)]
     failing = short(result(dataclasses.replace(CHECKED, findings=many), fit=fit("26", LOSS)))
     assert any("WILL FAIL" in line for line in failing) and any("and 3 more" in x for x in failing)

@@ -491,10 +491,16 @@ GROUPS: dict[str, Any] = dict(
 )  # fmt: skip
 CHOICES = {
     "more than there are experts": ("qwen3_moe", dict(num_experts=4, num_experts_per_tok=8), True),
+    "more than Mixtral has": ("mixtral", dict(num_local_experts=4, num_experts_per_tok=5), True),
+    "more than OLMoE has": ("olmoe", dict(num_experts=2, num_experts_per_tok=3), True),
     "all of them": ("qwen3_moe", dict(num_experts=8, num_experts_per_tok=8), False),
     "groups that do not divide": ("deepseek_v3", {**GROUPS, "n_group": 3}, True),
+    "five groups of eight": ("dots1", {**GROUPS, "n_group": 5}, True),
+    "more groups than experts": ("deepseek_v3", {**GROUPS, "n_group": 16}, True),
     "more groups than there are": ("deepseek_v3", {**GROUPS, "topk_group": 5}, True),
+    "more groups than dots.1 has": ("dots1", {**GROUPS, "n_group": 2, "topk_group": 3}, True),
     "groups": ("deepseek_v3", GROUPS, False),
+    "groups of dots.1": ("dots1", GROUPS, False),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,13 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.distributed import _functional_collectives as funcol  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from moediag.lab.check import simulated_group  # noqa: E402
 from moediag.lab.check.activations import chosen, extended  # noqa: E402
+from moediag.lab.check.fused_attention import fused_attention  # noqa: E402
 from moediag.lab.check.simulated_group import in_child  # noqa: E402
 from moediag.lab.check.traffic import Sent  # noqa: E402
 from moediag.protocol import MemoryPhase, Traffic  # noqa: E402
@@ -36,6 +41,31 @@ def test_each_layer_more_adds_what_one_more_added() -> None:
     assert found[0] == MemoryPhase("loss", parameters=14, activations=40)
     assert found[1] == MemoryPhase("start", parameters=14) and found[0].total == 54
     assert extended(base, []) == base
+
+
+@pytest.mark.parametrize(("dropout", "width"), [(0.1, 8), (0.0, 4), (0.0, 8)])
+def test_attention_makes_no_score_matrices(dropout: float, width: int) -> None:
+    """Neither in forward nor where backward computes it again."""
+    sizes: list[int] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            made = func(*args, **(kwargs or {}))
+            sizes.extend(one.numel() for one in [made] if isinstance(one, torch.Tensor))
+            return made
+
+    def attend(value: torch.Tensor) -> torch.Tensor:
+        query = torch.ones(1, 2, 64, 8)
+        return functional.scaled_dot_product_attention(query, query, value, dropout_p=dropout)
+
+    value = torch.ones(1, 2, 64, width, requires_grad=True)
+    with Seen(), fused_attention():
+        found = checkpoint(attend, value, use_reentrant=False)
+        found.sum().backward()
+    assert found.shape == (1, 2, 64, width) and value.grad is not None
+    assert max(sizes) < 2 * 64 * 64
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # names of collectives that torch renames

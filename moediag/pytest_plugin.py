@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from moediag import rank_options
+from moediag.protocol import innermost_user
 
 NAME = "moediag.pytest_plugin"
 WATCH = (sys.executable, "-m", "moediag", "watch")
@@ -116,20 +117,23 @@ class _Rank:
 
 def _last_line(report: pytest.TestReport) -> str:
     """Where and how a test failed, as "test_it.py:7: AssertionError: assert 2 == 3": the innermost
-    line that is not in an installed package."""
+    line that is not of a library."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         return ""
     message = (crash.message or "").partition("\n")[0]
     entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
     places = [at for entry in entries if (at := getattr(entry, "reprfileloc", None)) is not None]
-    own = [at for at in places if "site-packages" not in at.path] or [crash]
-    return f"{Path(own[-1].path).name}:{own[-1].lineno}: {message}"
+    own = innermost_user([at.path for at in reversed(places)])
+    at = crash if own is None else places[-1 - own]
+    return f"{Path(at.path).name}:{at.lineno}: {message}"
 
 
 def _place(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
     """Where and how a test was interrupted, as :func:`_last_line`."""
-    at = next((e for e in reversed(excinfo.traceback) if "site-packages" not in str(e.path)), None)
+    entries = list(reversed(excinfo.traceback))
+    own = innermost_user([str(entry.path) for entry in entries])
+    at = None if own is None else entries[own]
     where = f"{Path(at.path).name}:{at.lineno + 1}: " if at is not None else ""
     return where + excinfo.exconly().partition("\n")[0]
 
@@ -174,9 +178,9 @@ class _Asked:
             arguments.flag("laws", asked.laws)
             arguments.seconds("timeout", asked.timeout)
         except TypeError:
-            pytest.fail(f"a mark has wrong arguments; it is {_ABOUT}", pytrace=False)
+            raise _failed(f"a mark has wrong arguments; it is {_ABOUT}") from None
         except UsageError as error:
-            pytest.fail(f"mark ranks: {error.message}. {error.help_text}", pytrace=False)
+            raise _failed(f"mark ranks: {error.message}. {error.help_text}") from None
         return asked
 
 
@@ -209,7 +213,12 @@ def _judge(item: pytest.Item, asked: _Asked, parser: pytest.Parser) -> None:
     for rank, one in sorted(failed.items()):
         text.append(f"rank {rank} of {asked.count}:\n{one['text']}\n")
     text.append(f"The run directory is {out}.")
-    pytest.fail("\n".join(text), pytrace=False)
+    raise _failed("\n".join(text))
+
+
+def _failed(text: str) -> BaseException:
+    """What fails the test with ``text`` alone."""
+    return pytest.fail.Exception(text, pytrace=False)
 
 
 def _first_line(
@@ -218,9 +227,9 @@ def _first_line(
     """Who is at fault, where and how: dashboards and pytest's summary show one line."""
     culprits, verdict = trial.get("culprits", []), trial.get("verdict", "")
     # Where ranks disagree, an error may be that of a rank whose peer has gone.
-    own = sorted(failed) if verdict in ("", "clean", "crash", "inconclusive") else []
-    first = next((rank for rank in culprits or own if rank in failed), None)
-    if first is not None:
+    own = verdict in ("", "clean", "crash", "inconclusive")
+    first = next((rank for rank in culprits or sorted(failed) if rank in failed), None)
+    if own and first is not None:
         return f"rank {first}: {failed[first]['line'] or 'failed'}"
     if verdict not in ("", "clean", "inconclusive"):
         who = _who(culprits, trial.get("places", ()))
@@ -268,7 +277,7 @@ def _folder(item: pytest.Item) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            pytest.fail(f"--ranks-out {base}: {error.strerror}; name another one", pytrace=False)
+            raise _failed(f"--ranks-out {base}: {error.strerror}; name another one") from None
     return folder
 
 
@@ -297,6 +306,8 @@ def _watched(
     except BaseException:
         _end(process)
         raise
+    if not _trial(out) and (errors := re.findall(r"^error: (.+)", progress, re.MULTILINE)):
+        ended = f"moediag watch: {errors[-1]}"
     printed, page = _parted(page)
     item.add_report_section("call", "stdout of the ranks", printed)
     item.add_report_section("call", "stderr of the ranks", progress)

@@ -31,11 +31,14 @@ CASES = {  # test: moediag's verdict, the ranks' reports; under laws where the n
     "asserts": ("crash", (PASSED, FAILED)),
     "hangs": ("hang", ()),
     "parts": ("replica-divergence", (PASSED, PASSED)),
+    "full_disk": ("", ()),
 }
 # Stands in for `moediag watch`: writes the verdict and the reports of the test.
 WATCH = """
 import json, os, pathlib, sys
 verdict, reports = json.loads(os.environ["CASES"])[sys.argv[-1].partition("::test_")[2]]
+if not verdict:
+    sys.exit("error: the disk is full")
 culprits = [1] if verdict == "crash" else []
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)
@@ -109,12 +112,17 @@ class TestTheParent:
     def test_a_rank_s_assertion_says_more_than_the_page(self, session: tuple[Path, str]) -> None:
         assert "rank 1 of 2:\nassert 2 == 3" in session[1]
 
+    def test_the_error_of_the_watcher_is_the_first_line(self, session: tuple[Path, str]) -> None:
+        assert "_ test_full_disk _" in session[1]
+        assert "\nmoediag watch: the disk is full\n" in session[1]
+
     def test_a_wrong_mark_is_told(self, session: tuple[Path, str]) -> None:
         folder, text = session
         assert text.count("\nFAILED test_it.py::test_wrong_") == len(WRONG)
         assert "mark ranks: count=0 cannot be used. Give a whole number of 1 or more." in text
         assert "mark ranks: timeout=inf cannot be used. Give a number of seconds above 0" in text
         assert "a mark has wrong arguments" in text
+        assert "During handling" not in text
         assert not list(folder.glob("moediag-runs/*wrong*"))
 
 
@@ -143,7 +151,7 @@ def test_the_first_line_has_ranks_and_lines(
 ) -> None:
     trial = {"verdict": "hang", "cause": "why", "culprits": culprits, "places": places}
     failed = {0: {**FAILED, "line": "test_it.py:5: Connection closed by peer"}}
-    for said in ({}, {} if 0 in culprits else failed):
+    for said in ({}, failed):
         assert pytest_plugin._first_line(trial, said, [], "") == begins
 
 
@@ -187,6 +195,7 @@ class TestARank:
             ("pytest.xfail('known')", "skipped", "known"),
             ("raise KeyboardInterrupt", "failed", "test_it.py:4: KeyboardInterrupt"),
             ("pytest.exit('enough')", "failed", "test_it.py:4: _pytest.outcomes.Exit: enough"),
+            ("import json; json.loads('{')", "failed", "test_it.py:4: json.decoder"),
             ("import os; assert os.fork() == 0 or os.wait()", "passed", ""),
             ("import os; assert os.fork() and os.wait(), 'child'", "passed", ""),
         ],

@@ -127,9 +127,11 @@ def ray(
         _until(lambda: _listens(port))
         joins = _start(other, f"--address={address}", *common)
         running.enter_context(_daemon(joins, other, again or 1.0))
-        alive = "sum(node['Alive'] for node in ray.nodes())"
-        listed = f"import ray; ray.init(address={address!r}); print({alive})"
-        _until(lambda: _output([sys.executable, "-c", listed], environ).strip() == "2")
+        waits = (
+            f"import ray, time; ray.init(address={address!r})\n"
+            "while sum(node['Alive'] for node in ray.nodes()) < 2: time.sleep(0.5)"
+        )
+        _until(lambda: _ended_well([sys.executable, "-c", waits], environ))
         yield environ
 
 
@@ -201,6 +203,14 @@ def _listens(port: int) -> bool:
 def _output(command: list[str], environ: Mapping[str, str]) -> str:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     return done.stdout
+
+
+def _ended_well(command: list[str], environ: Mapping[str, str]) -> bool:
+    quiet = subprocess.DEVNULL
+    done = subprocess.run(
+        command, env=environ, stdout=quiet, stderr=quiet, check=False, timeout=STARTING
+    )
+    return done.returncode == 0
 
 
 def _until(holds: Callable[[], bool]) -> None:

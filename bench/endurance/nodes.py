@@ -23,28 +23,28 @@ from bench.endurance import cases
 from bench.endurance.cases import MOEDIAG
 from moediag.result.wording import ranks as of_ranks
 
-LIMIT = 300.0  # seconds for a case
+LIMIT = 550.0  # seconds for a case
 RANKS = 2  # of a node
 _DEVICE = "moediag-net"
 _OPTIONS = ("--on-hang", "abort", "--quiescence", "1", "--patience", "3", "--silence", "5")
 _JOB = """
 import pathlib, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
-rank, fault = dist.get_rank(), sys.argv[1]
+rank, fault, begins = dist.get_rank(), sys.argv[1], int(sys.argv[3])
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 for step in range(10**9):
-    if rank == 0 and step == 5:
+    if rank == 0 and step == begins:
         pathlib.Path(sys.argv[2]).touch()
-    if fault == "slow" and step == 5 and rank >= dist.get_world_size() - 2:
+    if fault == "slow" and step == begins and rank >= dist.get_world_size() - 2:
         end = time.process_time() + 6.0
         while time.process_time() < end:
             pass
-    if fault == "slow" and step == 10:
+    if fault == "slow" and step == begins + 5:
         break
-    if fault != "hang" or step < 5 or rank != 3:
+    if fault != "hang" or step < begins or rank != 3:
         dist.all_reduce(torch.ones(4))
     model(torch.ones(2, 8)).sum().backward()
-    time.sleep(0.02)
+    time.sleep(0.1)
 dist.destroy_process_group()
 """
 
@@ -60,6 +60,8 @@ class Case:
     """Cut the last node's link while the job trains, and kill the node."""
     kill: bool = False
     """Kill the last node, whose connections the kernel then closes."""
+    step: int = 5
+    """When the fault begins, ten steps a second at most."""
 
 
 CASES = (
@@ -69,7 +71,7 @@ CASES = (
     Case("link of a node is cut", cut=True),
     Case("slow node: computes for 6 s, then goes on", "slow"),
     Case("hang; the shared folder is unusable on every node", "hang", "none"),
-    Case("hang; the shared folder is unusable on the last node", "hang", "last"),
+    Case("hang; the shared folder is unusable on the last node", "hang", "last", step=400),
 )
 
 
@@ -140,6 +142,7 @@ def _start(case: Case, number: int, count: int, place: Path, mark: str) -> subpr
         sys.executable, "-m", "torch.distributed.run", "--nnodes", str(count), "--node-rank",
         str(number), "--nproc-per-node", str(RANKS), "--rdzv-endpoint", "10.77.0.1:29511",
         "--local-addr", _address(number), "job.py", case.job, str(place / "trains"),
+        str(case.step),
     ]  # fmt: skip
     named = f"hostname node-{number} && exec {shlex.join(words)}"
     inside = ("ip", "netns", "exec", f"{_DEVICE}{number}", "unshare", "--uts", "sh", "-c", named)

@@ -16,7 +16,7 @@ from moediag.report import tables
 from moediag.report.printable import printable
 from moediag.report.text_layout import Line, indented, labelled
 from moediag.result import wording
-from moediag.result.answer_blocks import Answer, Block, Case, Code, Row
+from moediag.result.answer_blocks import Answer, Bars, Block, Case, Code, Row
 
 LIMIT = 1_000_000  # bytes of markdown; GitHub drops a step summary beyond 1 MiB whole
 _CUT = "*Cut at the size limit; --json, --html and --junit have everything.*\n"
@@ -85,7 +85,7 @@ def _block_lines(block: Block, width: int) -> Iterator[Line]:
         yield from labelled(block.label, block.text, width, block.style)
     elif isinstance(block, Code):
         yield from (((f" {line}", "plain"),) for line in block.text.splitlines())
-    else:
+    elif not isinstance(block, Bars):
         yield from tables.lines(block, width)
 
 
@@ -134,6 +134,8 @@ def _markdown_block(block: Block) -> str:
         return f"{head} {wording.inline(block.text)}\n"
     if isinstance(block, Code):
         return fenced(block.text, block.language) + "\n"
+    if isinstance(block, Bars):
+        return ""
     return f"{wording.inline(block)}\n\n" if isinstance(block, str) else tables.markdown(block)
 
 

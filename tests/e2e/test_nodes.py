@@ -33,6 +33,8 @@ class Nodes:
 
     folder: Path
     shared: bool = True
+    bad: int | None = None
+    """The node that cannot use the shared folder."""
     options: Sequence[str] = ("--on-hang", "abort", *QUICK)
     port: int = 0
     watchers: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -42,7 +44,8 @@ class Nodes:
         env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", **environment)
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         own = ["--json", "--out", str(self.run(number))]
-        own += ["--shared", str(self.folder / "shared")] if self.shared else []
+        shared = self.folder / ("file/below" if number == self.bad else "shared")
+        own += ["--shared", str(shared)] if self.shared else []
         line = [sys.executable, "-m", "moediag", "watch", *own, *self.options, "--", *command]
         with (self.folder / f"{number}.err").open("w") as err:
             self.watchers.append(
@@ -150,6 +153,17 @@ def test_a_rank_that_skips_a_collective_is_the_culprit(nodes: Nodes) -> None:
     (again,) = examine.examine([nodes.run(0), nodes.run(1)]).result.trials
     assert (again.verdict, again.culprits, again.victims) == ("hang", (1,), (0, 2))
     assert again.cause == trial["cause"]
+    assert _page(nodes.run(0)) == _page(nodes.run(1))
+
+
+@pytest.mark.wide
+def test_a_node_that_cannot_use_the_shared_folder_is_met_at_the_store(nodes: Nodes) -> None:
+    (nodes.folder / "file").touch()
+    nodes.bad = 0
+    nodes.agents("skips", ranks=(1, 2))
+    for number in range(2):
+        code, trial = nodes.result(number)
+        assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1]), trial["cause"]
     assert _page(nodes.run(0)) == _page(nodes.run(1))
 
 

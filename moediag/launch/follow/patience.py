@@ -157,7 +157,7 @@ class Patience:
             self._present = self.watchdog.stall(live, sorted(waiting))
         # How long each has been away beyond its limit.
         beyond = min(
-            (self._elapsed(s) - self._limit(s, quiet, outside) for s in away),
+            (self._elapsed(s) - self._limit(s, outside) for s in away),
             default=quiet - self.seconds,
         )
         if not (waiting or outside) or beyond < 0 or quiet < AS_BEFORE * self.longest:
@@ -283,9 +283,10 @@ class Patience:
         own = self._own[s.rank]
         return own.at_work if self._work_of(s) else own.otherwise
 
-    def _limit(self, s: RankSample, quiet: float, outside: bool) -> float:
+    def _limit(self, s: RankSample, outside: bool) -> float:
         busy = s.unseen or s.rank in self._loading
-        busy = busy or s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * quiet
+        own = self._own[s.rank]  # on a busy machine a rank that computes has little of the time
+        busy = busy or s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * (own.at_work + own.otherwise)
         if self._work_of(s) or (outside and busy):
             return AT_WORK * self.seconds
         if outside:

@@ -70,7 +70,6 @@ class OtherNodes:
         self._published = 0
         self._no_relay = ""
         self._given = False
-        self._job_file: Mapping[str, Any] = {}
         self._bridged = False
         self._complete = 0.0  # when all other nodes were heard
 
@@ -110,23 +109,19 @@ class OtherNodes:
         missing = any(s.rank < 0 for s in own)
         found = self._peers.samples(now, ranks, self.world)
         self.others = [s for s in found if not (missing and s.unseen)]
-        if self.root is not None and not self._bridged and self._unheard(now):
-            self._bridge()
-
-    def _unheard(self, now: float) -> bool:
-        """Whether a node may be unable to use the shared folder: it or this one."""
         works = self.exchange is not None and not self.exchange.error
         if works and all(s.known and not s.unseen for s in self.others):
             self._complete = now
-        late = bool(self._job_file) and now - self._complete > UNHEARD
-        return late or any(s.silent for s in self.others)
 
-    def _bridge(self) -> None:
-        """Also uses the job's store, if it has one."""
-        self._bridged = True
-        with suppress(OSError, KeyError, TypeError, ValueError):
+    def _bridge(self, raw: Mapping[str, Any]) -> None:
+        """Also uses the job's store if a node, or this one, may be unable to use the folder."""
+        late = time.monotonic() - self._complete > UNHEARD
+        if self.root is None or self._bridged or not (late or any(s.silent for s in self.others)):
+            return
+        with suppress(OSError, KeyError, TypeError, ValueError):  # a job without such a store
             if self.exchange is not None:
-                self.exchange.bridge(self._relayed_folder(self._job_file))
+                self.exchange.bridge(self._relayed_folder(raw))
+                self._bridged = True
 
     def _find_job(self, ranks: Sequence[int]) -> None:
         """Reads the job's token, which exists once a rank has joined the others. A script may run
@@ -139,6 +134,7 @@ class OtherNodes:
                     self._job, number = job, raw.get("node")
                     self._number = number if isinstance(number, int) else None
                     self._begin(raw)
+                self._bridge(raw)
                 return
 
     def _begin(self, raw: Mapping[str, Any]) -> None:
@@ -154,7 +150,7 @@ class OtherNodes:
             except (OSError, KeyError, TypeError, ValueError) as error:
                 self._no_relay = f"other nodes (the job's store: {error})"
                 return
-        self._job_file, self._bridged, self._complete = raw, False, time.monotonic()
+        self._bridged, self._complete = False, time.monotonic()
         self._peers = Peers(self.key, self.silence, True, time.monotonic())
         own = Pulse(self.key, self.host, self._number)
         self.exchange = Exchange(shared, own, self.folder, self.folder / protocol.NODES_FOLDER)

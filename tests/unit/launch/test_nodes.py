@@ -332,13 +332,18 @@ class Node:
 
     def __init__(self, root: Path, rank: int, shared: bool = True) -> None:
         self.folder = evidence(root / f"run-{rank}" / "attempt-0", rank)
-        raw = {"job": JOB, "node": rank, "store": ["10.0.0.1", 29500], "python": "python"}
-        protocol.write_json(self.folder / protocol.job_file(rank), raw)
+        self.rank = rank
+        self.writes_job(store=not shared)  # under an agent it is known before the ranks meet
         self.sample = RankSample(rank, state="in-collective", progress=5)
         self.nodes = OtherNodes(self.folder, root / "shared" if shared else None, 2.0)
         self.nodes.world = 2
         self.patience = Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {})
         self.look()
+
+    def writes_job(self, store: bool = True) -> None:
+        raw = {"job": JOB, "node": self.rank, "python": "python",
+               "store": ["10.0.0.1", 29500] if store else None}  # fmt: skip
+        protocol.write_json(self.folder / protocol.job_file(self.rank), raw)
 
     def look(self) -> None:
         self.nodes.look([self.sample], self.patience, ())
@@ -442,6 +447,8 @@ def test_a_node_that_cannot_use_the_shared_folder_is_met_at_the_store(
         exchange.shared.folder = Path("/proc/nowhere")
     else:
         here, there = Node(tmp_path / "2", 0), Node(tmp_path / "2", 1, shared=False)
+    here.writes_job()
+    there.writes_job()
     clock = [other_nodes.time.monotonic()]
     monkeypatch.setattr(other_nodes.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(other_nodes.time, "sleep", lambda _: None)
@@ -472,6 +479,8 @@ def test_a_node_that_cannot_use_the_shared_folder_is_met_at_the_store(
 def test_nodes_that_meet_in_the_folder_leave_the_store_alone(
     two: tuple[Node, Node], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for node in two:
+        node.writes_job()
     clock = [other_nodes.time.monotonic()]
     monkeypatch.setattr(other_nodes.time, "monotonic", lambda: clock[0])
     for _ in range(40):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -67,6 +68,7 @@ class RayTasks(Executor):
         self._options = {"max_retries": 0, **options}
         self._asked = {_AMOUNTS[name]: amount for name, amount in options.items()}
         self._folder = folder.resolve() / FOLDER
+        shutil.rmtree(self._folder, ignore_errors=True)  # tasks end with the command
         self._folder.mkdir(parents=True, exist_ok=True)
         self._avoided = Avoided(say)
         self._say = say
@@ -107,8 +109,7 @@ class RayTasks(Executor):
         with self._printing:
             self._ray.shutdown()
         self._avoided.close()
-        with contextlib.suppress(OSError):
-            self._folder.rmdir()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]

@@ -47,7 +47,7 @@ _LACKING = {
     "dumps of that day": r"--taken-at 2025",
 }
 # Commands for which "not known" (exit code 3) is an answer.
-_UNDECIDED = {"diagnose": (3,), "check": (3,)}
+_UNDECIDED = {"diagnose": (3,), "check": (3,), "verify": (3,)}
 # Lines about a job that hangs, which is started first.
 _RUNNING = re.compile(r"moediag (?:attach|top)\b(?!.*--(?:slurm|hosts|kubectl))")
 _TUTORIAL = re.compile(r"--nproc-per-node 2 train\.py")

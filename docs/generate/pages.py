@@ -4,6 +4,7 @@ docs/reference/."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from moediag.reference.option_entries import Command, Parameter
 from moediag.reference.word_entry import Entry
 
 _ROOT = "../.."  # from docs/reference/ to the repository
+_OPTIONS = ("argument or option", "meaning")
+_SHARED = 4  # commands with the same option: then it is described once
 _MADE = "This page is generated: `make golden` writes it. Do not edit it."
 
 
@@ -85,13 +88,23 @@ def _commands(found: Iterable[Command]) -> str:
         "`--debug`, anywhere in a command line, shows the traceback of an error. The exit codes "
         "are on [a page of their own](exit-codes.md).",
     ]  # fmt: skip
-    for command in found:
+    commands = list(found)
+    options = [p for command in commands for p in command.parameters if not p.is_argument]
+    seen = Counter(map(_row, options))
+    shared = {row for row, count in seen.items() if count >= _SHARED}
+    lines += ["", "## Options of several commands", "", *table(_OPTIONS, sorted(shared))]
+    for command in commands:
         lines += ["", f"## {command.path}", "", *_paragraphs(command.help)]
         lines += ["", "```console", f"$ {command.example}", "```"]
-        if command.parameters:
-            rows = ((f"`{option_entries.usage(p)}`", _meaning(p)) for p in command.parameters)
-            lines += ["", *table(("argument or option", "meaning"), rows)]
+        rows = [row for row in map(_row, command.parameters) if row not in shared]
+        also = [f"`{p.names[0]}`" for p in command.parameters if _row(p) in shared]
+        lines += ["", *table(_OPTIONS, rows)] * bool(rows)
+        lines += ["", f"Also {', '.join(also)}."] * bool(also)
     return _page(*lines)
+
+
+def _row(parameter: Parameter) -> tuple[str, str]:
+    return f"`{option_entries.usage(parameter)}`", _meaning(parameter)
 
 
 def _meaning(parameter: Parameter) -> str:

@@ -77,8 +77,8 @@ def _timeout() -> float:
         seconds = 0.0
     if not 0 < seconds < 1e7:
         print(
-            f"moediag guard: {ENV_GUARD_TIMEOUT}={text} is no number of seconds above 0; "
-            f"{GUARD_TIMEOUT:.0f} s it is",
+            f"moediag guard: {ENV_GUARD_TIMEOUT}={text} is not a positive number of seconds; "
+            f"using {GUARD_TIMEOUT:.0f} s",
             file=sys.stderr,
         )
         return GUARD_TIMEOUT

@@ -39,7 +39,7 @@ def left_in_evaluation(facts: Facts) -> Findings:
     if first is None:
         return
     name, kinds, since = first
-    modules = f"modules of class {' and '.join(kinds[:3])} did not do what they do in training."
+    modules = f"{' and '.join(kinds[:3])} modules were in evaluation mode."
     by_rank = next(found for found in of.values() if first in found.values())
     who = [rank for rank, one in by_rank.items() if one == first]
     if len(who) < len(by_rank):

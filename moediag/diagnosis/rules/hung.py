@@ -123,7 +123,7 @@ def silent_node(facts: Facts) -> Judgement | None:
     text = f"{silence(silent(evidence))} {ranks(waiting).capitalize()} "
     first = next((rank for rank in sorted(calls) if rank in for_them), None)
     if first is None:
-        text += "waited in a collective, and nothing shows that they waited for ranks there, so no "
+        text += "waited in a collective; no evidence that they waited for other ranks there, so no "
         return Judgement(Confidence.LOW, f"{text}rank is named.")
     text += "waits" if len(waiting) == 1 else "wait"
     text += f" in {describe(calls[first])} on {_group(evidence, first, calls[first])}, "

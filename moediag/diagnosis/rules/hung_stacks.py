@@ -168,8 +168,8 @@ def _open_question(found: dict[str, list[int]]) -> str:
     seen = sum(map(len, found.values()))
     if len(found) > 1:
         return (
-            "It is not known which side is wrong: behind are those whose call comes first in the "
-            "program's order, however few or many they are."
+            "It is not known which side is wrong: the side whose call comes first in the program "
+            "is behind, whether it has more ranks or fewer."
         )
     if len(found) == 1 and seen > 1:
         text = "All ranks that were seen are at the same place, so it is not known which rank they "

@@ -178,8 +178,8 @@ def wrong_gradients(facts: Facts) -> Judgement | None:
     elif lost:
         told = of_otherwise(facts.evidence) or of_first_wrong(facts.evidence, facts.gradients)[0]
         if not told:
-            text += f" No schedule of {ranks(lost)} was recorded: whether a rank is at fault is "
-            text += "not known."
+            text += f" No schedule of {ranks(lost)} was recorded: it is not known which rank is at "
+            text += "fault."
     elif facts.replicas.first is not None:
         text += f" {of_replicas(facts.replicas)}"
     else:

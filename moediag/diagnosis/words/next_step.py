@@ -203,7 +203,7 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     if one.what == "finished":
         end = "ends" if len(one.ranks) == 1 else "end"
         if waiting is None:
-            return f"Do all ranks run as many steps? {who.capitalize()} {end} earlier."
+            return f"Do all ranks run the same number of steps? {who.capitalize()} {end} earlier."
         return (
             f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
             f"all ranks {_repeats(waiting)}?"
@@ -228,7 +228,7 @@ def _repeats(waiting: Standing) -> str:
     """What ranks must do equally often: the loops around a call that other ranks ended without."""
     loops = [c for c in waiting.conditions or () if c.side == "loop" and c.text != "while True"]
     if not loops:
-        return "run as many steps"
+        return "run the same number of steps"
     told = [f"`{loop.text}` at {loop.file}:{loop.line}" for loop in loops[:_LOOPS]]
     return f"run the loop{'s' * (len(told) > 1)} {' and '.join(told)} equally often"
 

@@ -27,6 +27,9 @@ class Dtype(str, Enum):
     float16 = "float16"
 
 
+_DTYPES = "|".join(one.value for one in Dtype if one.value)
+
+
 class Recompute(str, Enum):
     none = "none"
     layers = "layers"
@@ -92,6 +95,7 @@ def check(
         typer.Option(
             min=0,
             metavar="N",
+            show_default=False,
             help="Tokens of a sequence, which cp cuts.  [default: 4,096 for the memory]",
         ),
     ] = 0,
@@ -121,15 +125,24 @@ def check(
     ] = Recompute.none,
     dtype: Annotated[
         Dtype,
-        typer.Option(help="Dtype that from_pretrained is given.  [default: the configuration's]"),
+        typer.Option(
+            metavar=_DTYPES,
+            help="Dtype that from_pretrained is given.  [default: the configuration's]",
+        ),
     ] = Dtype.own,
     param_dtype: Annotated[
         Dtype,
-        typer.Option(help="In which fully_shard gathers and computes.  [default: the parameters']"),
+        typer.Option(
+            metavar=_DTYPES,
+            help="In which fully_shard gathers and computes.  [default: the parameters']",
+        ),
     ] = Dtype.own,
     reduce_dtype: Annotated[
         Dtype,
-        typer.Option(help="In which gradients are reduced.  [default: that of the computation]"),
+        typer.Option(
+            metavar=_DTYPES,
+            help="In which gradients are reduced.  [default: that of the computation]",
+        ),
     ] = Dtype.own,
     optimizer: Annotated[
         Optimizer,
@@ -162,7 +175,7 @@ def check(
     step_time: Annotated[
         float | None,
         typer.Option(
-            min=1e-9, metavar="S", help="With --bandwidth: seconds of a step, for the share."
+            min=0.0001, metavar="S", help="With --bandwidth: seconds of a step, for the share."
         ),
     ] = None,
     steps: Annotated[

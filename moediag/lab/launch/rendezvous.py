@@ -90,7 +90,7 @@ class Meeting:
             for word, _ in self._heard.values():
                 if word.plan != self._own.plan:
                     raise UsageError(
-                        f"{word.name} is to run something else than this one",
+                        f"{word.name} was started with a different command",
                         "Type the same command on every node, of the same version of moediag; only "
                         "--node-rank and --out differ.",
                     )

@@ -339,7 +339,7 @@ class TestRanksElsewhere:
         one = found(evidence, {0: at(96)})
         assert one.next_step == (
             "Make the call at train.py:96 on all ranks or on none: rank 1 ends without it. Do all "
-            "ranks run as many steps?"
+            "ranks run the same number of steps?"
         )
         assert [p.what for p in one.places if p.ranks == (1,)] == ["finished"]
 

@@ -9,8 +9,10 @@ from rich.console import Console
 
 from moediag.errors import ExitCode
 from moediag.report import html, markdown, terminal
+from moediag.report.excerpt import ExcerptFile
 from moediag.report.page import exit_code, page_of
 from moediag.report.terminal import as_text, render
+from moediag.report.text_layout import plain
 from moediag.result import (
     Conclusion,
     FirstDivergence,
@@ -175,6 +177,17 @@ def test_the_answer_for_a_chat_is_plain_and_unwrapped() -> None:
     assert "collective-mismatch" in text and f"CAUSE    {MISMATCH.cause}"[:40] in text
     assert len(text.splitlines()) <= 8 and "\x1b" not in text
     assert terminal.short(run_of(CONTROL)).count("\n") == 2
+
+
+@pytest.mark.parametrize(("next_step", "told"), [("Fix it.", True), ("word " * 80, False)])
+def test_beside_a_source_excerpt_the_answer_has_the_cause_where_it_fits(
+    next_step: str, told: bool
+) -> None:
+    (finding,) = page_of(run_of(MISMATCH)).findings
+    shown = replace(finding, excerpt=(ExcerptFile("train.py", ()),), next_step=next_step)
+    lines = [plain(line) for line in terminal.answer_lines(shown, 80)]
+    assert any("got no token on rank 1" in line for line in lines) == told
+    assert len(lines) <= terminal.MOST_LINES or not told
 
 
 def test_a_page_without_findings_is_a_few_lines() -> None:

@@ -52,6 +52,17 @@ HEALTHY: tuple[tuple[str, Mapping[str, int]], ...] = (
 )  # fmt: skip
 
 
+# Writes the configurations; runs in a process of the release.
+_WRITE = """
+import sys
+from transformers import CONFIG_MAPPING
+
+for kind in sys.argv[2:]:
+    if kind in CONFIG_MAPPING:
+        CONFIG_MAPPING[kind]().save_pretrained(f"{sys.argv[1]}/{kind}")
+"""
+
+
 @dataclass(frozen=True)
 class Cell:
     kind: str
@@ -65,7 +76,7 @@ def cells(asked: list[tuple[str, Mapping[str, int]]], folder: Path) -> Iterator[
     """Checks each set-up, with a simulated step. ``folder`` must be empty."""
     stack = environment.ensure(RELEASE)
     kinds = sorted({kind for kind, _ in asked})
-    made = [str(stack.python), "-m", "bench.check_kinds", "--write", str(folder), *kinds]
+    made = [str(stack.python), "-c", _WRITE, str(folder), *kinds]
     subprocess.run(made, check=True, env=variables(stack), cwd=ROOT, stdout=subprocess.DEVNULL)
     with launcher("fork", stack, folder / "host", check_request.settings(folder)) as host:
         for number, (kind, layout) in enumerate(asked):
@@ -125,26 +136,13 @@ def page(found: list[Cell]) -> Iterator[str]:
         yield f"{number}. {' '.join(why.split())}"
 
 
-def write(folder: Path, kinds: list[str]) -> None:
-    """Writes the configurations; in a process of the release."""
-    from transformers import CONFIG_MAPPING
-
-    for kind in kinds:
-        if kind in CONFIG_MAPPING:
-            CONFIG_MAPPING[kind]().save_pretrained(folder / kind)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", default="", help="only model types that contain this text")
     parser.add_argument("--healthy", action="store_true", help="healthy set-ups on their layouts")
-    parser.add_argument("--write", nargs="+", metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.write:
-        write(Path(args.write[0]), args.write[1:])
-        return 0
     asked = [*HEALTHY] if args.healthy else [(kind, {"dp_shard": 8}) for kind in KINDS]
     asked = [one for one in asked if args.only in one[0]]
     with tempfile.TemporaryDirectory() as folder:

@@ -89,8 +89,9 @@ def compared(asked: list[dict[str, Any]], folder: Path) -> Iterator[Compared]:
                     answers[key] = check.answered(
                         options, h, stack.versions, folder, place, lambda *_: None
                     )
-                yield _of(row, answers[key])
-                sys.stderr.write(f"{model} {row['kind']}: {answers[key].folder}\n")
+                one = _of(row, answers[key])
+                sys.stderr.write(f"{model} {row['kind']} {one.told:,} {one.ratio:.3f} {one.at}\n")
+                yield one
 
 
 def _of(row: Mapping[str, Any], found: CheckResult) -> Compared:

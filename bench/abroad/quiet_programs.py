@@ -156,7 +156,7 @@ _VISION = (
     _vision(  # 1c4f3c4
         "vicreg", "main_vicreg.py", "--data-dir=data", "--epochs=2", "--batch-size=16",
         "--num-workers=0", "--mlp=16-16-16", "--arch=resnet34",
-        first="import argparse", ranks=3,
+        first="import argparse",
     ),
     _vision(  # 7c446df
         "dino", "main_dino.py", "--arch=vit_tiny", "--patch_size=8", "--out_dim=32",
@@ -275,6 +275,7 @@ _OTHERS = (
 
 KINDS = (
     "local_sgd", "post_local_sgd", "outer_optimizer", "federated", "gossip", "ensemble", "sweep",
+    "averaged_once", "folds", "wrapped_alone", "population",
     "sharpness_aware", "second_order", "two_optimizers", "adversarial", "critic_ahead",
     "averaged_weights", "momentum_teacher", "evolution", "inner_loop", "master_weights", "uneven",
     "curriculum", "contrastive", "tasks_in_turn", "thaws", "generation", "replay",

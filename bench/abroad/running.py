@@ -214,7 +214,7 @@ def _ours(*words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
     return subprocess.run(
         [sys.executable, "-c", MOEDIAG, *words], check=False, capture_output=True, text=True,
-        timeout=120, env=env,
+        timeout=240, env=env,
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ ORDER = (False, True, True, False)  # with the plugin or without: a drift of the
 ONCE = 2  # of them, with --once
 OPTIONS = (
     "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=short",
-    "--timeout=600", "-W", "ignore",
+    "--timeout=1200", "-W", "ignore",
 )  # fmt: skip
 
 
@@ -162,18 +162,20 @@ def _both(seconds: Sequence[float]) -> str:
 
 
 def planted(file: str, chosen: str) -> None:
-    """Runs tests of one of :data:`PLANTED`."""
+    """Runs tests of one of :data:`PLANTED` in one session."""
     path = PLANTED[file]
     lines = path.read_text(encoding="utf-8").splitlines()
-    names = [found[1] for line in lines if (found := re.match(r"def (test_(?:bad|ok)_\w+)", line))]
+    named = [re.match(r"def (test_(?:bad|ok)_\w+)", line) for line in lines]
+    names = [found[1] for found in named if found and re.search(chosen, found[1])]
+    one = session(ROOT, ("-p", PLUGIN, *(f"{path}::{name}" for name in names)), {})
+    ended = {test.rpartition("::")[2]: test for test in one.outcomes}
     for name in names:
-        if not re.search(chosen, name):
+        if name not in ended:
+            _say(f"{name}: not run")
             continue
-        one = session(ROOT, ("-p", PLUGIN, f"{path}::{name}"), {})
-        ((test, outcome),) = one.outcomes.items() or (("", "not run"),)
-        text = one.texts.get(test, "")
+        text = one.texts[ended[name]]
         first = text.partition("\n")[0]
-        judged = _judged(name, outcome, first, text, lines)
+        judged = _judged(name, one.outcomes[ended[name]], first, text, lines)
         _say(f"{name}: {judged}. {first[:300]}")
         told = first.replace("|", "\\|")
         _write(TITLES[file], f"| `{name}` | {judged} | {told[:200]}{'…' if told[200:] else ''} |")

@@ -15,6 +15,8 @@ from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+LIMIT = 900  # seconds: a busy machine needs minutes to import torch on each rank
+
 
 @pytest.fixture
 def rank() -> Iterator[int]:
@@ -35,7 +37,7 @@ class DummyMetric(Metric):
         return self.x
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, timeout=LIMIT)
 @pytest.mark.usefixtures("rank")
 def test_ok_sum() -> None:
     dummy = DummyMetric()
@@ -43,13 +45,13 @@ def test_ok_sum() -> None:
     assert dummy.compute() == 2
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, timeout=LIMIT)
 def test_ok_uneven(rank: int) -> None:
     result = gather_all_tensors(torch.ones(rank + 1, 2 - rank))
     assert all((one == 1).all() for one in result)
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, timeout=LIMIT)
 def test_bad_compute_on_one(rank: int) -> None:
     dummy = DummyMetric()
     dummy.update(torch.tensor(1.0))
@@ -58,7 +60,7 @@ def test_bad_compute_on_one(rank: int) -> None:
     dist.barrier()  # WAITS
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, timeout=LIMIT)
 def test_bad_compute_left_out(rank: int) -> None:
     dummy = DummyMetric()
     dummy.update(torch.tensor(1.0))
@@ -67,7 +69,7 @@ def test_bad_compute_left_out(rank: int) -> None:
     dummy.compute()  # WAITS
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, timeout=LIMIT)
 def test_bad_order(rank: int) -> None:
     metrics = [SumMetric(), BinaryAUROC()]
     if rank == 1:
@@ -81,7 +83,7 @@ def test_bad_order(rank: int) -> None:
         metric.compute()  # WAITS
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, timeout=LIMIT)
 def test_bad_state_is_empty(rank: int) -> None:
     metric = BinaryAUROC(thresholds=None)
     metric.update(torch.rand(8), torch.arange(8) % 2)
@@ -90,7 +92,7 @@ def test_bad_state_is_empty(rank: int) -> None:
     metric.compute()  # WAITS
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, timeout=LIMIT)
 def test_bad_assert(rank: int) -> None:
     metric = MulticlassAccuracy(num_classes=5)
     classes = 6 if rank == 1 else 5
@@ -98,7 +100,7 @@ def test_bad_assert(rank: int) -> None:
     metric.compute()  # WAITS
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, timeout=LIMIT)
 def test_bad_killed(rank: int) -> None:
     metric = MeanMetric()
     metric.update(1.0)
@@ -107,7 +109,7 @@ def test_bad_killed(rank: int) -> None:
     metric.compute()  # WAITS
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, timeout=LIMIT)
 def test_bad_sleeps(rank: int) -> None:
     metric = MeanMetric()
     metric.update(1.0)
@@ -116,7 +118,7 @@ def test_bad_sleeps(rank: int) -> None:
     metric.compute()  # WAITS
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, timeout=LIMIT)
 def test_bad_group(rank: int) -> None:
     pair = dist.new_group([0, 1])
     metric = SumMetric(process_group=pair if rank < 2 else None)  # PLANTED -
@@ -139,18 +141,18 @@ def train(rank: int, *, lr: float = 0.1, batches: int = 5) -> None:
     loss.compute()  # WAITS
 
 
-@pytest.mark.ranks(2, laws=True)
+@pytest.mark.ranks(2, laws=True, timeout=LIMIT)
 def test_ok_train(rank: int) -> None:
     train(rank)
 
 
-@pytest.mark.ranks(3, laws=True)
+@pytest.mark.ranks(3, laws=True, timeout=LIMIT)
 def test_bad_rate_of_own_metric(rank: int) -> None:
     own = SumMetric(sync_on_compute=False)
     own.update(float(rank == 2))
     train(rank, lr=0.1 + float(own.compute()))  # PLANTED 2
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, timeout=LIMIT)
 def test_bad_one_batch_more(rank: int) -> None:
     train(rank, batches=5 + (rank == 0))  # PLANTED 0

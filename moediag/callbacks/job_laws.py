@@ -32,13 +32,19 @@ class JobLaws:
         check_sinks(sinks)
         self.folder, self.every, self.sinks = folder, every, sinks
         self._trains = False
+        self._prepared: weakref.ref[Any] | None = None  # the trainer, before it trains
 
-    def begin(self, trains: bool = True) -> None:
-        """Begins to record; nothing in a job under ``moediag watch``. ``trains``: the training
-        begins; otherwise it is prepared, and another one that begins before it takes its place.
+    def begin(self, trainer: Any = None) -> None:
+        """Begins to record; nothing in a job under ``moediag watch``. ``trainer``: what will train;
+        it is only prepared, and another one that begins before it takes its place. Without one, the
+        training begins.
 
         Never raises: if it cannot record, a warning says why the laws are not checked."""
         global _current
+        trains = trainer is None
+        self._prepared = None if trains else weakref.ref(trainer)
+        if not trains and _current is not None and trainer is _current._of():
+            return  # another callback of the same trainer: the warning comes when it trains
         if _current is not self:
             if _current is not None and _current._trains:
                 self._not_checked(f"a training that still runs is recorded in {_current.folder}")
@@ -78,6 +84,9 @@ class JobLaws:
                 self._report()
             except Exception:  # a training that went well must not fail because of its report
                 _log.exception("the records in %s could not be diagnosed or sent", self.folder)
+
+    def _of(self) -> Any:
+        return self._prepared() if self._prepared is not None else None
 
     def _not_checked(self, why: str) -> None:
         _log.warning("the laws of this training are not checked: %s", why)

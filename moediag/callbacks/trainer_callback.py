@@ -28,9 +28,9 @@ class TrainerLaws(TrainerCallback):
         self._laws = JobLaws(folder, every, sinks)
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
-        self._laws.begin(trains=False)
         trainer = _calling_trainer()
         if trainer is not None:
+            self._laws.begin(trainer)
             trainer.train = self._ending(trainer.train)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:

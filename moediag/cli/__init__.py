@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code. Ctrl-C prints no traceback, not even while modules are
     imported."""
     try:
+        _complete_streams()
         from moediag.cli import app
 
         return app.main(arguments)
@@ -23,6 +26,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.stderr.write("error: interrupted\n")
         return 130  # ExitCode.INTERRUPTED, whose module may be the one that was interrupted
+
+
+def _complete_streams() -> None:
+    """A closed stream takes text and drops it; one that cannot write a character (LC_ALL=C) writes
+    a question mark."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def is_interruption(error: BaseException) -> bool:

@@ -22,6 +22,7 @@ UNREAD = "unread"  # its Python frames could not be read
 # each epoch.
 _OF_RUN = ("epoch", "global_step", "iter_num")
 _OF_EPOCH = ("step", "iteration", "batch_idx")
+COUNTERS = (*_OF_RUN, *_OF_EPOCH)
 SHORTLY = 4.0  # seconds without progress that count for a rank that is held up for a known reason
 
 
@@ -98,7 +99,7 @@ class Looks:
         early = [self.ranks[rank].values for rank in others if rank in self.ranks]
         every = (*late, *early)
         same = False  # a counter of the run is equal on all
-        for name in (*_OF_RUN, *_OF_EPOCH):
+        for name in COUNTERS:
             known = all(values.get(name, "").isdecimal() for values in every)
             if not known or (name in _OF_EPOCH and not same):
                 continue

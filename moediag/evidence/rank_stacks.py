@@ -151,6 +151,8 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 _COMMUNICATION = re.compile(
     r"gloo|nccl|c10d|libmpi|libucp"
 )  # in names of files and shared libraries
+# DDP sends its buffers from C++ that this function calls, in a file outside torch.distributed.
+BUFFERS = "_distributed_broadcast_coalesced"
 _CALLS = re.compile(r"c10d::|gloo::|nccl[A-Z]|P?MPI_")  # names of native functions
 _ON_THE_DEVICE = re.compile(r"[sS]ynchronize|^item$|^_?local_scalar|^tolist$|^cpu$|^nonzero$")
 # Inside these the driver spins in functions without names; Python called them.
@@ -171,7 +173,7 @@ def _communicates(frame: Frame) -> bool:
     For Python the name of the file decides, because the user's folders may have any name; C++ files
     lie in folders such as ``gloo/transport/tcp``.
     """
-    if frame.native and _CALLS.match(frame.function):
+    if frame.function.endswith(BUFFERS) or (frame.native and _CALLS.match(frame.function)):
         return True
     name = frame.file if frame.native else frame.file.rpartition("/")[2]
     return "torch/distributed/" in frame.file or _COMMUNICATION.search(name) is not None

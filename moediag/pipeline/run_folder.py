@@ -21,9 +21,10 @@ def run_folder(out: Path | None, name: str) -> Path:
         if isinstance(error, FileExistsError | NotADirectoryError):
             problem = "is a file, or below one"
         else:
-            problem = f"cannot be used: {error.strerror or error}"
+            problem = str(error.strerror or error)
         raise UsageError(
-            f"--out {out or 'moediag-runs'}: {problem}", "Give a folder that can be created."
+            f"--out {out or 'moediag-runs'}: {problem}",
+            "Type --out DIR with a folder that can be made and written.",
         ) from error
     if taken:
         raise UsageError(

@@ -26,9 +26,10 @@ class Lookup:
         ]  # without the scenarios: each of them is a file
 
     def find(self, word: str) -> list[Entry]:
-        """Every entry of ``word``, also in the plural. Raises UsageError with the nearest words."""
+        """Every entry of ``word``, also in the plural or the singular. Raises UsageError with the
+        nearest words."""
         wanted = _plain(word)
-        for name in (wanted, wanted.removesuffix("s")):
+        for name in (wanted, wanted.removesuffix("s"), f"{wanted}s"):
             found = [entry for entry in self._entries if _plain(entry.word) == name]
             if found:
                 break
@@ -38,7 +39,7 @@ class Lookup:
             found += extension.provided("citing")(word)
         if found:
             return found
-        near = difflib.get_close_matches(wanted, self._bare(), n=3, cutoff=0.6)
+        near = difflib.get_close_matches(wanted, self._bare(), n=3, cutoff=0.7)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(
             f"no verdict, law, scenario, option, exit code or word of a page is called "

@@ -6,6 +6,7 @@ Each begins or ends with the word of the answer's state, which no command can re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +16,7 @@ from moediag.report import tables
 from moediag.report.printable import printable
 from moediag.report.text_layout import Line, indented, labelled
 from moediag.result import wording
-from moediag.result.answer_blocks import Answer, Block, Case, Code, Row
+from moediag.result.answer_blocks import Answer, Bars, Block, Case, Code, Row
 
 LIMIT = 1_000_000  # bytes of markdown; GitHub drops a step summary beyond 1 MiB whole
 _CUT = "*Cut at the size limit; --json, --html and --junit have everything.*\n"
@@ -84,7 +85,7 @@ def _block_lines(block: Block, width: int) -> Iterator[Line]:
         yield from labelled(block.label, block.text, width, block.style)
     elif isinstance(block, Code):
         yield from (((f" {line}", "plain"),) for line in block.text.splitlines())
-    else:
+    elif not isinstance(block, Bars):
         yield from tables.lines(block, width)
 
 
@@ -133,6 +134,8 @@ def _markdown_block(block: Block) -> str:
         return f"{head} {wording.inline(block.text)}\n"
     if isinstance(block, Code):
         return fenced(block.text, block.language) + "\n"
+    if isinstance(block, Bars):
+        return ""
     return f"{wording.inline(block)}\n\n" if isinstance(block, str) else tables.markdown(block)
 
 
@@ -143,7 +146,13 @@ def html(answer: Answer) -> str:
     """Returns one self-contained page; the template engine escapes every text."""
     from moediag.report.html import template
 
-    return printable(template("answer.html.j2").render(answer=answer, grouped=_grouped))
+    whole = _whole(answer)
+    return printable(template("answer.html.j2").render(answer=whole, grouped=_grouped))
+
+
+def _whole(answer: Answer) -> Answer:
+    """``answer`` without the row that says how to see the details: a document has them."""
+    return replace(answer, rows=tuple(row for row in answer.rows if row.label != "details"))
 
 
 def junit(answer: Answer) -> str:
@@ -151,7 +160,7 @@ def junit(answer: Answer) -> str:
     green that says nothing: inconclusive is an error."""
     from moediag.report.junit import document, suite
 
-    text = "\n".join(f"{row.label}: {row.text}" for row in answer.rows)
+    text = "\n".join(f"{row.label}: {row.text}" for row in _whole(answer).rows)
     own = Case(
         answer.command, answer.title, answer.state, answer.conclusion, text, suite=answer.title
     )

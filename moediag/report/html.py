@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from moediag.report import tables
 from moediag.report.charts import bars
 from moediag.report.charts.error_map import error_map
+from moediag.report.charts.number_bars import number_bars
 from moediag.report.charts.rank_grid import LETTERS, rank_grid
 from moediag.report.charts.token_map import token_map
 from moediag.report.charts.wait_lanes import span, state, wait_lane
@@ -45,6 +46,7 @@ def template(name: str) -> Template:
         judgement_style=judgement_style,
         broken=broken,
         table_grid=tables.grid,
+        number_bars=number_bars,
         grid=rank_grid,
         time_bar=bars.time_bar,
         error_bar=bars.error_bar,

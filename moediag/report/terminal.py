@@ -41,6 +41,7 @@ STYLES = {
 WIDEST = 120  # longer lines are harder to read than to wrap
 MOST_NAMES = 6
 MOST_PLACES = 3
+_FUNCTION = re.compile(r"(\.py:\d+) [\w.<>]+")
 MOST_ANSWERED = 2  # places in the answer at the end
 MOST_LINES = 8  # of that answer
 SHORT = 24  # lines of a small terminal: the answer of a longer page is repeated at its end
@@ -230,8 +231,10 @@ def short(result: RunResult) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
-    """``text`` on one line."""
+    """``text`` on one line, rather without the names of functions than without its end."""
     room = width - 10
+    if len(text) > room:
+        text = _FUNCTION.sub(r"\1", text)
     return text if len(text) <= room else f"{text[: room - 1]}…"
 
 

@@ -60,7 +60,12 @@ def labelled(label: str, text: str, width: int, style: str = "plain") -> Iterato
 
 
 def to_type(label: str, command: str, width: int) -> Iterator[Line]:
-    """Yields a command to type, continued as a shell continues it."""
+    """Yields a command to type, continued as a shell continues it; on one line, however long, if a
+    word of it, such as a path, is longer than a line."""
+    room = width - max(len(label) + 2, 10) - 2
+    if any(len(word) > room for word in command.split()):
+        yield (f" {label}".ljust(max(len(label) + 2, 10)), "label"), (command, "faint")
+        return
     *before, last = labelled(label, command, width - 2, "faint")
     for *head, (text, style) in before:
         yield (*head, (f"{text} \\", style))

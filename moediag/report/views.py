@@ -68,7 +68,10 @@ def put(target: Path, text: str, option: str) -> str:
     except OSError as error:
         if says_disk_full(error):
             raise
-        raise UsageError(f"{option} {target}: {error.strerror or error}") from error
+        raise UsageError(
+            f"{option} {target}: {error.strerror or error}",
+            "Give a file in a folder that exists and can be written.",
+        ) from error
     return f"{verb} {target}"
 
 

@@ -83,7 +83,18 @@ class Code:
     language: str = "text"
 
 
-Block = str | Row | Code | Table  # a str is a sentence
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A picture of numbers that a table has too. Only HTML shows it."""
+
+    title: str
+    rows: tuple[tuple[str, float, str], ...]
+    """Name, number and style."""
+    limit: float = 0.0
+    """Drawn as a line; 0: there is none."""
+
+
+Block = str | Row | Code | Table | Bars  # a str is a sentence
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,14 +90,34 @@ def test_a_second_training_is_reported_too(tmp_path: Path) -> None:
 
 
 def test_a_prepared_training_gives_way_to_one_that_begins(tmp_path: Path) -> None:
+    evaluator, trainer = torch.nn.Identity(), torch.nn.Identity()  # stand-ins
     only_evaluates = JobLaws(str(tmp_path / "first"))
-    only_evaluates.begin(trains=False)
+    only_evaluates.begin(evaluator)
     job = JobLaws(str(tmp_path / "run"), 1, [JsonLines(tmp_path / "found.jsonl")])
-    job.begin(trains=False)
+    job.begin(trainer)
     job.begin()
     train(2)
     job.end()
     assert [line["verdict"] for line in lines(tmp_path / "found.jsonl")] == ["nonfinite"]
+
+
+def test_the_second_callback_of_a_trainer_warns_once_and_leaves_the_first_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = torch.nn.Identity()
+    first = JobLaws(str(tmp_path / "run"), 1, [JsonLines(tmp_path / "found.jsonl")])
+    second = JobLaws(str(tmp_path / "second"))
+    for job in (first, second):
+        job.begin(trainer)
+    for job in (first, second):
+        job.begin()
+    train(2)
+    for job in (first, second):
+        job.end()
+    assert [line["verdict"] for line in lines(tmp_path / "found.jsonl")] == ["nonfinite"]
+    assert caplog.text.count("are not checked") == 1
+    assert not (tmp_path / "second").exists()
+    assert not list((tmp_path / "run").glob("earlier-*"))
 
 
 def test_a_training_inside_another_says_that_it_is_not_checked(

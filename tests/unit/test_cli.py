@@ -5,6 +5,7 @@ Fakes replace what the commands call; the real functions have their own tests.
 
 import errno
 import importlib
+import io
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import moediag
+from moediag import cli
 from moediag.cli import app, main, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
 from moediag.lab.campaign.engine import Header, Line
@@ -348,6 +350,20 @@ def test_wrong_options_are_errors_like_any_other(
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(f"error: {message}")
     assert said.err.endswith(f"\nType: {command} --help\n")
+
+
+def test_streams_that_are_closed_or_ascii_only_take_every_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(taken, encoding="ascii"))
+    cli._complete_streams()
+    print("a · b")
+    sys.stderr.write("a · b")
+    sys.stderr.flush()
+    assert taken.getvalue() == b"a ? b"
+    sys.stdout.close()
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])

@@ -145,6 +145,58 @@ def sweep(rank):
     dist.all_reduce(best, op=dist.ReduceOp.MIN)
 
 
+def averaged_once(rank):
+    """Each rank trains on its part; the models are averaged after the last step."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batches_of_epoch in loader():
+        for batch in batches_of_epoch:
+            update(optimizer, model(batch).square().mean())
+    average(model)
+
+
+def folds(rank):
+    """Cross-validation: the same start, a fold on each rank, scores that are averaged."""
+    model = net()
+    torch.manual_seed(0)
+    rows = torch.randn(64, 8)
+    apart = torch.arange(64) % dist.get_world_size() == rank
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in rows[~apart].split(4):
+        update(optimizer, model(batch).square().mean())
+    score = model(rows[apart]).square().mean().detach()
+    dist.all_reduce(score)
+
+
+def wrapped_alone(rank):
+    """A search: each rank wraps the same start for a group of itself, with its own rate."""
+    groups = [dist.new_group([one]) for one in range(dist.get_world_size())]
+    model = DDP(net(), process_group=groups[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * 2**rank)
+    for batch in batches(0):
+        update(optimizer, model(batch).square().mean())
+    best = model(next(batches(7))).square().mean().detach()
+    dist.all_reduce(best, op=dist.ReduceOp.MIN)
+
+
+def population(rank):
+    """Population-based training: the worst ranks copy the best one's weights."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02 * (1 + rank))
+    for step, batch in enumerate(batches(rank), 1):
+        update(optimizer, model(batch).square().mean())
+        if step % 5 == 0:
+            worth = torch.zeros(dist.get_world_size())
+            worth[rank] = model(batch).square().mean().detach()
+            dist.all_reduce(worth)
+            best = int(worth.argmin())
+            for parameter in model.parameters():
+                other = parameter.detach().clone()
+                dist.broadcast(other, best)
+                if worth[rank] == worth.max():
+                    parameter.data.copy_(other)
+
+
 # ------------------------------------------------------------------------ updates
 
 
@@ -431,7 +483,9 @@ def replay(rank):
 KINDS = {
     one.__name__: one
     for one in (
-        local_sgd, post_local_sgd, outer_optimizer, federated, gossip, ensemble, sweep,
+        local_sgd, post_local_sgd, outer_optimizer, federated, averaged_once, gossip,
+        ensemble, sweep,
+        folds, wrapped_alone, population,
         sharpness_aware, second_order, two_optimizers, adversarial, critic_ahead, averaged_weights,
         momentum_teacher, evolution, inner_loop, master_weights, uneven, curriculum, contrastive,
         tasks_in_turn, thaws, generation, replay,

@@ -25,10 +25,21 @@ class Rank:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def start(attempts=4):
+    """Starts Ray, which gives up after 30 seconds: too early on a busy machine."""
+    try:
+        ray.init(num_cpus=1, include_dashboard=False, logging_level="error")
+    except Exception:
+        ray.shutdown()
+        if attempts == 1:
+            raise
+        start(attempts - 1)
+
+
 def main():
     size = int(sys.argv[1])
     os.environ["ABROAD_FOLDER"] = str(Path.cwd())
-    ray.init(num_cpus=1, include_dashboard=False, logging_level="error")
+    start()
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

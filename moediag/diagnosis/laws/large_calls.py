@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 
 from moediag.diagnosis.schedules.align import lost_prefix
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective, Evidence, RankEvidence
+
+_ADDS = ("all_reduce", "reduce")
+_INSIDE = ("forward", "backward")
+
+
+def _matrices(seen: RankEvidence) -> list[int]:
+    """Elements of each matrix of the rank's models."""
+    return [
+        math.prod(map(int, piece.shape.split("x")))
+        for check in (seen.laws.checks[:1] if seen.laws is not None else ())
+        for piece in check.pieces
+        if piece.shape.count("x")
+    ]
 
 
 def least_matrix(evidence: Evidence) -> int:
     """Elements of the smallest matrix of the models."""
-    sizes = (
-        math.prod(map(int, piece.shape.split("x")))
-        for seen in evidence.ranks.values()
-        for check in (seen.laws.checks[:1] if seen.laws is not None else ())
-        for piece in check.pieces
-        if piece.shape.count("x")
-    )
-    return min(sizes, default=0)
+    return min((n for seen in evidence.ranks.values() for n in _matrices(seen)), default=0)
 
 
 def large_calls(evidence: Evidence) -> list[Collective]:
@@ -49,11 +55,19 @@ def sends_nothing(evidence: Evidence) -> bool:
 def averaged(evidence: Evidence) -> bool:
     """Whether ranks made such a call outside the model, between the first and the last step: the
     program may average parameters or gradients itself. One in the forward has statistics or
-    buffers, and one after the last update may only compare them."""
+    buffers, and one after the last update may only compare them, unless it adds up whole models."""
     last = _last_step(evidence)
-    inside = ("forward", "backward")
-    calls = (call for call in large_calls(evidence) if call.phase not in inside)
-    return any(1 < call.step < last for call in calls)
+    calls = (call for call in large_calls(evidence) if call.phase not in _INSIDE)
+    return any(1 < call.step < last for call in calls) or all(
+        sum(
+            call.numel_in
+            for call in seen.collectives
+            if call.op in _ADDS and call.step >= last and call.phase not in _INSIDE
+        )
+        >= sum(_matrices(seen))
+        > 0
+        for seen in evidence.ranks.values()
+    )
 
 
 def _last_step(evidence: Evidence) -> int:

@@ -16,6 +16,7 @@ from moediag.records import dataclass
 _ENOUGH = 2  # steps
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _UNEQUAL = 1.25  # times that a token counts more than another one
+_SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,15 @@ def micro_batches_unequal(facts: Facts) -> Findings:
             if alike and max(counts) >= _UNEQUAL * min(counts):
                 found.setdefault(step, (min(counts), max(counts)))
     if len(found) >= _ENOUGH:
-        step, (least, most) = next(iter(found.items()))
-        yield Suspicious(
+        ordered = sorted(found.items(), key=lambda one: -one[1][1] / one[1][0])
+        step, (least, most) = ordered[_ENOUGH - 1]  # a last batch of a pass may be short
+        text = (
             f"In step {step} the micro-batches of one update had {least} to {most} target tokens, "
             f"and the mean of each counts the same: a token counts up to {most / least:.3g} times "
             "as much as another one. To train as with one large batch, divide the sum over tokens "
             "by the number of tokens of all micro-batches."
         )
+        yield Suspicious(text) if most >= _SUSPICIOUS * least else text
 
 
 @law(suspects=True)

@@ -93,7 +93,7 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         f"differ since step {apart.since}"
     )
     why, step = _why_unwrapped(apart, facts)
-    if why and not facts.of(averaged):
+    if why and not facts.of(averaged) and not facts.of(_searches):
         return Broken(
             f"{text}: every rank trains a model of its own. {why}",
             pattern="not wrapped",
@@ -202,6 +202,13 @@ def _owners(facts: Facts, breach: Breach) -> str:
     if not 0 < len(who) < len(breach.history.ranks):
         return ""
     return f"Only the optimizer of {ranks(who)} has {name}: its update did not reach the others."
+
+
+def _searches(evidence: Evidence) -> bool:
+    """Whether ranks began with other numbers of the optimizer: a search trains a model of its own
+    on each."""
+    numbers = [own.checks[0].hyper for own in recorded(evidence).values() if own.checks]
+    return any(one != numbers[0] for one in numbers)
 
 
 def checked(facts: Facts) -> str:

@@ -33,7 +33,8 @@ _NOTE = (
 LOOKS = "What the ranks did"
 _LOOK_COLUMNS = ("ranks", "did", "at", "for at least", "CPU")
 _GPU, _LAST = "GPU", "numbers there"
-_MOST_NUMBERS = 4
+_MOST_NUMBERS = 3
+_TIMES = 1e9  # numbers with a fraction from here on are seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +158,14 @@ def _did(look: RankLook) -> str:
 
 def _numbers(those: list[RankLook]) -> str:
     """``step=3``: local variables that all of these ranks have alike; others say how many values
-    there are."""
+    there are. Times are left out."""
     told: list[str] = []
     for name in those[0].values:
         found = {look.values.get(name, "") for look in those}
-        if "" not in found and len(told) < _MOST_NUMBERS:
+        if "" not in found and len(told) < _MOST_NUMBERS and not any(map(_is_time, found)):
             told.append(f"{name}={found.pop()}" if len(found) == 1 else f"{name}=({len(found)})")
     return ", ".join(told)
+
+
+def _is_time(number: str) -> bool:
+    return "." in number and float(number) > _TIMES

@@ -1,7 +1,8 @@
 """What lives at each moment of a step, at full depth, from steps of a few layers on fake tensors.
 
 Layers of one kind are alike. The model keeps the first and the last layer of each kind; a second
-run with one layer more of a kind tells what each of the others adds to each moment.
+run with one layer more of a kind tells what each of the others adds to each moment. All runs are
+in one process: torch's fake tensors remember the shapes that operations returned.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import nn
 
 from moediag.axes import CP, EP, PP, TP, Layout
 from moediag.lab.check.configured import Configured
+from moediag.lab.check.fused_attention import FusedAttention
 from moediag.lab.check.live_tensors import LOSS_BACKWARD, Timeline
 from moediag.lab.check.simulated_group import ChildRaised, in_child
 from moediag.lab.check.traffic import Sent
@@ -34,37 +36,39 @@ Ran = Tuple[List[MemoryPhase], List[Traffic]]
 
 
 def measured(
-    configured: Configured, wrapped: Wrapped, trial: Trial, folder: Path
+    configured: Configured, make: Callable[[], Wrapped], trial: Trial, folder: Path
 ) -> MemoryTimeline:
-    """Returns the moments of one forward and backward. In a simulated process group; the model is
-    sharded, without weights. Raises NotApplicable."""
+    """Returns the moments of one forward and backward. In a simulated process group. ``make``:
+    returns the sharded model, without weights. Raises NotApplicable."""
     layout = Layout(trial.layout)
     if layout.size(PP) > 1:
         raise NotApplicable(f"{PP} has a schedule of micro-batches of its own")
-    layers = _Layers(wrapped)
-    _import_all()
     most = _most_received(configured, trial) if layout.size(EP) > 1 else 0
     task = trial.task
     assert isinstance(task, CheckTask)
 
-    def run(received: int) -> Ran:
-        return layers.at_full_depth(
-            lambda kept: _alone(configured, wrapped, trial, kept, received, folder)
-        )
+    def work() -> MemoryTimeline:
+        torch.set_num_threads(1)
+        layers = _Layers(make())
 
-    phases, traffic = run(0)
-    worst = run(most)[0] if most and not task.brief else []
-    return MemoryTimeline(phases, worst, layers.shallow, traffic)
+        def run(received: int) -> Ran:
+            return layers.at_full_depth(
+                lambda kept: _step(configured, make(), trial, kept, received)
+            )
 
+        phases, traffic = run(0)
+        worst = run(most)[0] if most and not task.brief else []
+        return MemoryTimeline(phases, worst, layers.shallow, traffic)
 
-def _import_all() -> None:
-    """Imports what the forked processes would each import again: seconds."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        model = nn.Linear(2, 2)
-        with Timeline().tracker(model):
-            model(torch.zeros(2, 2)).sum().backward()
+    try:
+        found: MemoryTimeline = in_child(work, folder)
+    except ChildRaised as error:
+        why = error.args[0]
+        if why.refused:
+            raise NotApplicable(why.words) from error
+        at = f" at {why.where}" if why.where else ""
+        raise NotApplicable(f"a step on fake tensors raises {why.words}{at}") from error
+    return found
 
 
 class _Layers:
@@ -150,25 +154,6 @@ def tokens(trial: Trial) -> Tuple[int, int]:
     return task.batch, math.ceil(task.length / Layout(trial.layout).size(CP))
 
 
-def _alone(
-    configured: Configured, wrapped: Wrapped, trial: Trial, kept: Sequence[int], received: int,
-    folder: Path,
-) -> Ran:  # fmt: skip
-    """Returns the moments and the traffic of the model with the layers ``kept``, from a process of
-    its own."""
-
-    def step() -> Ran:
-        return _step(configured, wrapped, trial, kept, received)
-
-    try:
-        found: Ran = in_child(step, folder)
-    except ChildRaised as error:
-        why = error.args[0]
-        at = f" at {why.where}" if why.where else ""
-        raise NotApplicable(f"a step on fake tensors raises {why.words}{at}") from error
-    return found
-
-
 def _step(
     configured: Configured, wrapped: Wrapped, trial: Trial, kept: Sequence[int], received: int
 ) -> Ran:
@@ -176,14 +161,13 @@ def _step(
 
     task = trial.task
     assert isinstance(task, CheckTask)
-    torch.set_num_threads(1)
     model: Any = wrapped.model
     layers = shorten(model, _Layers(wrapped).parent, kept)
     rows, length = tokens(trial)
     pairs = _dispatched(trial) * configured.top_k
     sent = max(pairs // Layout(trial.layout).size(EP), 1)
     fake = FakeTensorMode()
-    with fake, not_traced():
+    with fake, not_traced(), FusedAttention():
         model._apply(_without_data)
         recompute(model, task.recompute)
         ids = torch.zeros((rows, length), dtype=torch.long)

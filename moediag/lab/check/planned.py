@@ -52,19 +52,22 @@ def of_model(configured: Configured, trial: Trial, folder: Path) -> Checked:
     tied = _tied(whole)
     sizes = {name: tuple(p.shape) for name, p in whole.named_parameters()}
     native = trial.wrapper.kind == sharding.NATIVE
-    model: Any = configured.on_meta(dtype, tied=False) if native else whole
+
+    def another() -> Wrapped:
+        return sharding.wrapped(configured, configured.on_meta(dtype, tied=not native), trial)
+
     stored: List[CheckFinding] = []
     not_seen: List[str] = []
     try:
         stored = checkpoint_names.findings(configured.folder, whole, tied)
     except checkpoint_names.NotRead as reason:
         not_seen.append(f"the checkpoint: {reason}")
-    found = sharding.wrapped(configured, model, trial)
+    found = another() if native else sharding.wrapped(configured, whole, trial)
     plan = _Plan(configured, trial, found, sizes, tied).checked()
     timeline = MemoryTimeline()
     if trial.task.batch:
         try:
-            timeline = activations.measured(configured, found, trial, folder)
+            timeline = activations.measured(configured, another, trial, folder)
         except NotApplicable as reason:
             not_seen.append(f"the memory of activations: {reason}")
     return dataclasses.replace(

@@ -8,13 +8,12 @@ from moediag.lab.pipeline.check_fit import GIB
 from moediag.lab.pipeline.check_page import question
 from moediag.lab.pipeline.check_sweep import SweepResult, Swept, Word, to_json
 from moediag.result import Table, wording
-from moediag.result.answer_blocks import Answer, Case, Row, Section
+from moediag.result.answer_blocks import Answer, Bars, Case, Row, Section
 from moediag.result.table import Cell
 
 _BRIEF = 12  # layouts on a terminal
 _NAMED = 3  # layouts named beside a finding
 _STYLES = {Word.FAILS: "bad", Word.NO: "bad", Word.UNDECIDED: "doubt"}
-_STATES = {Word.FAILS: "FAILS", Word.UNDECIDED: "undecided"}
 
 
 def answer(result: SweepResult, details: bool = True) -> Answer:
@@ -30,7 +29,7 @@ def answer(result: SweepResult, details: bool = True) -> Answer:
         result.state,
         _conclusion(result),
         (
-            Section((_table(result, rows),), "Layouts", brief=table),
+            Section((_table(result, rows), *_picture(result)), "Layouts", brief=table),
             Section(tuple(found), "What was found", brief=short),
             Section(tuple(question(result.first, layout=False)), "What was asked"),
         ),
@@ -73,6 +72,18 @@ def _table(result: SweepResult, rows: Sequence[Swept]) -> Table:
     order = "seconds on the wires" if wires else "peak"
     note = f"Sorted by what they are, then by {order}. Peak and bytes are those of one rank."
     return Table("layouts", head, tuple(_cells(row, wires) for row in rows), note)
+
+
+def _picture(result: SweepResult) -> Iterator[Bars]:
+    """Yields the peaks of the layouts in the order of the table, and the card."""
+    fit = result.first.fit
+    bars = tuple(
+        (row.name, row.peak / GIB, _STYLES.get(row.word, "good"))
+        for row in result.rows if row.peak is not None
+    )  # fmt: skip
+    card = fit.capacity / GIB if fit is not None else 0.0
+    if bars:
+        yield Bars("peak of a rank in GiB" + (", and the card" if card else ""), bars, card)
 
 
 def _cells(row: Swept, wires: bool) -> tuple[Cell, ...]:

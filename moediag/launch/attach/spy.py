@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from moediag.evidence.looks import COUNTERS
 from moediag.launch.attach.proc import Proc
 from moediag.launch.capture.py_spy import Dump as Dump
 from moediag.launch.capture.py_spy import frames_of, main_frames, run, threads
@@ -63,13 +64,13 @@ def places(found: bytes) -> tuple[tuple[str, str, object], ...]:
 
 
 def values(found: bytes) -> dict[str, str]:
-    """Numbers among the local variables of the user's functions on the main thread; of a name that
-    several have, the innermost one."""
+    """Numbers among the local variables of the user's functions on the main thread, counters of the
+    run first; of a name that several have, the innermost one."""
     numbers: dict[str, str] = {}
     for name, text in _locals(users_frames(found)):
-        if len(numbers) < _MOST_VALUES:
-            numbers.setdefault(name, text)
-    return numbers
+        numbers.setdefault(name, text)
+    names = sorted(numbers, key=lambda name: name not in COUNTERS)
+    return {name: numbers[name] for name in names[:_MOST_VALUES]}
 
 
 def rank_of(found: bytes) -> int | None:

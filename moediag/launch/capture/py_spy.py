@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from moediag.evidence.rank_stacks import BUFFERS
 from moediag.launch.processes import Process
 from moediag.protocol import parse_json
 from moediag.records import dataclass
@@ -116,6 +117,8 @@ def in_collective(dump: bytes, spins: bool = False) -> bool:
         return False
     if _in_rendezvous(python) or any(f.get("name") == LAST_CALL for f in python[:6]):
         return False
+    if python and str(python[0].get("name", "")).endswith(BUFFERS):
+        return True
     if any("torch/distributed/" in n and not any(x in n for x in _NO_CALLS) for n in names):
         return True
     native = frames[: frames.index(python[0])] if python else []

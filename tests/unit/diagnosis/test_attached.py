@@ -284,12 +284,14 @@ def test_ranks_that_cannot_be_read() -> None:
 
 
 def test_the_table_has_ranks_that_did_the_same_together() -> None:
-    does = {n: RankLook(n, looks.WAITS, 60.0 + n, values={"step": "3"}) for n in range(3)}
+    numbers = {"step": "3", "began": "1795676211.1144845", "lr": "1e-3", "gpu": "0", "size": "4"}
+    does = {n: RankLook(n, looks.WAITS, 60.0 + n, values=numbers) for n in range(3)}
     does[3] = RankLook(9, looks.WORKS, words="computes", cpu=0.98, values={"step": "2"})
     every = (*(rank(n, 7, "barrier") for n in range(3)), rank(3, 16))
     (table,) = judged(*every, does=does).tables
+    told = "step=3, lr=1e-3, gpu=0"
     assert table.rows == (
-        ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", "step=3"),
+        ("ranks 0..2", "waits in communication", "train.py:7 main", "60 s", "0%", told),
         ("rank 3", "computes", "train.py:16 main", None, "98%", "step=2"),
     )
     does[1] = replace(does[1], gpu=0.4)

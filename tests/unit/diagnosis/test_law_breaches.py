@@ -283,6 +283,7 @@ class TestPlainParameters:
         ranks: tuple[int, ...] = (),
         inputs: bool = False,
         told: tuple[int, ...] = (0, 1),
+        rates: tuple[str, str] = ("0.1", "0.1"),
     ) -> Diagnosis:
         def change(of: int, one: LawCheck) -> LawCheck:
             rows = [
@@ -290,7 +291,8 @@ class TestPlainParameters:
                 for name, value in zip(self.NAMES, one.params, strict=True)
             ]
             own = tuple(replace(p, ranks=(of,) if ranks else ()) for p in one.pieces)
-            return replace(one, params=tuple(rows), pieces=own, clocks=())
+            numbers = ({"lr": rates[of]},)
+            return replace(one, params=tuple(rows), pieces=own, clocks=(), hyper=numbers)
 
         evidence = job(2, change, REDUCED if ranks else PLAIN, names=self.NAMES)
 
@@ -395,6 +397,28 @@ class TestPlainParameters:
     def test_samples_that_are_divided_and_gradients_that_are_reduced_are_not(self) -> None:
         call = Collective(8, "world", 8, "all_reduce", 64, 64, "float32", "backward", step=4)
         of = self.found(*self.NAMES, inputs=True, calls=[call])
+        assert of.verdict == "clean" and of.suspicious
+
+    @pytest.mark.parametrize(
+        ("op", "size", "verdict"),
+        [
+            ("all_reduce", 64, "clean"),
+            ("reduce", 64, "clean"),
+            ("all_gather", 64, "replica-divergence"),  # may only compare the models
+            ("all_reduce", 8, "replica-divergence"),
+        ],
+    )
+    def test_models_that_are_added_up_after_the_last_update(
+        self, op: str, size: int, verdict: str
+    ) -> None:
+        calls = [Collective(n, "world", n, op, size, size, "float32", step=6) for n in (8, 9)]
+        of = self.found(*self.NAMES, inputs=True, calls=calls)
+        assert of.verdict == verdict and bool(of.suspicious) is (verdict == "clean")
+
+    @pytest.mark.parametrize("more", [{"inputs": True}, {"ranks": (0,)}])
+    def test_a_search_trains_a_model_on_each_rank(self, more: dict[str, Any]) -> None:
+        """Ranks began with other learning rates."""
+        of = self.found(*self.NAMES, rates=("0.1", "0.2"), **more)
         assert of.verdict == "clean" and of.suspicious
 
     def test_one_rank_that_accelerate_told_of_is_not_enough(self) -> None:

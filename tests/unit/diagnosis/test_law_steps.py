@@ -66,6 +66,10 @@ class TestMicroBatches:
         assert "4 to 12 target tokens" in text and "3 times as much as another one" in text
         assert "--allow micro-batches-unequal" in text
 
+    def test_padding_that_makes_a_smaller_difference_is_a_note(self) -> None:
+        of = diagnose(with_events(job(1), losses=losses(12, 8)))
+        assert not of.suspicious and "8 to 12 target tokens" in of.notes[0]
+
     @pytest.mark.parametrize("counts", [(12, 12), (12, 10), (12,)])
     def test_micro_batches_of_about_the_same_size(self, counts: tuple[int, ...]) -> None:
         assert not self.found(*counts)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from moediag.evidence import looks
+from moediag.evidence import looks, rank_stacks
 from moediag.evidence.attached_job import stall_of
 from moediag.evidence.looks import Looks, RankLook, merged
+from moediag.evidence.rank_stacks import parse_pyspy, stand
 from moediag.launch.attach import held, spy
 from moediag.launch.attach.looking import Looker, LookingJob, One, Target, judge
 from moediag.launch.attach.proc import Proc, Seen
@@ -222,6 +223,13 @@ def test_only_numbers_of_local_variables_are_kept() -> None:
     assert spy.places(spy.without_text(raw)) == spy.places(raw)
 
 
+def test_counters_are_kept_before_other_numbers() -> None:
+    found = json.loads(dump(TRAIN))
+    others = [{"name": f"n{at}", "repr": str(at)} for at in range(9)]
+    found[0]["frames"][0]["locals"] = [*others, {"name": "epoch", "repr": "4"}]
+    assert [*spy.values(json.dumps(found).encode()).items()][:2] == [("epoch", "4"), ("n0", "0")]
+
+
 MAIN = b'[{"thread_name": "MainThread", "frames": %s}]'
 
 
@@ -256,6 +264,18 @@ def test_the_number_of_a_spawned_process() -> None:
     variables = [{"name": "i", "repr": "1"}]
     made = [{"filename": file, "name": "_wrap", "line": 1, "locals": variables}]
     assert spy.rank_of(json.dumps([{"thread_name": "MainThread", "frames": made}]).encode()) == 1
+
+
+def test_the_broadcast_of_buffers_is_communication() -> None:
+    """DDP's own file calls C++, which Python frames do not show."""
+    folder = "/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py"
+    names = ("_distributed_broadcast_coalesced", "_sync_buffers")
+    ddp = [(folder, f"DistributedDataParallel.{name}", 9) for name in names]
+    found = dump(*ddp, TRAIN)
+    (stack,) = parse_pyspy(found.decode())
+    assert in_collective(found) and rank_stacks.in_collective(stack)
+    assert stand(stack) == f"DistributedDataParallel.{names[0]}, called by main (train.py:12)"
+    assert not in_collective(dump(*ddp[1:], TRAIN))
 
 
 def test_a_rank_in_a_container_is_seen_from_its_host(tmp_path: Path) -> None:

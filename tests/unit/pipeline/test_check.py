@@ -331,8 +331,7 @@ def test_mixed_precision_and_optimizer_states() -> None:
     vector = dataclasses.replace(EXPERTS, name="norm.weight", count=1, shape=[8], most=8, least=8)
     expected = {
         "adamw": 8 * own, "adamw-fused": 8 * own, "adamw-8bit": 2 * own + 2 * 2 * 4, "sgd": 0,
-        "muon": 4 * own, "none": 0,
-        "adafactor": 2 * 16 * (4 + 4) * 4 // 4,
+        "muon": 4 * own, "none": 0, "adafactor": 2 * 16 * (4 + 4) * 4 // 4,
     }  # fmt: skip
     for name, bytes_ in expected.items():
         assert check_cost.memory([EXPERTS], [unit], name).optimizer == bytes_, name

@@ -99,6 +99,18 @@ def test_the_page_has_the_best_layout_and_each_finding_once() -> None:
     assert "every layout: an optimizer group is mixed" in text
 
 
+def test_the_document_has_a_picture_of_the_peaks() -> None:
+    found = swept(one("20", dp_shard=2), one("20", fails=True, tp=2))
+    document = answer_views.html(check_sweep_page.answer(found))
+    assert "peak of a rank in GiB, and the card" in document
+    assert document.count('<rect class="bad"') == 2 and document.count('<rect class="tick"') == 1
+    unknown = result(Checked(problem="unknown"), memory=None)
+    unmeasured = check_sweep_page.answer(swept(unknown))
+    assert '<svg class="chart"' not in answer_views.html(unmeasured)
+    assert "peak of a rank" not in answer_views.markdown(check_sweep_page.answer(found))
+    assert "peak of a rank" not in page(found)
+
+
 def test_a_terminal_shows_the_first_layouts() -> None:
     many = swept(*(one("31", dp_shard=2**k) for k in range(1, 16)))
     assert "dp_shard=32768" not in page(many, details=False)

@@ -128,6 +128,9 @@ def test_html_escapes_and_has_everything() -> None:
     assert "call 6 &lt;b&gt;" in page and "<b>" not in page and "Nothing here" not in page
     for text in ("What fails", "A sentence.", "$ moediag run x", "x | y", "fix it"):
         assert text in page
+    told = dataclasses.replace(answer(), rows=(Row("details", "--details prints them"),))
+    assert "--details" in terminal(told)
+    assert "--details" not in answer_views.html(told) + answer_views.junit(told)
 
 
 def test_cases_have_suites_and_what_does_not_apply_is_skipped() -> None:

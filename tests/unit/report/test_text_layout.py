@@ -28,6 +28,11 @@ def test_text_is_indented_after_a_label() -> None:
     assert lines == [" CAUSE    one two", "          three"]
 
 
+def test_a_command_can_be_pasted() -> None:
+    lines = [text_layout.plain(x) for x in text_layout.to_type("HTML", "moediag report run -x", 26)]
+    assert lines == [" HTML     moediag report \\", "          run -x"]
+
+
 def test_right_text_moves_to_the_next_line_if_it_does_not_fit() -> None:
     title = [((" a long title", "plain"),)]
     assert [text_layout.plain(x) for x in text_layout.at_right(title, "hang", "bad", 20)] == [

@@ -59,6 +59,7 @@ datasets.CelebA = images(3, 64)
 datasets.ImageFolder = lambda root, transform=None: images(3, 16)(root, transform)
 models.resnet50 = models.resnet18 = Network
 models.__path__, models.resnet = [], ModuleType("torchvision.models.resnet")
+models.VGG16_Weights = models.vgg16 = Network
 models.resnet.Bottleneck = models.resnet.ResNet = Network
 sys.modules["torchvision.models.resnet"] = models.resnet
 utils.save_image = lambda *_, **__: None

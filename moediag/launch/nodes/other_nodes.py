@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from moediag import protocol
 from moediag.evidence.model import Stall
 from moediag.launch.nodes.exchange import Exchange
-from moediag.launch.nodes.peers import Peers, progress_of
+from moediag.launch.nodes.peers import LATE_NODES, Peers, progress_of
 from moediag.launch.nodes.relay import RelayedFolder
 from moediag.launch.nodes.shared_folder import SharedFolder
 from moediag.launch.nodes.status import KEY, ObservedStall, Pulse, name_of
@@ -115,13 +115,15 @@ class OtherNodes:
 
     def _bridge(self, raw: Mapping[str, Any]) -> None:
         """Also uses the job's store if a node, or this one, may be unable to use the folder."""
-        late = time.monotonic() - self._complete > UNHEARD
+        now = time.monotonic()
+        late = now - self._complete > UNHEARD
         if self.root is None or self._bridged or not (late or any(s.silent for s in self.others)):
             return
         with suppress(OSError, KeyError, TypeError, ValueError):  # a job without such a store
-            if self.exchange is not None:
+            if self.exchange is not None and self._peers is not None:
                 self.exchange.bridge(self._relayed_folder(raw))
                 self._bridged = True
+                self._peers.late = now - self._peers.begun + LATE_NODES
 
     def _find_job(self, ranks: Sequence[int]) -> None:
         """Reads the job's token, which exists once a rank has joined the others. A script may run
@@ -152,6 +154,8 @@ class OtherNodes:
                 return
         self._bridged, self._complete = False, time.monotonic()
         self._peers = Peers(self.key, self.silence, True, time.monotonic())
+        if self.root is None:  # the others may have a folder, and look here later
+            self._peers.late += UNHEARD
         own = Pulse(self.key, self.host, self._number)
         self.exchange = Exchange(shared, own, self.folder, self.folder / protocol.NODES_FOLDER)
         self.exchange.start()

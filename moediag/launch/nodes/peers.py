@@ -39,6 +39,8 @@ class Peers:
         self.silence = silence
         self.joins = joins
         self.begun = now
+        self.late = LATE_NODES
+        """Seconds since then in which a node without a pulse is waited for."""
         self.listened = now  # when we last read the pulses
         self.listens = True  # do not wait for nodes that we could not hear
         self.known: dict[str, Peer] = {}
@@ -86,7 +88,7 @@ class Peers:
                     found[s.rank] = replace(s, known=False)
                 else:
                     found[s.rank] = s
-        waits = self.joins and now - self.begun < LATE_NODES
+        waits = self.joins and now - self.begun < self.late
         for rank in set(range(world)) - found.keys():
             found[rank] = RankSample(rank, known=not waits, unseen=not waits)
         return [found[rank] for rank in sorted(found.keys() - own)]

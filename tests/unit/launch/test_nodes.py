@@ -476,6 +476,22 @@ def test_a_node_that_cannot_use_the_shared_folder_is_met_at_the_store(
         assert any(copy.iterdir())
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_node_that_may_come_through_the_store_is_waited_for_longer(
+    tmp_path: Path, two: tuple[Node, Node], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [other_nodes.time.monotonic()]
+    monkeypatch.setattr(other_nodes.time, "monotonic", lambda: clock[0])
+    alone = Node(tmp_path / "2", 0, shared)
+    alone.writes_job()
+    known = {}
+    for second in range(100):
+        clock[0] += 1.0
+        alone.turn()
+        known[second] = alone.nodes.others[0].known
+    assert not known[int(LATE_NODES + other_nodes.UNHEARD) - 3] and known[99]
+
+
 def test_nodes_that_meet_in_the_folder_leave_the_store_alone(
     two: tuple[Node, Node], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

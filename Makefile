@@ -34,7 +34,7 @@ run: $(STAMP)  ## reproduce and diagnose expert starvation on two CPU ranks
 	$(BIN)/moediag run expert-starvation --cpu 2
 
 test: $(STAMP)  ## run all tests except the wide ones (select with PYTEST_ARGS="-k word")
-	$(BIN)/python -m pytest -m "not wide" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not wide" -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 wide: $(STAMP)  ## run the tests over every measured release and family, and all random cases
 	$(BIN)/python -m pytest tests -m wide $(PYTEST_ARGS)

@@ -267,14 +267,18 @@ def test_a_fix_that_breaks_a_working_run_is_a_regression(command: Command) -> No
     assert ran.verdicts["starved-everywhere"] == CLEAN
 
 
-def test_failing_and_working_wrappers(command: Command) -> None:
+@pytest.mark.parametrize("variants", FEW_IN_CI)
+def test_failing_and_working_wrappers(command: Command, variants: str) -> None:
     need({"transformers": "4.53.2"})
-    variants = ("fsdp2", "fsdp1", "ddp", "ddp-without-find-unused", "natural-routing")
-    ran = command.run("expert-starvation-wrappers", variants=variants)
+    ends = {"fsdp2": MISMATCH, "ddp": CLEAN, "ddp-without-find-unused": CRASH}
+    if variants == "all":
+        ends |= {"fsdp1": CLEAN, "natural-routing": CLEAN}
+    ran = command.run("expert-starvation-wrappers", variants=tuple(ends))
     holds(ran)
-    assert ran.verdicts == dict(zip(variants, (MISMATCH, CLEAN, CLEAN, CRASH, CLEAN), strict=True))
+    assert ran.verdicts == ends
     assert "find_unused_parameters=True" in ran.trial("ddp-without-find-unused")["cause"]
-    assert ran.fixes == {"fsdp1": True, "ddp": True, "ddp-without-find-unused": False}
+    fixes = {"fsdp1": True, "ddp": True, "ddp-without-find-unused": False}
+    assert ran.fixes == {name: ok for name, ok in fixes.items() if name in ends}
 
 
 @pytest.mark.wide

@@ -126,6 +126,6 @@ def test_the_report_includes_the_step_speed(
     (path,) = tmp_path.glob("*.json")
     raw = json.loads(path.read_text())
     assert raw["rows"] == []
-    assert [run["size"] for run in raw["speed"]].count("large") == 1
+    assert [run["size"] for run in raw["speed"]].count("large") == 2
     assert all(row["reason"] for run in raw["speed"] for row in run["rows"])
     assert "### Speed not measured" in path.with_suffix(".md").read_text()

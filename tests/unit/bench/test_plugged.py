@@ -8,7 +8,7 @@ import pytest
 
 from bench.plugged.__main__ import PLANTED, _judged
 
-LINES = PLANTED.read_text(encoding="utf-8").splitlines()
+LINES = PLANTED["planted"].read_text(encoding="utf-8").splitlines()
 AT = {
     name: next(n for n, line in enumerate(LINES, 1) if n > at and "# PLANTED" in line)
     for at, line in enumerate(LINES, 1)

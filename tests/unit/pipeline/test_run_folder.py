@@ -15,7 +15,7 @@ def test_an_unusable_out_folder_is_wrong_usage(tmp_path: Path) -> None:
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match="is a file, or below one"):
             run_folder(out, "s")
-    with pytest.raises(UsageError, match="cannot be used"):
+    with pytest.raises(UsageError, match="nowhere/x: No such file"):
         run_folder(Path("/proc/nowhere/x"), "s")
     with pytest.raises(UsageError, match="not empty"):
         run_folder(tmp_path, "s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -28,6 +29,10 @@ def test_a_process_that_stays_is_found_and_killed() -> None:
             [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"],
             place, mark,
         )  # fmt: skip
+        ends = time.monotonic() + 60
+        while "up" not in (place / "output.txt").read_text():  # until then it has our environment
+            assert time.monotonic() < ends
+            time.sleep(0.01)
         assert cases.marked(mark) == [stays.pid]
         assert cases.gone(mark, 0.1) is None
         assert stays.wait(10) == -9

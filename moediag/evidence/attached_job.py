@@ -39,7 +39,7 @@ def read(
     for rank in failed_ranks(seen):
         ranks[rank] = replace(ranks[rank], exit=ExitStatus(signal=UNTOLD))
     recorded = any(one.collectives for one in ranks.values())
-    if seen.rests and recorded and found.stall is not None:
+    if stall is not None and recorded and found.stall is not None:
         stall = found.stall
     return replace(
         found,

@@ -128,7 +128,11 @@ def _on_devices(launch: LaunchRecord, ranks: Mapping[int, RankEvidence]) -> Stal
     call. Stacks need not show it: a thread may wait for the device anywhere."""
     calls = [call for seen in ranks.values() for call in seen.collectives]
     devices = all(
-        any(call.on_device == STARTED_THERE for call in seen.collectives) for seen in ranks.values()
+        any(
+            call.on_device == STARTED_THERE and call.op not in ("send", "recv")  # posted early
+            for call in seen.collectives
+        )
+        for seen in ranks.values()
     )
     newest = max((call.time for call in calls), default=launch.ended)
     quiet = launch.ended - newest

@@ -37,8 +37,9 @@ def dump() -> Optional[Dump]:
 
 
 def executing() -> FrozenSet[Tuple[str, str, str]]:
-    """The operations that this process's devices have started and not completed, each by its group,
-    its number there and its name; none if this torch does not know."""
+    """The collectives that this process's devices have started and not completed, each by its
+    group, its number there and its name; none if this torch does not know. A receive may be posted
+    long before its data are sent, so it shows no wait."""
     function = getattr(getattr(torch._C, "_distributed_c10d", None), _JSON[0], None)
     if function is None:
         return frozenset()
@@ -46,7 +47,7 @@ def executing() -> FrozenSet[Tuple[str, str, str]]:
     return frozenset(
         (str(e.get("pg_id")), str(e.get("collective_seq_id")), str(e.get("profiling_name")))
         for e in records.get("entries") or ()
-        if e.get("state") == "started"
+        if e.get("state") == "started" and not e.get("is_p2p")
     )
 
 

@@ -23,7 +23,7 @@ def gradients_kept(facts: Facts) -> Findings:
             of[one.optimizer, one.names].setdefault(rank, []).append(one)
     for (optimizer, names), by_rank in of.items():
         who = [rank for rank, records in by_rank.items() if _never(records)]
-        # A rank that clears them at times says that the program does.
+        # If a rank clears them at times, the program accumulates over steps on purpose.
         if not who or any(one.kept for r, of in by_rank.items() if r not in who for one in of):
             continue
         records = by_rank[who[0]]

@@ -23,8 +23,8 @@ from moediag.result.wording import agreeing, ranks
 _ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
 _BUSY = 4.0  # times the patience, as for watched jobs
 _DEVICES = (
-    "See whether the job's output goes on. If not, start it under `moediag watch`, which asks the "
-    "devices, or with TORCH_NCCL_DEBUG_INFO_PIPE_FILE set, by which attach asks them."
+    "See whether the job's output goes on. If not, start it again under `moediag watch`, which "
+    "asks the devices."
 )
 _AGAIN = (
     "A rank that computes may also be in an endless loop: attach again if it stays at that line "

@@ -75,11 +75,11 @@ def collect(
         if dump.json:
             (capture / f"rank-{rank}.pyspy.json").write_bytes(spy.without_text(dump.json))
     lost = [*unread, *_lost(dumps, found), *looked.lost()]
-    if found.rests or options.dump_anyway:
+    if found.stands or options.dump_anyway:
         lost += listeners.ask(folder, capture, targets, proc)
     if no_gpus and not any("nvidia-smi" in text for text in lost):
         lost.append(no_gpus)
-    if options.dump is not None and (found.rests or found.quiet or options.dump_anyway):
+    if options.dump is not None and (found.stands or found.quiet or options.dump_anyway):
         lost += signal_dump.ask(folder, targets, options.dump, proc)
         found = signal_dump.waiting(found, folder)
     elif options.dump is not None:

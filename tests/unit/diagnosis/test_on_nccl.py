@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.trial_folder import read_trial
+from moediag.evidence.launch_record import read_launch
+from moediag.evidence.trial_folder import _on_devices, read_trial
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 RECORDED = SAMPLES / "nccl_hang" / "attempt-0"  # rank 0 calls all_reduce alone
@@ -84,3 +86,14 @@ def test_devices_that_stayed_in_a_call_until_the_time_limit_hang(tmp_path: Path)
         change(folder)
         found = diagnose(read_trial(folder))
         assert (found.verdict, found.culprits) == ("inconclusive", ()), found.cause
+
+
+@pytest.mark.parametrize(("op", "stands"), [("all_reduce", True), ("recv", False)])
+def test_a_receive_that_was_posted_early_shows_no_wait(op: str, stands: bool) -> None:
+    read = read_trial(BACKWARD)
+    ranks = {
+        rank: replace(seen, collectives=tuple(replace(c, op=op) for c in seen.collectives))
+        for rank, seen in read.ranks.items()
+    }
+    launch = read_launch(BACKWARD / "launch.json")
+    assert (_on_devices(launch, ranks) is not None) == stands

@@ -276,6 +276,7 @@ def test_what_the_device_executes_is_asked_for_alone(monkeypatch: pytest.MonkeyP
         assert includeCollectives and onlyActive
         return json.dumps({"entries": entries[1:]}).encode()
 
+    entries.append(entries[1] | {"collective_seq_id": 7, "is_p2p": True})  # posted early
     fake = SimpleNamespace(_dump_nccl_trace_json=dumped)
     monkeypatch.setattr(torch._C, "_distributed_c10d", fake)
     assert flight.executing() == {("0", "1", "nccl:all_reduce")}

@@ -120,8 +120,10 @@ TRUTH = (
         at_save=("ema-forgotten", "ema-behind", "sampler-restarted"),
     ),
     Program(
-        "lightning", {"moments-dropped": (words.STATE, words.NOT_PUT), **RESTARTED}, 2,
-        at_save=("sampler-restarted",),
+        "lightning",
+        {"moments-dropped": (words.STATE, words.NOT_PUT), **RESTARTED,
+         "order-drawn": (words.BATCH, "")},
+        2, at_save=("sampler-restarted", "order-drawn"),
     ),
     Program("deepspeed", OF_DEEPSPEED, 2, options=("--stage", "1"), at_save=()),
     *(

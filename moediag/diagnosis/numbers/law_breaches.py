@@ -7,7 +7,7 @@ before gradients, and gradients before the optimizer's state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 
 from moediag.diagnosis.numbers import agreement
@@ -115,6 +115,9 @@ class LawFacts:
     apart: Apart | None = None
     """Parameters that were equal on all ranks at first and differ later, and that no wrapper keeps
     equal."""
+    apart_kept: Apart | None = None
+    """The same without models that all ranks discarded during training, as copies that each rank
+    adapts (MAML)."""
     recorded: bool = False
     """Ranks recorded for the laws."""
     not_checked: tuple[str, ...] = ()
@@ -130,7 +133,8 @@ def law_facts(evidence: Evidence) -> LawFacts:
     return LawFacts(
         checked=len(compared),
         breach=min(breaches, key=lambda b: (b.step, b.history.ranks), default=None),
-        apart=_apart(evidence),
+        apart=_apart(evidence, frozenset()),
+        apart_kept=_apart(evidence, _discarded(evidence)),
         recorded=any(seen.laws is not None for seen in evidence.ranks.values()),
         not_checked=_not_checked(evidence, found),
     )
@@ -202,8 +206,19 @@ def _of_parameters(history: History, parameters: Split) -> Breach:
     return Breach(history, parameters, reason, earlier.step, counts)
 
 
-def _apart(evidence: Evidence) -> Apart | None:
-    """Parameters that nothing keeps equal, and that all ranks had in common at first.
+def _discarded(evidence: Evidence) -> Set[str]:
+    """The models that all ranks discarded while they trained others."""
+    every = [
+        frozenset(seen.laws.of("discarded", lambda event: str(event["model"])))
+        for seen in evidence.ranks.values()
+        if seen.laws is not None
+    ]
+    return frozenset.intersection(*every) if every else frozenset()
+
+
+def _apart(evidence: Evidence, without: Set[str]) -> Apart | None:
+    """Parameters that nothing keeps equal, and that all ranks had in common at first, leaving out
+    those of the models ``without``.
 
     Only matrices count as equal by more than chance: biases of zeros and norms of ones are equal on
     ranks that hold different parts of a model."""
@@ -215,8 +230,8 @@ def _apart(evidence: Evidence) -> Apart | None:
     matrices: set[str] = set()
     hows = {piece.how for check in _all(evidence) for piece in check.pieces}
     local = hows == {LOCAL}
-    for (_, step), by_rank in checks_of(evidence).items():
-        if len(by_rank) < max(evidence.world_size, 2):
+    for (key, step), by_rank in checks_of(evidence).items():
+        if len(by_rank) < max(evidence.world_size, 2) or key.partition(".")[0] in without:
             continue
         for at, piece in enumerate(next(iter(by_rank.values())).pieces):
             row = {rank: check.params[at] for rank, check in by_rank.items()}

@@ -313,6 +313,18 @@ class TestPlainParameters:
         assert "nothing keeps them equal" in of.suspicious[0]
         assert of.suspicious[0].endswith("--allow replicas-apart")
 
+    @pytest.mark.parametrize(
+        ("told", "size", "meant"), [((0, 1), 64, True), ((0,), 64, False), ((0, 1), 8, False)]
+    )
+    def test_copies_that_all_ranks_discarded_may_drift(
+        self, told: tuple[int, ...], size: int, meant: bool
+    ) -> None:
+        """MAML. Without a call that carries gradients nothing keeps the model equal either."""
+        calls = [Collective(8, "world", 8, "all_reduce", size, size, "float32", step=4)]
+        events = {"discarded": ({"model": "a"},)}
+        of = self.found(*self.NAMES, events=events, told=told, calls=calls)
+        assert of.verdict == "clean" and bool(of.suspicious) is not meant
+
     def test_other_models_or_slices_are_not(self) -> None:
         assert not self.found(*self.NAMES, since=1).suspicious
 

@@ -93,6 +93,21 @@ def test_two_optimizers_of_equal_names_are_two(recorder: Recorder, tmp_path: Pat
     assert len({check.key for check in laws(tmp_path).checks}) == 2
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_model_that_was_discarded_is_told(
+    recorder: Recorder, tmp_path: Path, keeps: bool
+) -> None:
+    kept = []
+    for _ in range(3):
+        net = model()
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(samples(3)))
+        kept += [net] if keeps else []
+    found = laws(tmp_path)
+    told = [event["model"] for event in found.others.get("discarded", ())]
+    models = dict.fromkeys(check.key.partition(".")[0] for check in found.checks)
+    assert told == ([] if keeps else list(models)[:2])
+
+
 def test_a_second_call_of_step_belongs_to_the_same_step(recorder: Recorder, tmp_path: Path) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -134,6 +149,7 @@ def test_the_model_inside_a_wrapper_that_is_called_is_told_with_its_line(
     wrapped(torch.ones(1, 4)).sum().backward()
     with torch.no_grad():
         wrapped.module(torch.ones(1, 4))
+    copy.deepcopy(wrapped.module)(torch.ones(1, 4)).sum().backward()
     assert not laws(tmp_path).others.get("bare")
     for _ in range(2):
         wrapped.module(torch.ones(1, 4)).sum().backward()

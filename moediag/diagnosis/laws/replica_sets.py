@@ -103,8 +103,9 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             beside=True,
             names=apart.names,
         )
+    reason = f" {_reason(apart.breach)}" if apart.breach is not None else ""
     return Suspicious(
-        f"{text}: if the ranks train one model, nothing keeps them equal.", apart.names
+        f"{text}: if the ranks train one model, nothing keeps them equal.{reason}", apart.names
     )
 
 

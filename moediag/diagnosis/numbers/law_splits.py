@@ -7,11 +7,11 @@ after the same number of calls on the set's group.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import field, replace
 
 from moediag.diagnosis.numbers import agreement
-from moediag.evidence.law_model import LawCheck, LawPiece
+from moediag.evidence.law_model import PLAIN, LawCheck, LawPiece
 from moediag.evidence.model import Evidence
 from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
@@ -106,6 +106,28 @@ def histories(checks: Checks) -> tuple[History, ...]:
         History(key, of_key[key].optimizer, ranks, how, tuple(moments), of_key[key].line)
         for (key, ranks, how), moments in found.items()
     )
+
+
+def history_of(checks: Checks, names: Set[str]) -> History | None:
+    """The history of parameters that no wrapper keeps equal, of the first optimizer that has some
+    of ``names`` on all ranks."""
+    ranks = {rank for by_rank in checks.values() for rank in by_rank}
+    for key in dict.fromkeys(key for key, _ in checks):
+        moments, line = [], ""
+        for step, by_rank in ((s, found) for (k, s), found in checks.items() if k == key):
+            members = {rank: (check, _named(check, names)) for rank, check in by_rank.items()}
+            if members.keys() == ranks and all(at for _, at in members.values()):
+                first = next(iter(by_rank.values()))
+                optimizer, line = first.optimizer, first.line
+                moments.append(_moment(step, members))
+        if moments:
+            return History(key, optimizer, tuple(sorted(ranks)), PLAIN, tuple(moments), line)
+    return None
+
+
+def _named(check: LawCheck, names: Set[str]) -> _Positions:
+    pieces = enumerate(check.pieces)
+    return {(piece.name, piece.part): at for at, piece in pieces if piece.name in names}
 
 
 # The pieces of a set on one rank: the check, and the positions of (name, part) in it.

@@ -313,6 +313,21 @@ class TestPlainParameters:
         assert "nothing keeps them equal" in of.suspicious[0]
         assert of.suspicious[0].endswith("--allow replicas-apart")
 
+    def test_what_differed_first_is_told(self) -> None:
+        of = self.found(*self.NAMES, rates=("0.1", "0.2"))
+        assert "learning rate differs since step 1: 0.1 on rank 0, 0.2 on" in of.suspicious[0]
+        assert "learning rate" not in self.found(*self.NAMES).suspicious[0]
+
+    def test_those_that_stay_equal_while_they_train_were_checked(self) -> None:
+        of = self.found()
+        assert "no law was broken in 4 checked steps" in of.cause and not of.not_seen
+
+    @pytest.mark.parametrize("apart", [NAMES, NAMES[:1]])
+    def test_whether_other_ones_must_be_equal_is_not_known(self, apart: tuple[str, ...]) -> None:
+        of = self.found(*apart, since=1)
+        assert any("plain parameters must be equal" in text for text in of.not_seen)
+        assert ("not checked" in of.cause) is (apart == self.NAMES)
+
     @pytest.mark.parametrize(
         ("told", "size", "meant"), [((0, 1), 64, True), ((0,), 64, False), ((0, 1), 8, False)]
     )

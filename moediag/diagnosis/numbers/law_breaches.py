@@ -259,7 +259,10 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
     for (key, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2) or key.partition(".")[0] in without:
             continue
-        for at, piece in enumerate(next(iter(by_rank.values())).pieces):
+        first = next(iter(by_rank.values()))
+        if any(check.key != first.key for check in by_rank.values()):
+            continue  # a rank has experts of its own
+        for at, piece in enumerate(first.pieces):
             row = {rank: check.params[at] for rank, check in by_rank.items()}
             pieces = [check.pieces[at] for check in by_rank.values()]
             if None in row.values() or not all(_alone(one) or local for one in pieces):

@@ -119,6 +119,7 @@ def _read(folder: Path) -> Evidence:
         layout=_layout(trial.get("layout")),
         attached=_attached(folder / CAPTURE),
         sources=sources.files,
+        one_node=one_node,
         earlier=_earlier(folder, ranks) if task["kind"] == "watch" else {},
     )
 

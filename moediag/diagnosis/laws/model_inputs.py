@@ -60,11 +60,10 @@ def same_part(facts: Facts) -> Findings:
             next_step="Give DistributedSampler each rank's own `rank`.",
         )
     elif found.first.sampler and not facts.of(_meets_in_forward):
-        yield Broken(
-            found.sentence,
-            pattern="same samples",
-            next_step="Give the loader a DistributedSampler, so that each rank reads its own part.",
-        )
+        step = "Give the loader a DistributedSampler, so that each rank reads its own part."
+        if "Distributed" in found.first.sampler:
+            step = f"Find out why {found.first.sampler} gives these ranks the same samples."
+        yield Broken(found.sentence, pattern="same samples", next_step=step)
     else:  # made-up data, or ranks that split each sample between them
         yield Suspicious(found.sentence)
 

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import all_calls_small, averaged, sends_nothing
+from moediag.diagnosis.laws.large_calls import (
+    all_calls_small,
+    averaged,
+    exchanges,
+    sends_nothing,
+)
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
@@ -71,6 +76,12 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             next_step="Send every updated parameter from the rank that updates it to all others.",
             names=apart.names,
         )
+    if facts.of(exchanges):
+        return (
+            f"{many} ({names}) were equal on all ranks at first and differ since step "
+            f"{apart.since}. The ranks exchange samples in the forward (all_to_all), so these may "
+            "be experts or tables of their own."
+        )
     if not apart.whole:
         others = "the other parameters stay equal while they train"
         if apart.same_loss:
@@ -103,8 +114,9 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             beside=True,
             names=apart.names,
         )
+    reason = f" {_reason(apart.breach)}" if apart.breach is not None else ""
     return Suspicious(
-        f"{text}: if the ranks train one model, nothing keeps them equal.", apart.names
+        f"{text}: if the ranks train one model, nothing keeps them equal.{reason}", apart.names
     )
 
 
@@ -215,7 +227,8 @@ def _searches(evidence: Evidence) -> bool:
 
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
-    if _apart(facts) is not None:
+    apart = _apart(facts)
+    if apart is not None and not isinstance(_of_apart(apart, facts), str):
         return "no law was broken, but something is suspicious"
     steps = facts.of(law_facts).checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""

@@ -243,6 +243,9 @@ def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence
     if failure.name == UNTOLD or failure.name.startswith("exit code"):
         left = evidence.ranks[failure.rank].left
         if left is not None:
-            return f"Find out why {who} ends there: {left.text}."
+            ends = "end" if len(culprits) != 1 else "ends"
+            around = evidence.ranks[failure.rank].conditions.get(left.lines[0], ())
+            why = [words(c) for c in around if c.side in ("under", "else", "handler")][-1:]
+            return f"Find out why {who} {ends} there: {', '.join([left.text, *why])}."
         return f"Look for os._exit or a kill from outside, and at the last output of {who}."
     return f"Look at the native stack of {who} in its output: {failure.name} left no exception."

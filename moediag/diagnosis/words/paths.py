@@ -35,7 +35,7 @@ def path_lines(
     """The last common call, the decision or those of which it is one, the first line that only one
     side executed, and where both sides are. If no decision is known: where ranks are, and the
     conditions that the others do not have. Only lines whose source is known."""
-    program = found.program if found is not None else Program(evidence.sources)
+    program = found.program if found is not None else Program(evidence.sources, evidence.one_node)
     lines = _lines(found, evidence) if found and found.decisions else _standing(standings, evidence)
     shown = (_as_written(one, program) for one in dict.fromkeys(lines))
     return tuple(one for one in shown if one.text)

@@ -257,6 +257,9 @@ def _gradient(parameter: Any) -> Any:
     gradient = parameter.grad
     if gradient is None or not placed_alike(parameter, gradient):
         return None
+    if gradient.layout == torch.sparse_coo:  # of an embedding: rows, and their numbers
+        rows = gradient.detach().coalesce()
+        return torch.cat([rows.indices().to(rows.dtype).flatten(), rows.values().flatten()])
     return local(gradient)
 
 

@@ -85,6 +85,17 @@ def test_gradients_that_are_absent_zero_or_frozen(recorder: Recorder, tmp_path: 
     assert used not in (None, "", "zero")
 
 
+def test_gradients_of_a_sparse_embedding(recorder: Recorder, tmp_path: Path) -> None:
+    table = nn.Embedding(9, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    for rows in ([1, 2], [2, 1], [1, 3]):
+        optimizer.zero_grad()
+        table(torch.tensor(rows)).sum().backward()
+        optimizer.step()
+    first, same, others = (check.grads[0] for check in laws(tmp_path).checks)
+    assert first == same != others and None not in (first, others)
+
+
 def test_two_optimizers_of_equal_names_are_two(recorder: Recorder, tmp_path: Path) -> None:
     nets = model(), model()
     sum(net(torch.ones(1, 4)).sum() for net in nets).backward()  # type: ignore[union-attr]

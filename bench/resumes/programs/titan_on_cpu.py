@@ -21,6 +21,7 @@ for name, answer in {
     setattr(torch.cpu, name, lambda *_, answer=answer: answer)
 
 from datasets import Dataset  # noqa: E402
+from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torch.nn.attention import flex_attention as flex  # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
 from torchtitan.hf_datasets import DatasetConfig  # noqa: E402
@@ -31,6 +32,17 @@ from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: 
 # Compiled, its backward is for other devices only.
 flex._validate_device = lambda *_: None
 FlexAttention._compiled_flex_attn = staticmethod(flex.flex_attention)
+
+_divide = FSDPModule.set_gradient_divide_factor
+
+
+def _sum(self: Any, factor: float) -> None:
+    """gloo only adds; the division follows."""
+    self.set_force_sum_reduction_for_comms(True)
+    _divide(self, factor)
+
+
+FSDPModule.set_gradient_divide_factor = _sum
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 

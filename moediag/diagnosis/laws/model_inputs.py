@@ -12,7 +12,7 @@ from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result import Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
 _CONSTANT = 3  # steps with the same values
@@ -92,11 +92,10 @@ def same_order(facts: Facts) -> Findings:
     orders = {r: own.same_order[0] for r, own in facts.of(recorded).items() if own.same_order}
     if orders:
         order = next(iter(orders.values()))
-        at = f" at {order.line}" if order.line else ""
         yield (
-            f"{order.sampler}{at} gave {ranks(orders)} the same shuffled order in two "
-            f"passes of training (epoch {order.epoch}, the second one until step {order.step}): "
-            "nothing called set_epoch in between."
+            f"{order.sampler}{at_line(order.line)} gave {ranks(orders)} the same shuffled order in "
+            f"two passes of training (epoch {order.epoch}, the second one until step "
+            f"{order.step}): nothing called set_epoch in between."
         )
 
 

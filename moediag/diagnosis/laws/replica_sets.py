@@ -19,7 +19,7 @@ from moediag.diagnosis.numbers.reduced_gradients import not_reduced
 from moediag.evidence.law_model import PART, PLACED
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import listed, plural, ranks
+from moediag.result.wording import at_line, listed, plural, ranks
 
 
 @law(Verdict.REPLICA_DIVERGENCE)
@@ -126,10 +126,9 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
     unwrapped = [own.of("unwrapped", _line_of) for own in laws.values()]
     if all(unwrapped) and len(laws) > 1:
         model, line = unwrapped[0][0]
-        at = f" at {line}" if line else ""
         return (
-            f"accelerate's prepare{at} returned {model} without DistributedDataParallel, though it "
-            "runs several processes.",
+            f"accelerate's prepare{at_line(line)} returned {model} without "
+            "DistributedDataParallel, though it runs several processes.",
             "Do not prepare the model before training, as Trainer.evaluate() and "
             "prepare_model(evaluation_mode=True) do: accelerate 1.14 and 1.15 then take it for "
             "wrapped. Or use accelerate 1.13.",
@@ -152,10 +151,9 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
     numbers = {one.number for one in samplers}
     if len(numbers) == len(laws) > 1 and all_calls_small(facts.evidence):
         first = next(iter(sorted(samplers, key=lambda one: one.number)))
-        at = f" at {first.line}" if first.line else ""
         return (
-            f"Its {first.sampler}{at} divides the samples among {first.replicas} ranks, and no "
-            "call of the ranks was large enough to carry gradients or parameters.",
+            f"Its {first.sampler}{at_line(first.line)} divides the samples among {first.replicas} "
+            "ranks, and no call of the ranks was large enough to carry gradients or parameters.",
             "Wrap the model in DistributedDataParallel, or reduce its gradients before each "
             "update.",
         )
@@ -306,9 +304,8 @@ def _hyper(split: Split) -> str:
 
 
 def _step_call(b: Breach) -> str:
-    at = f" at {b.history.line}" if b.history.line else ""
     call = f"{b.history.optimizer}.step()" if b.history.optimizer else "the update"
-    return f"{call}{at}"
+    return f"{call}{at_line(b.history.line)}"
 
 
 def _next_step(b: Breach, facts: Facts) -> str:

@@ -51,6 +51,8 @@ def replicas_apart(facts: Facts) -> Findings:
     apart = _apart(facts)
     if apart is not None:
         yield _of_apart(apart, facts)
+    elif found.numbers is not None and breach is None:
+        yield Suspicious(_of_breach(found.numbers))
 
 
 def _apart(facts: Facts) -> Apart | None:
@@ -226,7 +228,8 @@ def _searches(evidence: Evidence) -> bool:
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
     apart = _apart(facts)
-    if apart is not None and not isinstance(_of_apart(apart, facts), str):
+    told = apart is not None and not isinstance(_of_apart(apart, facts), str)
+    if told or facts.of(law_facts).numbers is not None:
         return "no law was broken, but something is suspicious"
     steps = facts.of(law_facts).checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""

@@ -334,6 +334,13 @@ class TestPlainParameters:
         assert "learning rate differs since step 1: 0.1 on rank 0, 0.2 on" in of.suspicious[0]
         assert "learning rate" not in self.found(*self.NAMES).suspicious[0]
 
+    def test_equal_parameters_with_other_numbers_are_suspicious(self) -> None:
+        """Each rank updates a slice of every parameter, and all gather them."""
+        of = self.found(rates=("0.1", "0.2"))
+        assert of.verdict == "clean" and "something is suspicious" in of.cause
+        assert "In step 1 the learning rate of AdamW.step()" in of.suspicious[0]
+        assert not self.found().suspicious
+
     def test_those_that_stay_equal_while_they_train_were_checked(self) -> None:
         of = self.found()
         assert "no law was broken in 4 checked steps" in of.cause and not of.not_seen

@@ -20,6 +20,7 @@ from moediag.diagnosis.words.paths import advice
 from moediag.diagnosis.words.places import words
 from moediag.diagnosis.words.user_facts import unequal_batches
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
+from moediag.evidence.program_source import Program
 from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
 
@@ -206,7 +207,7 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
             return f"Do all ranks run the same number of steps? {who.capitalize()} {end} earlier."
         return (
             f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
-            f"all ranks {_repeats(waiting)}?"
+            f"all ranks {_repeats(waiting, evidence)}?"
         )
     if one.call is None and one.exact:
         wait = f" while others wait at {waiting.at}" if waiting is not None else ""
@@ -224,13 +225,27 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     return f"Find out why {who} {doing}{at} and never {reach}{slow}."
 
 
-def _repeats(waiting: Standing) -> str:
-    """What ranks must do equally often: the loops around a call that other ranks ended without."""
-    loops = [c for c in waiting.conditions or () if c.side == "loop" and c.text != "while True"]
-    if not loops:
+def _repeats(waiting: Standing, evidence: Evidence) -> str:
+    """What ranks must do alike: the loops around a call that other ranks ended without, and the
+    conditions by which ranks leave a loop whose turns are the same on all."""
+    loops = [c for c in waiting.conditions or () if c.side == "loop"]
+    program = Program(evidence.sources, evidence.one_node)
+    repeated, decided = [], []
+    for loop in loops:
+        file = program.file(loop.file)
+        leaves = file.leaves(loop.line) if file is not None else None
+        if file is None or leaves is None:
+            if loop.text != "while True":
+                repeated.append(f"`{loop.text}` at {loop.file}:{loop.line}")
+        else:
+            decided += [f"`{file.head(one)}` at {loop.file}:{one.lineno}" for one in leaves]
+    if not repeated and not decided:
         return "run the same number of steps"
-    told = [f"`{loop.text}` at {loop.file}:{loop.line}" for loop in loops[:_LOOPS]]
-    return f"run the loop{'s' * (len(told) > 1)} {' and '.join(told)} equally often"
+    kinds = (
+        ("decide {} alike", [*dict.fromkeys(decided)]),
+        (f"run the loop{'s' * (len(repeated) > 1)} {{}} equally often", repeated),
+    )
+    return " and ".join(text.format(" and ".join(of[:_LOOPS])) for text, of in kinds if of)
 
 
 def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence) -> str:

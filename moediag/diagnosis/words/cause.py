@@ -182,6 +182,8 @@ def _missing(
     gone = ranks(divergence.absent)
     if blame.basis == "majority":
         return sentence(f"{here}; {gone} ended without that call, which no other rank makes")
+    if blame.elsewhere:
+        return sentence(f"{here}, but {gone} called it on {blame.elsewhere}, a group without it")
     if divergence.inferred and not blame.culprits:
         text = f"{here}; {gone} had no call open. It is not known which side is wrong"
         return sentence(text) + _parted(blame)

@@ -19,7 +19,7 @@ from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import held, spy
 from moediag.launch.attach.proc import TORCH, Proc, Seen
-from moediag.launch.capture.activity import LEAST_CPU, Activity, look, transfers, work
+from moediag.launch.capture.activity import Activity, look, transfers, work
 from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
 from moediag.launch.capture.shown_work import waits_for_child, work_of
 from moediag.launch.processes import Process
@@ -32,7 +32,6 @@ _TOOL = 10.0  # seconds for py-spy
 _NATIVE = 20.0  # seconds for native frames of a process that has CUDA's libraries
 _ASLEEP_CPU = 0.05  # of one CPU: a rank that waits uses less
 _WORKS_CPU = 0.2
-_CHILD_CPU = 0.02  # of one CPU: a child process that a rank waits for works, if it uses more
 _OTHER_THREADS = 0.05  # of one CPU, by threads other than the main one: a rank that only spins
 _SAMPLE = 0.1  # seconds between two looks at the state alone
 _DRIVERS = (b"/libcuda.so", b"/libamdhip64.so")
@@ -194,8 +193,8 @@ def _work(taken: Sequence[One]) -> str:
 
 def _by_proc(taken: Sequence[One]) -> str:
     active = [one.activity for one in taken if one.activity is not None]
-    least = _CHILD_CPU if waits_for_child(taken[-1].dump.json) else LEAST_CPU
-    return work(active[0], active[-1], least) if active else ""
+    waited_for = waits_for_child(taken[-1].dump.json)
+    return work(active[0], active[-1], waited_for) if active else ""
 
 
 def asleep(proc: Proc, pid: int) -> float | None:

@@ -17,9 +17,10 @@ from moediag.evidence.model import UNTOLD, ExitStatus, Stall
 from moediag.evidence.signal_names import status_of
 from moediag.launch import shutdown
 from moediag.launch.base import Running
-from moediag.launch.capture import activity, dumps, source_files
+from moediag.launch.capture import activity, dumps, network, source_files
 from moediag.launch.capture.activity import Activity
 from moediag.launch.capture.py_spy import python_frames
+from moediag.launch.capture.shown_work import waits_for_child
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.seen import slow, traces
@@ -88,8 +89,11 @@ class JobSupervisor(Supervisor):
         self._searched = 0.0
         self._loads: Mapping[str, Sequence[int]] = {}
         self._loads_read = 0.0
-        self.patience = Patience(self.watchdog, options.patience, self._stacks, self._activities)
+        self.patience = Patience(
+            self.watchdog, options.patience, self._stacks, self._activities, self._transfers
+        )
         self._active: dict[int, Activity] = {}
+        self._carried: dict[int, Activity] = {}
         self.nodes = OtherNodes(folder, shared, options.silence)
         self.declared = Declared()
 
@@ -148,19 +152,32 @@ class JobSupervisor(Supervisor):
         seconds = NATIVE if native else self.options.capture
         return python_frames(self._of(ranks), seconds, native=native)
 
-    def _activities(self, ranks: Sequence[int]) -> Mapping[int, str]:
+    def _activities(self, dumps: Mapping[int, bytes]) -> Mapping[int, str]:
         """What each rank has done since the last look, which is forgotten after a while."""
         now = time.monotonic()
         found: dict[int, str] = {}
-        for rank, process in self._of(ranks).items():
+        for rank, process in self._of(dumps).items():
             before, after = self._active.pop(rank, None), activity.look(process, now)
             if after is None:
                 continue
             beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
             self._active[rank] = after = replace(after, turns=beat.turns if beat else 0)
             if before is not None and now - before.at < STALE:
-                found[rank] = activity.work(before, after)
+                found[rank] = activity.work(before, after, waits_for_child(dumps[rank]))
         return found
+
+    def _transfers(self, ranks: Sequence[int]) -> Mapping[int, str]:
+        """What the connections of each rank have carried since the last call."""
+        now, before, moved = time.monotonic(), self._carried, network.bytes_by_socket()
+        self._carried = {
+            rank: activity.transfers(process.pid, now, moved)
+            for rank, process in self._of(ranks).items()
+        }
+        return {
+            rank: activity.work(before[rank], after)
+            for rank, after in self._carried.items()
+            if rank in before and now - before[rank].at < STALE
+        }
 
     def _awaited(self, seconds: float) -> str:
         return "" if self._met() else self.declared.awaited(seconds)

@@ -104,7 +104,7 @@ SIXTH_PROGRAMS = (
          "--n_embd=32", "--sequence_length=32", "--batch_size=4", "--acc_steps=4",
          "--iterations=20", "--warmup_steps=4", "--eval_interval=8", "--eval_batches=2",
          "--log_interval=4", "--vocab_size=64", "--latest_ckpt_interval=8",
-         "--results_base_folder=out"),
+         "--results_base_folder=out", "--auto_resume="),  # ranks race for the first checkpoint
         needs=("numpy", "tqdm", "yaml", "requests"), prepare=_for_baselines,
         prints=r"(train|val)_loss=[0-9.]+",
         adapt=(

@@ -78,8 +78,8 @@ def _mismatch(facts: Facts) -> Divergence | None:
         known = not missing or facts.evidence.watched
         return d if _only_recorded(facts) and known else None
     if missing:  # the others lost the connection to the rank that made no call
-        late = any(failure.gave_up for failure in facts.failed) and {*d.absent} - {*d.ended}
-        return None if own or late or silent(facts.evidence) else d
+        elsewhere = {*d.absent} - {*d.ended} if any(f.gave_up for f in facts.failed) else ()
+        return None if own or elsewhere or silent(facts.evidence) else d
     late = own and 0 < own[0].time < d.time
     # A silent divergence does not end a rank. An exception of the program is another failure;
     # an abort by the library is a later consequence of the divergence (sizes then differ too).
@@ -227,10 +227,10 @@ def lost_connection(facts: Facts) -> Judgement | None:
     found = facts.failed
     if not found:
         return None
-    d = facts.divergence
+    d, who = facts.divergence, ranks(f.rank for f in found).capitalize()
     if d is not None and d.kind == "missing" and any(failure.gave_up for failure in found):
         text = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=True)
-        text += f" {ranks(f.rank for f in found).capitalize()} gave up ({said(found)}). "
+        text += f" {who} gave up ({said(found)}). "
         return Judgement(
             Confidence.MEDIUM,
             text + whereabouts(facts.evidence, d.absent),
@@ -240,7 +240,7 @@ def lost_connection(facts: Facts) -> Judgement | None:
             failure=found[0],
             next_step=_LATE.format(ranks(d.absent)),
         )
-    text = f"{ranks(f.rank for f in found).capitalize()} lost the connection to a peer "
+    text = f"{who} lost the connection to a peer "
     errors = [facts.evidence.ranks[f.rank].error for f in found]
     if all(error is not None and meeting.is_meeting(error.frames) for error in errors) and (
         old := meeting.old_store(facts.evidence)

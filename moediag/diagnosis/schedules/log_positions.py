@@ -216,7 +216,9 @@ def _standing(name: str, found: list[Report], sites: Mapping[int | None, str]) -
         members[key] = _merged(before or Position(one.rank, one.place), one)
     everyone = tuple(
         replace(one, site=sites.get(one.rank, "") if one.rank is not None else "")
-        for one in sorted(members.values(), key=_order)
+        for one in sorted(
+            members.values(), key=lambda one: (one.rank is None, one.rank or 0, one.place or 0)
+        )
     )
     desc = next((one.desc for one in found if one.desc), "")
     sizes = {size for one in found if (size := group_size(one))}
@@ -236,10 +238,6 @@ def _standing(name: str, found: list[Report], sites: Mapping[int | None, str]) -
     behind = () if apart else behind
     size = sizes.pop() if len(sizes) == 1 else None
     return Standing(name, desc, everyone, size, apart, front, waiting, behind)
-
-
-def _order(one: Position) -> tuple[bool, int, int]:
-    return one.rank is None, one.rank or 0, one.place or 0
 
 
 def _merged(before: Position, one: Report) -> Position:

@@ -49,11 +49,14 @@ class Activity:
     """Batches and forwards of the rank so far, as its heartbeat counts them."""
 
 
-def look(process: Process, now: float) -> Activity | None:
-    """Returns what can be read of ``process``; None if it is gone."""
+def look(process: Process, now: float, moved: network.Bytes | None = None) -> Activity | None:
+    """Returns what can be read of ``process``; None if it is gone. ``moved``: it is in
+    communication, so only what its own connections carried counts."""
     itself = process.stat()
     if itself is None or not itself.alive:
         return None
+    if moved is not None:
+        return Activity(now, {}, connections=network.connections([process.pid], moved))
     below = list(_descendants(process.pid, all_stats()))
     busiest = max(below, key=lambda stat: stat.cpu, default=None)
     pids = [process.pid, *(stat.pid for stat in below)]
@@ -66,13 +69,8 @@ def look(process: Process, now: float) -> Activity | None:
         itself.reaped + sum(stat.cpu + stat.reaped for stat in below),
         _name(busiest.pid) if busiest is not None else "",
         any(stat.state in "RD" for stat in below),
-        network.connections(pids),
+        network.connections(pids, network.bytes_by_socket()),
     )
-
-
-def transfers(pid: int, now: float, moved: network.Bytes | None = None) -> Activity:
-    """Returns only what the connections of ``pid`` carried: for a rank in communication."""
-    return Activity(now, {}, connections=network.connections([pid], moved))
 
 
 def work(before: Activity, after: Activity, waited_for: bool = False) -> str:

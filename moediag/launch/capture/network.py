@@ -28,9 +28,8 @@ _SECONDS = 1.0
 Bytes = Mapping[int, tuple[int, int]]
 
 
-def connections(pids: Iterable[int], moved: Bytes | None = None) -> Bytes:
-    """The connections of these processes, of those in ``moved``, a :func:`bytes_by_socket`."""
-    moved = bytes_by_socket() if moved is None else moved
+def connections(pids: Iterable[int], moved: Bytes) -> Bytes:
+    """The connections of these processes, of those in ``moved``."""
     return {one: moved[one] for pid in pids for one in sockets_of(pid) if one in moved}
 
 

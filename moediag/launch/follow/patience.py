@@ -49,10 +49,9 @@ _COMPARED = 2  # looks at a rank before it is reported: one shows no bytes and n
 _LOOK_THERE = 10.0  # seconds that the supervisor of another node gets to read its ranks' stacks
 # (ranks, with native frames): py-spy's JSON of the ranks that answer.
 Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
-# (stacks): what each rank has done since the last call, see launch.capture.activity; "": nothing.
-Activities = Callable[[Mapping[int, bytes]], Mapping[int, str]]
-# (ranks): what the connections of each have carried since the last call.
-Transfers = Callable[[Sequence[int]], Mapping[int, str]]
+# (stacks, whether the ranks are in communication): what each rank has done since the last call, see
+# launch.capture.activity; "" for nothing.
+Activities = Callable[[Mapping[int, bytes], bool], Mapping[int, str]]
 
 
 class _Time:
@@ -80,23 +79,21 @@ class _Time:
 
 class Patience:
     """Decides when a stall that the watchdog sees is a hang. ``stacks`` and ``activities`` are
-    called for ranks that others wait for, at most every ten seconds of a pause, ``transfers`` for
-    those that wait, every third of a window."""
+    called for ranks that others wait for, at most every ten seconds of a pause, ``activities`` also
+    for those that wait, every third of a window."""
 
     def __init__(
         self,
         watchdog: Watchdog,
         seconds: float,
         stacks: Stacks,
-        activities: Activities = lambda _: {},
-        transfers: Transfers = lambda _: {},
+        activities: Activities = lambda *_: {},
     ) -> None:
         self.watchdog = watchdog
         self.seconds = seconds
         self.longest = 0.0  # longest pause that the job recovered from by itself
         self._stacks = stacks
         self._activities = activities
-        self._transfers = transfers
         self._listened = 0.0
         self._carries: dict[int, str] = {}  # ranks in a call whose connections carry bytes
         self._progress: tuple[tuple[int, int, bool], ...] = ()
@@ -232,7 +229,7 @@ class Patience:
         with ``native``, whether they wait for their devices. ``ended``: a rank has ended."""
         self._looks += 1
         found = self._stacks(ranks, native)
-        active = dict(self._activities({rank: found.get(rank, b"") for rank in ranks}))
+        active = dict(self._activities({rank: found.get(rank, b"") for rank in ranks}, False))
         # A worker of a data loader may loop for ever: it counts as the rank itself would.
         self._loading = {
             rank
@@ -249,7 +246,7 @@ class Patience:
         self._work = {
             rank: words
             for rank in ranks
-            if (words := _words(shown.get(rank, ""), active.get(rank, "")))
+            if (words := ": ".join(filter(None, (shown.get(rank), active.get(rank)))))
         }
         self.worked.update(self._work)
         for rank in ranks:
@@ -267,7 +264,7 @@ class Patience:
         third = self.watchdog.window / 3
         if waiting and quiet >= third and now - self._listened >= third:
             self._listened = now
-            found = self._transfers(sorted(waiting))
+            found = self._activities(dict.fromkeys(waiting, b""), True)
             self._carries = {rank: words for rank, words in found.items() if words}
             self.worked.update(self._carries)
 
@@ -336,7 +333,3 @@ class Patience:
 def _clock(s: RankSample, now: float) -> tuple[bool, float]:
     """Whether the clock is that of this node, and its time."""
     return (True, now) if s.at is None else (False, s.at)
-
-
-def _words(by_stack: str, by_proc: str) -> str:
-    return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc

@@ -89,11 +89,8 @@ class JobSupervisor(Supervisor):
         self._searched = 0.0
         self._loads: Mapping[str, Sequence[int]] = {}
         self._loads_read = 0.0
-        self.patience = Patience(
-            self.watchdog, options.patience, self._stacks, self._activities, self._transfers
-        )
-        self._active: dict[int, Activity] = {}
-        self._carried: dict[int, Activity] = {}
+        self.patience = Patience(self.watchdog, options.patience, self._stacks, self._activities)
+        self._active: dict[tuple[int, bool], Activity] = {}
         self.nodes = OtherNodes(folder, shared, options.silence)
         self.declared = Declared()
 
@@ -152,32 +149,21 @@ class JobSupervisor(Supervisor):
         seconds = NATIVE if native else self.options.capture
         return python_frames(self._of(ranks), seconds, native=native)
 
-    def _activities(self, dumps: Mapping[int, bytes]) -> Mapping[int, str]:
+    def _activities(self, dumps: Mapping[int, bytes], inside: bool) -> Mapping[int, str]:
         """What each rank has done since the last look, which is forgotten after a while."""
-        now = time.monotonic()
+        now, moved = time.monotonic(), network.bytes_by_socket() if inside else None
         found: dict[int, str] = {}
         for rank, process in self._of(dumps).items():
-            before, after = self._active.pop(rank, None), activity.look(process, now)
+            before = self._active.pop((rank, inside), None)
+            after = activity.look(process, now, moved)
             if after is None:
                 continue
             beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
-            self._active[rank] = after = replace(after, turns=beat.turns if beat else 0)
+            after = replace(after, turns=beat.turns if beat else 0)
+            self._active[rank, inside] = after
             if before is not None and now - before.at < STALE:
                 found[rank] = activity.work(before, after, waits_for_child(dumps[rank]))
         return found
-
-    def _transfers(self, ranks: Sequence[int]) -> Mapping[int, str]:
-        """What the connections of each rank have carried since the last call."""
-        now, before, moved = time.monotonic(), self._carried, network.bytes_by_socket()
-        self._carried = {
-            rank: activity.transfers(process.pid, now, moved)
-            for rank, process in self._of(ranks).items()
-        }
-        return {
-            rank: activity.work(before[rank], after)
-            for rank, after in self._carried.items()
-            if rank in before and now - before[rank].at < STALE
-        }
 
     def _awaited(self, seconds: float) -> str:
         return "" if self._met() else self.declared.awaited(seconds)

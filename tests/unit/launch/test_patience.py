@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -123,7 +123,8 @@ def with_activity(
     """When a hang is called, if the stack and the activity of rank 1 change with time."""
     patience = Patience(
         Watchdog(3.0, 100.0), 10.0,
-        lambda ranks, _: {r: stacks() for r in ranks}, lambda ranks: {r: active() for r in ranks},
+        lambda ranks, _: {r: stacks() for r in ranks},
+        lambda ranks, _: {r: active() for r in ranks},
     )  # fmt: skip
     for tick in range(int(until / TURN)):
         now.t = tick * TURN
@@ -140,12 +141,16 @@ def test_a_call_over_a_slow_network_is_no_hang(away: tuple[RankSample, ...]) -> 
         calls: list[float] = []
 
         def carried(
-            waiting: Sequence[int], ends: float = ends, calls: list[float] = calls
+            waiting: Mapping[int, bytes],
+            inside: bool,
+            ends: float = ends,
+            calls: list[float] = calls,
         ) -> dict[int, str]:
             calls.append(now.t)
-            return dict.fromkeys(waiting, "sends over the network at 1.0 MB/s" * (now.t < ends))
+            sends = inside and now.t < ends
+            return dict.fromkeys(waiting, "sends over the network at 1.0 MB/s" * sends)
 
-        patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda *_: {}, lambda _: {}, carried)
+        patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda *_: {}, carried)
         times = (tick * TURN for tick in range(int(500 / TURN)))
         at = next(t for t in times if at_time(t) and patience.observe(t, ranks))
         assert earliest <= at < latest and len(calls) <= at + 1
@@ -352,7 +357,7 @@ def at_the_end(
     patience = Patience(
         Watchdog(3.0, 100.0), 10.0,
         lambda ranks, _: {r: dumps(now.t) for r in ranks if r == 1},
-        lambda ranks: dict.fromkeys(ranks, active),
+        lambda ranks, _: dict.fromkeys(ranks, active),
     )  # fmt: skip
     found = []
     for tick in range(int(until / TURN)):

@@ -67,10 +67,11 @@ def unmet_ranks(facts: Facts) -> Judgement | None:
         return None
     lacking = sorted(set(range(evidence.world_size)) - set(found))
     if lacking:
+        waits = agreeing("waits in init_process_group", found)
         text = (
-            f"{ranks(found).capitalize()} {agreeing('waits', found)} in init_process_group, and nothing is known of "
-            f"{ranks(lacking)}: the others wait for ranks that never joined, or for the network. "
-            "It is not known which rank is at fault."
+            f"{ranks(found).capitalize()} {waits}, and nothing is known of {ranks(lacking)}: the "
+            "others wait for ranks that never joined, or for the network. It is not known which "
+            "rank is at fault."
         )
         old = ""
     else:

@@ -24,6 +24,7 @@ from datasets import Dataset  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torch.nn.attention import flex_attention as flex  # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
+from torchtitan.distributed import utils as dist_utils  # noqa: E402
 from torchtitan.hf_datasets import DatasetConfig  # noqa: E402
 from torchtitan.hf_datasets.text_datasets import DATASETS  # noqa: E402
 from torchtitan.models.common.attention import FlexAttention  # noqa: E402
@@ -43,6 +44,7 @@ def _sum(self: Any, factor: float) -> None:
 
 
 FSDPModule.set_gradient_divide_factor = _sum
+dist_utils.set_pg_timeouts = lambda **_: None  # its barrier names a device
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 

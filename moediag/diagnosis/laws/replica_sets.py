@@ -284,7 +284,8 @@ def _reason(b: Breach) -> str:
         return "What differed first lies between these two steps and was not recorded."
     if reason.what == HYPER:
         hyper = _hyper(reason)
-        since = f"differs since step {reason.step}"
+        late = " at the latest" if reason.step - (b.before or 0) > 1 else ""
+        since = f"differs{late} since step {reason.step}"
         return f"{hyper[:1].upper()}{hyper[1:]} {since}: {_values(reason)}."
     noun = {GRADIENTS: "gradients", STATE: "optimizer's state"}[reason.what]
     first = f"In step {reason.step} the {noun} of {listed(reason.names)} differed already"

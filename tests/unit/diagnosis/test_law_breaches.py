@@ -158,6 +158,8 @@ def test_a_difference_between_two_distant_checks_names_no_rank() -> None:
     assert (of.verdict, of.culprits) == ("replica-divergence", ())
     assert "in step 3 they were equal" in of.cause
     assert "was not recorded" in of.cause
+    of = found(3, both(drift(1, 6), apart(1, 6, "lr")))
+    assert "The learning rate differs at the latest since step 6" in of.cause
 
 
 def test_ranks_at_different_points_of_the_program_are_not_compared() -> None:

@@ -58,9 +58,10 @@ class Program:
     @property
     def library(self) -> str:
         """The module that is imported once."""
-        return {"trainer": "transformers", "dcp": "torch.distributed.fsdp"}.get(
-            self.file, self.file
-        )
+        return {
+            "trainer": "transformers", "dcp": "torch.distributed.fsdp",
+            "torchtitan": "titan_on_cpu",
+        }.get(self.file, self.file)  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -120,16 +121,25 @@ TRUTH = (
         at_save=("ema-forgotten", "ema-behind", "sampler-restarted"),
     ),
     Program(
-        "lightning", {"moments-dropped": (words.STATE, words.NOT_PUT), **RESTARTED}, 2,
-        at_save=("sampler-restarted",),
+        "lightning",
+        {"moments-dropped": (words.STATE, words.NOT_PUT), **RESTARTED,
+         "order-drawn": (words.BATCH, "")},
+        2, at_save=("sampler-restarted", "order-drawn"),
     ),
     Program("deepspeed", OF_DEEPSPEED, 2, options=("--stage", "1"), at_save=()),
     *(
         Program(
-            "deepspeed", {"moments-dropped": OF_DEEPSPEED["moments-dropped"]}, 2,
-            options=("--stage", str(stage)), at_save=(),
+            "deepspeed", {"moments-dropped": (words.MAIN, reason)}, 2,
+            options=("--stage", stage), at_save=(),
         )
-        for stage in (0, 2, 3)
+        # Stage 0 has one file for everything; stage 3 takes the weights from the main weights.
+        for stage, reason in (("0", words.NOT_PUT), ("2", words.NOT_LOADED), ("3", words.NOT_PUT))
+    ),
+    Program(
+        "torchtitan",
+        {"moments-dropped": (words.STATE, words.NOT_LOADED),
+         "scheduler-dropped": (words.SCHEDULER, words.NOT_LOADED), **RESTARTED},
+        2, at_save=(),
     ),
     Program("dcp", OF_DCP, 2),
     Program("dcp", OTHER_LAYOUT, 2, 1),
@@ -322,7 +332,7 @@ def main() -> int:
 def _versions(python: str) -> str:
     code = "import sys; from importlib.metadata import version as of; "
     code += "print(*(f'{name} {of(name)}' for name in sys.argv[1:]), sep=', ')"
-    names = ("torch", "accelerate", "deepspeed", "lightning", "transformers")
+    names = ("torch", "accelerate", "deepspeed", "lightning", "torchtitan", "transformers")
     done = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

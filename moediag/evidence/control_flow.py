@@ -57,21 +57,31 @@ class Flow:
         if repeats:
             self._add(END, BEGIN)
 
-    def paths(self, start: Node, to: Node, closed: Collection[Node]) -> frozenset[Edge]:
-        """The edges of all ways from ``start`` to ``to`` that pass no node of ``closed``; both ends
-        may be among these."""
-        ahead = self._reached(start, to, closed, forward=True)
-        back = self._reached(to, start, closed, forward=False)
+    def paths(
+        self, start: Node, to: Node, closed: Collection[Node], never: Collection[Edge] = ()
+    ) -> frozenset[Edge]:
+        """The edges of all ways from ``start`` to ``to`` that pass no node of ``closed`` and no
+        edge of ``never``; both ends may be among the nodes."""
+        ahead = self._reached(start, to, (closed, never), forward=True)
+        back = self._reached(to, start, (closed, never), forward=False)
         return ahead & back
 
     def _reached(
-        self, start: Node, to: Node, closed: Collection[Node], *, forward: bool
+        self,
+        start: Node,
+        to: Node,
+        without: tuple[Collection[Node], Collection[Edge]],
+        *,
+        forward: bool,
     ) -> frozenset[Edge]:
+        closed, never = without
         table = self.edges if forward else self._before
         found: set[Edge] = set()
         waiting, seen = [start], {start}
         while waiting:
             for edge in table.get(waiting.pop(), ()):
+                if edge in never:
+                    continue
                 found.add(edge)
                 node = edge.to if forward else edge.start
                 if node not in seen and node not in closed and node != to:
@@ -103,7 +113,8 @@ class Flow:
             inside = replace(to, on_break=after, on_continue=node)
             body = self._block(node.body, node, inside)
             self._add(node, body, TURN)
-            if not (isinstance(node, ast.While) and _always(node.test)):
+            test = node.test if isinstance(node, ast.While) else None
+            if not (isinstance(test, ast.Constant) and test.value):
                 self._add(node, self._block(node.orelse, after, to), OVER)
             return body if node in self._full else node
         elif isinstance(node, ast.Try):
@@ -140,10 +151,6 @@ class Flow:
         handlers = (*node.handlers, *(() if _catches_all(node) else to.handlers))
         ended = self._block(node.orelse, after, to)
         self._add(node, self._block(node.body, ended, replace(to, handlers=handlers)))
-
-
-def _always(test: ast.expr) -> bool:
-    return isinstance(test, ast.Constant) and bool(test.value)
 
 
 def _catches_all(node: ast.Try) -> bool:

@@ -461,6 +461,8 @@ class Evidence:
     reports: tuple[Report, ...] = ()
     #: Of a watched job on several nodes.
     nodes: tuple[Node, ...] = ()
+    #: All ranks of the job ran on one machine, as far as each was told.
+    one_node: bool = False
     #: Mesh axis -> size as requested, outermost first; empty without a trial.
     layout: Mapping[str, int] = field(default_factory=dict)
     #: Of a job that was started without moediag: what looks at its processes saw.

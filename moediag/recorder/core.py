@@ -69,6 +69,7 @@ class ByObject:
 
     def __init__(self) -> None:
         self._known: Dict[int, Tuple[Any, Any]] = {}  # id -> weak reference, value
+        self._most = 64  # entries, before those of deleted objects are dropped
 
     def owners(self) -> List[Any]:
         """Returns the objects that still exist."""
@@ -82,8 +83,9 @@ class ByObject:
 
     def set(self, owner: Any, value: Any) -> Any:
         """Stores and returns ``value``. Raises TypeError if ``owner`` allows no weak reference."""
-        if len(self._known) > 200_000:
+        if len(self._known) > self._most:
             self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
+            self._most = 64 + 2 * len(self._known)
         self._known[id(owner)] = weakref.ref(owner), value
         return value
 

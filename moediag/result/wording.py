@@ -32,6 +32,11 @@ def listed(names: Iterable[str], few: int = 3) -> str:
     return ", ".join(patterns[:few]) + (f" and {more} more" if more > 0 else "")
 
 
+def at_line(line: str) -> str:
+    """``train.py:9`` -> `` at train.py:9``; "" without a line."""
+    return f" at {line}" if line else ""
+
+
 def _merge(rows: Sequence[tuple[str, ...]], position: int) -> list[tuple[str, ...]]:
     """Joins rows that are equal everywhere but at ``position``."""
     together: dict[tuple[tuple[str, ...], tuple[str, ...] | None], list[str]] = {}

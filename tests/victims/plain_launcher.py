@@ -14,9 +14,14 @@ import sys
 
 
 def main(size: str, *command: str) -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    with socket.socket() as held:
+        # Rank 0 can listen on the port, and the system gives it to nobody else meanwhile.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        return follow(size, str(held.getsockname()[1]), *command)
+
+
+def follow(size: str, port: str, *command: str) -> int:
     meeting = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = {}
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

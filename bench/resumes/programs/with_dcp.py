@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 ALL = 8  # samples of all ranks in a step
 
@@ -44,7 +45,11 @@ class Training(Stateful):
             self.scheduler.load_state_dict(found["scheduler"])
         torch.set_rng_state(found["torch"])
         if self.fault == "experts-permuted":
-            parts.permute(self.model.up.to_local())
+            whole = self.model.up.full_tensor()
+            parts.permute(whole)
+            mesh, placements = self.model.up.device_mesh, self.model.up.placements
+            local = distribute_tensor(whole, mesh, placements).to_local()
+            self.model.up.to_local().data.copy_(local)
         elif self.fault == "scheduler-ahead":
             self.scheduler.step()
         elif self.fault == "count-reset":

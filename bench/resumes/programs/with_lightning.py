@@ -65,16 +65,19 @@ class Training(lightning.LightningModule):
 def main(folder: Any, resume: bool, fault: str) -> None:
     lightning.seed_everything(3, verbose=False)
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    loader = torch.utils.data.DataLoader(parts.Rows(), batch_size=parts.ROWS, shuffle=True)
+    kind, sampler = torch.utils.data.DataLoader, None
     if fault != "sampler-restarted":
         # Lightning asks a loader for its state if it has one.
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
-        loader = StatefulDataLoader(parts.Rows(), batch_size=parts.ROWS, shuffle=True)
+        from torchdata.stateful_dataloader import StatefulDataLoader as kind
+    if world > 1 and fault != "order-drawn":
+        rank = int(os.environ["RANK"])
+        sampler = torch.utils.data.DistributedSampler(parts.Rows(), world, rank)
+    loader = kind(parts.Rows(), parts.ROWS, shuffle=sampler is None, sampler=sampler)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto",
         max_steps=parts.STEPS, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=folder,
+        use_distributed_sampler=sampler is None,
         callbacks=[
             ModelCheckpoint(folder, "{step}", every_n_train_steps=parts.SAVE_AT, save_top_k=-1)
         ],

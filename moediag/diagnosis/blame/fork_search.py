@@ -10,7 +10,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 
 from moediag.diagnosis.blame.fork_sides import Line, Side, made_at, part_from
-from moediag.evidence.control_flow import BEGIN, CAUGHT, END, Edge, Flow, Node
+from moediag.evidence.control_flow import BEGIN, CAUGHT, END, FALSE, TRUE, Edge, Flow, Node
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.program_source import Program, ProgramFile
 from moediag.evidence.source_tree import Scope, calls_once, communicates
@@ -42,7 +42,7 @@ class Search:
     def __init__(self, evidence: Evidence, sides: tuple[Side, Side]) -> None:
         self._sides = sides
         self._evidence = evidence
-        self.program = Program(evidence.sources)
+        self.program = Program(evidence.sources, evidence.one_node)
         self._calls = self._made()
         self._sure: dict[str, bool] = {}
 
@@ -148,14 +148,18 @@ class Search:
         full = [n for n in file.around(start) if file.same_on_all_ranks(n, scope)]
         flow = Flow(scope, repeats=repeats, full=full)
         closed = self._closed(file, function)
-        ways = [
-            frozenset(
-                edge
-                for edge in flow.paths(start, target, closed - {target})
-                if edge.start is not start or edge.how != CAUGHT or not direct
+        ways, possible = [], []
+        for target, side in zip(targets, self._sides, strict=True):
+            paths = flow.paths(start, target, closed - {target})
+            ways.append(
+                frozenset(
+                    edge
+                    for edge in paths
+                    if edge.start is not start or edge.how != CAUGHT or not direct
+                )
             )
-            for target in targets
-        ]
+            never = self._never(file, scope, paths, side)
+            possible.append(flow.paths(start, target, closed - {target}, never) or paths)
         for own, other in ((0, 1), (1, 0)):
             if targets[own] is start and not direct and not ways[own]:
                 # This side did not leave the function that is called there. The other may have left
@@ -169,13 +173,26 @@ class Search:
                 ]
         if not all(ways):
             return []
-        found = list(self._split(file, scope, ways))
+        found = list(self._split(file, scope, ways, possible))
         for own, other in ((0, 1), (1, 0)):
             inner = chains[own][1:]
             through = any(edge.to is targets[own] for edge in ways[other])
             if through and targets[own] is not targets[other]:
                 found += self._inside(inner, own, depth)
         return found
+
+    def _never(
+        self, file: ProgramFile, scope: Scope, edges: Collection[Edge], side: Side
+    ) -> frozenset[Edge]:
+        """The branches that no rank of a side takes, by conditions that name the rank."""
+        size = self._evidence.world_size
+        found = set()
+        for node in {edge.start for edge in edges if isinstance(edge.start, ast.If)}:
+            held = {file.names.holds(node.test, scope, rank, size) for rank in side.ranks}
+            if held in ({True}, {False}):
+                other = FALSE if True in held else TRUE
+                found |= {edge for edge in edges if edge.start is node and edge.how == other}
+        return frozenset(found)
 
     def _inside(self, inner: tuple[Line, ...], own: int, depth: int) -> list[Decision]:
         """Those in a function that one side is in, and that the other left without a call."""
@@ -218,13 +235,25 @@ class Search:
         if found is None:
             return False
         file, scope = found
-        return not Flow(scope).paths(BEGIN, END, self._closed(file, function))
+        # A loop over what all ranks have alike, such as the parameters, took a turn before.
+        full = [
+            loop
+            for line, _ in made[0][1]
+            for loop in file.around(file.node(line) or END)
+            if isinstance(loop, ast.For) and file.same_on_all_ranks(loop, scope)
+        ]
+        return not Flow(scope, full=full).paths(BEGIN, END, self._closed(file, function))
 
     # -------------------------------------------------------------------- what parts them
 
     def _split(
-        self, file: ProgramFile, scope: Scope, ways: Sequence[frozenset[Edge]]
+        self,
+        file: ProgramFile,
+        scope: Scope,
+        ways: Sequence[frozenset[Edge]],
+        possible: Sequence[frozenset[Edge]],
     ) -> Iterator[Decision]:
+        """``possible``: of ``ways``, without the branches that ranks of a side never take."""
         by_node: dict[Node, tuple[set[Edge], set[Edge]]] = {}
         for side, edges in enumerate(ways):
             for edge in edges:
@@ -237,7 +266,8 @@ class Search:
                 {e for e in sides[1] if e.how != CAUGHT},
             )
             even = file.same_on_all_ranks(node, scope) or self._same_batches(file, node)
-            if one and two and one != two:
+            told = not possible[0].isdisjoint(one - two) or not possible[1].isdisjoint(two - one)
+            if one and two and told:
                 decided = self._around_even(file, scope, node, by_node) if even else node
                 if decided is not None:
                     yield _decision(file, decided, by_node[decided])

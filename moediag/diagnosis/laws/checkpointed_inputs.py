@@ -11,6 +11,7 @@ from moediag.diagnosis.numbers import agreement
 from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
 from moediag.result import Verdict
+from moediag.result.wording import at_line
 
 _ENOUGH = 2  # steps
 
@@ -39,13 +40,12 @@ def recomputed_otherwise(facts: Facts) -> Findings:
         for (line, module), steps in apart.items():
             if len(steps) < _ENOUGH:
                 continue
-            at = f" at {line}" if line else ""
             size = max(one.size for one in steps.values())
             told = ", ".join(map(str, list(steps)[:6]))
             yield Broken(
-                f"checkpoint{at} runs {module} again in the backward, and its input differed from "
-                f"that of the forward by up to {100 * min(size, 1):.0f} % of its norm (steps "
-                f"{told}): the gradients belong to another forward than the loss.",
+                f"checkpoint{at_line(line)} runs {module} again in the backward, and its input "
+                f"differed from that of the forward by up to {100 * min(size, 1):.0f} % of its "
+                f"norm (steps {told}): the gradients belong to another forward than the loss.",
                 pattern="recomputation",
                 next_step="Let the checkpointed function depend on its arguments alone: no counter "
                 "or flag that changes between the calls, no argument that is changed in place, and "

@@ -8,7 +8,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
 from moediag.evidence.law_model import Cleared
 from moediag.result import Verdict
-from moediag.result.wording import listed, ranks
+from moediag.result.wording import at_line, listed, ranks
 
 _ENOUGH = 2  # checked steps
 
@@ -28,12 +28,11 @@ def gradients_kept(facts: Facts) -> Findings:
             continue
         records = by_rank[who[0]]
         steps = sorted({one.step for one in records})
-        at = f" at {records[0].line}" if records[0].line else ""
         where = "After" if len(who) == len(by_rank) else f"On {ranks(who)}, after"
         yield Broken(
             f"{where} the checked steps ({', '.join(map(str, steps[:6]))}) nothing cleared the "
-            f"gradients of {listed(names)} before {optimizer}.step(){at} was called again: each "
-            "update also used the gradients of all updates before it.",
+            f"gradients of {listed(names)} before {optimizer}.step(){at_line(records[0].line)} "
+            "was called again: each update also used the gradients of all updates before it.",
             pattern="kept",
             next_step="Call `optimizer.zero_grad()` once for each update, before the backward.",
         )

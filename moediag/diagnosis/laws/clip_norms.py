@@ -20,6 +20,7 @@ from moediag.evidence.law_model import (
     LawCheck,
 )
 from moediag.result import Verdict
+from moediag.result.wording import at_line
 
 _ENOUGH = 2  # checked steps
 _ROUNDING = 1e-3  # of a factor
@@ -49,12 +50,11 @@ def local_norms(facts: Facts) -> Findings:
 
 def _of_shards(step: int, norms: dict[int, ClipNorm]) -> Broken:
     first = next(iter(norms.values()))
-    at = f" at {first.line}" if first.line else ""
     told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
     return Broken(
-        f"In step {step} clip_grad_norm_{at} returned another norm on each rank ({told}): it "
-        "computed the norm of each rank's own shard, so the shards of one gradient were scaled by "
-        "different factors.",
+        f"In step {step} clip_grad_norm_{at_line(first.line)} returned another norm on each rank "
+        f"({told}): it computed the norm of each rank's own shard, so the shards of one gradient "
+        "were scaled by different factors.",
         pattern="local norms",
         next_step="Call clip_grad_norm_ of the FSDP module: it sums over all shards.",
         lasting=True,
@@ -71,12 +71,11 @@ def scaled_gradients_clipped(facts: Facts) -> Findings:
     if len({norm.step for norm in wrong}) < _ENOUGH:
         return
     first = min(wrong, key=lambda norm: norm.step)
-    at = f" at {first.line}" if first.line else ""
     yield Broken(
-        f"In step {first.step} clip_grad_norm_{at} clipped to a norm of {first.max_norm:g} "
-        f"gradients that were still multiplied by the loss scale {first.scale:g} (their norm was "
-        f"{first.norm:.6g}): after the scaler's division they are {first.scale:g} times smaller "
-        "than intended.",
+        f"In step {first.step} clip_grad_norm_{at_line(first.line)} clipped to a norm of "
+        f"{first.max_norm:g} gradients that were still multiplied by the loss scale "
+        f"{first.scale:g} (their norm was {first.norm:.6g}): after the scaler's division they are "
+        f"{first.scale:g} times smaller than intended.",
         pattern="scaled",
         next_step="Call `scaler.unscale_(optimizer)` before clip_grad_norm_.",
     )
@@ -104,12 +103,11 @@ def clipped_before_reduction(facts: Facts) -> Findings:
     if len(found) >= _ENOUGH:
         step, norms = next(iter(found.items()))
         first = next(iter(norms.values()))
-        at = f" at {first.line}" if first.line else ""
         told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
         text = (
-            f"In step {step} clip_grad_norm_{at} returned another norm on each rank ({told}), and "
-            "when the optimizer stepped the same gradients were equal on all ranks: each rank "
-            "clipped its own gradients, and they were reduced afterwards."
+            f"In step {step} clip_grad_norm_{at_line(first.line)} returned another norm on each "
+            f"rank ({told}), and when the optimizer stepped the same gradients were equal on all "
+            "ranks: each rank clipped its own gradients, and they were reduced afterwards."
         )
         if several:  # some bound what each micro-batch adds
             yield Suspicious(text)

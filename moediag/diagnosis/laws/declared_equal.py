@@ -12,7 +12,7 @@ from moediag.evidence.law_model import DeclaredTensor
 from moediag.evidence.model import Evidence
 from moediag.protocol.tolerance import LARGE
 from moediag.result import Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # steps
 
@@ -105,9 +105,9 @@ def _alike(rows: Sequence[Sequence[DeclaredTensor]]) -> bool:
 def _sentence(
     first: DeclaredTensor, who: tuple[int, ...], steps: list[int], what: str, much: str = ""
 ) -> str:
-    at = f" at {first.line}" if first.line else ""
     return (
-        f"In all compared steps ({', '.join(map(str, steps[:6]))}) {what} ({first.shape}){at} "
-        f"differs between {ranks(who)}{much}, though the program declares it to be the same on all "
-        f"ranks of {', '.join(first.axes)} (DTensor.from_local with Replicate)."
+        f"In all compared steps ({', '.join(map(str, steps[:6]))}) {what} "
+        f"({first.shape}){at_line(first.line)} differs between {ranks(who)}{much}, though the "
+        f"program declares it to be the same on all ranks of {', '.join(first.axes)} "
+        "(DTensor.from_local with Replicate)."
     )

@@ -52,6 +52,15 @@ def sends_nothing(evidence: Evidence) -> bool:
     return ended and not later and not any(map(lost_prefix, evidence.ranks.values()))
 
 
+def exchanges(evidence: Evidence) -> bool:
+    """Whether each rank sent its samples to others in the forward: to experts or tables of their
+    own."""
+    return all(
+        any(call.op == "all_to_all" and call.phase == "forward" for call in seen.collectives)
+        for seen in evidence.ranks.values()
+    )
+
+
 def averaged(evidence: Evidence) -> bool:
     """Whether ranks made such a call outside the model, between the first and the last step: the
     program may average parameters or gradients itself. One in the forward has statistics or

@@ -9,7 +9,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
 from moediag.evidence.law_model import PART, LawCheck, RankLaws
 from moediag.result import Verdict
-from moediag.result.wording import listed, plural, ranks
+from moediag.result.wording import at_line, listed, plural, ranks
 
 
 @law(Verdict.WRONG_WEIGHTS)
@@ -45,12 +45,11 @@ def part_loaded(facts: Facts) -> Findings:
         return
     (loaded, others), names = max(found.items(), key=lambda one: len(one[1]))
     line = next((load.line for load in laws[loaded[0]].loads if load.parameters), "")
-    at = f" at {line}" if line else ""
     yield Broken(
         f"In step {step} the shards of {plural(len(names), 'parameter')} ({listed(names)}) "
-        f"do not belong together: {ranks(loaded)} loaded the whole parameter{at} before FSDP2 "
-        f"sharded it, {ranks(others)} did not and had other values, and nothing changed the shards "
-        "afterwards.",
+        f"do not belong together: {ranks(loaded)} loaded the whole parameter{at_line(line)} "
+        f"before FSDP2 sharded it, {ranks(others)} did not and had other values, and nothing "
+        "changed the shards afterwards.",
         pattern="part loaded",
         next_step="Load on every rank before fully_shard, or afterwards with "
         "set_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
@@ -65,11 +64,10 @@ def other_names(facts: Facts) -> Findings:
     loads = (load for own in facts.of(recorded).values() for load in own.loads)
     load = next((load for load in loads if load.missing and load.unexpected), None)
     if load is not None:
-        at = f" at {load.line}" if load.line else ""
         yield (
-            f"load_state_dict{at} left out {plural(load.counts[0], 'name')} of the model "
-            f"({listed(load.missing)}) and {plural(load.counts[1], 'name')} of the checkpoint "
-            f"({listed(load.unexpected)}): the former keep their first values."
+            f"load_state_dict{at_line(load.line)} left out {plural(load.counts[0], 'name')} of the "
+            f"model ({listed(load.missing)}) and {plural(load.counts[1], 'name')} of the "
+            f"checkpoint ({listed(load.unexpected)}): the former keep their first values."
         )
 
 
@@ -83,11 +81,10 @@ def states_left_out(facts: Facts) -> Findings:
         begun = _begun_without_state(own)
         if left is not None and begun is not None:
             line, names, count = left
-            at = f" at {line}" if line else ""
             yield Broken(
-                f"The checkpoint loaded{at} has {plural(count, 'value')} of an optimizer's state "
-                f"({listed(names)}), and the load asked for none of them: {begun.optimizer} has "
-                "its groups from the checkpoint and began without state.",
+                f"The checkpoint loaded{at_line(line)} has {plural(count, 'value')} of an "
+                f"optimizer's state ({listed(names)}), and the load asked for none of them: "
+                f"{begun.optimizer} has its groups from the checkpoint and began without state.",
                 pattern="states not loaded",
                 next_step="Load into torch.distributed.checkpoint.state_dict.get_state_dict(model, "
                 "optimizer), which makes the states first, and put them back with set_state_dict.",
@@ -118,10 +115,9 @@ def optimizer_forgotten(facts: Facts) -> Findings:
             continue
         begun = _begun_without_state(own)
         if begun is not None:
-            at = f" at {own.optimizer_files[0]}" if own.optimizer_files[0] else ""
             yield (
-                f"The checkpoint loaded{at} has the state of an optimizer, which no optimizer "
-                f"loaded: {begun.optimizer} began without state, with the model's parameters "
-                "loaded."
+                f"The checkpoint loaded{at_line(own.optimizer_files[0])} has the state of an "
+                f"optimizer, which no optimizer loaded: {begun.optimizer} began without state, "
+                "with the model's parameters loaded."
             )
             return

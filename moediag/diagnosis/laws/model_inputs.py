@@ -12,7 +12,7 @@ from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result import Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
 _CONSTANT = 3  # steps with the same values
@@ -60,11 +60,10 @@ def same_part(facts: Facts) -> Findings:
             next_step="Give DistributedSampler each rank's own `rank`.",
         )
     elif found.first.sampler and not facts.of(_meets_in_forward):
-        yield Broken(
-            found.sentence,
-            pattern="same samples",
-            next_step="Give the loader a DistributedSampler, so that each rank reads its own part.",
-        )
+        step = "Give the loader a DistributedSampler, so that each rank reads its own part."
+        if "Distributed" in found.first.sampler:
+            step = f"Find out why {found.first.sampler} gives these ranks the same samples."
+        yield Broken(found.sentence, pattern="same samples", next_step=step)
     else:  # made-up data, or ranks that split each sample between them
         yield Suspicious(found.sentence)
 
@@ -93,11 +92,10 @@ def same_order(facts: Facts) -> Findings:
     orders = {r: own.same_order[0] for r, own in facts.of(recorded).items() if own.same_order}
     if orders:
         order = next(iter(orders.values()))
-        at = f" at {order.line}" if order.line else ""
         yield (
-            f"{order.sampler}{at} gave {ranks(orders)} the same shuffled order in two "
-            f"passes of training (epoch {order.epoch}, the second one until step {order.step}): "
-            "nothing called set_epoch in between."
+            f"{order.sampler}{at_line(order.line)} gave {ranks(orders)} the same shuffled order in "
+            f"two passes of training (epoch {order.epoch}, the second one until step "
+            f"{order.step}): nothing called set_epoch in between."
         )
 
 

@@ -15,7 +15,7 @@ from moediag.evidence.model import Evidence
 from moediag.protocol.names import plain_name
 from moediag.records import dataclass
 from moediag.result import Verdict
-from moediag.result.wording import listed, plural, ranks
+from moediag.result.wording import at_line, listed, plural, ranks
 
 _ENOUGH = 3  # checked steps
 _MOST_NAMES = 20  # that a check lists
@@ -67,11 +67,10 @@ def parameters_not_finite(facts: Facts) -> Findings:
     grads = dict.fromkeys(name for one in found for name in one.earlier.nonfinite_grads)
     already = dict.fromkeys(name for one in found for name in one.earlier.nonfinite)
     first, before = found[0].check, max(one.earlier.step for one in found)
-    at = f" at {first.line}" if first.line else ""
     text = (
-        f"When the optimizer{at} stepped in step {first.step}, {listed(names)} had elements "
-        f"that are not finite, on {ranks(one.rank for one in found)}; in step {before} they were "
-        "finite."
+        f"When the optimizer{at_line(first.line)} stepped in step {first.step}, {listed(names)} "
+        f"had elements that are not finite, on {ranks(one.rank for one in found)}; in step "
+        f"{before} they were finite."
     )
     if grads:
         text += f" In step {before} the gradient of {listed(grads)} was not finite."

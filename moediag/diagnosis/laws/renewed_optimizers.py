@@ -8,7 +8,7 @@ from itertools import pairwise
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import REDUCED, LawCheck
-from moediag.result.wording import plural, ranks
+from moediag.result.wording import at_line, plural, ranks
 
 _ENOUGH = 2  # times
 
@@ -34,11 +34,10 @@ def moments_dropped(facts: Facts) -> Findings:
                 first[steps] = anew[0]
     for steps, who in found.items():
         check = first[steps]
-        at = f" at {check.line}" if check.line else ""
         yield Suspicious(
-            f"On {ranks(who)} the {check.optimizer} that steps{at} was made anew before steps "
-            f"{', '.join(map(str, steps[:6]))}: each time the state (moments, step counts) "
-            f"of {plural(len(check.pieces), 'parameter')} began again.",
+            f"On {ranks(who)} the {check.optimizer} that steps{at_line(check.line)} was made anew "
+            f"before steps {', '.join(map(str, steps[:6]))}: each time the state (moments, step "
+            f"counts) of {plural(len(check.pieces), 'parameter')} began again.",
             tuple(piece.name for piece in check.pieces),
         )
 

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import all_calls_small, averaged, sends_nothing
+from moediag.diagnosis.laws.large_calls import (
+    all_calls_small,
+    averaged,
+    exchanges,
+    sends_nothing,
+)
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
@@ -14,7 +19,7 @@ from moediag.diagnosis.numbers.reduced_gradients import not_reduced
 from moediag.evidence.law_model import PART, PLACED
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import listed, plural, ranks
+from moediag.result.wording import at_line, listed, plural, ranks
 
 
 @law(Verdict.REPLICA_DIVERGENCE)
@@ -46,11 +51,15 @@ def replicas_apart(facts: Facts) -> Findings:
     apart = _apart(facts)
     if apart is not None:
         yield _of_apart(apart, facts)
+    elif found.numbers is not None and breach is None:
+        yield Suspicious(_of_breach(found.numbers))
 
 
 def _apart(facts: Facts) -> Apart | None:
-    """Parameters that nothing keeps equal. Local SGD averages those that its wrapper does not."""
-    apart = facts.of(law_facts).apart
+    """Parameters that nothing keeps equal. Local SGD averages those that its wrapper does not, and
+    copies that were discarded may differ if calls can keep the model equal."""
+    found = facts.of(law_facts)
+    apart = found.apart if facts.of(all_calls_small) else found.apart_kept
     meant = apart is not None and apart.unsynchronised and not facts.of(sends_nothing)
     return None if meant else apart
 
@@ -68,6 +77,12 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             pattern="update not sent",
             next_step="Send every updated parameter from the rank that updates it to all others.",
             names=apart.names,
+        )
+    if facts.of(exchanges):
+        return (
+            f"{many} ({names}) were equal on all ranks at first and differ since step "
+            f"{apart.since}. The ranks exchange samples in the forward (all_to_all), so these may "
+            "be experts or tables of their own."
         )
     if not apart.whole:
         others = "the other parameters stay equal while they train"
@@ -101,8 +116,9 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             beside=True,
             names=apart.names,
         )
+    reason = f" {_reason(apart.breach)}" if apart.breach is not None else ""
     return Suspicious(
-        f"{text}: if the ranks train one model, nothing keeps them equal.", apart.names
+        f"{text}: if the ranks train one model, nothing keeps them equal.{reason}", apart.names
     )
 
 
@@ -112,10 +128,9 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
     unwrapped = [own.of("unwrapped", _line_of) for own in laws.values()]
     if all(unwrapped) and len(laws) > 1:
         model, line = unwrapped[0][0]
-        at = f" at {line}" if line else ""
         return (
-            f"accelerate's prepare{at} returned {model} without DistributedDataParallel, though it "
-            "runs several processes.",
+            f"accelerate's prepare{at_line(line)} returned {model} without "
+            "DistributedDataParallel, though it runs several processes.",
             "Do not prepare the model before training, as Trainer.evaluate() and "
             "prepare_model(evaluation_mode=True) do: accelerate 1.14 and 1.15 then take it for "
             "wrapped. Or use accelerate 1.13.",
@@ -138,10 +153,9 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
     numbers = {one.number for one in samplers}
     if len(numbers) == len(laws) > 1 and all_calls_small(facts.evidence):
         first = next(iter(sorted(samplers, key=lambda one: one.number)))
-        at = f" at {first.line}" if first.line else ""
         return (
-            f"Its {first.sampler}{at} divides the samples among {first.replicas} ranks, and no "
-            "call of the ranks was large enough to carry gradients or parameters.",
+            f"Its {first.sampler}{at_line(first.line)} divides the samples among {first.replicas} "
+            "ranks, and no call of the ranks was large enough to carry gradients or parameters.",
             "Wrap the model in DistributedDataParallel, or reduce its gradients before each "
             "update.",
         )
@@ -213,7 +227,9 @@ def _searches(evidence: Evidence) -> bool:
 
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
-    if _apart(facts) is not None:
+    apart = _apart(facts)
+    told = apart is not None and not isinstance(_of_apart(apart, facts), str)
+    if told or facts.of(law_facts).numbers is not None:
         return "no law was broken, but something is suspicious"
     steps = facts.of(law_facts).checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""
@@ -268,7 +284,8 @@ def _reason(b: Breach) -> str:
         return "What differed first lies between these two steps and was not recorded."
     if reason.what == HYPER:
         hyper = _hyper(reason)
-        since = f"differs since step {reason.step}"
+        late = " at the latest" if reason.step - (b.before or 0) > 1 else ""
+        since = f"differs{late} since step {reason.step}"
         return f"{hyper[:1].upper()}{hyper[1:]} {since}: {_values(reason)}."
     noun = {GRADIENTS: "gradients", STATE: "optimizer's state"}[reason.what]
     first = f"In step {reason.step} the {noun} of {listed(reason.names)} differed already"
@@ -291,9 +308,8 @@ def _hyper(split: Split) -> str:
 
 
 def _step_call(b: Breach) -> str:
-    at = f" at {b.history.line}" if b.history.line else ""
     call = f"{b.history.optimizer}.step()" if b.history.optimizer else "the update"
-    return f"{call}{at}"
+    return f"{call}{at_line(b.history.line)}"
 
 
 def _next_step(b: Breach, facts: Facts) -> str:

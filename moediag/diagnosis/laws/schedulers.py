@@ -10,6 +10,7 @@ from typing import Any
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.records import dataclass
+from moediag.result.wording import at_line
 
 _ENOUGH = 3  # checked steps
 
@@ -45,12 +46,11 @@ def schedulers_ahead(facts: Facts) -> Findings:
         for of in rows.values():
             times = _times(of)
             if times > 1:
-                at = f" at {of[0].line}" if of[0].line else ""
                 each = ", once for each rank" if times == len(ranks) else ""
                 yield Suspicious(
-                    f"{of[0].kind}.step(){at} is called {times} times for each update of its "
-                    f"optimizer{each}: the learning rate follows its schedule {times} times as "
-                    "fast. accelerate does so with a prepared scheduler."
+                    f"{of[0].kind}.step(){at_line(of[0].line)} is called {times} times for each "
+                    f"update of its optimizer{each}: the learning rate follows its schedule "
+                    f"{times} times as fast. accelerate does so with a prepared scheduler."
                 )
                 return
 
@@ -66,11 +66,10 @@ def schedulers_misplaced(facts: Facts) -> Findings:
         found = [of for of in rows.values() if _misplaced(of)]
         if len(found) >= _ENOUGH:
             one = found[0][0]
-            at = f" at {one.line}" if one.line else ""
             yield Suspicious(
-                f"All {len(found[0])} schedulers of class {one.kind} that step{at} change the "
-                f"learning rate of the same optimizer; the job has {one.optimizers} optimizers, "
-                "and the others keep their learning rate."
+                f"All {len(found[0])} schedulers of class {one.kind} that step{at_line(one.line)} "
+                f"change the learning rate of the same optimizer; the job has {one.optimizers} "
+                "optimizers, and the others keep their learning rate."
             )
             return
 

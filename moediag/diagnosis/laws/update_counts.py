@@ -12,7 +12,7 @@ from moediag.diagnosis.numbers.law_splits import checks_of
 from moediag.evidence.law_model import PART, REDUCED, LawCheck
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # checks
 
@@ -37,13 +37,13 @@ def updates_left_out(facts: Facts) -> Findings:
         alone = agreement.minority(sides.values())
         fewest = sides[max(sides, key=_calls)]
         line = _line(facts.evidence, key)
-        at = f" at {line}" if line else ""
         told = ", ".join(f"{_calls(clocks)} on {ranks(who)}" for clocks, who in sides.items())
         yield Broken(
-            f"Before call {later[0] + 1} of the optimizer's step(){at}, the calls on its groups "
-            f"were {told}; before call {equal[-1] + 1} they were equally many on all ranks. "
-            f"For the same reductions {ranks(fewest)} updated less often: a step() was left out "
-            "or made twice on some ranks only, and parameters and optimizers differ since.",
+            f"Before call {later[0] + 1} of the optimizer's step(){at_line(line)}, the calls on "
+            f"its groups were {told}; before call {equal[-1] + 1} they were equally many on all "
+            f"ranks. For the same reductions {ranks(fewest)} updated less often: a step() was "
+            "left out or made twice on some ranks only, and parameters and optimizers differ "
+            "since.",
             pattern="update left out",
             next_step="Look for a branch around step() that ranks may take differently: a skipped "
             "batch, a check of a rank's own loss or norm, an exception that is handled.",

@@ -7,7 +7,7 @@ before gradients, and gradients before the optimizer's state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 
 from moediag.diagnosis.numbers import agreement
@@ -21,6 +21,7 @@ from moediag.diagnosis.numbers.law_splits import (
     Split,
     checks_of,
     histories,
+    history_of,
 )
 from moediag.evidence.law_model import (
     LOCAL,
@@ -98,6 +99,8 @@ class Apart:
     changed on the others."""
     unsynchronised: bool = False
     """A wrapper was told not to reduce the gradients of any parameter."""
+    breach: Breach | None = None
+    """What differed before the parameters of an optimizer did, if they are all of the model."""
     same_loss: bool = False
     """Before the first update the gradients of other matrices were equal on all ranks, and those of
     these were not: later all parameters may differ."""
@@ -115,6 +118,12 @@ class LawFacts:
     apart: Apart | None = None
     """Parameters that were equal on all ranks at first and differ later, and that no wrapper keeps
     equal."""
+    apart_kept: Apart | None = None
+    """The same without models that all ranks discarded during training, as copies that each rank
+    adapts (MAML)."""
+    numbers: Breach | None = None
+    """Numbers of an optimizer that differ at the end between ranks whose parameters stay equal
+    without a wrapper."""
     recorded: bool = False
     """Ranks recorded for the laws."""
     not_checked: tuple[str, ...] = ()
@@ -127,12 +136,16 @@ def law_facts(evidence: Evidence) -> LawFacts:
     compared = {m.step for h in found if h.how in (REDUCED, PLACED) for m in h.moments}
     if evidence.world_size == 1:
         compared = {step for _, step in checks}
+    plain = _plain(evidence, frozenset())
+    compared |= {*plain.steps} if plain.kept else set()
     return LawFacts(
         checked=len(compared),
         breach=min(breaches, key=lambda b: (b.step, b.history.ranks), default=None),
-        apart=_apart(evidence),
+        apart=_apart(evidence, plain),
+        apart_kept=_apart(evidence, _plain(evidence, _discarded(evidence))),
+        numbers=_numbers_apart(evidence, plain) if plain.kept and not plain.apart else None,
         recorded=any(seen.laws is not None for seen in evidence.ranks.values()),
-        not_checked=_not_checked(evidence, found),
+        not_checked=_not_checked(evidence, found, {*plain.kept} == plain.matrices),
     )
 
 
@@ -202,63 +215,120 @@ def _of_parameters(history: History, parameters: Split) -> Breach:
     return Breach(history, parameters, reason, earlier.step, counts)
 
 
-def _apart(evidence: Evidence) -> Apart | None:
-    """Parameters that nothing keeps equal, and that all ranks had in common at first.
+def _discarded(evidence: Evidence) -> Set[str]:
+    """The models that all ranks discarded while they trained others."""
+    every = [
+        frozenset(seen.laws.of("discarded", lambda event: str(event["model"])))
+        for seen in evidence.ranks.values()
+        if seen.laws is not None
+    ]
+    return frozenset.intersection(*every) if every else frozenset()
 
-    Only matrices count as equal by more than chance: biases of zeros and norms of ones are equal on
-    ranks that hold different parts of a model."""
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Parameters that no wrapper keeps equal, in the steps that all ranks recorded."""
+
+    steps: tuple[int, ...]
+    equal: frozenset[str]
+    """Those that were equal on all ranks at first."""
+    apart: Mapping[str, int]
+    """Of these, the ones that differ later, with the first step."""
+    matrices: frozenset[str]
+    """Only matrices count as equal by more than chance: biases of zeros and norms of ones are equal
+    on ranks that hold different parts of a model."""
+    values: Mapping[str, Sequence[Mapping[int, str | None]]]
+    """The values by rank in each step."""
+    grads: Mapping[str, Sequence[set[str | None]]]
+
+    @property
+    def kept(self) -> list[str]:
+        """Matrices that stayed equal although they changed."""
+        return [
+            name
+            for name in (self.equal & self.matrices) - self.apart.keys()
+            if len({value for row in self.values[name] for value in row.values()}) > 1
+        ]
+
+
+def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
+    """Leaves out the parameters of the models ``without``."""
     equal: set[str] = set()
-    different: set[str] = set()  # at first
     apart: dict[str, int] = {}
-    values: dict[str, list[dict[int, str | None]]] = {}  # by rank, of each step
+    values: dict[str, list[dict[int, str | None]]] = {}
     grads: dict[str, list[set[str | None]]] = {}
     matrices: set[str] = set()
-    hows = {piece.how for check in _all(evidence) for piece in check.pieces}
-    local = hows == {LOCAL}
-    for (_, step), by_rank in checks_of(evidence).items():
-        if len(by_rank) < max(evidence.world_size, 2):
+    steps: dict[int, None] = {}
+    local = _hows(evidence) == {LOCAL}
+    for (key, step), by_rank in checks_of(evidence).items():
+        if len(by_rank) < max(evidence.world_size, 2) or key.partition(".")[0] in without:
             continue
-        for at, piece in enumerate(next(iter(by_rank.values())).pieces):
+        first = next(iter(by_rank.values()))
+        if any(check.key != first.key for check in by_rank.values()):
+            continue  # a rank has experts of its own
+        for at, piece in enumerate(first.pieces):
             row = {rank: check.params[at] for rank, check in by_rank.items()}
             pieces = [check.pieces[at] for check in by_rank.values()]
-            alone = all(_alone(one) or local for one in pieces)
-            if None in row.values() or not alone:
+            if None in row.values() or not all(_alone(one) or local for one in pieces):
                 continue
+            steps[step] = None
             matrices |= {piece.name} if "x" in piece.shape else set()
-            values.setdefault(piece.name, []).append(row)
-            of_step = {check.grads[at] for check in by_rank.values()}
-            grads.setdefault(piece.name, []).append(of_step)
+            grads.setdefault(piece.name, []).append({c.grads[at] for c in by_rank.values()})
             one = len(set(row.values())) == 1
-            if piece.name not in equal | different:
-                (equal if one else different).add(piece.name)
+            if piece.name not in values:
+                equal |= {piece.name} if one else set()
             elif not one and piece.name in equal:
                 apart.setdefault(piece.name, step)
-    if not apart or not equal & matrices:
+            values.setdefault(piece.name, []).append(row)
+    known = frozenset(equal), apart, frozenset(matrices)
+    return _Plain(tuple(steps), *known, values, grads)
+
+
+def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
+    """Parameters that nothing keeps equal, and that all ranks had in common at first."""
+    matrices, apart, grads = plain.matrices & plain.equal, dict(plain.apart), plain.grads
+    if not apart or not matrices:
         return None
-    whole = matrices <= apart.keys()
-    kept = [
-        name
-        for name in (equal & matrices) - apart.keys()
-        if len({value for row in values[name] for value in row.values()}) > 1
-    ]
-    alike = [n for n in matrices & equal if len(grads[n][0]) == 1 and _known(grads[n][0])]
+    whole = plain.matrices <= apart.keys()
+    alike = [n for n in matrices if len(grads[n][0]) == 1 and _known(grads[n][0])]
     unlike = [name for name in apart if len(grads[name][0]) > 1]
-    if not kept and alike and unlike:
+    if not plain.kept and alike and unlike:
         whole = False
         apart = {name: apart[name] for name in unlike}
-    elif not whole and not kept:
+    elif not whole and not plain.kept:
         return None  # nothing shows that the ranks train one model
     groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
-    still = {_still(values[n]) if all(map(_known, grads[n])) else () for n in apart}
+    still = {_still(plain.values[n]) if all(map(_known, grads[n])) else () for n in apart}
     return Apart(
         names=tuple(apart),
         since=min(apart.values()),
         whole=whole,
         lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
-        still=still.pop() if len(still) == 1 and kept else (),
-        unsynchronised=local,
-        same_loss=not kept and not whole,
+        still=still.pop() if len(still) == 1 and plain.kept else (),
+        unsynchronised=_hows(evidence) == {LOCAL},
+        breach=_why_apart(evidence, apart.keys()) if whole else None,
+        same_loss=not plain.kept and not whole,
     )
+
+
+def _why_apart(evidence: Evidence, names: Set[str]) -> Breach | None:
+    history = history_of(checks_of(evidence), names)
+    parameters = history.first(PARAMETERS) if history is not None else None
+    if history is None or parameters is None:
+        return None
+    return _of_parameters(history, parameters)
+
+
+def _numbers_apart(evidence: Evidence, plain: _Plain) -> Breach | None:
+    history = history_of(checks_of(evidence), {*plain.kept})
+    last = history.moments[-1] if history is not None else None
+    if history is None or last is None or len(set(last.counts.values())) > 1:
+        return None
+    return Breach(history, None, history.first(HYPER), None) if HYPER in last.splits else None
+
+
+def _hows(evidence: Evidence) -> set[str]:
+    return {piece.how for check in _all(evidence) for piece in check.pieces}
 
 
 def _known(gradients: set[str | None]) -> bool:
@@ -282,7 +352,8 @@ def _all(evidence: Evidence) -> Iterator[LawCheck]:
         yield from seen.laws.checks if seen.laws is not None else ()
 
 
-def _not_checked(evidence: Evidence, found: tuple[History, ...]) -> tuple[str, ...]:
+def _not_checked(evidence: Evidence, found: tuple[History, ...], kept: bool) -> tuple[str, ...]:
+    """``kept``: all parameters without a wrapper stayed equal on all ranks."""
     recorded = {r: seen.laws for r, seen in evidence.ranks.items() if seen.laws is not None}
     if not recorded:
         return ()
@@ -296,7 +367,7 @@ def _not_checked(evidence: Evidence, found: tuple[History, ...]) -> tuple[str, .
             "laws: whether replicas are equal (the program steps inside no_sync, or a "
             "communication hook replaces the reduction)"
         )
-    if PLAIN in hows and evidence.world_size > 1:
+    if PLAIN in hows and evidence.world_size > 1 and not kept:
         texts.append(
             "laws: whether plain parameters must be equal on other ranks (no wrapper declares it)"
         )

@@ -7,11 +7,11 @@ after the same number of calls on the set's group.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 
 from moediag.diagnosis.numbers import agreement
-from moediag.evidence.law_model import LawCheck, LawPiece
+from moediag.evidence.law_model import PLAIN, LawCheck, LawPiece
 from moediag.evidence.model import Evidence
 from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
@@ -87,10 +87,41 @@ Checks = Mapping[tuple[str, int], Mapping[int, LawCheck]]  # (optimizer, step) -
 def checks_of(evidence: Evidence) -> Checks:
     """All checks by optimizer and step, in order of the step."""
     found: dict[tuple[str, int], dict[int, LawCheck]] = defaultdict(dict)
-    for rank, seen in sorted(evidence.ranks.items()):
-        for check in seen.laws.checks if seen.laws is not None else ():
-            found[check.key, check.step].setdefault(rank, check)
+    of_ranks = {
+        rank: seen.laws.checks if seen.laws is not None else ()
+        for rank, seen in sorted(evidence.ranks.items())
+    }
+    same = _same_optimizers(of_ranks)
+    for rank, checks in of_ranks.items():
+        for check in checks:
+            key = same.get((rank, check.key), check.key)
+            found[key, check.step].setdefault(rank, check)
     return {place: found[place] for place in sorted(found, key=lambda place: place[1])}
+
+
+def _same_optimizers(of_ranks: Mapping[int, Sequence[LawCheck]]) -> dict[tuple[int, str], str]:
+    """(rank, key) -> the key of the same optimizer on a rank before. A key is made of the names of
+    all parameters, and ranks with experts or tables of their own have other ones; the optimizers
+    are the same if they hold replicas of one parameter."""
+    first = {
+        rank: {check.key: check for check in reversed(checks)} for rank, checks in of_ranks.items()
+    }
+    if len({frozenset(own) for own in first.values()}) < 2:
+        return {}
+    same: dict[tuple[int, str], str] = {}
+    known: dict[tuple[str, str, tuple[int, ...]], str] = {}  # of each replicated parameter
+    for rank, own in first.items():
+        for key, check in own.items():
+            kept = [
+                (check.optimizer, piece.name, piece.ranks)
+                for piece in check.pieces
+                if len(piece.ranks) > 1 and rank in piece.ranks
+            ]
+            other = next((known[one] for one in kept if one in known), key)
+            if other not in own:
+                same[rank, key] = other
+            known.update({one: key for one in kept if one not in known})
+    return same
 
 
 def histories(checks: Checks) -> tuple[History, ...]:
@@ -106,6 +137,28 @@ def histories(checks: Checks) -> tuple[History, ...]:
         History(key, of_key[key].optimizer, ranks, how, tuple(moments), of_key[key].line)
         for (key, ranks, how), moments in found.items()
     )
+
+
+def history_of(checks: Checks, names: Set[str]) -> History | None:
+    """The history of parameters that no wrapper keeps equal, of the first optimizer that has some
+    of ``names`` on all ranks."""
+    ranks = {rank for by_rank in checks.values() for rank in by_rank}
+    for key in dict.fromkeys(key for key, _ in checks):
+        moments, line = [], ""
+        for step, by_rank in ((s, found) for (k, s), found in checks.items() if k == key):
+            members = {rank: (check, _named(check, names)) for rank, check in by_rank.items()}
+            if members.keys() == ranks and all(at for _, at in members.values()):
+                first = next(iter(by_rank.values()))
+                optimizer, line = first.optimizer, first.line
+                moments.append(_moment(step, members))
+        if moments:
+            return History(key, optimizer, tuple(sorted(ranks)), PLAIN, tuple(moments), line)
+    return None
+
+
+def _named(check: LawCheck, names: Set[str]) -> _Positions:
+    pieces = enumerate(check.pieces)
+    return {(piece.name, piece.part): at for at, piece in pieces if piece.name in names}
 
 
 # The pieces of a set on one rank: the check, and the positions of (name, part) in it.

@@ -122,12 +122,11 @@ def _inputs(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     passed = agreement.sides({rank: call.numel_in for rank, call in calls.items()})
     if divergence.kind != "size" or not gathers or len(passed) < 2 or 0 in passed:
         return ""
-    told = [f"{ranks(who)} {_verb(who, 'passes')} {n:,}" for n, who in first_few(passed.items())]
+    told = [
+        f"{ranks(who)} {'passes' if len(who) == 1 else 'pass'} {n:,}"
+        for n, who in first_few(passed.items())
+    ]
     return f" all_gather needs inputs of equal size on all ranks, but {', '.join(told)} elements."
-
-
-def _verb(who: Sequence[int], one: str) -> str:
-    return one if len(who) == 1 else one.removesuffix("es")
 
 
 def _basis(blame: Blame) -> str:

@@ -5,11 +5,13 @@ all ranks check the same ones.
 
 updated     step names[parameters that had not changed since the check before, and that the update
             changed]
+discarded   model[the part of the key of its checks before the dot]
 """
 
 from __future__ import annotations
 
 import hashlib
+import weakref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -36,7 +38,8 @@ class Known:
     """What is known of one optimizer."""
 
     __slots__ = (
-        "count", "due", "looked", "ordinal", "same", "saved", "saves", "step", "still", "values",
+        "count", "due", "looked", "model", "ordinal", "same", "saved", "saves", "step", "still",
+        "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -47,7 +50,8 @@ class Known:
         self.saved: List[int] = []  # steps whose state was kept
         self.looked = 0  # the step in which a model that has its parameters was looked for
         self.due = 1  # the next step to check, or the first one after it
-        self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
+        self.model = ""  # the optimizer's class, its parameter names, and which model of these
+        self.ordinal: Optional[int] = None  # among optimizers of the same model
         self.values: Dict[str, Optional[str]] = {}  # of parameters at the last check
         # Parameters with the value of the check before: name, parameter, value.
         self.still: List[Tuple[str, Any, Optional[str]]] = []
@@ -61,7 +65,8 @@ class OptimizerChecks:
         self._recorder = context.recorder
         self._scale = scale
         self._optimizers = ByObject()  # optimizer -> Known
-        self._ordinals: Dict[str, int] = {}  # key -> optimizers that have it
+        self._alive: Dict[str, Any] = {}  # model -> weak reference to it
+        self._ordinals: Dict[str, int] = {}  # model -> optimizers that have it
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
 
     def install(self) -> None:
@@ -102,6 +107,9 @@ class OptimizerChecks:
             )
         if step >= known.due and not capturing():
             known.due = next_checked(step, context.every)
+            for model in [m for m, one in self._alive.items() if one() is None]:
+                del self._alive[model]
+                context.log.event("discarded", keep=True, model=model)
             with torch.no_grad():
                 self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
                 for tell in context.on_check:
@@ -202,10 +210,14 @@ class OptimizerChecks:
             "\n".join([optimizer, *names]).encode()
         ).hexdigest()[:12]
         if known.ordinal is None:
-            known.ordinal = self._ordinals[digest] = self._ordinals.get(digest, -1) + 1
-        if sum(self._ordinals.values()) + len(self._ordinals) > _MAX_OPTIMIZERS:
-            self._recorder.note_not_seen(f"laws: more than {_MAX_OPTIMIZERS} optimizers")
-            return None
+            if sum(self._ordinals.values()) + len(self._ordinals) >= _MAX_OPTIMIZERS:
+                self._recorder.note_not_seen(f"laws: more than {_MAX_OPTIMIZERS} optimizers")
+                return None
+            owner, alike = self._owner(named[0][0]), [m for m in self._ordinals if digest in m]
+            same = (m for m in alike if m in self._alive and self._alive[m]() is owner)
+            known.model = next(same, f"{digest}-{len(alike)}")
+            self._alive[known.model] = weakref.ref(owner)
+            known.ordinal = self._ordinals[known.model] = self._ordinals.get(known.model, -1) + 1
         sets: Dict[Tuple[Tuple[int, ...], int], int] = {}
         groups: List[Any] = []
         in_set = []
@@ -216,7 +228,7 @@ class OptimizerChecks:
                 groups.append(piece.group)
             in_set.append(sets[key])
         fields = {
-            "optimizer": optimizer, "key": f"{digest}.{known.ordinal}",
+            "optimizer": optimizer, "key": f"{known.model}.{known.ordinal}",
             "names": names, "parts": [piece.part for piece in pieces],
             "hows": [piece.how for piece in pieces], "in_set": in_set,
             "in_group": [group for _, group, _ in named], "sets": [list(r) for r, _ in sets],
@@ -229,6 +241,12 @@ class OptimizerChecks:
             self._context.log.event("pieces", keep=True, id=number, **fields)
         return number, groups
 
+    def _owner(self, parameter: Any) -> Any:
+        """The model that has the parameter; the parameter itself if none is known."""
+        models = [one() for _, one in self._recorder.roots]
+        alive = (model for model in models if model is not None)
+        return next((m for m in alive if any(p is parameter for p in m.parameters())), parameter)
+
     def clock(self, group: Any) -> Optional[int]:
         """Calls on the group so far: the same on all members at the same point of the program."""
         return None if group is None else self._recorder.groups.info(group).issued
@@ -239,6 +257,9 @@ def _gradient(parameter: Any) -> Any:
     gradient = parameter.grad
     if gradient is None or not placed_alike(parameter, gradient):
         return None
+    if gradient.layout == torch.sparse_coo:  # of an embedding: rows, and their numbers
+        rows = gradient.detach().coalesce()
+        return torch.cat([rows.indices().to(rows.dtype).flatten(), rows.values().flatten()])
     return local(gradient)
 
 

@@ -41,6 +41,8 @@ class Wrapping:
         handle: Dict[str, Any] = {}
 
         def before(_recorder: Any, module: Any, _args: Any) -> None:
+            if module is not ddp.module:
+                return  # a copy, which has the hooks of the original
             bare = type(ddp)._active_ddp_module is None and torch._C._current_graph_task_id() == -1
             if bare and torch.is_grad_enabled() and module.training:
                 handle.pop("it").remove()

@@ -58,7 +58,8 @@ def job(source: str, **known: Any) -> Evidence:
     read = Sources({"/me/train.py": text}, len(ranks), one_node=True)
     conditions = read.of_lines(marks.values(), read.files)
     ranks = {rank: replace(seen, conditions=conditions) for rank, seen in ranks.items()}
-    return replace(evidence, ranks=ranks, watched=True, sources={"/me/train.py": text})
+    sources = {"/me/train.py": text}
+    return replace(evidence, ranks=ranks, watched=True, sources=sources, one_node=True)
 
 
 def fork_of(source: str, **known: Any) -> Fork | None:
@@ -194,6 +195,32 @@ class TestDataLoaders:
 
     def test_without_counts_it_is_one_of_both(self) -> None:
         assert len(decisions(self.SOURCE)) == 2
+
+    @pytest.mark.parametrize(
+        ("rank", "skips"), [("rank == 0", 0), ("rank == 1", 1), ("chosen(rank)", 1)]
+    )
+    def test_a_helper_calls_for_each_parameter(self, rank: str, skips: int) -> None:
+        """Rank 1 cannot have left the loop in a branch of rank 0."""
+        source = f"""
+            def reduce():
+                for p in model.parameters():
+                    all_reduce(p)  # A
+            def main():
+                for step, x in enumerate(loader):
+                    if bad(x):
+                        continue
+                    reduce()  # Aa
+                    if step % 3 == 0:
+                        barrier()  # C
+                        if {rank}:
+                            print(step)
+                            if args.dry_run:
+                                break
+                all_reduce(total)  # B
+        """
+        found = [text for text, _ in decisions(source)]
+        loop = "for step, x in enumerate(loader)"
+        assert found == [loop, "if bad(x)", *[f"if {rank}"] * skips]
 
     def test_a_branch_that_decides_nothing_is_never_named(self) -> None:
         source = """

@@ -96,6 +96,22 @@ def test_another_learning_rate_explains_other_parameters() -> None:
     assert "The learning rate differs since step 1: 0.01 on ranks 0, 2, 0.02 on rank 1." in of.cause
 
 
+@pytest.mark.parametrize(("shared", "verdict"), [(True, "replica-divergence"), (False, "clean")])
+def test_replicas_of_ranks_that_also_have_parameters_of_their_own(
+    shared: bool, verdict: str
+) -> None:
+    """Each rank has another number of experts, so that the optimizers have other keys."""
+
+    def experts(of: int, one: LawCheck) -> LawCheck:
+        own = tuple(replace(one.pieces[0], name=f"expert{n}", ranks=()) for n in range(of + 1))
+        pieces = (*own, *(p if shared else replace(p, ranks=()) for p in one.pieces))
+        rows = {name: (*("x" * len(own)), *getattr(one, name)) for name in ("params", "grads")}
+        return replace(one, key=f"{of}.0", pieces=pieces, state={}, **rows)  # type: ignore[arg-type]
+
+    assert found(3, both(apart(1, 2, "lr"), drift(1, 3), experts)).verdict == verdict
+    assert found(3, both(experts)).verdict == "clean"
+
+
 def test_of_two_ranks_none_is_named() -> None:
     of = found(2, both(apart(1, 1, "lr"), drift(1, 2)))
     assert (of.verdict, of.culprits) == ("replica-divergence", ())
@@ -142,6 +158,8 @@ def test_a_difference_between_two_distant_checks_names_no_rank() -> None:
     assert (of.verdict, of.culprits) == ("replica-divergence", ())
     assert "in step 3 they were equal" in of.cause
     assert "was not recorded" in of.cause
+    of = found(3, both(drift(1, 6), apart(1, 6, "lr")))
+    assert "The learning rate differs at the latest since step 6" in of.cause
 
 
 def test_ranks_at_different_points_of_the_program_are_not_compared() -> None:
@@ -312,6 +330,49 @@ class TestPlainParameters:
         assert of.verdict == "clean"
         assert "nothing keeps them equal" in of.suspicious[0]
         assert of.suspicious[0].endswith("--allow replicas-apart")
+
+    def test_what_differed_first_is_told(self) -> None:
+        of = self.found(*self.NAMES, rates=("0.1", "0.2"))
+        assert "learning rate differs since step 1: 0.1 on rank 0, 0.2 on" in of.suspicious[0]
+        assert "learning rate" not in self.found(*self.NAMES).suspicious[0]
+
+    def test_equal_parameters_with_other_numbers_are_suspicious(self) -> None:
+        """Each rank updates a slice of every parameter, and all gather them."""
+        of = self.found(rates=("0.1", "0.2"))
+        assert of.verdict == "clean" and "something is suspicious" in of.cause
+        assert "In step 1 the learning rate of AdamW.step()" in of.suspicious[0]
+        assert not self.found().suspicious
+
+    def test_those_that_stay_equal_while_they_train_were_checked(self) -> None:
+        of = self.found()
+        assert "no law was broken in 4 checked steps" in of.cause and not of.not_seen
+
+    @pytest.mark.parametrize("apart", [NAMES, NAMES[:1]])
+    def test_whether_other_ones_must_be_equal_is_not_known(self, apart: tuple[str, ...]) -> None:
+        of = self.found(*apart, since=1)
+        assert any("plain parameters must be equal" in text for text in of.not_seen)
+        assert ("not checked" in of.cause) is (apart == self.NAMES)
+
+    @pytest.mark.parametrize(
+        ("told", "size", "meant"), [((0, 1), 64, True), ((0,), 64, False), ((0, 1), 8, False)]
+    )
+    def test_copies_that_all_ranks_discarded_may_drift(
+        self, told: tuple[int, ...], size: int, meant: bool
+    ) -> None:
+        """MAML. Without a call that carries gradients nothing keeps the model equal either."""
+        calls = [Collective(8, "world", 8, "all_reduce", size, size, "float32", step=4)]
+        events = {"discarded": ({"model": "a"},)}
+        of = self.found(*self.NAMES, events=events, told=told, calls=calls)
+        assert of.verdict == "clean" and bool(of.suspicious) is not meant
+
+    @pytest.mark.parametrize(("phase", "may"), [("forward", True), ("other", False)])
+    def test_experts_may_begin_equal(self, phase: str, may: bool) -> None:
+        """Ranks that send each other samples in the forward may drift: it is only a note."""
+        calls = [Collective(8, "world", 8, "all_to_all", 64, 64, "float32", step=4, phase=phase)]
+        for names in (self.NAMES, self.NAMES[:1]):
+            of = self.found(*names, calls=calls)
+            assert bool(of.suspicious) is not may
+            assert any("experts or tables of their own" in note for note in of.notes) is may
 
     def test_other_models_or_slices_are_not(self) -> None:
         assert not self.found(*self.NAMES, since=1).suspicious

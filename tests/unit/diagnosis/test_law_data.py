@@ -55,6 +55,9 @@ class TestSamples:
         assert of.verdict == "wrong-gradients"
         assert "each repeats the work of the other" in of.cause
         assert "from a RandomSampler at train.py:3 main" in of.cause
+        assert of.next_step.startswith("Give the loader a DistributedSampler")
+        of = self.found(lambda _, step: str(step), sampler="MyDistributedSampler")
+        assert of.next_step.startswith("Find out why MyDistributedSampler gives")
 
     def test_ranks_that_split_each_sample_in_the_forward_may_have_the_same(self) -> None:
         def add(rank: int, laws: RankLaws) -> RankLaws:

@@ -136,6 +136,10 @@ def test_an_exit_code_after_a_failed_call_is_no_crash_of_its_own() -> None:
     found = diagnose(replace(evidence, ranks=own, deaths=(0,)))
     assert "ended with exit code 1 by os._exit(1) at train.py:9" in found.cause
     assert found.next_step == "Find out why rank 0 ends there: os._exit(1) at train.py:9."
+    under = Condition("train.py", 7, "if bad(x)", "under")
+    own[0] = replace(own[0], conditions={"train.py:9 step": (under,)})
+    found = diagnose(replace(evidence, ranks=own, deaths=(0,)))
+    assert found.next_step.endswith("at train.py:9, under `if bad(x)` at train.py:7.")
 
 
 # ------------------------------------------------------------------------ no process group

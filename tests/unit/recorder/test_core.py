@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ class TestByObject:
             pytest.skip("no address was given twice")
         assert known.get(thing) is None
         assert known.setdefault(thing, "new") == "new"
+
+    def test_values_of_deleted_objects_are_dropped(self) -> None:
+        known, lost, *kept = ByObject(), *(Thing() for _ in range(200))
+        value = weakref.ref(known.set(lost, Thing()))
+        del lost
+        for one in kept:
+            known.set(one, "a")
+        assert value() is None and all(known.get(one) == "a" for one in kept)
 
 
 def test_decisions_of_a_job_are_recorded(recorder: Recorder, tmp_path: Path) -> None:

@@ -85,12 +85,38 @@ def test_gradients_that_are_absent_zero_or_frozen(recorder: Recorder, tmp_path: 
     assert used not in (None, "", "zero")
 
 
+def test_gradients_of_a_sparse_embedding(recorder: Recorder, tmp_path: Path) -> None:
+    table = nn.Embedding(9, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    for rows in ([1, 2], [2, 1], [1, 3]):
+        optimizer.zero_grad()
+        table(torch.tensor(rows)).sum().backward()
+        optimizer.step()
+    first, same, others = (check.grads[0] for check in laws(tmp_path).checks)
+    assert first == same != others and None not in (first, others)
+
+
 def test_two_optimizers_of_equal_names_are_two(recorder: Recorder, tmp_path: Path) -> None:
     nets = model(), model()
     sum(net(torch.ones(1, 4)).sum() for net in nets).backward()  # type: ignore[union-attr]
     for net in nets:
         torch.optim.SGD(net.parameters(), lr=0.1).step()
     assert len({check.key for check in laws(tmp_path).checks}) == 2
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_model_that_was_discarded_is_told(
+    recorder: Recorder, tmp_path: Path, keeps: bool
+) -> None:
+    kept = []
+    for _ in range(3):
+        net = model()
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(samples(3)))
+        kept += [net] if keeps else []
+    found = laws(tmp_path)
+    told = [event["model"] for event in found.others.get("discarded", ())]
+    models = dict.fromkeys(check.key.partition(".")[0] for check in found.checks)
+    assert told == ([] if keeps else list(models)[:2])
 
 
 def test_a_second_call_of_step_belongs_to_the_same_step(recorder: Recorder, tmp_path: Path) -> None:
@@ -134,6 +160,7 @@ def test_the_model_inside_a_wrapper_that_is_called_is_told_with_its_line(
     wrapped(torch.ones(1, 4)).sum().backward()
     with torch.no_grad():
         wrapped.module(torch.ones(1, 4))
+    copy.deepcopy(wrapped.module)(torch.ones(1, 4)).sum().backward()
     assert not laws(tmp_path).others.get("bare")
     for _ in range(2):
         wrapped.module(torch.ones(1, 4)).sum().backward()

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,6 +203,7 @@ def _watched(
 ) -> tuple[str, str]:
     """Returns the page, and why the ranks were ended, "" if they ended by themselves."""
     from moediag import rank_options
+    from moediag.launch.watched import end_with_us  # then `moediag watch` ends the ranks
 
     config = item.config
     line = [*WATCH, "--no-color", "--on-hang", "abort"]
@@ -213,7 +214,7 @@ def _watched(
     file, _, rest = item.nodeid.partition("::")
     process = subprocess.Popen(
         [*line, f"{config.rootpath / file}::{rest}"], cwd=config.invocation_params.dir,
-        env=_environment(reports), stdin=subprocess.DEVNULL, preexec_fn=_end_with_us(),
+        env=_environment(reports), stdin=subprocess.DEVNULL, preexec_fn=end_with_us(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     ended = ""
@@ -231,13 +232,6 @@ def _watched(
     item.add_report_section("call", "stdout of the ranks", printed)
     item.add_report_section("call", "stderr of the ranks", progress)
     return page, ended
-
-
-def _end_with_us() -> Callable[[], None] | None:
-    """`moediag watch` ends the ranks when this process dies in whatever way."""
-    from moediag.launch.watched import end_with_us
-
-    return end_with_us()
 
 
 def _environment(reports: str) -> dict[str, str]:

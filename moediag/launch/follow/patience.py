@@ -26,6 +26,7 @@ Supervisors on other nodes observe the ranks there; see launch.nodes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -320,11 +321,13 @@ class Patience:
 
     @property
     def worked(self) -> Mapping[int, str]:
-        """The work of each rank that most looks of this pause show, as the latest of them does."""
+        """The work of each rank that most looks of this pause show. Of two equal ones the earlier
+        counts: the last look may show a rank that has just gone on."""
         found = {}
         for rank, looks in self._seen.items():
-            kinds = [words.split()[:2] for words in looks]
-            found[rank] = max(reversed(looks), key=lambda words: kinds.count(words.split()[:2]))
+            kinds = {words: " ".join(words.split()[:2]) for words in looks}
+            most = Counter(map(kinds.__getitem__, looks)).most_common(1)[0][0]
+            found[rank] = next(words for words in reversed(looks) if kinds[words] == most)
         return found
 
     @property

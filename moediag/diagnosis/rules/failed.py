@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moediag.diagnosis.blame.nodes import silent
+from moediag.diagnosis.blame.nodes import open_call, silent
 from moediag.diagnosis.end_states import mixed_optimizer
 from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure, first_of, said
 from moediag.diagnosis.end_states.whereabouts import whereabouts
@@ -211,6 +211,23 @@ def lost_node(facts: Facts) -> Judgement | None:
     )
 
 
+def _came_late(facts: Facts) -> tuple[int, ...]:
+    """Ranks whose call began after others had given up waiting in it. In its call before that one a
+    rank may have waited for ranks of another group, so both must be on one group."""
+    calls = {r: c for r in facts.evidence.ranks if (c := open_call(facts.evidence, r)) is not None}
+    awaited = {
+        (calls[f.rank].group, calls[f.rank].position): f.time
+        for f in facts.failed
+        if f.gave_up and f.rank in calls
+    }
+    found = []
+    for rank, call in calls.items():
+        before = [c for c in facts.evidence.ranks[rank].collectives if c.index < call.index][-1:]
+        late = 0 < awaited.get((call.group, call.position), call.time) < call.time
+        found += [rank] if late and all(c.group == call.group for c in before) else []
+    return tuple(found)
+
+
 _FIND_THE_FIRST = (
     "Find the rank that ended first, whose peers lost it: the last output of every rank, the "
     "launcher's and the scheduler's messages, the kernel's log."
@@ -239,6 +256,19 @@ def lost_connection(facts: Facts) -> Judgement | None:
             divergence=True,
             failure=found[0],
             next_step=_LATE.format(ranks(d.absent)),
+        )
+    if late := _came_late(facts):
+        gave_up = [f for f in found if f.gave_up]
+        call = open_call(facts.evidence, late[0])
+        where = f" {describe(call)}" if call is not None else " a call"
+        text = f"{ranks(f.rank for f in gave_up).capitalize()} gave up ({said(gave_up)}). "
+        return Judgement(
+            Confidence.MEDIUM,
+            f"{text}{ranks(late).capitalize()} came to{where} only afterwards.",
+            culprits=late,
+            victims=apart(tuple(facts.evidence.ranks), late),
+            failure=gave_up[0],
+            next_step=_LATE.format(ranks(late)),
         )
     text = f"{who} lost the connection to a peer "
     errors = [facts.evidence.ranks[f.rank].error for f in found]

@@ -244,34 +244,28 @@ def lost_connection(facts: Facts) -> Judgement | None:
     found = facts.failed
     if not found:
         return None
-    d, who = facts.divergence, ranks(f.rank for f in found).capitalize()
-    if d is not None and d.kind == "missing" and any(failure.gave_up for failure in found):
-        text = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=True)
-        text += f" {who} gave up ({said(found)}). "
+    evidence, d, gave_up = facts.evidence, facts.divergence, [f for f in found if f.gave_up]
+    if d is not None and d.kind == "missing" and gave_up:
+        late = facts.blame.culprits
+        text = cause.of_divergence(d, facts.blame, evidence.backend, died=True)
+        text = f"{text} {whereabouts(evidence, late)}".rstrip()
+    else:
+        late = _came_late(facts)
+        calls = (describe(c) for r in late if (c := open_call(evidence, r)) is not None)
+        text = f"{ranks(late).capitalize()} came to {next(calls, 'a call')} too late."
+    if late:
+        who = ranks(f.rank for f in gave_up).capitalize()
         return Judgement(
             Confidence.MEDIUM,
-            text + whereabouts(facts.evidence, d.absent),
-            culprits=facts.blame.culprits,
-            victims=victims(facts),
-            divergence=True,
-            failure=found[0],
-            next_step=_LATE.format(ranks(d.absent)),
-        )
-    if late := _came_late(facts):
-        gave_up = [f for f in found if f.gave_up]
-        call = open_call(facts.evidence, late[0])
-        where = f" {describe(call)}" if call is not None else " a call"
-        text = f"{ranks(f.rank for f in gave_up).capitalize()} gave up ({said(gave_up)}). "
-        return Judgement(
-            Confidence.MEDIUM,
-            f"{text}{ranks(late).capitalize()} came to{where} only afterwards.",
+            f"{text} {who} gave up ({said(gave_up)}).",
             culprits=late,
-            victims=apart(tuple(facts.evidence.ranks), late),
+            victims=apart(tuple(evidence.ranks), late),
+            divergence=d is not None,
             failure=gave_up[0],
             next_step=_LATE.format(ranks(late)),
         )
-    text = f"{who} lost the connection to a peer "
-    errors = [facts.evidence.ranks[f.rank].error for f in found]
+    text = f"{ranks(f.rank for f in found).capitalize()} lost the connection to a peer "
+    errors = [evidence.ranks[f.rank].error for f in found]
     if all(error is not None and meeting.is_meeting(error.frames) for error in errors) and (
         old := meeting.old_store(facts.evidence)
     ):

@@ -321,7 +321,7 @@ class Patience:
 
     @property
     def worked(self) -> Mapping[int, str]:
-        """The work of each rank that most looks of this pause show, the earlier of two equal ones."""
+        """The work of each rank that most looks of this pause show; the earlier of equal ones."""
         found = {}
         for rank, looks in self._seen.items():
             kinds = {words: " ".join(words.split()[:2]) for words in looks}

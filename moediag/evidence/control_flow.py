@@ -148,10 +148,7 @@ class Flow:
         after = self._block(node.finalbody, after, to)
         for handler in node.handlers:
             self._add(handler, self._block(handler.body, after, to))
-        handlers = (*node.handlers, *(() if _catches_all(node) else to.handlers))
+        caught = {ast.unparse(h.type) if h.type else "BaseException" for h in node.handlers}
+        handlers = (*node.handlers, *(() if "BaseException" in caught else to.handlers))
         ended = self._block(node.orelse, after, to)
         self._add(node, self._block(node.body, ended, replace(to, handlers=handlers)))
-
-
-def _catches_all(node: ast.Try) -> bool:
-    return any(h.type is None or ast.unparse(h.type) == "BaseException" for h in node.handlers)

@@ -35,7 +35,8 @@ def loaded(files: Sequence[Path]) -> Iterator[Loaded]:
     much = sum(file.stat().st_size for file in files) >= _MUCH
     apart = [much or _must_be_read_apart(file) for file in files]
     for_readers = [file for file, one in zip(files, apart, strict=True) if one]
-    count = min(_cores(), MAX_READERS) if much else 1
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    count = min(cores, MAX_READERS) if much else 1
     with closing(_by_readers(for_readers, count)) as read:
         for file, one in zip(files, apart, strict=True):
             yield next(read) if one else load(file)
@@ -47,10 +48,6 @@ def _must_be_read_apart(path: Path) -> bool:
             return is_pickle(file.read(2))
     except OSError:
         return False
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _by_readers(files: Sequence[Path], count: int) -> Generator[Loaded, None, None]:

@@ -253,7 +253,8 @@ def _joined(raw: list[str], tasks: bool) -> list[str]:
     covered: list[tuple[int, re.Match[str]]] = []
     last = ""
     for line in raw:
-        if lines and len(lines[-1]) < _MAX_JOINED and _is_statement(lines[-1]):
+        said = lines and any(word in lines[-1] for word in _STATEMENTS)
+        if said and len(lines[-1]) < _MAX_JOINED:
             full = width and len(last) >= width - 1
             if (full or _is_cut(lines[-1])) and not _starts(line, tasks):
                 if width == len(last) and (found := _COVERED.search(lines[-1])):
@@ -283,10 +284,6 @@ def _starts(line: str, tasks: bool) -> bool:
         return True
     weak = ("quotation", "line number", "time")
     return any(prefix.pattern.match(line) for prefix in PREFIXES if prefix.tool not in weak)
-
-
-def _is_statement(line: str) -> bool:
-    return any(word in line for word in _STATEMENTS)
 
 
 def _is_cut(line: str) -> bool:

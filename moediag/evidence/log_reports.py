@@ -44,18 +44,14 @@ def job_size(reports: Iterable[Report], exactly: bool = False) -> int:
     found = 0
     reports = list(reports)
     if exactly:
-        sizes = (group_size(one) or 0 if one.of_all else _whole_size(one) for one in reports)
-        return max(sizes, default=0)
+        # Horovod counts only the ranks that it names.
+        counted = (o.size for o in reports if o.kind.startswith(("ras-", "fr-", "nccl-")))
+        return max((*(group_size(o) or 0 for o in reports if o.of_all), *counted), default=0)
     for one in reports:
         named = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
         members = [rank for rank in named if rank < log_lines.MAX_RANK]
         found = max(found, one.size, group_size(one) or 0, max(members) + 1 if any(members) else 0)
     return max(found, sum(one.kind == "stack" for one in reports))
-
-
-def _whole_size(one: Report) -> int:
-    """The number of ranks that a tool counted; Horovod counts only those that it names."""
-    return one.size if one.kind.startswith(("ras-", "fr-", "nccl-")) else 0
 
 
 def told_size(lines: Iterable[Line]) -> int:

@@ -91,7 +91,10 @@ def merged(parts: Sequence[Part]) -> Evidence:
         timed_out=any(e.timed_out for e in every),
         interrupted=all(e.interrupted for e in every),
         launch_error=first.launch_error if not any(e.deaths for e in every) else "",
-        deaths=tuple(sorted(deaths, key=lambda rank: _came_to(ranks[rank]))),
+        # Of deaths on several nodes, the first rank is the one that got least far.
+        deaths=tuple(
+            sorted(deaths, key=lambda r: (ranks[r].last_step, len(ranks[r].collectives), r))
+        ),
         not_seen=lost + _not_seen(nodes, ranks),
         oom_kills=sum(kills) if kills else None,
         nodes=nodes,
@@ -154,11 +157,6 @@ def _not_seen(nodes: Iterable[Node], ranks: Mapping[int, RankEvidence]) -> tuple
         else:
             found.append(f"{who}: on nodes whose watchers sent nothing (moediag watch --shared)")
     return tuple(found)
-
-
-def _came_to(seen: RankEvidence) -> tuple[int, int, int]:
-    """Sorts deaths on several nodes by progress: the rank that died first got least far."""
-    return seen.last_step, len(seen.collectives), seen.rank
 
 
 def _content(seen: RankEvidence) -> int:

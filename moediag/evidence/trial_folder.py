@@ -90,7 +90,11 @@ def _read(folder: Path) -> Evidence:
     logs = {rank: log for rank, log in logs.items() if rank not in earlier}
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
-    dumps = device_progress.read(folder, [r for r, log in logs.items() if _has_device(log)])
+    # Where a device runs the calls, torch's Flight Recorder knows more of these.
+    backends = {
+        rank: {group.backend for group in log.groups.values()} for rank, log in logs.items()
+    }
+    dumps = device_progress.read(folder, [r for r, has in backends.items() if has - {"", "gloo"}])
     # A rank that died before it recorded any runs the same installation as the others.
     libraries = next((log.libraries for log in logs.values() if log.libraries), ())
     one_node = _on_one_node(folder, logs, world_size)
@@ -298,11 +302,6 @@ def _meeting(path: Path) -> Meeting:
     texts = (raw.get("backend"), raw.get("address"))
     backend, address = (text if isinstance(text, str) else "" for text in texts)
     return Meeting(backend, address, size if isinstance(size, int) else 0)
-
-
-def _has_device(log: RankLog) -> bool:
-    """Whether a device runs the rank's calls: torch's Flight Recorder knows more of these."""
-    return any(group.backend not in ("", "gloo") for group in log.groups.values())
 
 
 def _device(log: RankLog, read: device_progress.RankDump | None) -> device_progress.Told:

@@ -69,6 +69,12 @@ class Process:
         return stat if stat is not None and stat.started == self.started else None
 
     @property
+    def epoch(self) -> float:
+        """When it started, in seconds since 1970. Raises OSError without /proc."""
+        uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+        return time.time() - uptime + self.started / _TICK
+
+    @property
     def alive(self) -> bool:
         return (stat := self.stat()) is not None and stat.alive
 

@@ -44,19 +44,20 @@ def excerpt_of(lines: Sequence[PathLine]) -> tuple[ExcerptFile, ...]:
 def _file_lines(by_number: dict[int, list[PathLine]]) -> Iterator[ExcerptLine]:
     left = min(same[0].indent for same in by_number.values())
     for number, same in sorted(by_number.items()):
-        acts = dict.fromkeys(text for one in same for text in _acts(one))
-        yield ExcerptLine(number, " " * (same[0].indent - left) + same[0].text, "; ".join(acts))
+        text = " " * (same[0].indent - left) + same[0].text
+        yield ExcerptLine(number, text, "; ".join(_acts(same)))
 
 
-def _acts(line: PathLine) -> Iterator[str]:
-    for ranks, did in line.acts:
-        who = wording.ranks(ranks)
-        yield (
-            f"{did} on {who}"
-            if did in ("true", "false")
-            else f"{who} {wording.agreeing(did, ranks)}"
-        )
-    if not line.certain:
+def _acts(lines: Sequence[PathLine]) -> Iterator[str]:
+    """What ranks did in one line, each act once with all its ranks."""
+    told: dict[str, set[int]] = {}
+    for ranks, did in (act for line in lines for act in line.acts):
+        told.setdefault(did, set()).update(ranks)
+    for did, found in told.items():
+        who, several = wording.ranks(found), sorted(found)
+        short = did in ("true", "false")
+        yield f"{did} on {who}" if short else f"{who} {wording.agreeing(did, several)}"
+    if not all(line.certain for line in lines):
         yield "perhaps here"
 
 

@@ -173,6 +173,7 @@ def is_communication(error: RankError) -> bool:
 
 
 def said(failed: Sequence[Failure]) -> str:
-    """The first message among the failures, else the first failure's name."""
-    told = next((f for f in failed if f.summary), failed[0])
+    """The first message among the failures, of one that gave up if any did: the others lost it.
+    Without a message, the first failure's name."""
+    told = next((f for f in sorted(failed, key=lambda f: not f.gave_up) if f.summary), failed[0])
     return f"{told.name}: {told.summary}" if told.summary else told.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moediag.diagnosis.blame.nodes import silent
+from moediag.diagnosis.blame.nodes import open_call, silent
 from moediag.diagnosis.end_states import mixed_optimizer
 from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure, first_of, said
 from moediag.diagnosis.end_states.whereabouts import whereabouts
@@ -211,6 +211,23 @@ def lost_node(facts: Facts) -> Judgement | None:
     )
 
 
+def _came_late(facts: Facts) -> tuple[int, ...]:
+    """Ranks whose call began after others had given up waiting in it. In its call before that one a
+    rank may have waited for ranks of another group, so both must be on one group."""
+    calls = {r: c for r in facts.evidence.ranks if (c := open_call(facts.evidence, r)) is not None}
+    awaited = {
+        (calls[f.rank].group, calls[f.rank].position): f.time
+        for f in facts.failed
+        if f.gave_up and f.rank in calls
+    }
+    found = []
+    for rank, call in calls.items():
+        before = [c for c in facts.evidence.ranks[rank].collectives if c.index < call.index][-1:]
+        late = 0 < awaited.get((call.group, call.position), call.time) < call.time
+        found += [rank] if late and all(c.group == call.group for c in before) else []
+    return tuple(found)
+
+
 _FIND_THE_FIRST = (
     "Find the rank that ended first, whose peers lost it: the last output of every rank, the "
     "launcher's and the scheduler's messages, the kernel's log."
@@ -227,21 +244,28 @@ def lost_connection(facts: Facts) -> Judgement | None:
     found = facts.failed
     if not found:
         return None
-    d, who = facts.divergence, ranks(f.rank for f in found).capitalize()
-    if d is not None and d.kind == "missing" and any(failure.gave_up for failure in found):
-        text = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=True)
-        text += f" {who} gave up ({said(found)}). "
+    evidence, d, gave_up = facts.evidence, facts.divergence, [f for f in found if f.gave_up]
+    if d is not None and d.kind == "missing" and gave_up:
+        late = facts.blame.culprits
+        text = cause.of_divergence(d, facts.blame, evidence.backend, died=True)
+        text = f"{text} {whereabouts(evidence, late)}".rstrip()
+    else:
+        late = _came_late(facts)
+        calls = (describe(c) for r in late if (c := open_call(evidence, r)) is not None)
+        text = f"{ranks(late).capitalize()} came to {next(calls, 'a call')} too late."
+    if late:
+        who = ranks(f.rank for f in gave_up).capitalize()
         return Judgement(
             Confidence.MEDIUM,
-            text + whereabouts(facts.evidence, d.absent),
-            culprits=facts.blame.culprits,
-            victims=victims(facts),
-            divergence=True,
-            failure=found[0],
-            next_step=_LATE.format(ranks(d.absent)),
+            f"{text} {who} gave up ({said(gave_up)}).",
+            culprits=late,
+            victims=apart(tuple(evidence.ranks), late),
+            divergence=d is not None,
+            failure=gave_up[0],
+            next_step=_LATE.format(ranks(late)),
         )
-    text = f"{who} lost the connection to a peer "
-    errors = [facts.evidence.ranks[f.rank].error for f in found]
+    text = f"{ranks(f.rank for f in found).capitalize()} lost the connection to a peer "
+    errors = [evidence.ranks[f.rank].error for f in found]
     if all(error is not None and meeting.is_meeting(error.frames) for error in errors) and (
         old := meeting.old_store(facts.evidence)
     ):

@@ -45,7 +45,8 @@ def next_step(
         sure = forked is not None and len(forked.decisions) == 1 and not culprits
         if {call.op for call in divergence.calls.values() if call is not None} <= {"send", "recv"}:
             # A send and its receive are rightly under different conditions.
-            return _paired(divergence) or _diverged(divergence, found, evidence)
+            paired = "Pair each send with a receive: these ranks wait for each other."
+            return paired if divergence.kind == "order" else _diverged(divergence, found, evidence)
         return (
             (_caught(evidence, found) or _by_batches(evidence) or advice(forked) if sure else "")
             or _either(divergence, found, culprits)
@@ -77,18 +78,6 @@ def _caught(evidence: Evidence, found: Sequence[Standing]) -> str:
         f"Fix {what} of {ranks(one.ranks)}{raised}, or make the call at {one.at} on all ranks: it "
         f"is {words(handler)}."
     )
-
-
-def _paired(divergence: Divergence) -> str:
-    """What ranks that wait for each other in sends and receives lack."""
-    if divergence.kind != "order":
-        return ""
-    does = [
-        f"rank {rank} in {call.op} at {call.site.partition(' ')[0]}"
-        for rank, call in sorted(divergence.calls.items())
-        if call is not None
-    ]
-    return f"Each send needs a receive, and the other way round: {' and '.join(does)} wait."
 
 
 def _parted(divergence: Divergence, found: Sequence[Standing]) -> str:

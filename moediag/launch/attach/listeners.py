@@ -27,7 +27,6 @@ _DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - torch's
 _ANSWER = 4.0  # seconds: torch's monitor reads its pipe about once a second
 _RAS = 3.0  # seconds
 _MOST_BYTES = 256 << 20
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 def ask(folder: Path, capture: Path, targets: Sequence[Target], proc: Proc) -> list[str]:
@@ -63,7 +62,7 @@ def _flight(proc: Proc, target: Target, capture: Path) -> str:
     if answered:
         _await(dump, before)
     written = _written(dump)
-    if written is None or (not answered and written[0] < _started(target.process)):
+    if written is None or (not answered and written[0] < target.process.epoch):
         asked = "the rank did not answer" if pipe else f"this job was started without {PIPES[0]}"
         return f"rank {rank}: Flight Recorder ({asked})"
     if written[1] > _MOST_BYTES:
@@ -110,9 +109,3 @@ def _await(dump: Path, before: tuple[float, int] | None) -> None:
         if now is not None and now != before and now == last:
             return
         last = now
-
-
-def _started(process: Process) -> float:
-    """Epoch seconds."""
-    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    return time.time() - uptime + process.started / _TICK

@@ -173,7 +173,7 @@ def judge(taken: Sequence[One], states: Sequence[str]) -> RankLook:
         return replace(made, does=looks.WORKS, words="computes and communicates")
     if any(inside):
         return made
-    done = _work(taken)
+    done = ": ".join(filter(None, (work_of(last.dump.json), _by_proc(taken))))
     busy = sum(state in "RD" for state in states) > _WORKS_CPU * len(states)
     if done or cpu > _WORKS_CPU or busy:
         return replace(made, does=looks.WORKS, words=done or "computes")
@@ -185,12 +185,8 @@ def _inside(dump: bytes) -> bool:
     return in_collective(dump, spins=True) or joins(dump)
 
 
-def _work(taken: Sequence[One]) -> str:
-    """What a rank outside communication did, by its files, connections, children and stack."""
-    return ": ".join(filter(None, (work_of(taken[-1].dump.json), _by_proc(taken))))
-
-
 def _by_proc(taken: Sequence[One]) -> str:
+    """What a rank did by its files, connections and children."""
     active = [one.activity for one in taken if one.activity is not None]
     waited_for = waits_for_child(taken[-1].dump.json)
     return work(active[0], active[-1], waited_for) if active else ""

@@ -154,13 +154,11 @@ def on_device(dump: bytes) -> bool:
     python = _python(looked[0])
     if python and str(python[0].get("filename", "")).endswith(_ENGINE):
         others = [frames_of(thread) for thread in threads(dump) if thread != main]
-        looked += [frames for frames in others if not _spawned(_python(frames))]
+        for frames in others:  # without threads that the program started
+            python = _python(frames)
+            started = python and str(python[-1].get("name", "")).endswith("_bootstrap")
+            looked += [] if started else [frames]
     return any(_DEVICE.search(str(f.get("name", ""))) for frames in looked for f in frames)
-
-
-def _spawned(python: Sequence[Mapping[str, object]]) -> bool:
-    """Whether the program started the thread."""
-    return bool(python) and str(python[-1].get("name", "")).endswith("_bootstrap")
 
 
 def main_frames(dump: bytes) -> list[dict[str, object]]:

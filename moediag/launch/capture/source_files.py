@@ -11,7 +11,6 @@ import ast
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,6 @@ _OF_RANKS = re.compile(r"rank|process_index|is_main|master|primary|chief", re.IG
 _IN_TRACEBACK = re.compile(r'File \\?"([^"\\]+)\\?", line \d')  # JSON escapes the quotes
 _LARGEST = 1 << 20  # bytes
 _ABOVE = 5  # folders from which an absolute import may start: the file's own and those above it
-_TICK = os.sysconf("SC_CLK_TCK")
 _SLACK = 0.05  # seconds; an interpreter needs about as long until it reads its first file
 
 
@@ -159,12 +157,6 @@ def _read(path: str, process: Process) -> str:
     if status.st_size > _LARGEST:
         raise ValueError("larger than 1 MiB")
     # A change of the content or a file moved here both set the time of the last status change.
-    if status.st_ctime > _started(process) + _SLACK:
+    if status.st_ctime > process.epoch + _SLACK:
         raise ValueError("changed after the job started")
     return seen.read_text(encoding="utf-8", errors="replace")
-
-
-def _started(process: Process) -> float:
-    """Epoch seconds."""
-    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    return time.time() - uptime + process.started / _TICK

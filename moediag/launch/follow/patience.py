@@ -26,6 +26,7 @@ Supervisors on other nodes observe the ranks there; see launch.nodes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -113,7 +114,7 @@ class Patience:
         self._last: dict[int, tuple[bool, float]] = {}
         self._last_cpu: dict[int, float] = {}
         self._own: dict[int, _Time] = {}  # length of the pause for each rank, by its own time
-        self.worked: dict[int, str] = {}  # the latest work of each rank in this pause
+        self._seen: dict[int, list[str]] = {}  # the work of each rank in the looks of this pause
         self._present: Stall | None = None  # this pause, as far as ranks wait in it
         # The longest pause beyond ``seconds`` that ended: its length, and what ranks worked.
         self.slowest: tuple[Stall, float, Mapping[int, str]] | None = None
@@ -248,7 +249,7 @@ class Patience:
             for rank in ranks
             if (words := ": ".join(filter(None, (shown.get(rank), active.get(rank)))))
         }
-        self.worked.update(self._work)
+        self._note(self._work)
         for rank in ranks:
             self._own.setdefault(rank, _Time()).looked(rank in self._work)
         # An evaluation on one rank also waits for its device.
@@ -266,7 +267,7 @@ class Patience:
             self._listened = now
             found = self._activities(dict.fromkeys(waiting, b""), True)
             self._carries = {rank: words for rank, words in found.items() if words}
-            self.worked.update(self._carries)
+            self._note(self._carries)
 
     def _meet(self, away: Sequence[RankSample], whole: bool) -> None:
         """Notes since when all ranks have been in the rendezvous."""
@@ -289,7 +290,7 @@ class Patience:
         self._work, self._on_device, self._blocked = {}, set(), set()
         self._listened, self._carries = -_LOOK_AGAIN, {}
         self._loading, self._joined, self._leaving = set(), set(), set()
-        self.worked = {}
+        self._seen = {}
         self._joining = float("inf")
         self._cpu = {s.rank: s.cpu for s in samples}
         self._last = {s.rank: _clock(s, now) for s in samples}
@@ -313,6 +314,20 @@ class Patience:
         if outside:
             return OUTSIDE * self.seconds
         return BUSY * self.seconds if busy and not s.silent else self.seconds
+
+    def _note(self, work: Mapping[int, str]) -> None:
+        for rank, words in work.items():
+            self._seen.setdefault(rank, []).append(words)
+
+    @property
+    def worked(self) -> Mapping[int, str]:
+        """The work of each rank that most looks of this pause show; the earlier of equal ones."""
+        found = {}
+        for rank, looks in self._seen.items():
+            kinds = {words: " ".join(words.split()[:2]) for words in looks}
+            most = Counter(map(kinds.__getitem__, looks)).most_common(1)[0][0]
+            found[rank] = next(words for words in reversed(looks) if kinds[words] == most)
+        return found
 
     @property
     def looked(self) -> bool:

@@ -136,6 +136,25 @@ class TestGaveUp:
         assert "train.py:33" in found.cause and "gave up" in found.cause
         assert "raise the timeout" in found.next_step
 
+    def test_the_rank_that_came_after_they_gave_up_is_named(self) -> None:
+        """It then lost the connection to them. In a call of another group it may have waited."""
+        groups: dict[str, tuple[tuple[int, ...], str | None]] = {
+            "a": ((0, 1, 2), None), "b": ((1, 2), None),
+        }  # fmt: skip
+        for between, named in (([], (1,)), ([Op("b")], ())):
+            made = [[Op("a"), Op("a")], [Op("a"), *between, Op("a")], [Op("a"), *between, Op("a")]]
+            evidence = Job(groups, made).whole()
+            ranks = dict(evidence.ranks)
+            for rank, error in ((0, self.TIMEOUT), (2, self.TIMEOUT), (1, self.RESET)):
+                *done, last = ranks[rank].collectives
+                last = replace(last, time=130.0 if rank == 1 else 100.0, completed=False)
+                ranks[rank] = replace(
+                    ranks[rank], exit=ExitStatus(code=1), error=replace(error, time=last.time + 10),
+                    collectives=(*done, last), finished=False,
+                )  # fmt: skip
+            found = diagnose(replace(evidence, ranks=ranks, stall=None, watched=True))
+            assert (found.verdict, found.culprits) == ("crash", named), found.cause
+
     def test_a_rank_that_also_communicates_or_is_not_seen_is_not(self) -> None:
         waits = Frame("/env/torch/distributed/distributed_c10d.py", 9, "all_reduce")
         for frames in ((waits, PROGRAM), ()):

@@ -146,7 +146,7 @@ def test_a_call_over_a_slow_network_is_no_hang(away: tuple[RankSample, ...]) -> 
             ends: float = ends,
             calls: list[float] = calls,
         ) -> dict[int, str]:
-            calls.append(now.t)
+            calls.extend([now.t] * inside)
             sends = inside and now.t < ends
             return dict.fromkeys(waiting, "sends over the network at 1.0 MB/s" * sends)
 
@@ -194,6 +194,19 @@ def test_a_pause_that_ended_is_kept_with_what_ranks_did(seconds: float, told: bo
     stall, length, worked = patience.slowest
     assert (stall.waiting, stall.elsewhere, worked) == ((0,), (1,), {1: "compiles"})
     assert seconds <= length < seconds + 1
+
+
+def test_a_pause_is_told_by_what_most_looks_at_it_show() -> None:
+    """Not by the last one, when the rank has just gone on."""
+    takes = "takes batches or runs its model, 0.2 times a second"
+    works = "waits for the child process g++, which works"
+    patience = Patience(
+        Watchdog(3.0, 100.0), 10.0, lambda *_: {}, lambda _, inside: {1: "" if inside else word}
+    )
+    for tick in range(int(60 / TURN)):
+        word = takes if tick * TURN > 47 else works
+        patience.observe(tick * TURN, [replace(WAITS, progress=7 + (tick * TURN > 50)), IDLE])
+    assert patience.slowest is not None and patience.slowest[2] == {1: works}
 
 
 def test_two_saves_with_a_wait_between_count_together() -> None:

@@ -31,7 +31,7 @@ def kept(folder: Path, *paths: str) -> dict[str, dict[str, str]]:
 @pytest.fixture
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job started after the files of this test were written."""
-    monkeypatch.setattr(source_files, "_started", lambda _: time.time() + 60)
+    monkeypatch.setattr(Process, "epoch", time.time() + 60)
 
 
 @pytest.mark.usefixtures("long_ago")

@@ -60,7 +60,7 @@ class Program:
         """The module that is imported once."""
         return {
             "trainer": "transformers", "dcp": "torch.distributed.fsdp",
-            "torchtitan": "titan_on_cpu",
+            "torchtitan": "torch",  # what it imports does not survive a fork
         }.get(self.file, self.file)  # fmt: skip
 
     @property

@@ -1,9 +1,9 @@
 """Removes secrets from text before it is written: one place, for every file and page.
 
 Secrets are known by the shape of a token, by the name before a value (``--api-key X``,
-``PASSWORD=X``, ``"token": "X"``), as a login in a URL, and as a header. The replacement keeps the
-name, so a reader sees that something was set. ``redacted`` replaces names of hosts, users and
-folders as well, always the same name by the same word.
+``PASSWORD=X``, ``"token": "X"``), as a login in a URL, as a header, and by characters that look
+random. The replacement keeps the name, so a reader sees that something was set. ``redacted``
+replaces names of hosts, users and folders as well, always the same name by the same word.
 """
 
 from __future__ import annotations
@@ -65,13 +65,20 @@ _AFTER = [
 ]
 _STRING = r"""[bBrRuUfF]{0,2}(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
 _INSIDE = r"[^\[\](){}\n]"
-# A name and what separates it from its value: "--name", "<name>" of XML, "name=".
+# A name and what separates it from its value: "--name", "<name>" of XML, "name: NAME, value:" of
+# Kubernetes, "name=".
 _NAMES = (
-    re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w.-]*)\s+(?!-)"),
+    re.compile(
+        r"""(?P<name>(?<![^\s"'\[(])--?[A-Za-z][\w.-]*)(?:["'],[ ]*(?=["'])|\s+)(?!["']?-)"""
+    ),
     re.compile(r"<(?P<name>[A-Za-z][\w.-]*)>\s*"),
     re.compile(
+        r"""(?i:\b(?:name|key)\\*["']?\s*[:=]\s*\\*["']?)(?P<name>[\w.-]{1,80})\\*["']?,?\s+"""
+        r"""\\*["']?(?i:value)\\*["']?\s*[:=]\s*"""
+    ),
+    re.compile(
         r"""(?<![\w.])(?P<name>\w[\w.-]{0,80})(?:\\*["'])?\]?[ \t]*(?:=>|:=|=|:(?!//)|%3D)[ \t]*"""
-        r"""(?:\n[ \t]+)?"""
+        r"""(?:\n[ \t]+(?:-[ \t]+)?)?"""
     ),
 )
 # Quoted, quoted within a quoted text, in brackets, a block of YAML, or up to the next blank.
@@ -84,14 +91,19 @@ _QUOTES = re.compile(r"""[bBrRuUfF]{0,2}(\\*["'])""")
 _PROSE = re.compile(r"[A-Za-z]{1,20}(?:[,;]?[ _-][A-Za-z]{1,20})*[.…]?")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = re.compile(
-    r"\w*password|passwd|passphrase|pwd|secrets?|credentials?|apikeys?|cookies?|sessionid"
+    r"\w*passwords?|passwd|passphrase|passcode|otp|pwd|secrets?|credentials?|apikeys?|cookies?"
+    r"|sessionid"
     r"|(?:access|auth|api|csrf|bearer|refresh)token"
 )
 _OF_KEYS = re.compile(
     r"api|access|secret|private|auth|account|encryption|signing|subscription|storage|ssh|wandb"
-    r"|openai|anthropic|azure|aws|gcp|comet|mistral|cohere"
+    r"|openai|anthropic|azure|aws|gcp|comet|mistral|cohere|ngc|hf|master|license"
 )
 _OF_PASS = re.compile(r"db|user|smtp|ftp|mysql|postgres|redis|mongo|admin|root|mail|ssh|proxy")
+# Not a part of a path.
+_LONG = re.compile(r"(?<![A-Za-z0-9+/])(?!0x)[A-Za-z0-9]{20,128}(?![A-Za-z0-9+/]|\.\w)")
+_ESCAPED = "\x1f"  # blank for a pattern: the two characters of a newline in quoted text
+_RUNS = re.compile(r"[A-Z]+|[a-z]+|\d+")
 # Before "token": text of a language model.
 _OF_TEXT = re.compile(
     r"pad|padding|eos|bos|unk|sep|cls|mask|special|next|image|audio|video|first|last|max|min|num"
@@ -120,12 +132,23 @@ def is_secret(name: str) -> bool:
 def masked(text: str) -> str:
     """``text`` without secrets."""
     text = _KEY_BLOCK.sub(HIDDEN, text)
+    text = text.replace(r"\n", _ESCAPED)  # else its "n" belongs to the word behind it
     for pattern in _AFTER:
         text = pattern.sub(rf"\1{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
     for pattern in _NAMES:
         text = _without_values(text, pattern)
-    return text
+    text = _LONG.sub(lambda found: HIDDEN if _looks_random(found[0]) else found[0], text)
+    return text.replace(_ESCAPED, r"\n")
+
+
+def _looks_random(word: str) -> bool:
+    """Whether digits and letters of both cases alternate as in three of four random words of 24
+    characters and nine of ten of 40, but not in identifiers and in digests, which have one case."""
+    runs = _RUNS.findall(word)
+    alternates, digits = len(runs) / len(word), sum(map(str.isdigit, runs))
+    mixed = not word.isupper() and not word.islower()
+    return mixed and (alternates > 0.5 if digits > 2 else alternates > 0.6 and digits > 0)
 
 
 def _without_values(text: str, names: re.Pattern[str]) -> str:

@@ -18,15 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from moediag import rank_options
-from moediag.protocol import innermost_user
 
 NAME = "moediag.pytest_plugin"
 WATCH = (sys.executable, "-m", "moediag", "watch")
@@ -48,97 +45,15 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         help="keep the run directories of failed tests on several ranks in DIR",
     )
     if _REPORTS in os.environ:
-        pluginmanager.register(_Rank(), "moediag-rank")
+        from moediag.rank_reports import Rank
+
+        pluginmanager.register(Rank(Path(os.environ[_REPORTS])), "moediag-rank")
     else:
         pluginmanager.register(_Session(parser), "moediag-session")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _ABOUT)
-
-
-# ------------------------------------------------------------------------ in a rank
-
-
-class _Rank:
-    """Writes how the test ended on this rank."""
-
-    def __init__(self) -> None:
-        self.said: dict[str, str] = {}
-        self.process = os.getpid()
-
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        plugins = session.config.pluginmanager
-        for name in rank_options.NOT_IN_RANKS:
-            if plugins.has_plugin(name):
-                plugins.unregister(name=name)
-
-    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self) -> Generator[None, Any, None]:
-        # Hides the recorder's frames in the traceback of a test.
-        for name in [name for name in sys.modules if name.startswith("moediag.")]:
-            sys.modules[name].__dict__["__tracebackhide__"] = True
-        report = (yield).get_result()
-        # The session, which has the same mark, judges a strict xfail that passes.
-        if str(report.longrepr).startswith("[XPASS(strict)]"):
-            report.outcome, report.longrepr = "passed", None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        order = ("passed", "skipped", "failed")
-        if report.passed and report.when != "call":
-            return
-        if order.index(report.outcome) < order.index(self.said.get("outcome", "passed")):
-            return
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-        expected = report.skipped and hasattr(report, "wasxfail")
-        self.said = {
-            "outcome": report.outcome,
-            "text": report.longreprtext,
-            "line": _last_line(report),
-            "reason": report.wasxfail if expected else reason,
-            "expected": "yes" if expected else "",
-        }
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.said = {"outcome": "failed", "text": report.longreprtext, "line": ""}
-
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Also of ``pytest.exit()``."""
-        place = _place(excinfo)
-        self.said = {"outcome": "failed", "text": place, "line": place}
-
-    def pytest_sessionfinish(self) -> None:
-        if os.getpid() != self.process:
-            return  # a child that the test forked runs to the end of pytest, too
-        path = Path(os.environ[_REPORTS]) / f"rank-{os.environ.get('RANK', '0')}.json"
-        path.write_text(json.dumps(self.said), encoding="utf-8")
-
-
-def _last_line(report: pytest.TestReport) -> str:
-    """Where and how a test failed, as "test_it.py:7: AssertionError: assert 2 == 3": the innermost
-    line that is not of a library."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is None:
-        return ""
-    message = (crash.message or "").partition("\n")[0]
-    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
-    places = [at for entry in entries if (at := getattr(entry, "reprfileloc", None)) is not None]
-    own = innermost_user([at.path for at in reversed(places)])
-    at = crash if own is None else places[-1 - own]
-    return f"{Path(at.path).name}:{at.lineno}: {message}"
-
-
-def _place(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
-    """Where and how a test was interrupted, as :func:`_last_line`."""
-    entries = list(reversed(excinfo.traceback))
-    own = innermost_user([str(entry.path) for entry in entries])
-    at = None if own is None else entries[own]
-    where = f"{Path(at.path).name}:{at.lineno + 1}: " if at is not None else ""
-    return where + excinfo.exconly().partition("\n")[0]
-
-
-# ------------------------------------------------------------------------ the session
 
 
 class _Session:
@@ -186,10 +101,12 @@ class _Asked:
 
 def _judge(item: pytest.Item, asked: _Asked, parser: pytest.Parser) -> None:
     """Runs the test; raises what pytest calls failed, skipped or xfailed."""
+    from moediag import rank_reports
+
     out = _folder(item)
     with tempfile.TemporaryDirectory() as reports:
         page, ended = _watched(item, asked, parser, out, reports)
-        said = dict(_read(Path(reports)))
+        said = dict(rank_reports.read(Path(reports)))
     trial = _trial(out)
     verdict = trial.get("verdict", "")
     failed = {rank: one for rank, one in said.items() if one["outcome"] == "failed"}
@@ -285,6 +202,9 @@ def _watched(
     item: pytest.Item, asked: _Asked, parser: pytest.Parser, out: Path, reports: str
 ) -> tuple[str, str]:
     """Returns the page, and why the ranks were ended, "" if they ended by themselves."""
+    from moediag import rank_options
+    from moediag.launch.watched import end_with_us  # then `moediag watch` ends the ranks
+
     config = item.config
     line = [*WATCH, "--no-color", "--on-hang", "abort"]
     line += ["--out", str(out), *(["--laws"] if asked.laws else []), "--"]
@@ -294,7 +214,7 @@ def _watched(
     file, _, rest = item.nodeid.partition("::")
     process = subprocess.Popen(
         [*line, f"{config.rootpath / file}::{rest}"], cwd=config.invocation_params.dir,
-        env=_environment(reports), stdin=subprocess.DEVNULL, preexec_fn=_end_with_us(),
+        env=_environment(reports), stdin=subprocess.DEVNULL, preexec_fn=end_with_us(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     ended = ""
@@ -312,13 +232,6 @@ def _watched(
     item.add_report_section("call", "stdout of the ranks", printed)
     item.add_report_section("call", "stderr of the ranks", progress)
     return page, ended
-
-
-def _end_with_us() -> Callable[[], None] | None:
-    """`moediag watch` ends the ranks when this process dies in whatever way."""
-    from moediag.launch.watched import end_with_us
-
-    return end_with_us()
 
 
 def _environment(reports: str) -> dict[str, str]:
@@ -343,16 +256,6 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.communicate()
-
-
-def _read(reports: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    for path in sorted(reports.glob("rank-*.json")):
-        try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # the rank was killed while it wrote
-            continue
-        if said:
-            yield int(path.stem.partition("-")[2]), said
 
 
 def _trial(out: Path) -> Mapping[str, Any]:

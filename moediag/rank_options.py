@@ -16,7 +16,8 @@ NOT_IN_RANKS = (
     *("lfplugin", "nfplugin", "stepwiseplugin"),
 )
 # Options that choose tests, end or repeat the session, or write its reports, by their destination.
-_OF_SESSION = re.compile(
+# Not compiled before a test needs it: every session of pytest would wait for that.
+_OF_SESSION = (
     r"file_or_dir|keyword|markexpr|maxfail|deselect|usepdb|usepdb_cls|trace|lf|failedfirst|newfirst"
     r"|last_failed_no_failures|stepwise\w*|cacheshow|cacheclear|xmlpath|junitprefix|durations\w*"
     r"|verbose|collectonly|pastebin|basetemp|log_file|color|reportchars|ranks_out|inifilename"
@@ -55,7 +56,7 @@ def _of_test(typed: Iterable[str], parser: pytest.Parser) -> list[str]:
         option = [word]
         while (changed := _set_by(option, parser, none)) is None and words:
             option.append(words.pop(0))
-        if changed and not any(_OF_SESSION.fullmatch(name) for name in changed):
+        if changed and not any(re.fullmatch(_OF_SESSION, name) for name in changed):
             kept += option
     return kept
 

@@ -31,6 +31,7 @@ from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.running import Answer
+from bench.abroad.sixth_programs import SIXTH_PROGRAMS
 from bench.abroad.table import CASES
 from tests import cluster
 
@@ -79,7 +80,8 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
-    programs = {program.name: program for program in (*PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS)}
+    every = (*PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS)
+    programs = {program.name: program for program in every}
     for case in CASES:
         if options.only and not any(word in case.name for word in options.only):
             continue

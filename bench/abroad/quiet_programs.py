@@ -284,7 +284,8 @@ LAYOUTS = (
     "async_save", "async_save_fsdp2", "async_save_zero", "one_forward_one_backward", "interleaved",
     "looped", "zero_bubble", "replicated_pipeline", "expert_groups", "server", "one_evaluator",
     "two_jobs", "fsdp1_mixed", "fsdp2_mixed", "fsdp2_lora", "tensor_and_data",
-    "recomputed_and_compiled", "compressed", "halved", "composable",
+    "recomputed_and_compiled", "compressed", "halved", "composable", "tables", "unequal_tables",
+    "sliced_updates",
 )  # fmt: skip
 SLOW = (
     "saves", "syncs", "copies", "copies_by_a_child", "downloads", "tokenizes", "evaluates",

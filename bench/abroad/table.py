@@ -12,6 +12,7 @@ from bench.abroad.held_out import HELD_OUT
 from bench.abroad.quiet_round import QUIET_ROUND
 from bench.abroad.second_round import SECOND_ROUND
 from bench.abroad.silent import SILENT
+from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.third_round import THIRD_ROUND
 from tests.victims.table import healthy_programs
 
@@ -337,6 +338,7 @@ _KNOWN = (
     *THIRD_ROUND,
     *FOURTH_ROUND,
     *QUIET_ROUND,
+    *SIXTH_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )

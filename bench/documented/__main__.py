@@ -149,6 +149,8 @@ def prepare(line: str, folder: Path, work: Path, values: Mapping[str, str]) -> N
     model.mkdir()
     for place in (model, folder):
         (place / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    if "--markdown reports/" in line:  # typed in a clone
+        (folder / "reports").mkdir()
     if "run my-failure" in line:
         run("moediag init my-failure.yaml --from expert-starvation", folder, values, 60)
     if re.search(r"dumps/|collected/|nccl_trace|train\.log|\.tgz", line):

@@ -13,6 +13,7 @@ import argparse
 import os
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,8 +43,6 @@ HEADS = {
     **dict.fromkeys(TITLES.values(), PLANTED_HEAD),
 }
 PLUGIN = "moediag.pytest_plugin"
-ORDER = (False, True, True, False)  # with the plugin or without: a drift of the machine cancels out
-ONCE = 2  # of them, with --once
 OPTIONS = (
     "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=short",
     "--timeout=1200", "-W", "ignore",
@@ -126,11 +125,13 @@ def _cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def compared(name: str, checkout: Path, logs: Path, sessions: int) -> str:
-    """Runs a suite in :data:`ORDER`; returns its row."""
+def compared(name: str, checkout: Path, logs: Path, pairs: int) -> str:
+    """Runs a suite ``pairs`` times with the plugin and without, each pair in the other order than
+    the one before, so that a drift of the machine cancels out; returns its row with the median of
+    what the pairs change."""
     suite = SUITES[name]
     kept: dict[bool, list[Session]] = {True: [], False: []}
-    for number, on in enumerate(ORDER[:sessions]):
+    for number, on in enumerate(((False, True, True, False) * pairs)[: 2 * pairs]):
         plugin = ("-p", PLUGIN if on else f"no:{PLUGIN}")
         done = session(
             checkout / suite.folder, (*plugin, *suite.tests), suite.environment,
@@ -150,14 +151,15 @@ def compared(name: str, checkout: Path, logs: Path, sessions: int) -> str:
     counts = Counter(kept[False][0].outcomes.values())
     shown = ", ".join(f"{number} {what}" for what, number in sorted(counts.items()))
     spent = {side: [one.cpu for one in kept[side]] for side in kept}
-    change = sum(spent[True]) / sum(spent[False]) - 1
+    ratios = [on / off for on, off in zip(spent[True], spent[False], strict=True)]
+    change = statistics.median(ratios) - 1
     return (
         f"| {name} | {len(tests)} | {shown} | {differ} | "
-        f"{_both(spent[False])} | {_both(spent[True])} | {change:+.1%} |"
+        f"{_all(spent[False])} | {_all(spent[True])} | {change:+.1%} |"
     )
 
 
-def _both(seconds: Sequence[float]) -> str:
+def _all(seconds: Sequence[float]) -> str:
     return ", ".join(f"{one:.1f}" for one in seconds)
 
 
@@ -226,15 +228,14 @@ def main() -> None:
     )
     parser.add_argument("--only", metavar="PATTERN", default="", help="planted tests to run")
     parser.add_argument("--logs", metavar="DIR", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--once", action="store_true", help="one session with, one without")
+    parser.add_argument("--pairs", type=int, default=2, help="sessions with, and as many without")
     asked = parser.parse_args()
-    sessions = ONCE if asked.once else len(ORDER)
     for word in asked.what:
         name, _, checkout = word.partition("=")
         if name in PLANTED:
             planted(name, asked.only)
         else:
-            row = compared(name, Path(checkout), asked.logs, sessions)
+            row = compared(name, Path(checkout), asked.logs, asked.pairs)
             _write(LIBRARIES_TITLE, row)
 
 

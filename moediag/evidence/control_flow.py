@@ -113,7 +113,8 @@ class Flow:
             inside = replace(to, on_break=after, on_continue=node)
             body = self._block(node.body, node, inside)
             self._add(node, body, TURN)
-            if not (isinstance(node, ast.While) and _always(node.test)):
+            test = node.test if isinstance(node, ast.While) else None
+            if not (isinstance(test, ast.Constant) and test.value):
                 self._add(node, self._block(node.orelse, after, to), OVER)
             return body if node in self._full else node
         elif isinstance(node, ast.Try):
@@ -150,10 +151,6 @@ class Flow:
         handlers = (*node.handlers, *(() if _catches_all(node) else to.handlers))
         ended = self._block(node.orelse, after, to)
         self._add(node, self._block(node.body, ended, replace(to, handlers=handlers)))
-
-
-def _always(test: ast.expr) -> bool:
-    return isinstance(test, ast.Constant) and bool(test.value)
 
 
 def _catches_all(node: ast.Try) -> bool:

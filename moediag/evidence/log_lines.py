@@ -58,14 +58,15 @@ PREFIXES = (
         r"\[(?!(?i:epoch|ep|step|iter|it|batch|train|eval|val|fold)\d)"
         r"[A-Za-z_][\w.-]{0,60}?/?(?P<rank>\d{1,7})\|(?P<local>\d{1,7})\]: ?",
     ),
-    # mpirun --tag-output: job and rank
-    _prefix("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
+    # mpirun --tag-output, --timestamp-output: job and rank
+    _prefix("mpirun", r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
+                      r"\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
     # SageMaker: job, rank and host
     _prefix("SageMaker", r"\[\d+,mpirank:(?P<rank>\d{1,7})(?:,[\w.-]{1,60})?\]<std(?:out|err)>: ?"),
     # Lightning's and others' loggers
     # (not the rank in a group that torch's own messages begin with)
-    _prefix("logger", r"\[(?:RANK|Rank|rank):? (?P<rank>\d{1,7})\](?!:| ?(?:Watchdog|Work |NCCL "
-                      r")) ?"),
+    _prefix("logger", r"\[(?:RANK|Rank|rank)(?::? |=)(?P<rank>\d{1,7})\]"
+                      r"(?!:| ?(?:Watchdog|Work |NCCL )) ?"),
     # Ray: the actor's process, and its node if it is another one
     _prefix(
         "ray",
@@ -85,6 +86,7 @@ PREFIXES = (
     # docker compose, overmind
     _prefix("docker compose", r"[\w.-]{1,60} +\|(?: |$)"),
     # Slurm wrappers, benchmark harnesses: "node [stderr] "
+    _prefix("Determined", r"[\da-f]{8} \|\| ?"),
     _prefix("stream", r"(?:[\w./:-]{1,80} )?\[std(?:out|err)\] ?"),
     # (a stack behind it keeps its margin)
     _prefix(

@@ -163,7 +163,7 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
         op=plain_op(values["op"].lower()) if values.get("op") else "",
         numel_in=number("numel_in"),
         numel_out=number("numel_out"),
-        about=_about(values),
+        about=tuple(int(text) for text in re.findall(r"\d{1,7}", values.get("about") or "")),
         sides=_sides(values) if kind == "mismatch" else (),
         seconds=(number("ms") or 0) / 1000 or float(number("seconds") or 0),
         time=time,
@@ -192,10 +192,6 @@ def _counted(
     if completed is None or completed > issued or completed < issued - _FAR:
         return issued, None
     return issued, max(completed, 0)
-
-
-def _about(values: dict[str, str | None]) -> tuple[int, ...]:
-    return tuple(int(text) for text in re.findall(r"\d{1,7}", values.get("about") or ""))
 
 
 def _sides(values: dict[str, str | None]) -> tuple[tuple[int, str], ...]:

@@ -278,7 +278,7 @@ def _lost(reading: Reading, ranks: Sequence[int]) -> Report:
 
 
 def _apart(reading: Reading, comm: str, size: int, op: str, sides: Sequence[Side]) -> Report:
-    order = sorted(sides, key=lambda side: (isinstance(side.state, str), -_count(side)))
+    order = sorted(sides, key=lambda one: (0, -one.state) if isinstance(one.state, int) else (1, 0))
     pieces = [side.text(op, first=at == 0) for at, side in enumerate(order)]
     text = f"{'; '.join(pieces)}, in {comm}" + (f", which has {size} ranks" if size else "")
     few = (rank for side in sides if side.number <= _MOST_PLACES for rank in side.ranks)
@@ -291,10 +291,6 @@ def _apart(reading: Reading, comm: str, size: int, op: str, sides: Sequence[Side
     behind = last.ranks if named else ()
     size = reading.gpus or size
     return Report("ras-apart", about=behind, size=size, text=text, detail=reading.name)
-
-
-def _count(side: Side) -> int:
-    return side.state if isinstance(side.state, int) else 0
 
 
 def unchanged(reports: Iterable[Report]) -> tuple[Report, ...]:

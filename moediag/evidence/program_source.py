@@ -12,6 +12,8 @@ from moediag.evidence.same_values import same
 from moediag.evidence.source_tree import Scope, is_called, path_to
 from moediag.records import dataclass
 
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
 
 class Program:
     """The files of a program by path, and by base name where only one file has it. ``one_node``:
@@ -106,3 +108,22 @@ class ProgramFile:
             return False
         by_rank = self.names.names_rank(decides, scope, anywhere=True)
         return not by_rank and same(decides, Where(self.names.definitions, scope))
+
+    def leaves(self, line: int) -> list[ast.If] | None:
+        """Of a loop that takes as many turns on all ranks, the conditions on which one may leave
+        it or skip the rest of a turn; None if the turns may differ, or there is no loop."""
+        path = path_to(self.tree, line)
+        loop, scope = path[-1], [node for node in path if isinstance(node, Scope)][-1]
+        if not isinstance(loop, _LOOPS) or not self.same_on_all_ranks(loop, scope):
+            return None
+        found = []
+        for jump in ast.walk(loop):
+            if isinstance(jump, ast.Break | ast.Continue | ast.Return):
+                inside = path_to(self.tree, jump.lineno)
+                inside = inside[inside.index(loop) + 1 :]
+                ifs = [one for one in inside if isinstance(one, ast.If)]
+                uneven = [one for one in ifs if not self.same_on_all_ranks(one, scope)]
+                own = not any(isinstance(one, _LOOPS) for one in inside)
+                if uneven and (own or isinstance(jump, ast.Return)):
+                    found.append(uneven[-1])
+        return found

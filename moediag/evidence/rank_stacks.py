@@ -248,12 +248,11 @@ def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
         calls = (f.function for f in stack.frames if f.native and _CALLS.match(f.function))
         first = stack.frames[0].function if stack.frames else ""
         operation = next(calls, first) if own != 0 else ""
-    at = _at(python[own]) if own is not None else ""
+    at = ""
+    if own is not None:
+        frame = python[own]
+        at = f"{frame.function} ({frame.name}:{frame.line})"
     return ", called by ".join(text for text in (operation, at) if text)
-
-
-def _at(frame: Frame) -> str:
-    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
 
 
 def _text(value: Any) -> str:

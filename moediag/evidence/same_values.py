@@ -42,7 +42,8 @@ def same(node: ast.AST, at: Where, depth: int = 0) -> bool:
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
         return not any(isinstance(one, ast.Starred) for one in node.elts)
     if isinstance(node, ast.Attribute):
-        return _is_setting(node.value) or _defined_same(node, at, depth)
+        setting = _SETTINGS.fullmatch(last_name(node.value)) is not None
+        return setting or _defined_same(node, at, depth)
     if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
         known = isinstance(node.slice, ast.Constant)
         return known and _OF_PROCESS.search(ast.unparse(node.slice)) is None
@@ -54,10 +55,6 @@ def same(node: ast.AST, at: Where, depth: int = 0) -> bool:
             return True
         return name in _PLAIN and all(same(one, at, depth) for one in node.args)
     return isinstance(node, ast.Name) and (_defined_same(node, at, depth) or _counts(node, at))
-
-
-def _is_setting(node: ast.expr) -> bool:
-    return _SETTINGS.fullmatch(last_name(node)) is not None
 
 
 def _defined_same(node: ast.expr, at: Where, depth: int) -> bool:

@@ -94,7 +94,8 @@ class Source:
                     if _FIRST.fullmatch(last_name(item.context_expr)):
                         yield self._condition(parent, item.context_expr, "with", True, scope)
             elif isinstance(parent, ast.ExceptHandler):
-                yield Condition(self.name, parent.lineno, self._head(parent), "handler")
+                head = f"except {self._text(parent.type)}" if parent.type else "except"
+                yield Condition(self.name, parent.lineno, head, "handler")
             elif isinstance(parent, ast.match_case):
                 match = path[path.index(parent) - 1]
                 if isinstance(match, ast.Match):
@@ -107,7 +108,8 @@ class Source:
     def _branch(
         self, parent: ast.If | ast.While, child: ast.AST, scope: ast.AST, size: int
     ) -> Iterator[Condition]:
-        if _is_name_main(parent.test):
+        test = parent.test
+        if isinstance(test, ast.Compare) and last_name(test.left) == "__name__":
             return
         rank = self.names.names_rank(parent.test, scope)
         if isinstance(parent, ast.If):
@@ -267,13 +269,6 @@ class Source:
         """The expression as the user wrote it, on one line."""
         written = ast.get_source_segment(self.text, node)
         return " ".join((written or ast.unparse(node)).split())
-
-    def _head(self, handler: ast.ExceptHandler) -> str:
-        return f"except {self._text(handler.type)}" if handler.type is not None else "except"
-
-
-def _is_name_main(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and last_name(test.left) == "__name__"
 
 
 def _short(text: str) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from moediag.evidence import signal_names
+from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import ExitStatus, Report
 
 _SIGNAL = re.compile(r"(?:signal:? |SIGNAL: |code:? (?:= )?-)(\d{1,3})\b")
@@ -25,10 +26,14 @@ def exits(reports: Iterable[Report], others_failed: bool) -> dict[int, ExitStatu
     """The ends that explain a failure, by rank. ``others_failed``: a rank's own exception is known,
     so plain kills and exit codes are what followed."""
     found: dict[int, tuple[int, ExitStatus]] = {}
+    reports = tuple(reports)
+    gave_up = {rank for one in reports if meaning(one).waits for rank in (one.rank, one.place)}
     for one in reports:
         rank = one.rank if one.kind == "child" else next(iter(one.about), None)
         if one.kind in ("ended", "child") and rank is not None:
             end = _end(one.text)
+            if end.signal == "SIGABRT" and rank in gave_up:  # a watchdog ended it
+                continue
             found[rank] = max(found.get(rank, (_NOTHING, end)), (_weight(end, one.text), end),
                               key=lambda both: both[0])  # fmt: skip
     most = max((weight for weight, _ in found.values()), default=_NOTHING)

@@ -273,7 +273,10 @@ def _rank(
             *lost,
             *lost_laws,
             *told.not_seen,
-            *map(_not_what_ran, unusable),
+            *(
+                f"source of {name} (it is not what ran, or not Python that moediag can read)"
+                for name in unusable
+            ),
             *omitted,
         ),
         laws=laws,
@@ -338,10 +341,6 @@ def _sources(path: Path, world_size: int, one_node: bool) -> tuple[Sources, tupl
     missing = lost.items() if isinstance(lost, dict) else ()
     texts = tuple(f"source of {str(p).rpartition('/')[2]} ({reason})" for p, reason in missing)
     return Sources(kept, world_size, one_node), texts
-
-
-def _not_what_ran(name: str) -> str:
-    return f"source of {name} (it is not what ran, or not Python that moediag can read)"
 
 
 def _os_state(text: str) -> str:

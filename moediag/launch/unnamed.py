@@ -26,7 +26,11 @@ def unnamed(
     found: dict[int, Process] = {}
     oldest = sorted(family, key=lambda stat: (stat.started, stat.pid))
     parents = {stat.pid: stat.ppid for stat in oldest}
-    told = {s.pid: proc.environment(s.pid) for s in oldest if _is_python(proc, s.pid)}
+    told = {
+        s.pid: proc.environment(s.pid)
+        for s in oldest
+        if proc.link(s.pid, "exe").rpartition("/")[2].startswith("python")
+    }
     names = _RANK[:1] if any(_RANK[0] in variables for variables in told.values()) else _RANK
     for stat in oldest:
         if stat.pid not in told or _is_below(stat.pid, parents, taken):
@@ -60,7 +64,3 @@ def _is_below(pid: int, parents: Mapping[int, int], taken: Collection[int]) -> b
             return True
         pid = parents[pid]
     return pid in taken
-
-
-def _is_python(proc: Proc, pid: int) -> bool:
-    return proc.link(pid, "exe").rpartition("/")[2].startswith("python")

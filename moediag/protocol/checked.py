@@ -90,6 +90,7 @@ class SimulatedCase:
     skewed: List[int]
     folder: str  # beside the outcome
     seconds: float = 0.0
+    routed: bool = True  # False: by the model's own router, whose weights differ between ranks here
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,13 @@ def load(path: Path) -> tuple[RunResult, Path]:
     try:
         return read_result(file), file.parent
     except FileNotFoundError:
+        # A bisect, a matrix, a hunt and a check write files of their own.
+        own = next((one for kind in ("md", "json") for one in path.glob(f"[!.]*.{kind}")), None)
+        instead = f"The answer of this one is in {own}. " if own is not None else ""
         raise EvidenceError(
-            f"{file} does not exist", "Give the directory of a finished `moediag run`."
+            f"{file} does not exist",
+            f"{instead}Give the directory of a finished `moediag run`, `watch`, `verify` or "
+            "`resume`.",
         ) from None
     except (OSError, ValueError) as error:
         why = "not JSON" if isinstance(error, json.JSONDecodeError) else error

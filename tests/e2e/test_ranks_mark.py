@@ -5,33 +5,39 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from moediag import pytest_plugin
-from tests.e2e.marked import eventually
+from tests.e2e.marked import MARK, eventually, gone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.wide]
 
 TESTS = Path(__file__).parents[1] / "victims" / "ranks_tests.py"
 
 
-def test_ranks_fail_with_the_page(tmp_path: Path) -> None:
-    shutil.copy(TESTS, tmp_path / "test_ranks.py")
+def session(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """Starts pytest on the tests of the victim in ``folder``, whose path is the session's mark."""
+    shutil.copy(TESTS, folder / "test_ranks.py")
     root = str(Path(pytest_plugin.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", MARK: str(folder)}
     environment.pop("PYTEST_ADDOPTS", None)
-    line = [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, "-rA", "--show-capture=no"]
-    done = subprocess.run(
-        [*line, "test_ranks.py"], cwd=tmp_path, check=False, capture_output=True, text=True,
-        env=environment, timeout=300,
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, "-rA", "--show-capture=no",
+         *options, "test_ranks.py"],
+        cwd=folder, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    text = done.stdout
-    assert "4 failed, 2 passed" in text, text + done.stderr
+
+
+def test_ranks_fail_with_the_page(tmp_path: Path) -> None:
+    text, _ = session(tmp_path, "-k", "not sleeps and not forks and not awaits").communicate(
+        timeout=300
+    )
+    assert "4 failed, 2 passed" in text, text
     assert "PASSED test_ranks.py::test_good" in text
     assert "PASSED test_ranks.py::test_keeps_the_laws" in text
     of = dict(re.findall(r"^_+ (test_\w+) _+\n(.*?)(?=^_+ test|^=+ )", text, re.S | re.M))
@@ -45,27 +51,40 @@ def test_ranks_fail_with_the_page(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("moediag-runs/*test_good*"))
 
 
-def test_nothing_outlives_a_killed_pytest(tmp_path: Path) -> None:
-    """Each rank writes its pid, then sleeps; pytest is killed once both have."""
-    (tmp_path / "test_sleeps.py").write_text(
-        "import os, pathlib, time, pytest\n"
-        "@pytest.mark.ranks(2)\n"
-        "def test_sleeps():\n"
-        "    rank = os.environ['RANK']\n"
-        "    pathlib.Path(f'part-{rank}').write_text(str(os.getpid()))\n"
-        "    os.rename(f'part-{rank}', f'pid-{rank}')\n"
-        "    time.sleep(3600)\n"
-    )
-    root = str(Path(pytest_plugin.__file__).parents[1])
-    session = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, "test_sleeps.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+def test_two_sessions_in_one_folder_beside_other_plugins(tmp_path: Path) -> None:
+    which = ("-k", "good or hangs or forks or awaits")
+    sessions = [session(tmp_path, *which, *more) for more in (("-n", "2"), ("--timeout", "280"))]
+    try:
+        texts = [one.communicate(timeout=300)[0] for one in sessions]
+    finally:
+        for one in sessions:
+            one.kill()
+    for text in texts:
+        assert "1 failed, 3 passed" in text, text
+        assert re.search(r"^rank 0 at test_ranks.py:\d+ test_hangs: hang", text, re.M)
+    assert len(list(tmp_path.glob("moediag-runs/*/result.json"))) == 2
+    gone(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("ending", "options"),
+    [
+        (signal.SIGKILL, ()),
+        (signal.SIGTERM, ()),
+        (signal.SIGINT, ()),
+        (signal.SIGKILL, ("-n", "1")),
+    ],
+)
+def test_nothing_outlives_pytest(
+    tmp_path: Path, ending: signal.Signals, options: tuple[str, ...]
+) -> None:
+    """Each rank writes its pid, then sleeps; pytest is ended once both have."""
+    one = session(tmp_path, "-k", "sleeps", *options)
     try:
         eventually(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "both ranks run", 120)
+        one.send_signal(ending)
+        one.wait(60)
     finally:
-        session.kill()
-        session.wait()
-    ranks = [psutil.Process(int(file.read_text())) for file in tmp_path.glob("pid-*")]
-    eventually(lambda: not any(rank.is_running() for rank in ranks), "no rank lives on")
+        one.kill()
+        one.communicate()
+    gone(str(tmp_path))

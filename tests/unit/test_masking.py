@@ -53,6 +53,11 @@ PLANTED = (
     f"api_keys=['x1', '{SECRET}']", f'"{{\\"api_key\\": \\"{SECRET}\\"}}"', f"token%3D{SECRET}%26",
     f"wandb:\n  api_key: {SECRET}", f"api_key: |\n    {SECRET}", f"api_key:\n  {SECRET}",
     f'password: "{SECRET}', f"<password>{SECRET}</password>", f"webhook=https://x/{SECRET}",
+    f"- name: HF_TOKEN\n  value: {SECRET}", f'{{"name": "DB_PASSWORD", "value": "{SECRET}"}}',
+    f'<add key="ApiKey" value="{SECRET}"/>', f"['train', '--password', '{SECRET}']",
+    f"token:\n    - {SECRET}", f"passwords: [a, {SECRET}]", f"otp={SECRET}", f"NGC_KEY={SECRET}",
+    f"'x\\nhvs.{SECRET}'", f"'x\\nsecrets={SECRET}'", f"mysql -p{SECRET}", f"pat_{SECRET}",
+    f"s.{SECRET}", f"?sig={SECRET}", f"pass: {SECRET}", f"set X {SECRET}", f"--pat {SECRET}",
 )  # fmt: skip
 
 
@@ -85,6 +90,10 @@ def test_a_secret_is_removed(text: str) -> None:
         "model.layers.3.mlp.experts.17.gate_proj.weight 0x7f3a2b4c5d6e optimizer.state[12]['step']",
         "ssh node-12:22 gives rank0@node12, mailto:someone1234@example.com; first_token: 3.2 s",
         "no checkpoint at runs/2026-11-26T06_11_05-a1b2c3d4/step_001000/rank-0.pt",
+        "runs/Zq8vR2mK5xT7pL9wN4bD6hJ1/log Zq8vR2mK5xT7pL9wN4bD6hJ1.pt Wav2Vec2ForSequenceClassify",
+        "cudaD3D10GetDirect3DDevice GPU-6f1D5c2b 0x1950A86A20F9469CFC6C ZN5torch8autograd6Engine4",
+        "{'name': 'lr', 'value': 0.1} - name: OMP_NUM_THREADS\n  value: 1",
+        "parser.add_argument('--hf-token', type=str) ['--token', '--lr', '0.1'] a\\nb\\tc",
         "Credentials are not needed. The password is asked for twice. Its token is empty.",
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moediag import pytest_plugin
+from moediag import pytest_plugin, rank_reports
 
 PASSED = {"outcome": "passed", "text": "", "line": "", "reason": "", "expected": ""}
 SKIPPED = {**PASSED, "outcome": "skipped", "reason": "Skipped: no GPU"}
@@ -182,7 +182,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_report_that_was_cut_off_is_none(tmp_path: Path) -> None:
     (tmp_path / "rank-0.json").write_text(json.dumps(PASSED))
     (tmp_path / "rank-1.json").write_text('{"outcome": "pas')
-    assert dict(pytest_plugin._read(tmp_path)) == {0: PASSED}
+    assert dict(rank_reports.read(tmp_path)) == {0: PASSED}
 
 
 class TestARank:

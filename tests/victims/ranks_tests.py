@@ -1,8 +1,11 @@
-"""Tests on several ranks, run by tests/e2e/test_ranks_mark.py: two that are right, one whose rank
-1 is wrong, one that hangs, one with a broken law, one that ends too late."""
+"""Tests on several ranks, run by tests/e2e/test_ranks_mark.py: four that are right, one whose rank
+1 is wrong, one that hangs, one with a broken law, one that ends too late, one that only sleeps."""
 
 from __future__ import annotations
 
+import os
+import pathlib
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +26,21 @@ def test_good(rank: int) -> None:
     total = torch.tensor(float(rank))
     dist.all_reduce(total)
     assert total == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.ranks(2)
+async def test_awaits(rank: int) -> None:
+    test_good(rank)
+
+
+@pytest.mark.ranks(2)
+def test_forks(rank: int) -> None:
+    dist.barrier()
+    if not (child := os.fork()):
+        print("words of a child")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.ranks(2)
@@ -64,3 +82,12 @@ def test_breaks_a_law(rank: int) -> None:
 def test_never_ends(rank: int) -> None:
     while True:
         dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_sleeps() -> None:
+    rank = os.environ["RANK"]
+    part = pathlib.Path(f"part-{rank}")
+    part.write_text(str(os.getpid()))
+    part.rename(f"pid-{rank}")
+    time.sleep(3600)

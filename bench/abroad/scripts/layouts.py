@@ -371,13 +371,90 @@ def composable(rank):
     train(model, torch.optim.AdamW(model.parameters()), rank)
 
 
+# ------------------------------------------------------------------------ without a wrapper
+
+
+class _Exchange(torch.autograd.Function):
+    """From the rows of a rank's own tables to all tables of the rank's own samples."""
+
+    @staticmethod
+    def forward(ctx, rows, widths):
+        ctx.sent, ctx.widths = rows.shape, widths
+        size = dist.get_world_size()
+        own = rows.shape[0] // size
+        got = rows.new_empty(own * sum(widths))
+        dist.all_to_all_single(
+            got, rows.flatten(), [own * w for w in widths], [own * rows.shape[1]] * size
+        )
+        return torch.cat([part.view(own, -1) for part in got.split([own * w for w in widths])], 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        sent = torch.cat([part.flatten() for part in gradient.split(ctx.widths, 1)])
+        got = gradient.new_empty(ctx.sent)
+        own, size = gradient.shape[0], dist.get_world_size()
+        dist.all_to_all_single(
+            got.view(-1), sent, [own * ctx.sent[1]] * size, [own * w for w in ctx.widths]
+        )
+        return got / size, None
+
+
+def _tables(rank, numbers):
+    """Each rank has tables of its own, which begin equal, and its part of the samples."""
+    ranks, width = dist.get_world_size(), 4
+    torch.manual_seed(0)
+    tables = nn.ModuleList(nn.Embedding(20, width, sparse=True) for _ in range(numbers[rank]))
+    top = DDP(nn.Linear(sum(numbers) * width, 1))
+    optimizer = torch.optim.SGD([*tables.parameters(), *top.parameters()], lr=0.1)
+    model = nn.ModuleDict({"tables": tables, "top": top})
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        index = torch.randint(20, (4 * ranks, sum(numbers)))
+        own = index[:, sum(numbers[:rank]) : sum(numbers[: rank + 1])]
+        optimizer.zero_grad()
+        rows = torch.cat([table(own[:, n]) for n, table in enumerate(model["tables"])], 1)
+        seen = _Exchange.apply(rows, [number * width for number in numbers])
+        model["top"](seen).square().mean().backward()
+        optimizer.step()
+
+
+def tables(rank):
+    _tables(rank, [2] * dist.get_world_size())
+
+
+def unequal_tables(rank):
+    _tables(rank, [2 + n % 2 for n in range(dist.get_world_size())])
+
+
+class _Slices(torch.optim.Optimizer):
+    """Reduces the gradients, updates the rank's rows of each parameter, and gathers them."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for parameter in self.param_groups[0]["params"]:
+            rows = parameter.shape[0] // size
+            own, gradient = parameter[rank * rows :][:rows], torch.empty_like(parameter[:rows])
+            dist.reduce_scatter_tensor(gradient, parameter.grad)
+            own -= self.param_groups[0]["lr"] * gradient / size
+            dist.all_gather_into_tensor(parameter.data, own.clone())
+
+
+def sliced_updates(rank):
+    model = net()
+    train(model, _Slices(model.parameters()), rank)
+
+
 KINDS = {
     one.__name__: one
     for one in (
         async_save, async_save_fsdp2, async_save_zero, one_forward_one_backward, interleaved,
         looped, zero_bubble, replicated_pipeline, expert_groups, server, one_evaluator, two_jobs,
         fsdp1_mixed, fsdp2_mixed, fsdp2_lora, tensor_and_data, recomputed_and_compiled, compressed,
-        halved, composable,
+        halved, composable, tables, unequal_tables, sliced_updates,
     )
 }  # fmt: skip
 

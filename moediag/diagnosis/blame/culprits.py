@@ -52,6 +52,8 @@ class Blame:
     those of which it is not known whether they are wrong."""
     condition: Condition | None = None
     """For ``condition``: the one that singles out the culprit."""
+    elsewhere: str = ""
+    """The group on which the absent ranks made the missing call."""
 
 
 def blame(divergence: Divergence, tokens: Tokens) -> Blame:
@@ -80,7 +82,10 @@ def blame(divergence: Divergence, tokens: Tokens) -> Blame:
 
 def by_usual_order(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
     """``found``, or the ranks that departed from the job's usual order where at most a plurality
-    decides. In a circle of waits the departure may lie long before the ranks stopped."""
+    decides. In a circle of waits the departure may lie long before the ranks stopped. Nobody, where
+    the majority made the call on a group of its own: either group may be the wrong one."""
+    if found.basis == "majority" and (group := _elsewhere(divergence, evidence)):
+        return Blame(elsewhere=group)
     if found.basis in ("none", "plurality"):
         odd = departures(divergence.calls, evidence)
         if any(one.early for one in odd):
@@ -91,6 +96,20 @@ def by_usual_order(divergence: Divergence, found: Blame, evidence: Evidence) -> 
         return found
     calls = {rank: divergence.calls[rank] for rank in found.culprits}
     return replace(found, departures=departures(calls, evidence, alone=True))
+
+
+def _elsewhere(divergence: Divergence, evidence: Evidence) -> str:
+    """The one group, without those that wait, on which each absent rank last made their call."""
+    waiting = {rank: call for rank, call in divergence.calls.items() if call is not None}
+    call, groups = next(iter(waiting.values()), None), set()
+    if divergence.kind != "missing" or call is None or not call.site:
+        return ""
+    for rank in divergence.absent:
+        seen = evidence.ranks[rank]
+        same = [one for one in seen.collectives if (one.op, one.site) == (call.op, call.site)]
+        group = seen.groups.get(same[-1].group) if same else None
+        groups.add("" if group is None or {*group.ranks} & {*waiting} else group.label)
+    return groups.pop() if len(groups) == 1 else ""
 
 
 # ------------------------------------------------------------------------ by what they did

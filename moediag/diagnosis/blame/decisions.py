@@ -42,11 +42,8 @@ def parted(evidence: Evidence) -> tuple[Parted, ...]:
             nth = count[one.step, one.what] = count.get((one.step, one.what), 0) + 1
             told.setdefault((one.step, one.what, nth), {})[rank] = one.value
     found = (Parted(what, step, values) for (step, what, _), values in told.items())
-    return tuple(sorted((p for p in found if len(set(p.values.values())) > 1), key=_step))
-
-
-def _step(one: Parted) -> int:
-    return one.step
+    apart = (p for p in found if len(set(p.values.values())) > 1)
+    return tuple(sorted(apart, key=lambda one: one.step))
 
 
 def before(

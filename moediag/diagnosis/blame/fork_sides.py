@@ -55,7 +55,8 @@ def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Si
     groups = [tuple(ranks) for ranks in together.values()]
     at = _parted_at(groups, found.position, schedule, evidence, own)
     sides = []
-    for (lines, ranks), call in zip(together.items(), _calls(groups, at, schedule), strict=True):
+    for lines, ranks in together.items():
+        call = schedule.at(ranks[0], at)
         common = schedule.at(ranks[0], at - 1) if at else None
         before = made_at(common, own) if common is not None else ()
         if at == found.position:
@@ -63,12 +64,6 @@ def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Si
         elif call is not None:
             sides.append(Side(tuple(ranks), made_at(call, own), call, common, before))
     return sides
-
-
-def _calls(
-    groups: Sequence[tuple[int, ...]], at: int, schedule: Schedule
-) -> list[Collective | None]:
-    return [schedule.at(ranks[0], at) for ranks in groups]
 
 
 def _parted_at(

@@ -45,6 +45,8 @@ _REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
 _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
 )
+# Of gloo, stores and NCCL's watchdog: a rank waited as long as its program allows.
+_GAVE_UP = re.compile(r"timed out waiting \d+ ?ms|wait timeout after \d|operation timeout", re.I)
 _SUMMARY = 480  # characters: two or three sentences
 # Nobody sends these to a rank because another one failed, as launchers do with SIGTERM and SIGKILL.
 _LAUNCHER_WAITS = 0.5  # seconds before SIGKILL, at least: Open MPI waits 1, torchrun 30
@@ -66,6 +68,8 @@ class Failure:
     mismatch: bool = False
     """Its message reports that collectives did not match."""
     time: float = 0.0
+    gave_up: bool = False
+    """It waited for other ranks for as long as its program allows."""
     after: str = ""
     """The exception that it was raised from or while handling."""
 
@@ -107,6 +111,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
             consequence=is_communication(error),
             mismatch=bool(_MISMATCH.search(error.message)),
             time=error.time,
+            gave_up=is_communication(error) and bool(_GAVE_UP.search(error.message)),
             after=error.after,
         )
     if not ended_badly or end is None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from moediag.diagnosis.end_states.failures import Failure
-from moediag.evidence.model import Evidence, Finding
+from moediag.evidence.model import Evidence
 from moediag.result.wording import ranks
 
 GROUP = "optimizer-group"
@@ -36,7 +36,7 @@ def _groups(evidence: Evidence) -> str:
     together: dict[str, list[int]] = {}
     for rank, seen in sorted(evidence.ranks.items()):
         for finding in seen.findings:
-            if _raises(finding):
+            if finding.what == GROUP and finding.details.get("raises"):
                 together.setdefault(finding.text, []).append(rank)
     if not together:
         return ""
@@ -47,10 +47,6 @@ def _groups(evidence: Evidence) -> str:
         f"{told[:1].upper()}{told[1:]}, and torch takes no plain tensor beside a DTensor. One "
         "parameter group per mesh, or foreach=False without fused, keeps them apart."
     )
-
-
-def _raises(finding: Finding) -> bool:
-    return finding.what == GROUP and bool(finding.details.get("raises"))
 
 
 def _clipping(plain: bool) -> str:

@@ -77,7 +77,8 @@ def activity(evidence: Evidence, seen: RankEvidence) -> str:
         return STOPPED
     if stack is None:
         return ""
-    if stack.holds_gil and _mute(evidence, seen.rank):
+    mute = (t for t in evidence.not_seen if t.startswith(f"rank {seen.rank}: ") and _MUTE in t)
+    if stack.holds_gil and any(mute):
         return HOLDS_GIL
     if _loads_data(stack, seen.libraries):
         return LOADS_DATA
@@ -115,7 +116,3 @@ def shown_stack(seen: RankEvidence) -> Stack | None:
     """The stack to show: that of a thread inside a collective, else of the user's program."""
     inside = that_counts(seen.stacks)
     return inside if inside is not None and in_collective(inside) else _main(seen)
-
-
-def _mute(evidence: Evidence, rank: int) -> bool:
-    return any(text.startswith(f"rank {rank}: ") and _MUTE in text for text in evidence.not_seen)

@@ -53,10 +53,10 @@ def sends_nothing(evidence: Evidence) -> bool:
 
 
 def exchanges(evidence: Evidence) -> bool:
-    """Whether each rank sent its samples to others in the forward: to experts or tables of their
-    own."""
+    """Whether each rank sent its samples to others in the forward, or gradients of these in the
+    backward: to experts or tables of their own."""
     return all(
-        any(call.op == "all_to_all" and call.phase == "forward" for call in seen.collectives)
+        any(call.op == "all_to_all" and call.phase in _INSIDE for call in seen.collectives)
         for seen in evidence.ranks.values()
     )
 

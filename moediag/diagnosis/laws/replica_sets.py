@@ -51,6 +51,8 @@ def replicas_apart(facts: Facts) -> Findings:
     apart = _apart(facts)
     if apart is not None:
         yield _of_apart(apart, facts)
+    elif found.numbers is not None and breach is None:
+        yield Suspicious(_of_breach(found.numbers))
 
 
 def _apart(facts: Facts) -> Apart | None:
@@ -65,10 +67,12 @@ def _apart(facts: Facts) -> Apart | None:
 def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
     many, names = plural(len(apart.names), "parameter"), listed(apart.names)
+    one = len(apart.names) == 1
+    was, differ = ("was", "differs") if one else ("were", "differ")
     if apart.still:
         others = "the others" if len(facts.of(recorded)) > 2 else "the other rank"
         return Broken(
-            f"{many} ({names}) kept {'their' if len(apart.names) > 1 else 'its'} first value on "
+            f"{many} ({names}) kept {'its' if one else 'their'} first value on "
             f"{ranks(apart.still)}, with gradients in all checked steps, and changed on {others}; "
             "the remaining parameters are updated alike on all ranks: an update that one rank made "
             "did not reach the others.",
@@ -78,9 +82,9 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         )
     if facts.of(exchanges):
         return (
-            f"{many} ({names}) were equal on all ranks at first and differ since step "
-            f"{apart.since}. The ranks exchange samples in the forward (all_to_all), so these may "
-            "be experts or tables of their own."
+            f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
+            f"{apart.since}. The ranks exchange samples or their gradients (all_to_all), so each "
+            "may have experts or tables of its own."
         )
     if not apart.whole:
         others = "the other parameters stay equal while they train"
@@ -97,13 +101,13 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
                 f"and update, and those of {listed(own)} are not."
             )
         return Suspicious(
-            f"{many} ({names}) differ between ranks since step {apart.since}. They were equal at "
-            f"first, and {others}: {why}",
+            f"{many} ({names}) {differ} between ranks since step {apart.since}. "
+            f"{'It' if one else 'They'} {was} equal at first, and {others}: {why}",
             apart.names,
         )
     text = (
-        f"All {many} that no wrapper keeps equal ({names}) were equal on all ranks at first and "
-        f"differ since step {apart.since}"
+        f"{'The parameter' if one else f'All {many}'} that no wrapper keeps equal ({names}) {was} "
+        f"equal on all ranks at first and {differ} since step {apart.since}"
     )
     why, step = _why_unwrapped(apart, facts)
     if why and not facts.of(averaged) and not facts.of(_searches):
@@ -226,7 +230,8 @@ def _searches(evidence: Evidence) -> bool:
 def checked(facts: Facts) -> str:
     """What held, for a job without a failure; "" without a law that was checked."""
     apart = _apart(facts)
-    if apart is not None and not isinstance(_of_apart(apart, facts), str):
+    told = apart is not None and not isinstance(_of_apart(apart, facts), str)
+    if told or facts.of(law_facts).numbers is not None:
         return "no law was broken, but something is suspicious"
     steps = facts.of(law_facts).checked
     return f"no law was broken in {plural(steps, 'checked step')}" if steps else ""

@@ -121,6 +121,9 @@ class LawFacts:
     apart_kept: Apart | None = None
     """The same without models that all ranks discarded during training, as copies that each rank
     adapts (MAML)."""
+    numbers: Breach | None = None
+    """Numbers of an optimizer that differ at the end between ranks whose parameters stay equal
+    without a wrapper."""
     recorded: bool = False
     """Ranks recorded for the laws."""
     not_checked: tuple[str, ...] = ()
@@ -140,6 +143,7 @@ def law_facts(evidence: Evidence) -> LawFacts:
         breach=min(breaches, key=lambda b: (b.step, b.history.ranks), default=None),
         apart=_apart(evidence, plain),
         apart_kept=_apart(evidence, _plain(evidence, _discarded(evidence))),
+        numbers=_numbers_apart(evidence, plain) if plain.kept and not plain.apart else None,
         recorded=any(seen.laws is not None for seen in evidence.ranks.values()),
         not_checked=_not_checked(evidence, found, {*plain.kept} == plain.matrices),
     )
@@ -313,6 +317,14 @@ def _why_apart(evidence: Evidence, names: Set[str]) -> Breach | None:
     if history is None or parameters is None:
         return None
     return _of_parameters(history, parameters)
+
+
+def _numbers_apart(evidence: Evidence, plain: _Plain) -> Breach | None:
+    history = history_of(checks_of(evidence), {*plain.kept})
+    last = history.moments[-1] if history is not None else None
+    if history is None or last is None or len(set(last.counts.values())) > 1:
+        return None
+    return Breach(history, None, history.first(HYPER), None) if HYPER in last.splits else None
 
 
 def _hows(evidence: Evidence) -> set[str]:

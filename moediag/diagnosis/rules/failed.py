@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from moediag.diagnosis.blame.nodes import silent
 from moediag.diagnosis.end_states import mixed_optimizer
 from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure, first_of, said
+from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector, how_sure, victims
 from moediag.diagnosis.schedules.diverge import Divergence
@@ -77,7 +78,8 @@ def _mismatch(facts: Facts) -> Divergence | None:
         known = not missing or facts.evidence.watched
         return d if _only_recorded(facts) and known else None
     if missing:  # the others lost the connection to the rank that made no call
-        return None if own or silent(facts.evidence) else d
+        elsewhere = {*d.absent} - {*d.ended} if any(f.gave_up for f in facts.failed) else ()
+        return None if own or elsewhere or silent(facts.evidence) else d
     late = own and 0 < own[0].time < d.time
     # A silent divergence does not end a rank. An exception of the program is another failure;
     # an abort by the library is a later consequence of the divergence (sizes then differ too).
@@ -213,6 +215,10 @@ _FIND_THE_FIRST = (
     "Find the rank that ended first, whose peers lost it: the last output of every rank, the "
     "launcher's and the scheduler's messages, the kernel's log."
 )
+_LATE = (
+    "Find out what {} did when the others gave up. If that only takes long, raise the timeout of "
+    "init_process_group."
+)
 
 
 @detector(Verdict.CRASH)
@@ -221,7 +227,20 @@ def lost_connection(facts: Facts) -> Judgement | None:
     found = facts.failed
     if not found:
         return None
-    text = f"{ranks(f.rank for f in found).capitalize()} lost the connection to a peer "
+    d, who = facts.divergence, ranks(f.rank for f in found).capitalize()
+    if d is not None and d.kind == "missing" and any(failure.gave_up for failure in found):
+        text = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=True)
+        text += f" {who} gave up ({said(found)}). "
+        return Judgement(
+            Confidence.MEDIUM,
+            text + whereabouts(facts.evidence, d.absent),
+            culprits=facts.blame.culprits,
+            victims=victims(facts),
+            divergence=True,
+            failure=found[0],
+            next_step=_LATE.format(ranks(d.absent)),
+        )
+    text = f"{who} lost the connection to a peer "
     errors = [facts.evidence.ranks[f.rank].error for f in found]
     if all(error is not None and meeting.is_meeting(error.frames) for error in errors) and (
         old := meeting.old_store(facts.evidence)

@@ -8,7 +8,7 @@ from moediag.diagnosis.judgement import Judgement, detector
 from moediag.diagnosis.words import leaving, meeting
 from moediag.evidence.rank_stacks import that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import agreeing, ranks
 
 
 @detector(Verdict.HANG)
@@ -49,11 +49,10 @@ def unequal_meeting(facts: Facts) -> Judgement | None:
     found = meeting.unequal(evidence)
     if evidence.stall is None or not inside or not found:
         return None
-    waits = "waits" if len(inside) == 1 else "wait"
+    waits = agreeing("waits in init_process_group", inside)
     return Judgement(
         Confidence.MEDIUM,
-        f"{ranks(inside).capitalize()} {waits} in init_process_group. {found} It is not known "
-        "which of them is wrong.",
+        f"{ranks(inside).capitalize()} {waits}. {found} It is not known which of them is wrong.",
         victims=tuple(facts.waiting),
         pattern="rendezvous",
         next_step=meeting.EQUAL,
@@ -68,11 +67,11 @@ def unmet_ranks(facts: Facts) -> Judgement | None:
         return None
     lacking = sorted(set(range(evidence.world_size)) - set(found))
     if lacking:
-        wait = "waits" if len(found) == 1 else "wait"
+        waits = agreeing("waits in init_process_group", found)
         text = (
-            f"{ranks(found).capitalize()} {wait} in init_process_group, and nothing is known of "
-            f"{ranks(lacking)}: the others wait for ranks that never joined, or for the network. "
-            "It is not known which rank is at fault."
+            f"{ranks(found).capitalize()} {waits}, and nothing is known of {ranks(lacking)}: the "
+            "others wait for ranks that never joined, or for the network. It is not known which "
+            "rank is at fault."
         )
         old = ""
     else:

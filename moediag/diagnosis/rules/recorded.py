@@ -8,7 +8,7 @@ from moediag.diagnosis.laws import replica_sets
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.words import cause, foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import describe
-from moediag.evidence.model import Collective, RankEvidence
+from moediag.evidence.model import Collective
 from moediag.result import Confidence, Verdict, wording
 from moediag.result.wording import plural, ranks
 
@@ -107,12 +107,12 @@ def unknown_end(facts: Facts) -> Judgement | None:
     if not facts.evidence.watched or facts.evidence.foreign:
         return None
     recorded = {r: seen for r, seen in facts.evidence.ranks.items() if was_recorded(seen)}
-    found = [rank for rank, seen in recorded.items() if not _ended_well(seen)]
+    found = [
+        rank
+        for rank, seen in recorded.items()
+        if not (seen.finished or (seen.exit is not None and seen.exit.code == 0))
+    ]
     return undecided(f"How {ranks(found)} ended is not known.") if found else None
-
-
-def _ended_well(seen: RankEvidence) -> bool:
-    return seen.finished or (seen.exit is not None and seen.exit.code == 0)
 
 
 @detector(Verdict.CLEAN)

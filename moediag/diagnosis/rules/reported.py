@@ -221,14 +221,12 @@ def _of_others(one: Report) -> bool:
 
 def _causes_told(causes: list[Report]) -> str:
     errors = [one.text for one in causes if one.kind == "error"]
-    ends = [(one.rank, one.text) for one in causes if one.kind != "error"]
+    ends = [one for one in causes if one.kind != "error"]
     texts = [f"A process raised {text}" for text in errors[:_MANY]]
-    texts += [f"{_log_of(rank)} says: {text}" for rank, text in ends[:_MANY]]
+    for one in ends[:_MANY]:
+        whose = "" if one.rank is None else f" of rank {one.rank}"
+        texts.append(f"The log{whose} says: {one.text}")
     return " ".join(sentence(text) for text in dict.fromkeys(texts))
-
-
-def _log_of(rank: int | None) -> str:
-    return "The log" if rank is None else f"The log of rank {rank}"
 
 
 def _find_the_process(cause: Report) -> str:

@@ -213,11 +213,8 @@ def undecided_looks(facts: Facts) -> Judgement | None:
     if seen.rests:  # all for their devices
         text += " From outside, a device that computes looks like one that waits for other ranks."
         return undecided(text, _DEVICES)
-    return undecided(f"{text} It is not known whether the job would continue.", _longer(seen))
-
-
-def _longer(seen: Looks) -> str:
-    return f"Look again, for longer: moediag attach --patience {2 * seen.patience:.0f}"
+    again = f"Look again, for longer: moediag attach --patience {2 * seen.patience:.0f}"
+    return undecided(f"{text} It is not known whether the job would continue.", again)
 
 
 # ------------------------------------------------------------------------ words

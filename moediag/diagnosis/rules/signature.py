@@ -39,7 +39,8 @@ def signature(
     if pattern:
         parts.append(pattern)
     elif failure is not None:
-        parts += [failure.name, _function(failure.where)]
+        # ``modeling.py:120 forward`` -> ``modeling.py forward``: lines move between releases.
+        parts += [failure.name, re.sub(r":\d+ ", " ", failure.where)]
     elif divergence is not None:
         operations = sorted({c.op for c in divergence.calls.values() if c is not None})
         parts += [f"{divergence.kind} {'|'.join(operations)}", divergence.group.axis or ""]
@@ -58,8 +59,3 @@ def _why(blame: Blame) -> str:
     if blame.starved:
         return "starved-expert"
     return "left-out-parameters" if blame.basis == "left-out" else ""
-
-
-def _function(where: str) -> str:
-    """``modeling.py:120 forward`` -> ``modeling.py forward``: lines move between releases."""
-    return re.sub(r":\d+ ", " ", where)

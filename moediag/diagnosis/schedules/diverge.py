@@ -18,6 +18,7 @@ from moediag.diagnosis.schedules.align import Aligned, Channel, Schedule
 from moediag.diagnosis.schedules.device_frontier import standing
 from moediag.diagnosis.schedules.replay import Event, Replay, circles
 from moediag.evidence.model import Collective, Evidence, Group, Left, RankEvidence
+from moediag.evidence.rank_stacks import in_collective, that_counts
 from moediag.records import dataclass
 
 
@@ -176,7 +177,7 @@ def _missing(
         gone = tuple(
             rank
             for rank in absent
-            if rank not in run.waits and _gone(evidence.ranks[rank], failed.get(rank), evidence)
+            if rank not in run.waits and _gone(evidence.ranks[rank], failed, evidence)
         )
         if not gone:
             continue
@@ -253,12 +254,18 @@ def _left_over(
     return found
 
 
-def _gone(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> bool:
-    """Whether the rank certainly makes no further call, and not because other ranks failed."""
+def _gone(seen: RankEvidence, failed: Mapping[int, Failure], evidence: Evidence) -> bool:
+    """Whether the rank certainly makes no further call, and not because other ranks failed; or it
+    did something else when others gave up waiting."""
+    failure = failed.get(seen.rank)
     if failure is not None:
         return not failure.consequence
     elsewhere = evidence.stall.elsewhere if evidence.stall is not None else ()
-    return _ended(seen, failure) or seen.rank in elsewhere
+    if _ended(seen, failure) or seen.rank in elsewhere:
+        return True
+    stack = that_counts(seen.stacks)
+    late = evidence.watched and evidence.stall is None and any(f.gave_up for f in failed.values())
+    return late and stack is not None and not in_collective(stack)
 
 
 def _left(ended: Iterable[int], evidence: Evidence) -> dict[int, Left]:

@@ -6,6 +6,7 @@ the rank issued and completed there. In one group these numbers order the ranks.
 - a rank that did not issue the call in which others wait is behind, and so is one that waits in an
   earlier call of the group;
 - a rank that is behind because it waits in another group is a victim of that group;
+- a rank that waits in a call, where another completed a later one, is not: their calls differ;
 - equal numbers with different operations or sizes are a mismatch;
 - numbers of groups that are not certainly the same are never compared.
 """
@@ -179,9 +180,19 @@ def _concluded(groups: tuple[Standing, ...]) -> Positions:
 def _certain(one: Position, group: Standing) -> bool:
     """Whether a member that is behind is where the group's wait begins. In a broadcast, a rank that
     was not seen may be the one that it waits for."""
-    if one.open is None or one.op not in _ROOTED:
+    if one.open is None:
+        return True
+    if differs(one, group):
+        return False
+    if one.op not in _ROOTED:
         return True
     return group.size is not None and len(group.members) >= group.size
+
+
+def differs(one: Position, group: Standing) -> bool:
+    """Whether others completed calls after the one in which a member waits, for which they needed
+    it: the calls behind the numbers are not the same."""
+    return one.open is not None and group.front is not None and group.front - one.open > 1
 
 
 def _alone(group: Standing) -> tuple[int, ...]:
@@ -205,7 +216,9 @@ def _standing(name: str, found: list[Report], sites: Mapping[int | None, str]) -
         members[key] = _merged(before or Position(one.rank, one.place), one)
     everyone = tuple(
         replace(one, site=sites.get(one.rank, "") if one.rank is not None else "")
-        for one in sorted(members.values(), key=_order)
+        for one in sorted(
+            members.values(), key=lambda one: (one.rank is None, one.rank or 0, one.place or 0)
+        )
     )
     desc = next((one.desc for one in found if one.desc), "")
     sizes = {size for one in found if (size := group_size(one))}
@@ -225,10 +238,6 @@ def _standing(name: str, found: list[Report], sites: Mapping[int | None, str]) -
     behind = () if apart else behind
     size = sizes.pop() if len(sizes) == 1 else None
     return Standing(name, desc, everyone, size, apart, front, waiting, behind)
-
-
-def _order(one: Position) -> tuple[bool, int, int]:
-    return one.rank is None, one.rank or 0, one.place or 0
 
 
 def _merged(before: Position, one: Report) -> Position:

@@ -43,13 +43,9 @@ def wire_numel(call: Collective) -> int:
     return call.numel_in or call.numel_out
 
 
-def _carries_nothing_common(call: Collective) -> bool:
-    return call.op in ("barrier", "all_to_all")
-
-
 _VIEWS: dict[str, Callable[[Collective], Any]] = {
     "op": lambda c: c.op or None,
-    "size": lambda c: None if not c.op or _carries_nothing_common(c) else wire_numel(c),
+    "size": lambda c: None if c.op in ("", "barrier", "all_to_all") else wire_numel(c),
     "dtype": lambda c: None if c.op == "barrier" else c.dtype or None,
     "reduce": lambda c: c.reduce,
     "root": lambda c: c.peer if c.op in ROOTED else None,

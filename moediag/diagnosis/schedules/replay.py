@@ -77,7 +77,10 @@ def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
             return
     else:
         last = evidence.ranks[waiter].collectives[-1]
-        if waiter in result.waits or call.asynchronous or last.index != call.index:
+        # Whoever else a failed rank waited for, this peer came to its end without the call.
+        left = evidence.ranks[waiter].error is not None and evidence.ranks[peer].finished
+        late = call.asynchronous or last.index != call.index
+        if waiter in result.waits or (late and not left):
             return
     _add_pending(channel, waiter, peer, call, min(sent, received), result)
 

@@ -122,12 +122,11 @@ def _inputs(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     passed = agreement.sides({rank: call.numel_in for rank, call in calls.items()})
     if divergence.kind != "size" or not gathers or len(passed) < 2 or 0 in passed:
         return ""
-    told = [f"{ranks(who)} {_verb(who, 'passes')} {n:,}" for n, who in first_few(passed.items())]
+    told = [
+        f"{ranks(who)} {'passes' if len(who) == 1 else 'pass'} {n:,}"
+        for n, who in first_few(passed.items())
+    ]
     return f" all_gather needs inputs of equal size on all ranks, but {', '.join(told)} elements."
-
-
-def _verb(who: Sequence[int], one: str) -> str:
-    return one if len(who) == 1 else one.removesuffix("es")
 
 
 def _basis(blame: Blame) -> str:
@@ -182,6 +181,8 @@ def _missing(
     gone = ranks(divergence.absent)
     if blame.basis == "majority":
         return sentence(f"{here}; {gone} ended without that call, which no other rank makes")
+    if blame.elsewhere:
+        return sentence(f"{here}, but {gone} called it on {blame.elsewhere}, a group without it")
     if divergence.inferred and not blame.culprits:
         text = f"{here}; {gone} had no call open. It is not known which side is wrong"
         return sentence(text) + _parted(blame)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.numbers import by_part
@@ -30,7 +30,11 @@ def tokens(
     step = step if step in steps else max(steps)
     blocks = [block for of, block in found.counts if of == step]
     starved = found.block(blame.starved[0].layer) if blame.starved else ""
-    uneven = [block for block in blocks if _starves(found.counts[step, block])]
+    uneven = [
+        block
+        for block in blocks
+        if any(min(n) == 0 < max(n) for n in zip(*found.counts[step, block].values(), strict=False))
+    ]
     block = starved if starved in blocks else min(uneven or blocks)
     counts = found.counts[step, block]
     width = max(map(len, counts.values()))
@@ -38,10 +42,6 @@ def tokens(
     rows = _rows(list(by_rank), culprits)
     fewest = (map(min, zip(*(by_rank[rank] for rank in row), strict=True)) for row in rows)
     return ExpertTokens(block, step, tuple(rows), tuple(map(tuple, fewest)))
-
-
-def _starves(counts: Mapping[int, Sequence[int]]) -> bool:
-    return any(min(of) == 0 < max(of) for of in zip(*counts.values(), strict=False))
 
 
 def _rows(ranks: Sequence[int], culprits: Sequence[int]) -> list[tuple[int, ...]]:

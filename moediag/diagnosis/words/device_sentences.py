@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from moediag.diagnosis.schedules.device_frontier import Front
 from moediag.diagnosis.words.calls import describe
-from moediag.evidence.model import Collective
 from moediag.result import Cell, Table
 from moediag.result.wording import plural, ranks
 
@@ -43,12 +42,10 @@ def _device(alike: Sequence[Front]) -> str:
     first = alike[0]
     calls = [front.stuck for front in alike if front.stuck is not None]
     called = {describe(call) for call in calls}
-    what = called.pop() if len(called) == 1 else _short(calls[0])
-    return f"{what}, operation {calls[0].position} on {first.label}"
-
-
-def _short(call: Collective) -> str:
-    return f"{call.op} of {call.module}" if call.module else call.op
+    call = calls[0]
+    short = f"{call.op} of {call.module}" if call.module else call.op
+    what = called.pop() if len(called) == 1 else short
+    return f"{what}, operation {call.position} on {first.label}"
 
 
 def _python(front: Front) -> str:

@@ -10,7 +10,7 @@ from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.diagnosis.words.calls import describe
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence
-from moediag.result.wording import plural, ranks
+from moediag.result.wording import agreeing, plural, ranks
 
 
 def of_frontier(found: Frontier, evidence: Evidence) -> str:
@@ -30,8 +30,8 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
         return f"{text}{_more(found)}. It is not known which rank the others wait for."
     if found.basis == "habit":
         return (
-            f"{_subject(found.suspects, 'waits', 'wait')} in {what}, where other members were "
-            "not seen; other ranks made another call after the same calls."
+            f"{ranks(found.suspects)} {agreeing(f'waits in {what}', found.suspects)}, where other "
+            "members were not seen; other ranks made another call after the same calls."
         ).capitalize()
     if found.basis == "device":
         text = f"All members issued {what}, and their calls match, but it "
@@ -145,7 +145,3 @@ def _completed(found: Frontier, evidence: Evidence) -> bool:
         for c in evidence.ranks[rank].collectives
         if (c.group, c.position) == (call.group, call.position)
     )
-
-
-def _subject(who: tuple[int, ...], one: str, many: str) -> str:
-    return f"{ranks(who)} {one if len(who) == 1 else many}"

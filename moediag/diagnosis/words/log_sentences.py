@@ -10,6 +10,7 @@ from moediag.diagnosis.schedules.log_positions import (
     Position,
     Positions,
     Standing,
+    differs,
 )
 from moediag.diagnosis.words.calls import sentence
 from moediag.evidence.log_formats import meaning
@@ -68,6 +69,8 @@ def _behind(one: Position, group: Standing, found: Positions) -> str:
         text = f"{who} is behind: it waits in {_op(one)}, number {one.open}"
         if one.issued is not None and group.front is not None and one.issued >= group.front:
             text += f", and has issued {one.issued} calls"
+        if differs(one, group):
+            text += "; others completed later calls, so not all ranks made the same calls"
     elif one.issued == 0:
         text = f"{who} is behind: it has issued no call there"
     else:

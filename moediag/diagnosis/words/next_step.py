@@ -19,7 +19,8 @@ from moediag.diagnosis.words.calls import first_few
 from moediag.diagnosis.words.paths import advice
 from moediag.diagnosis.words.places import words
 from moediag.diagnosis.words.user_facts import unequal_batches
-from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
+from moediag.evidence.model import UNTOLD, Collective, Evidence
+from moediag.evidence.program_source import Program
 from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
 
@@ -42,6 +43,9 @@ def next_step(
         return _after_failure(failure, culprits, evidence)
     if divergence is not None:
         sure = forked is not None and len(forked.decisions) == 1 and not culprits
+        if {call.op for call in divergence.calls.values() if call is not None} <= {"send", "recv"}:
+            # A send and its receive are rightly under different conditions.
+            return _paired(divergence) or _diverged(divergence, found, evidence)
         return (
             (_caught(evidence, found) or _by_batches(evidence) or advice(forked) if sure else "")
             or _either(divergence, found, culprits)
@@ -75,6 +79,18 @@ def _caught(evidence: Evidence, found: Sequence[Standing]) -> str:
     )
 
 
+def _paired(divergence: Divergence) -> str:
+    """What ranks that wait for each other in sends and receives lack."""
+    if divergence.kind != "order":
+        return ""
+    does = [
+        f"rank {rank} in {call.op} at {call.site.partition(' ')[0]}"
+        for rank, call in sorted(divergence.calls.items())
+        if call is not None
+    ]
+    return f"Each send needs a receive, and the other way round: {' and '.join(does)} wait."
+
+
 def _parted(divergence: Divergence, found: Sequence[Standing]) -> str:
     """The condition that names a rank around the call that not all make."""
     for one in found:
@@ -104,7 +120,10 @@ def _either(divergence: Divergence, found: Sequence[Standing], culprits: Sequenc
     """Both sides of a mismatch of which none is known to be wrong, where a condition keeps a rank
     from one of them: the rank may be right not to come there, and the other call superfluous."""
     sides = [(one, one.call) for one in found if one.call is not None and one.line]
-    telling = {one.ranks: next(filter(_tells, one.apart), None) for one, _ in sides}
+    telling = {
+        one.ranks: next((c for c in one.apart if c.names_rank or c.side == "handler"), None)
+        for one, _ in sides
+    }
     if culprits or len(sides) < 2 or not any(telling.values()):
         return ""
     pieces = []
@@ -116,10 +135,6 @@ def _either(divergence: Divergence, found: Sequence[Standing], culprits: Sequenc
         f"Either {' or '.join(first_few(pieces))} is out of place: {_all(divergence)} must make "
         "the same calls in one order."
     )
-
-
-def _tells(condition: Condition) -> bool:
-    return condition.names_rank or condition.side == "handler"
 
 
 def _every(divergence: Divergence) -> str:
@@ -181,13 +196,11 @@ def _sites(
     return ", ".join(f"{text} on {ranks(who)}" for text, who in first_few(told.items()))
 
 
-def _size(call: Collective) -> str:
-    """What the rank passes, not what it gets."""
-    return plural(call.numel_in or call.numel_out, "element")
-
-
 _VALUES: Mapping[str, tuple[str, Callable[[Collective], str]]] = {
-    "size": ("Pass {} tensors of equal size on all ranks", _size),
+    "size": (  # of what the rank passes, not of what it gets
+        "Pass {} tensors of equal size on all ranks",
+        lambda call: plural(call.numel_in or call.numel_out, "element"),
+    ),
     "dtype": ("Use one dtype in {} on all ranks", lambda call: call.dtype),
     "reduce": ("Use one reduction in {} on all ranks", lambda call: call.reduce or "none"),
     "root": ("Use one root in {} on all ranks", lambda call: f"rank {call.peer}"),
@@ -206,7 +219,7 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
             return f"Do all ranks run the same number of steps? {who.capitalize()} {end} earlier."
         return (
             f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
-            f"all ranks {_repeats(waiting)}?"
+            f"all ranks {_repeats(waiting, evidence)}?"
         )
     if one.call is None and one.exact:
         wait = f" while others wait at {waiting.at}" if waiting is not None else ""
@@ -224,13 +237,27 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     return f"Find out why {who} {doing}{at} and never {reach}{slow}."
 
 
-def _repeats(waiting: Standing) -> str:
-    """What ranks must do equally often: the loops around a call that other ranks ended without."""
-    loops = [c for c in waiting.conditions or () if c.side == "loop" and c.text != "while True"]
-    if not loops:
+def _repeats(waiting: Standing, evidence: Evidence) -> str:
+    """What ranks must do alike: the loops around a call that other ranks ended without, and the
+    conditions by which ranks leave a loop whose turns are the same on all."""
+    loops = [c for c in waiting.conditions or () if c.side == "loop"]
+    program = Program(evidence.sources, evidence.one_node)
+    repeated, decided = [], []
+    for loop in loops:
+        file = program.file(loop.file)
+        leaves = file.leaves(loop.line) if file is not None else None
+        if file is None or leaves is None:
+            if loop.text != "while True":
+                repeated.append(f"`{loop.text}` at {loop.file}:{loop.line}")
+        else:
+            decided += [f"`{file.head(one)}` at {loop.file}:{one.lineno}" for one in leaves]
+    if not repeated and not decided:
         return "run the same number of steps"
-    told = [f"`{loop.text}` at {loop.file}:{loop.line}" for loop in loops[:_LOOPS]]
-    return f"run the loop{'s' * (len(told) > 1)} {' and '.join(told)} equally often"
+    kinds = (
+        ("decide {} alike", [*dict.fromkeys(decided)]),
+        (f"run the loop{'s' * (len(repeated) > 1)} {{}} equally often", repeated),
+    )
+    return " and ".join(text.format(" and ".join(of[:_LOOPS])) for text, of in kinds if of)
 
 
 def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moediag.diagnosis.blame.fork_search import Decision
-from moediag.diagnosis.blame.fork_sides import Side
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.standings import Standing
 from moediag.evidence.control_flow import CAUGHT, FALSE, OVER, TRUE, TURN
@@ -92,10 +91,12 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
     for one in found.decisions:
         pairs = list(zip(found.sides, one.ways, one.only, strict=True))
         known = [(s.ranks, way) for s, way, _ in pairs if certain and way in _WAYS]
-        acts = tuple((who, _did(way, one.text)) for who, way in known)
+        ways = _WAYS | {FALSE: "had no exception"} if one.text.startswith("except") else _WAYS
+        acts = tuple((who, ways[way]) for who, way in known)
         yield PathLine(one.file, one.line, one.text, acts, certain)
         for side, _, (line, text) in pairs:
-            if certain and line not in (0, one.line) and not _stands(side, one.file, line):
+            chain = {(at.file, at.line) for at in side.chain}
+            if certain and line not in (0, one.line) and (one.file, line) not in chain:
                 yield PathLine(one.file, line, text, ((side.ranks, "alone came here"),))
     for side in found.sides:
         if side.chain:
@@ -105,14 +106,6 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
             did = f"{waits} {side.call.op}" if side.call is not None else "ended here"
             last = side.chain[-1]
             yield PathLine(last.file, last.line, found.text(last), ((side.ranks, did),))
-
-
-def _did(way: str, text: str) -> str:
-    return "had no exception" if way == FALSE and text.startswith("except") else _WAYS[way]
-
-
-def _stands(side: Side, file: str, line: int) -> bool:
-    return any((one.file, one.line) == (file, line) for one in side.chain)
 
 
 def advice(found: Fork | None) -> str:

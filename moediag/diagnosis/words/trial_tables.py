@@ -80,7 +80,8 @@ def table(found: Sequence[Seen]) -> Table | None:
         return None
     who = [s.detector for s in found if s.wrong]
     row: tuple[Cell, ...] = (
-        *(_short(s) for s in found),
+        # Two digits: further ones differ between machines.
+        *(float(f"{s.error:.2g}") if s.wrong else 0.0 for s in found),
         "wrong" if who else "right",
         ", ".join(who) or "-",
     )
@@ -90,11 +91,6 @@ def table(found: Sequence[Seen]) -> Table | None:
         rows=(row,),
         note=_NOTE,
     )
-
-
-def _short(seen: Seen) -> Cell:
-    """The error with two digits: further digits differ between machines."""
-    return float(f"{seen.error:.2g}") if seen.wrong else 0.0
 
 
 def tables(evidence: Evidence) -> tuple[Table, ...]:
@@ -162,10 +158,7 @@ def _numbers(those: list[RankLook]) -> str:
     told: list[str] = []
     for name in those[0].values:
         found = {look.values.get(name, "") for look in those}
-        if "" not in found and len(told) < _MOST_NUMBERS and not any(map(_is_time, found)):
+        times = any("." in number and float(number) > _TIMES for number in found)
+        if "" not in found and len(told) < _MOST_NUMBERS and not times:
             told.append(f"{name}={found.pop()}" if len(found) == 1 else f"{name}=({len(found)})")
     return ", ".join(told)
-
-
-def _is_time(number: str) -> bool:
-    return "." in number and float(number) > _TIMES

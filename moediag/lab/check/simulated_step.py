@@ -77,12 +77,13 @@ def simulate(configured: Configured, trial: Trial, folder: Path) -> Checked:
         not_seen.append(
             f"calls of parts beside the text model: {sketch.model.__name__} was simulated"
         )
+    some_idle = 0 < configured.top_k < configured.experts  # else every token visits every expert
     control, ran = _case(sketch, small, CONTROL, "", "balanced", range(ranks), folder)
-    cases.append(control)
+    routed = not some_idle or all(one.routed for one in ran)
+    cases.append(dataclasses.replace(control, routed=routed))
     if ran[0].clip.kind:
         findings.append(_clipping(ran[0].clip))
-    some_idle = 0 < configured.top_k < configured.experts  # else every token visits every expert
-    if some_idle and not all(one.routed for one in ran):
+    if not routed:
         not_seen.append(
             "which routing parts the ranks: the router does not choose experts by a top-k over all"
         )

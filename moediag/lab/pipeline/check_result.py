@@ -30,8 +30,8 @@ class JudgedCase:
 
     @property
     def parts(self) -> bool:
-        """Whether the ranks' schedules differ."""
-        return self.diagnosis.verdict in FAILURES
+        """Whether the ranks' schedules differ, as real ranks' would."""
+        return self.case.routed and self.diagnosis.verdict in FAILURES
 
     @property
     def agrees(self) -> bool:
@@ -43,7 +43,10 @@ class JudgedCase:
         """Why it is not known whether they agree; "" if it is."""
         condition = f" if {self.case.condition}" if self.case.condition else ""
         known = self.parts or self.agrees
-        return "" if known else f"the schedule{condition}: {self.diagnosis.cause}"
+        why = self.diagnosis.cause
+        if not self.case.routed:
+            why = "the router of a tiny model, with other weights on each rank, parts them"
+        return "" if known else f"the schedule{condition}: {why}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,8 @@ def of_process(proc: Proc, pid: int) -> list[Job]:
     inside = {pid, *below(pid, every)}
     if started := [job for job in found if {rank.pid for rank in job.ranks} & inside]:
         return started
-    if by_port := [job for job in found if job.ranks[0].srun in _ports(proc, pid)]:
+    listens = {int(own.rpartition(":")[2], 16) for own, _ in proc.connections(pid, LISTENS)}
+    if by_port := [job for job in found if job.ranks[0].srun in listens]:
         return by_port  # srun: slurmd starts the ranks
     ends = {(other, own) for own, other in proc.connections(pid)}
     if actors := [j for j in found if j.launcher == "ray" and ends & proc.connections(j.root)]:
@@ -182,11 +183,6 @@ def _is_python(proc: Proc, pid: int) -> bool:
         _PYTHON.search(proc.link(pid, "exe"))
         or (words and (_PYTHON.search(words[0]) or _RAY.match(words[0])))
     )
-
-
-def _ports(proc: Proc, pid: int) -> set[int]:
-    """The TCP ports at which a process listens."""
-    return {int(own.rpartition(":")[2], 16) for own, _ in proc.connections(pid, LISTENS)}
 
 
 def _launcher(words: Sequence[str]) -> str:

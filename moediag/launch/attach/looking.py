@@ -19,7 +19,8 @@ from moediag.evidence import looks
 from moediag.evidence.looks import Looks, RankLook
 from moediag.launch.attach import held, spy
 from moediag.launch.attach.proc import TORCH, Proc, Seen
-from moediag.launch.capture.activity import LEAST_CPU, Activity, look, transfers, work
+from moediag.launch.capture.activity import Activity, look, work
+from moediag.launch.capture.network import bytes_by_socket
 from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
 from moediag.launch.capture.shown_work import waits_for_child, work_of
 from moediag.launch.processes import Process
@@ -32,7 +33,6 @@ _TOOL = 10.0  # seconds for py-spy
 _NATIVE = 20.0  # seconds for native frames of a process that has CUDA's libraries
 _ASLEEP_CPU = 0.05  # of one CPU: a rank that waits uses less
 _WORKS_CPU = 0.2
-_CHILD_CPU = 0.02  # of one CPU: a child process that a rank waits for works, if it uses more
 _OTHER_THREADS = 0.05  # of one CPU, by threads other than the main one: a rank that only spins
 _SAMPLE = 0.1  # seconds between two looks at the state alone
 _DRIVERS = (b"/libcuda.so", b"/libamdhip64.so")
@@ -97,10 +97,9 @@ class Looker:
         main = main_cpu(self.proc, self.pid)
         dump = self._dump(seen.state, main)
         active = None
-        if dump.json and _inside(dump.json):  # a slow network is no hang
-            active = transfers(self.pid, time.monotonic())
-        elif dump.json:  # this takes longer
-            active = look(self.target.process, time.monotonic())
+        if dump.json:  # a slow network is no hang
+            moved = bytes_by_socket() if _inside(dump.json) else None
+            active = look(self.target.process, time.monotonic(), moved)
         device = False
         if seen.state == "R" and self.proc.maps(self.pid, *_DRIVERS):
             device = on_device(spy.native(self.pid, _TOOL).json)
@@ -188,14 +187,13 @@ def _inside(dump: bytes) -> bool:
 
 def _work(taken: Sequence[One]) -> str:
     """What a rank outside communication did, by its files, connections, children and stack."""
-    by_proc, by_stack = _by_proc(taken), work_of(taken[-1].dump.json)
-    return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc
+    return ": ".join(filter(None, (work_of(taken[-1].dump.json), _by_proc(taken))))
 
 
 def _by_proc(taken: Sequence[One]) -> str:
     active = [one.activity for one in taken if one.activity is not None]
-    least = _CHILD_CPU if waits_for_child(taken[-1].dump.json) else LEAST_CPU
-    return work(active[0], active[-1], least) if active else ""
+    waited_for = waits_for_child(taken[-1].dump.json)
+    return work(active[0], active[-1], waited_for) if active else ""
 
 
 def asleep(proc: Proc, pid: int) -> float | None:

@@ -17,6 +17,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -178,25 +179,19 @@ def ask(
                 if answer is not None:
                     del running[one]
                     first = first or time.monotonic()
-                    found.append(_at(answer, time.monotonic() - first))
+                    found.append(replace(answer, after=round(time.monotonic() - first, 1)))
             if running and time.monotonic() - told > _TELL:
                 told = time.monotonic()
+                names = [one.name for one in running]
+                more = f" and {len(names) - 4} more" if len(names) > 4 else ""
                 progress(f"{len(found)} of {len(machines)} machines have answered; waiting for "
-                         f"{_some([one.name for one in running])}")  # fmt: skip
+                         f"{', '.join(names[:4])}{more}")  # fmt: skip
             time.sleep(_PERIOD)
     finally:
         for process in running.values():
             process.end()
     order = [one.name for one in machines]
     return sorted(found, key=lambda answer: order.index(answer.machine))
-
-
-def _at(answer: Answer, seconds: float) -> Answer:
-    return Answer(answer.machine, answer.archive, answer.lost, round(seconds, 1))
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _command(size: int, asked: Mapping[str, object], seconds: float) -> str:

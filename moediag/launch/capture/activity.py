@@ -17,7 +17,9 @@ from moediag.launch.processes import Process, ProcStat, all_stats
 from moediag.records import dataclass
 
 LEAST_RATE = 100_000.0  # bytes a second: less may be a log of a rank that waits
-LEAST_CPU = 0.2  # of one core: less may be a monitoring process
+_LEAST_CPU = 0.2  # of one core: less may be a monitoring process
+_LEAST_OF_CHILD = 0.02  # of a child process that is waited for
+NETWORK = "over the network at"
 WAITS = "waits for the child process"
 _STANDARD = 3  # stdin, stdout and stderr: what a rank prints is not its work
 _ACCESS = 0o3  # of a descriptor's flags; 0: only reading
@@ -47,11 +49,14 @@ class Activity:
     """Batches and forwards of the rank so far, as its heartbeat counts them."""
 
 
-def look(process: Process, now: float) -> Activity | None:
-    """Returns what can be read of ``process``; None if it is gone."""
+def look(process: Process, now: float, moved: network.Bytes | None = None) -> Activity | None:
+    """Returns what can be read of ``process``; None if it is gone. ``moved``: it is in
+    communication, so only what its own connections carried counts."""
     itself = process.stat()
     if itself is None or not itself.alive:
         return None
+    if moved is not None:
+        return Activity(now, {}, connections=network.connections([process.pid], moved))
     below = list(_descendants(process.pid, all_stats()))
     busiest = max(below, key=lambda stat: stat.cpu, default=None)
     pids = [process.pid, *(stat.pid for stat in below)]
@@ -64,19 +69,14 @@ def look(process: Process, now: float) -> Activity | None:
         itself.reaped + sum(stat.cpu + stat.reaped for stat in below),
         _name(busiest.pid) if busiest is not None else "",
         any(stat.state in "RD" for stat in below),
-        network.connections(pids),
+        network.connections(pids, network.bytes_by_socket()),
     )
 
 
-def transfers(pid: int, now: float) -> Activity:
-    """Returns only what the connections of ``pid`` carried: for a rank in communication."""
-    return Activity(now, {}, connections=network.connections([pid]))
-
-
-def work(before: Activity, after: Activity, least_cpu: float = LEAST_CPU) -> str:
+def work(before: Activity, after: Activity, waited_for: bool = False) -> str:
     """Returns what the process did between two looks: ``writes model.pt at 0.4 MB/s``, ``waits for
-    the child process nvcc, which works``; "" if neither is seen. ``least_cpu``: of a child that
-    works, as a share of one core."""
+    the child process nvcc, which works``; "" if neither is seen. ``waited_for``: its stack shows
+    that it waits for a child."""
     seconds = after.at - before.at
     if seconds <= 0:
         return ""
@@ -89,18 +89,17 @@ def work(before: Activity, after: Activity, least_cpu: float = LEAST_CPU) -> str
     (path, writes), most = max(moved.items(), key=lambda item: item[1], default=(("", False), 0))
     sent, received = _carried(before, after)
     read = max(after.storage - before.storage, after.calls - before.calls)
-    least = LEAST_RATE * seconds
     for words, number in (
         (f"{'writes' if writes else 'reads'} {Path(path).name} at", most),
-        ("sends over the network at" if sent > received else "receives over the network at",
-         max(sent, received)),
+        (f"{'sends' if sent > received else 'receives'} {NETWORK}", max(sent, received)),
         ("reads or writes at", read),
     ):  # fmt: skip
-        if number >= least:
+        if number >= LEAST_RATE * seconds:
             return f"{words} {number / seconds / 1e6:.1f} MB/s"
     used = after.children - before.children
     # On a busy machine a child that computes gets little CPU time.
-    if used >= least_cpu * seconds or (used > 0 and before.wants_cpu and after.wants_cpu):
+    least = (_LEAST_OF_CHILD if waited_for else _LEAST_CPU) * seconds
+    if used >= least or (used > 0 and before.wants_cpu and after.wants_cpu):
         child = f"{WAITS} {after.busiest}, which works" if after.busiest else ""
         return child or "waits for child processes, which work"
     return ""

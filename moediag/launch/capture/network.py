@@ -25,13 +25,15 @@ _BYTES_AT = 120
 _SECONDS = 1.0
 
 
-def connections(pids: Iterable[int]) -> Mapping[int, tuple[int, int]]:
-    """The connections of these processes, as in :func:`bytes_by_socket`."""
-    moved = bytes_by_socket()
+Bytes = Mapping[int, tuple[int, int]]
+
+
+def connections(pids: Iterable[int], moved: Bytes) -> Bytes:
+    """The connections of these processes, of those in ``moved``."""
     return {one: moved[one] for pid in pids for one in sockets_of(pid) if one in moved}
 
 
-def bytes_by_socket() -> Mapping[int, tuple[int, int]]:
+def bytes_by_socket() -> Bytes:
     """Inode of each connection -> bytes sent, bytes received; empty if the kernel does not tell."""
     found: dict[int, tuple[int, int]] = {}
     with (

@@ -10,6 +10,7 @@ history:
 - one whose stack shows compiling, importing, downloading, copying, loading or saving a checkpoint,
   that reads or writes files, or that waits for a child process that works: forty times that;
 - each of these counts by itself: the time of a save is not that of the wait after it;
+- a call over a slow network, whose connections carry bytes, has that longest time, too;
 - ranks whose native stacks show that they wait for their devices, or in C++ for a collective,
   count as waiting;
 - ranks in ``init_process_group`` count as waiting once every rank of the job has been there for
@@ -25,11 +26,11 @@ Supervisors on other nodes observe the ranks there; see launch.nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from moediag.evidence.model import Stall
-from moediag.launch.capture.activity import WAITS
+from moediag.launch.capture.activity import NETWORK, WAITS
 from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
 from moediag.launch.capture.shown_work import leaves, work_at_the_end, work_of
 from moediag.launch.capture.worker_stacks import waits_for_data
@@ -48,8 +49,9 @@ _COMPARED = 2  # looks at a rank before it is reported: one shows no bytes and n
 _LOOK_THERE = 10.0  # seconds that the supervisor of another node gets to read its ranks' stacks
 # (ranks, with native frames): py-spy's JSON of the ranks that answer.
 Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
-# (ranks): what each has done since the last call, see launch.capture.activity; "" for nothing.
-Activities = Callable[[Sequence[int]], Mapping[int, str]]
+# (stacks, whether the ranks are in communication): what each rank has done since the last call, see
+# launch.capture.activity; "" for nothing.
+Activities = Callable[[Mapping[int, bytes], bool], Mapping[int, str]]
 
 
 class _Time:
@@ -77,20 +79,23 @@ class _Time:
 
 class Patience:
     """Decides when a stall that the watchdog sees is a hang. ``stacks`` and ``activities`` are
-    called for ranks that others wait for, at most every ten seconds of a pause."""
+    called for ranks that others wait for, at most every ten seconds of a pause, ``activities`` also
+    for those that wait, every third of a window."""
 
     def __init__(
         self,
         watchdog: Watchdog,
         seconds: float,
         stacks: Stacks,
-        activities: Activities = lambda _: {},
+        activities: Activities = lambda *_: {},
     ) -> None:
         self.watchdog = watchdog
         self.seconds = seconds
         self.longest = 0.0  # longest pause that the job recovered from by itself
         self._stacks = stacks
         self._activities = activities
+        self._listened = 0.0
+        self._carries: dict[int, str] = {}  # ranks in a call whose connections carry bytes
         self._progress: tuple[tuple[int, int, bool], ...] = ()
         self._since = float("inf")
         self._looked = 0.0
@@ -137,9 +142,14 @@ class Patience:
         by_stack = stall.waiting if stall is not None else ()
         waiting = {s.rank for s in moving if self._waits(s, by_stack)}
         away = [s for s in live if s.rank not in waiting]
+        quiet = now - self._since
+        self._listen(now, quiet, waiting)
+        if any(NETWORK in self._work_of(s) for s in moving if s.rank in waiting):
+            self._present = self.watchdog.stall(live, sorted(waiting))
+            if quiet < AT_WORK * self.seconds:
+                return None
         if stall is not None and all(s.stopped for s in away):
             return stall
-        quiet = now - self._since
         if quiet < _BEGIN * self.seconds:
             return None
         if now - self._looked > min(_LOOK_AGAIN, _LOOKS * self.seconds):
@@ -219,7 +229,7 @@ class Patience:
         with ``native``, whether they wait for their devices. ``ended``: a rank has ended."""
         self._looks += 1
         found = self._stacks(ranks, native)
-        active = dict(self._activities(ranks))
+        active = dict(self._activities({rank: found.get(rank, b"") for rank in ranks}, False))
         # A worker of a data loader may loop for ever: it counts as the rank itself would.
         self._loading = {
             rank
@@ -236,7 +246,7 @@ class Patience:
         self._work = {
             rank: words
             for rank in ranks
-            if (words := _words(shown.get(rank, ""), active.get(rank, "")))
+            if (words := ": ".join(filter(None, (shown.get(rank), active.get(rank)))))
         }
         self.worked.update(self._work)
         for rank in ranks:
@@ -248,6 +258,15 @@ class Patience:
         }  # fmt: skip
         self._blocked = {rank for rank, dump in found.items() if in_collective(dump)}
         self._joined = {rank for rank, dump in found.items() if joins(dump)}
+
+    def _listen(self, now: float, quiet: float, waiting: Collection[int]) -> None:
+        """Notes which ranks in a call still send or receive: a slow network is no hang."""
+        third = self.watchdog.window / 3
+        if waiting and quiet >= third and now - self._listened >= third:
+            self._listened = now
+            found = self._activities(dict.fromkeys(waiting, b""), True)
+            self._carries = {rank: words for rank, words in found.items() if words}
+            self.worked.update(self._carries)
 
     def _meet(self, away: Sequence[RankSample], whole: bool) -> None:
         """Notes since when all ranks have been in the rendezvous."""
@@ -268,6 +287,7 @@ class Patience:
         self._step = max((s.step for s in samples), default=0)
         self._since, self._looked, self._looks = now, -_LOOK_AGAIN, 0
         self._work, self._on_device, self._blocked = {}, set(), set()
+        self._listened, self._carries = -_LOOK_AGAIN, {}
         self._loading, self._joined, self._leaving = set(), set(), set()
         self.worked = {}
         self._joining = float("inf")
@@ -276,7 +296,7 @@ class Patience:
         self._last_cpu, self._own = dict(self._cpu), {}
 
     def _work_of(self, s: RankSample) -> str:
-        return "" if s.silent else s.work or self._work.get(s.rank, "")
+        return "" if s.silent else s.work or self.work.get(s.rank, "")
 
     def _elapsed(self, s: RankSample) -> float:
         """How long the rank has done what it does now, in this pause."""
@@ -286,7 +306,8 @@ class Patience:
     def _limit(self, s: RankSample, outside: bool) -> float:
         busy = s.unseen or s.rank in self._loading
         own = self._own[s.rank]  # on a busy machine a rank that computes has little of the time
-        busy = busy or s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * (own.at_work + own.otherwise)
+        least = 0.1 * (STARVED if s.runnable else 1.0) * (own.at_work + own.otherwise)
+        busy = busy or s.cpu - self._cpu.get(s.rank, 0.0) > least
         if self._work_of(s) or (outside and busy):
             return AT_WORK * self.seconds
         if outside:
@@ -305,14 +326,10 @@ class Patience:
 
     @property
     def work(self) -> Mapping[int, str]:
-        """The work that each rank's stack shows."""
-        return dict(self._work)
+        """The work that each rank's stack or its connections show."""
+        return self._carries | self._work
 
 
 def _clock(s: RankSample, now: float) -> tuple[bool, float]:
     """Whether the clock is that of this node, and its time."""
     return (True, now) if s.at is None else (False, s.at)
-
-
-def _words(by_stack: str, by_proc: str) -> str:
-    return f"{by_stack}: {by_proc}" if by_stack and by_proc else by_stack or by_proc

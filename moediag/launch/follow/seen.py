@@ -88,8 +88,7 @@ def slow(stall: Stall, seconds: float, worked: Mapping[int, str]) -> str:
         found = f"slow: {wording.ranks(stall.elsewhere)} took {seconds:.0f} s to end"
     elif stall.elsewhere:
         found += f" for {wording.ranks(stall.elsewhere)}"
-    away = [(rank, work) for rank, work in sorted(worked.items()) if rank not in stall.waiting]
-    does = [f"rank {rank} {work}" for rank, work in away[:_SHOWN]]
+    does = [f"rank {rank} {work}" for rank, work in sorted(worked.items())[:_SHOWN]]
     return "; ".join(
         [f"{found}, from {stall.at:.0f} s after the start", *does, "the job went on by itself"]
     )

@@ -17,9 +17,10 @@ from moediag.evidence.model import UNTOLD, ExitStatus, Stall
 from moediag.evidence.signal_names import status_of
 from moediag.launch import shutdown
 from moediag.launch.base import Running
-from moediag.launch.capture import activity, dumps, source_files
+from moediag.launch.capture import activity, dumps, network, source_files
 from moediag.launch.capture.activity import Activity
 from moediag.launch.capture.py_spy import python_frames
+from moediag.launch.capture.shown_work import waits_for_child
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.seen import slow, traces
@@ -89,7 +90,7 @@ class JobSupervisor(Supervisor):
         self._loads: Mapping[str, Sequence[int]] = {}
         self._loads_read = 0.0
         self.patience = Patience(self.watchdog, options.patience, self._stacks, self._activities)
-        self._active: dict[int, Activity] = {}
+        self._active: dict[tuple[int, bool], Activity] = {}
         self.nodes = OtherNodes(folder, shared, options.silence)
         self.declared = Declared()
 
@@ -148,18 +149,20 @@ class JobSupervisor(Supervisor):
         seconds = NATIVE if native else self.options.capture
         return python_frames(self._of(ranks), seconds, native=native)
 
-    def _activities(self, ranks: Sequence[int]) -> Mapping[int, str]:
+    def _activities(self, dumps: Mapping[int, bytes], inside: bool) -> Mapping[int, str]:
         """What each rank has done since the last look, which is forgotten after a while."""
-        now = time.monotonic()
+        now, moved = time.monotonic(), network.bytes_by_socket() if inside else None
         found: dict[int, str] = {}
-        for rank, process in self._of(ranks).items():
-            before, after = self._active.pop(rank, None), activity.look(process, now)
+        for rank, process in self._of(dumps).items():
+            before = self._active.pop((rank, inside), None)
+            after = activity.look(process, now, moved)
             if after is None:
                 continue
             beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
-            self._active[rank] = after = replace(after, turns=beat.turns if beat else 0)
+            after = replace(after, turns=beat.turns if beat else 0)
+            self._active[rank, inside] = after
             if before is not None and now - before.at < STALE:
-                found[rank] = activity.work(before, after)
+                found[rank] = activity.work(before, after, waits_for_child(dumps[rank]))
         return found
 
     def _awaited(self, seconds: float) -> str:

@@ -192,7 +192,9 @@ class OtherNodes:
         everyone = [*own, *self.others]
         stood = peers.stood(everyone)
         if stood is not None:
-            return Stall(self._at(own), 0.0, stood.waiting, stood.elsewhere)
+            last = max((s.time for s in own), default=0.0)
+            at = max(0.0, last - self.started)
+            return Stall(at, 0.0, stood.waiting, stood.elsewhere)
         stall = _of_seen(stall, self.others)
         progress = progress_of(everyone)
         if stall is None:
@@ -203,9 +205,6 @@ class OtherNodes:
             self.exchange.say(stood=ObservedStall(progress, stall.waiting, stall.elsewhere))
             return stall
         return None
-
-    def _at(self, own: Sequence[RankSample]) -> float:
-        return max(0.0, max((s.time for s in own), default=0.0) - self.started)
 
     def went_on(self) -> None:
         """Withdraws the stall because the job has continued."""

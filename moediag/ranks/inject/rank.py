@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import os
 import re
@@ -198,8 +199,11 @@ def distributed(module: Any) -> None:
     rank = _number("RANK")
     if rank is not None and _own_pid() in (None, os.getpid()):
         _guarded(_become, rank, _number("WORLD_SIZE"))
-    if protocol.ENV_SIMULATE in os.environ:
-        _guarded(_simulate, module)
+    if protocol.ENV_SIMULATE not in os.environ:
+        _follow(module)
+
+
+def _follow(module: Any) -> None:
     original = module.init_process_group
 
     @functools.wraps(original)
@@ -215,11 +219,19 @@ def distributed(module: Any) -> None:
     module.init_process_group = init_process_group
 
 
-def _simulate(module: Any) -> None:
-    """Makes the program's process groups those of a simulated rank."""
+def simulate(_: Any) -> None:
+    """Makes the program's process groups those of a simulated rank, once torch is imported: the
+    simulator needs parts of it that import torch.distributed themselves."""
+    module: Any = importlib.import_module("torch.distributed.distributed_c10d")
     simulator, _, steps = os.environ[protocol.ENV_SIMULATE].partition(":")
+    replaced = {name: vars(module)[name] for name in ("init_process_group", "new_group")}
     program_rank = importlib.import_module(simulator).ProgramRank(module, _folder(), int(steps))
     program_rank.install(lambda: _this.recorder if _this else None)
+    _follow(module)
+    importers = [vars(one) for name, one in sys.modules.items() if name.startswith("torch.")]
+    for names, (name, original) in itertools.product(importers, replaced.items()):
+        if names.get(name) is original:
+            names[name] = vars(module)[name]
 
 
 def optimizers(module: Any) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.diagnosis.blame.culprits import Blame, blame
+from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.starvation import Starved, Tokens
-from moediag.evidence.model import Collective, Evidence, Group, RankError
+from moediag.evidence.model import Collective, Evidence, Group, RankError, RankEvidence
 from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import Job, Op, died, expert
 
@@ -216,3 +216,23 @@ def test_absent_ranks_are_blamed_for_a_missing_call(
     calls = {**dict.fromkeys(gone), **dict.fromkeys(callers, call())}
     divergence = Divergence("missing", Group("0", (0, 1)), 0, calls, absent=gone, **options)
     assert blame(divergence, Tokens()) == Blame(culprits, basis)
+
+
+@pytest.mark.parametrize(
+    ("members", "site", "found"),
+    [
+        ((0, 1), "a.py:1 f", Blame(elsewhere="ranks 0, 1")),
+        ((0, 1, 2), "a.py:1 f", Blame((2,), "majority")),
+        ((0, 1), "a.py:2 f", Blame((2,), "majority")),
+        ((0, 1), "", Blame((2,), "majority")),
+    ],
+)
+def test_nobody_is_blamed_for_a_call_that_the_others_made_on_a_group_of_their_own(
+    members: tuple[int, ...], site: str, found: Blame
+) -> None:
+    made = Collective(0, "1", 0, "barrier", 1, 1, "float32", site=site)
+    seen = {r: RankEvidence(r, (made,), {"1": Group("1", members)}) for r in (0, 1)}
+    calls = {0: None, 1: None, 2: call(1, "barrier", site="a.py:1 f")}
+    divergence = Divergence("missing", Group("0", (0, 1, 2)), 0, calls, absent=(0, 1), ended=(0, 1))
+    evidence = Evidence(3, {**seen, 2: RankEvidence(2)})
+    assert by_usual_order(divergence, blame(divergence, Tokens()), evidence) == found

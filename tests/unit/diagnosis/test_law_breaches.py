@@ -336,6 +336,13 @@ class TestPlainParameters:
         assert "learning rate differs since step 1: 0.1 on rank 0, 0.2 on" in of.suspicious[0]
         assert "learning rate" not in self.found(*self.NAMES).suspicious[0]
 
+    def test_equal_parameters_with_other_numbers_are_suspicious(self) -> None:
+        """Each rank updates a slice of every parameter, and all gather them."""
+        of = self.found(rates=("0.1", "0.2"))
+        assert of.verdict == "clean" and "something is suspicious" in of.cause
+        assert "In step 1 the learning rate of AdamW.step()" in of.suspicious[0]
+        assert not self.found().suspicious
+
     def test_those_that_stay_equal_while_they_train_were_checked(self) -> None:
         of = self.found()
         assert "no law was broken in 4 checked steps" in of.cause and not of.not_seen
@@ -358,21 +365,23 @@ class TestPlainParameters:
         of = self.found(*self.NAMES, events=events, told=told, calls=calls)
         assert of.verdict == "clean" and bool(of.suspicious) is not meant
 
-    @pytest.mark.parametrize(("phase", "may"), [("forward", True), ("other", False)])
+    @pytest.mark.parametrize(
+        ("phase", "may"), [("forward", True), ("backward", True), ("other", False)]
+    )
     def test_experts_may_begin_equal(self, phase: str, may: bool) -> None:
         """Ranks that send each other samples in the forward may drift: it is only a note."""
         calls = [Collective(8, "world", 8, "all_to_all", 64, 64, "float32", step=4, phase=phase)]
         for names in (self.NAMES, self.NAMES[:1]):
             of = self.found(*names, calls=calls)
             assert bool(of.suspicious) is not may
-            assert any("experts or tables of their own" in note for note in of.notes) is may
+            assert any("experts or tables of its own" in note for note in of.notes) is may
 
     def test_other_models_or_slices_are_not(self) -> None:
         assert not self.found(*self.NAMES, since=1).suspicious
 
     def test_a_part_that_drifts_while_others_train_alike_is_suspicious(self) -> None:
         of = self.found("down.weight")
-        assert "1 parameter (down.weight) differ" in of.suspicious[0]
+        assert "1 parameter (down.weight) differs between" in of.suspicious[0]
         assert self.found("norm.bias").suspicious
 
     def test_numbers_that_begin_equal_by_chance_say_nothing(self) -> None:

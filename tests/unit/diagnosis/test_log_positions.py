@@ -46,6 +46,11 @@ def test_a_rank_that_did_not_issue_the_call_is_behind() -> None:
     assert named(at(0, 9), has(2, 0, 0)) == ((2,), (0,))
 
 
+def test_a_rank_that_waits_in_a_call_without_which_others_went_on_is_not_named() -> None:
+    assert named(at(0, 9), at(1, 9), at(2, 7)) == ((), ())
+    assert named(at(0, 9), at(1, 9), at(2, 7), has(3, 6, 6))[0] == (3,)
+
+
 def test_several_ranks_are_behind() -> None:
     assert named(at(0, 9), at(1, 8), has(2, 8, 8), has(3, 7, 7)) == ((1, 2, 3), (0,))
 

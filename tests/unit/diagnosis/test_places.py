@@ -358,6 +358,30 @@ class TestRanksElsewhere:
         )
         assert all(not place.conditions for place in one.places)
 
+    @pytest.mark.parametrize(
+        ("turns", "test", "asks"),
+        [
+            ("range(4)", "kl > 0.1", "decide `if kl > 0.1` at train.py:5 alike?"),
+            ("range(4)", "args.once", "run the same number of steps?"),
+            ("loader", "kl > 0.1", "run the loop `for x in loader` at train.py:3 equally often?"),
+        ],
+    )
+    def test_a_loop_of_equal_turns_that_a_rank_may_leave(
+        self, turns: str, test: str, asks: str
+    ) -> None:
+        source = f"""
+def main():
+    for x in {turns}:
+        all_reduce(x)
+        if {test}:
+            break
+"""
+        evidence = Job(GROUP, [[Op("a")], []]).run()
+        evidence = replace(evidence, sources={"/me/train.py": source})
+        loop = Condition("train.py", 3, f"for x in {turns}", "loop")
+        one = found(evidence, {0: at(4)}, {0: [loop], 1: []})
+        assert one.next_step.endswith(f"Do all ranks {asks}")
+
 
 class TestValuesThatDiffer:
     def test_sizes_are_those_of_the_inputs(self) -> None:

@@ -109,3 +109,56 @@ class TestProgramLine:
     def test_a_trial_has_no_program_line(self) -> None:
         cause = waiting(LIBRARY, PROGRAM, site="zero.py:7 reduce", watched=False)
         assert "got there from" not in cause
+
+
+class TestGaveUp:
+    """Ranks failed because they waited for another one for as long as their program allows."""
+
+    TIMEOUT = RankError("RuntimeError", "[gloo/x.cc:81] Timed out waiting 10000ms for recv")
+    RESET = RankError("RuntimeError", "[gloo/x.cc:553] Connection closed by peer")
+
+    def ended(self, error: RankError, *frames: Frame) -> Evidence:
+        """Ranks 0 and 2 failed in a second call with ``error``, when rank 1 was at ``frames``."""
+        made = [[Op("a"), Op("a")], [Op("a")], [Op("a"), Op("a")]]
+        evidence = Job({"a": ((0, 1, 2), None)}, made).run()
+        stacks = (Stack("MainThread", "py-spy", frames),) if frames else ()
+        ranks = dict(evidence.ranks)
+        for rank in (0, 2):
+            failed = ExitStatus(code=1)
+            ranks[rank] = replace(ranks[rank], exit=failed, error=error, finished=False)
+        killed = ExitStatus(signal="SIGTERM", by_us=True)
+        ranks[1] = replace(ranks[1], exit=killed, stacks=stacks, finished=False)
+        return replace(evidence, ranks=ranks, stall=None, watched=True)
+
+    def test_the_rank_that_did_something_else_is_named(self) -> None:
+        found = diagnose(self.ended(self.TIMEOUT, PROGRAM))
+        assert (found.verdict, found.culprits, found.victims) == ("crash", (1,), (0, 2))
+        assert "train.py:33" in found.cause and "gave up" in found.cause
+        assert "raise the timeout" in found.next_step
+
+    def test_a_rank_that_also_communicates_or_is_not_seen_is_not(self) -> None:
+        waits = Frame("/env/torch/distributed/distributed_c10d.py", 9, "all_reduce")
+        for frames in ((waits, PROGRAM), ()):
+            assert not diagnose(self.ended(self.TIMEOUT, *frames)).culprits
+        assert not diagnose(self.ended(self.RESET, PROGRAM)).culprits
+
+
+def test_a_send_to_a_rank_that_finished_is_the_divergence() -> None:
+    """Also if it is asynchronous, and not the last call of the rank that failed."""
+    groups: dict[str, tuple[tuple[int, ...], str | None]] = {"pp": ((0, 1), "pp")}
+    sends = [Op("pp", "send", 8, peer=1), Op("pp", "send", 8, peer=1), Op("pp", "recv", 8, peer=1)]
+    evidence = Job(groups, [sends, [Op("pp", "recv", 8, peer=0)]]).whole()
+    for error, verdict in ((TestGaveUp.RESET, "collective-mismatch"), (None, "clean")):
+        ranks = dict(evidence.ranks)
+        calls = tuple(
+            replace(c, asynchronous=True, completed=at == 0)
+            for at, c in enumerate(ranks[0].collectives)
+        )
+        code = ExitStatus(code=0 if error is None else 1)
+        ranks[0] = replace(
+            ranks[0], collectives=calls, exit=code, error=error, finished=error is None
+        )
+        ranks[1] = replace(ranks[1], exit=ExitStatus(code=0), finished=True)
+        found = diagnose(replace(evidence, ranks=ranks, stall=None, watched=True))
+        assert found.verdict == verdict, found.cause
+        assert ("reached the end" in found.cause) == (error is not None)

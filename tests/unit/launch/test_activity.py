@@ -70,6 +70,13 @@ def test_two_looks_say_what_a_process_does(before: Activity, after: Activity, wo
     assert work(before, after) == words
 
 
+@pytest.mark.parametrize(("cpu", "works"), [(0.5, True), (0.1, False)])
+def test_a_child_that_is_waited_for_works_on_little_cpu_time(cpu: float, works: bool) -> None:
+    looks = seen(0, {}, children=1.0), seen(10, {}, children=1.0 + cpu)
+    assert bool(work(*looks, waited_for=True)) == works
+    assert not work(*looks)
+
+
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that writes a megabyte whenever it is asked to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -82,9 +82,9 @@ def test_a_computing_rank_is_given_four_times_the_patience() -> None:
     assert 40.0 <= at < 41.0
 
 
-@pytest.mark.parametrize(("share", "earliest"), [(3, 118.0), (50, 398.0)])
+@pytest.mark.parametrize(("share", "earliest"), [(3, 118.0), (50, 398.0), (400, 398.0)])
 def test_a_rank_without_cpu_time_is_given_longer(share: int, earliest: float) -> None:
-    """Also where so many processes want a CPU that it has a fiftieth of one."""
+    """Also where so many processes want a CPU that it has hardly any of one."""
     at = called(lambda t: [WAITS, replace(IDLE, cpu=t / share, runnable=True)], 500)
     assert at is not None
     assert earliest <= at < earliest + 6.0
@@ -123,13 +123,42 @@ def with_activity(
     """When a hang is called, if the stack and the activity of rank 1 change with time."""
     patience = Patience(
         Watchdog(3.0, 100.0), 10.0,
-        lambda ranks, _: {r: stacks() for r in ranks}, lambda ranks: {r: active() for r in ranks},
+        lambda ranks, _: {r: stacks() for r in ranks},
+        lambda ranks, _: {r: active() for r in ranks},
     )  # fmt: skip
     for tick in range(int(until / TURN)):
         now.t = tick * TURN
         if patience.observe(now.t, script(now.t)):
             return now.t
     return None
+
+
+@pytest.mark.parametrize("away", [(), (IDLE,)])
+def test_a_call_over_a_slow_network_is_no_hang(away: tuple[RankSample, ...]) -> None:
+    """As long as bytes arrive, and for the longest time that any rank has."""
+    ranks = [WAITS, *(away or (replace(IDLE, state="in-collective"),))]
+    for ends, earliest, latest in ((50.0, 50.0, 54.0), (900.0, 400.0, 405.0), (0.0, 3.0, 12.0)):
+        calls: list[float] = []
+
+        def carried(
+            waiting: Mapping[int, bytes],
+            inside: bool,
+            ends: float = ends,
+            calls: list[float] = calls,
+        ) -> dict[int, str]:
+            calls.append(now.t)
+            sends = inside and now.t < ends
+            return dict.fromkeys(waiting, "sends over the network at 1.0 MB/s" * sends)
+
+        patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda *_: {}, carried)
+        times = (tick * TURN for tick in range(int(500 / TURN)))
+        at = next(t for t in times if at_time(t) and patience.observe(t, ranks))
+        assert earliest <= at < latest and len(calls) <= at + 1
+
+
+def at_time(seconds: float) -> bool:
+    now.t = seconds
+    return True
 
 
 class now:
@@ -328,7 +357,7 @@ def at_the_end(
     patience = Patience(
         Watchdog(3.0, 100.0), 10.0,
         lambda ranks, _: {r: dumps(now.t) for r in ranks if r == 1},
-        lambda ranks: dict.fromkeys(ranks, active),
+        lambda ranks, _: dict.fromkeys(ranks, active),
     )  # fmt: skip
     found = []
     for tick in range(int(until / TURN)):

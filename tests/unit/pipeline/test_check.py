@@ -287,6 +287,16 @@ def test_ranks_without_logs_do_not_agree() -> None:
     assert check_result.to_json(found)["not_seen"] == [f"the schedule: {nothing.cause}"]
 
 
+def test_ranks_that_a_simulated_router_parts_show_nothing() -> None:
+    """Its weights differ between simulated ranks, not between real ones."""
+    parted = JudgedCase(dataclasses.replace(CONTROL, routed=False), PARTED)
+    found = result(CHECKED, parted)
+    assert not parted.parts and found.state.exit_code == ExitCode.INCONCLUSIVE
+    assert "with other weights on each rank" in found.undecided
+    agreeing = result(CHECKED, JudgedCase(parted.case, CLEAN))
+    assert agreeing.state.exit_code == ExitCode.OK
+
+
 def test_a_condition_without_logs_is_left_out_of_those_that_agree() -> None:
     nothing = dataclasses.replace(CLEAN, verdict=Verdict.INCONCLUSIVE, cause="no log")
     found = result(CHECKED, JudgedCase(CONTROL, CLEAN), judged("idle", nothing))

@@ -197,6 +197,10 @@ def test_trace_without_a_divergence_has_no_marks() -> None:
 def test_a_path_without_a_result_is_an_error_with_advice(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match=r"result\.json does not exist"):
         views.load(tmp_path)
+    (tmp_path / "hunt.md").touch()
+    with pytest.raises(EvidenceError) as raised:
+        views.load(tmp_path)
+    assert f"The answer of this one is in {tmp_path / 'hunt.md'}." in raised.value.help_text
     (tmp_path / "result.json").write_text('{"schema_version": 1}')
     with pytest.raises(EvidenceError, match="is not a result of moediag"):
         views.load(tmp_path)

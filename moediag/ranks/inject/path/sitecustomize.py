@@ -20,6 +20,8 @@ class _Finder(object):
         self.wanted = {_RANK: "distributed", _AGENT: "agent"}
         if "MOEDIAG_MEASURE" in os.environ:
             self.wanted["torch"] = "measure"
+        if "MOEDIAG_SIMULATE" in os.environ:
+            self.wanted["torch"] = "simulate"
         if "MOEDIAG_LAWS" in os.environ:
             self.wanted["torch.optim.optimizer"] = "optimizers"
 

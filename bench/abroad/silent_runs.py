@@ -67,12 +67,15 @@ def measured(silent: Silent, program: Program, options: argparse.Namespace, ours
 
 
 def _notes(result: Path) -> str:
-    """The notes of a run: the short page of a healthy job leaves them out."""
+    """What is suspicious in a run, and its notes: the page of a healthy job is on another stream,
+    and leaves notes out."""
     try:
-        notes = json.loads(result.read_text())["trials"][-1]["notes"]
+        trial = json.loads(result.read_text())["trials"][-1]
     except (OSError, ValueError, LookupError):
         return ""
-    return "".join(f"\n NOTE     {note}" for note in notes)
+    rows = [("SUSPECT ", one) for one in trial.get("suspicious", ())]
+    rows += [("NOTE    ", one) for one in trial["notes"]]
+    return "".join(f"\n {word} {text}" for word, text in rows)
 
 
 def _lines(silent: Silent) -> Sequence[Line]:

@@ -60,7 +60,7 @@ class Program:
         """The module that is imported once."""
         return {
             "trainer": "transformers", "dcp": "torch.distributed.fsdp",
-            "torchtitan": "titan_on_cpu",
+            "torchtitan": "torch",  # what it imports does not survive a fork
         }.get(self.file, self.file)  # fmt: skip
 
     @property
@@ -262,6 +262,13 @@ What the first runs showed, and what was changed:
   one resumed). A load by other ranks holds other parts, so why a tensor differs is known only
   where its rows moved.
 
+- The layouts of the last round (two ranks of Lightning, ZeRO 0, 2 and 3, two ranks to four,
+  torchtitan) were recorded in one run each. Wrong were the programs: the truth of stages 0 and 3
+  (they read the moments with the weights), a permutation that did nothing to one expert for each
+  rank, and Lightning's own sampler (`order-drawn`). One was moediag's: torchtitan's chunked loss
+  calls the output layer by itself, its gathered parameter was taken for one of another model, and
+  reading it after FSDP2 had freed it crashed the job.
+
 What the libraries do by themselves:
 
 - accelerate: `load_state` restores the random state, and the iterator of the data loader then draws
@@ -270,7 +277,11 @@ What the libraries do by themselves:
   once the first batch was fetched.
 - Lightning: `ModelCheckpoint` saves before the module's own `on_train_batch_end`, so an average
   that is updated there is saved one update behind (`ema-behind`); a plain `DataLoader` begins anew
-  in the middle of an epoch (`sampler-restarted`), a `StatefulDataLoader` continues.
+  in the middle of an epoch (`sampler-restarted`), a `StatefulDataLoader` continues. On two ranks
+  the sampler that Lightning puts into it draws another order after the resume; the program without
+  a fault brings its own.
+- torchtitan 0.3.0 trains on CPU ranks with stand-ins for flex attention's backward, a sum of gloo
+  and what it asks of a device (`programs/titan_on_cpu.py`).
 - DeepSpeed: ZeRO 1 in bfloat16 restores everything that was compared; with
   `load_optimizer_states=False` the main weights are rounded as well.
 """

@@ -45,11 +45,11 @@ class Training(Stateful):
             self.scheduler.load_state_dict(found["scheduler"])
         torch.set_rng_state(found["torch"])
         if self.fault == "experts-permuted":
-            whole = self.model.up.full_tensor()
-            parts.permute(whole)
-            mesh, placements = self.model.up.device_mesh, self.model.up.placements
-            local = distribute_tensor(whole, mesh, placements).to_local()
-            self.model.up.to_local().data.copy_(local)
+            with torch.no_grad():
+                up = self.model.up
+                whole = up.full_tensor()
+                parts.permute(whole)
+                up.copy_(distribute_tensor(whole, up.device_mesh, up.placements))
         elif self.fault == "scheduler-ahead":
             self.scheduler.step()
         elif self.fault == "count-reset":

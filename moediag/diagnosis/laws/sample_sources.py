@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.evidence.model import Evidence
+from moediag.protocol import build
 from moediag.records import dataclass
 from moediag.result.wording import ranks
 
@@ -85,7 +86,7 @@ def _steps(evidence: Evidence) -> dict[tuple[int, ...], dict[int, dict[int, Sour
     """By set of ranks, step and rank; only steps that all ranks of the set recorded."""
     found: dict[tuple[int, ...], dict[int, dict[int, Source]]] = defaultdict(dict)
     for rank, own in recorded(evidence).items():
-        for one in own.of("source", _read):
+        for one in own.of("source", functools.partial(build, Source)):
             found[one.over].setdefault(one.step, {})[rank] = one
     return {
         over: {step: of for step, of in sorted(steps.items()) if of.keys() == set(over)}
@@ -113,13 +114,3 @@ def _named(of: Mapping[int, Source]) -> str:
 
 def _told(of: Mapping[int, Source], read: Callable[[Source], int]) -> str:
     return ", ".join(f"{read(one)} on {ranks((rank,))}" for rank, one in list(of.items())[:4])
-
-
-def _read(event: Mapping[str, Any]) -> Source:
-    given = {key: event[key] for key in ("seed", "epoch", "drawn", "given", "replicas", "number")
-             if event.get(key) is not None}  # fmt: skip
-    return Source(
-        int(event["step"]), tuple(map(int, event["over"])), str(event["autocast"]),
-        str(event.get("sampler", "")), str(event.get("line", "")),
-        **{key: int(value) for key, value in given.items()},
-    )  # fmt: skip

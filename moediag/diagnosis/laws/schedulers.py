@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.protocol import build
 from moediag.records import dataclass
 from moediag.result.wording import at_line
 
@@ -21,7 +21,7 @@ class Scheduled:
 
     number: int
     """Counts the schedulers of the rank, from 0."""
-    kind: str
+    name: str
     """Its class."""
     line: str
     """The user's line of its first call, or ""."""
@@ -33,6 +33,9 @@ class Scheduled:
     """Counts the optimizers of the rank, from 0."""
     optimizers: int
     """How many optimizers have stepped."""
+
+
+_read = functools.partial(build, Scheduled)
 
 
 @law(suspects=True)
@@ -48,7 +51,7 @@ def schedulers_ahead(facts: Facts) -> Findings:
             if times > 1:
                 each = ", once for each rank" if times == len(ranks) else ""
                 yield Suspicious(
-                    f"{of[0].kind}.step(){at_line(of[0].line)} is called {times} times for each "
+                    f"{of[0].name}.step(){at_line(of[0].line)} is called {times} times for each "
                     f"update of its optimizer{each}: the learning rate follows its schedule "
                     f"{times} times as fast. accelerate does so with a prepared scheduler."
                 )
@@ -67,7 +70,7 @@ def schedulers_misplaced(facts: Facts) -> Findings:
         if len(found) >= _ENOUGH:
             one = found[0][0]
             yield Suspicious(
-                f"All {len(found[0])} schedulers of class {one.kind} that step{at_line(one.line)} "
+                f"All {len(found[0])} schedulers of class {one.name} that step{at_line(one.line)} "
                 f"change the learning rate of the same optimizer; the job has {one.optimizers} "
                 "optimizers, and the others keep their learning rate."
             )
@@ -76,7 +79,7 @@ def schedulers_misplaced(facts: Facts) -> Findings:
 
 def _misplaced(rows: list[Scheduled]) -> bool:
     """Whether these schedulers, stepped equally often, belong to one of several optimizers."""
-    alike = len({(one.kind, one.optimizer) for one in rows}) == 1
+    alike = len({(one.name, one.optimizer) for one in rows}) == 1
     return alike and len(rows) == rows[0].optimizers > 1
 
 
@@ -91,10 +94,3 @@ def _times(rows: list[Scheduled]) -> int:
         return 0
     times, rest = found.pop()
     return times if not rest else 0
-
-
-def _read(event: Mapping[str, Any]) -> Scheduled:
-    return Scheduled(
-        int(event["number"]), str(event["name"]), str(event["line"]), int(event["calls"]),
-        int(event["updates"]), int(event["optimizer"]), int(event["optimizers"]),
-    )  # fmt: skip

@@ -10,6 +10,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.evidence.model import Evidence
+from moediag.protocol import build
 from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
 from moediag.result.wording import listed, ranks
@@ -27,10 +28,10 @@ class Shared:
     ranks: tuple[int, ...]
     calls: int
     """That its backward made."""
-    gradient: tuple[float, float] | None
+    gradient: tuple[float, float] | None = None
     """Sketch of what its backward got."""
-    bias: str
-    matrix: str
+    bias: str = ""
+    matrix: str = ""
     """The parameters of the linear layer that made the value, or ""."""
 
     @property
@@ -121,18 +122,4 @@ def _values(evidence: Evidence) -> dict[tuple[int, str], tuple[str | None, ...]]
 
 
 def _read(event: Mapping[str, Any]) -> tuple[int, tuple[Shared, ...]]:
-    return int(event["step"]), tuple(map(_shared, event["rows"]))
-
-
-def _shared(row: Mapping[str, Any]) -> Shared:
-    sketch = row["gradient"]
-    return Shared(
-        function=str(row["function"]),
-        line=str(row["line"]),
-        op=str(row["op"]),
-        ranks=tuple(map(int, row["ranks"])),
-        calls=int(row["calls"]),
-        gradient=None if sketch is None else (float(sketch[0]), float(sketch[1])),
-        bias=str(row["bias"] or ""),
-        matrix=str(row["matrix"] or ""),
-    )
+    return int(event["step"]), tuple(build(Shared, row) for row in event["rows"])

@@ -31,7 +31,7 @@ from moediag.protocol.recorded_state import (
 from moediag.ranks.resume.program_state import Objects, StateOf
 from moediag.ranks.verify import samples
 from moediag.ranks.verify.ending import Continuing, Ending
-from moediag.ranks.verify.model_pieces import Piece, pieces
+from moediag.ranks.verify.model_pieces import Piece, part_of, pieces
 from moediag.recorder.step import instrument
 from moediag.recorder.step.checkpoint_files import SAVE, CheckpointFiles
 from moediag.recorder.step.hooks import StepHooks
@@ -123,7 +123,7 @@ class StateRecording:
             return
         if self._stepped or not self._begun:
             self._begin()
-        if all(root is not module for root in self._roots):
+        if not part_of(module, self._roots):
             self._add_root(module)
         self._rows.extend(samples.hashes(args, kwargs))
 

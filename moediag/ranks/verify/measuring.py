@@ -25,7 +25,15 @@ from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
 from moediag.ranks.verify.merged_steps import MergedSteps
 from moediag.ranks.verify.model_facts import Reduction
-from moediag.ranks.verify.model_pieces import OUTER, NotReduced, Piece, owners, pieces, tied
+from moediag.ranks.verify.model_pieces import (
+    OUTER,
+    NotReduced,
+    Piece,
+    owners,
+    part_of,
+    pieces,
+    tied,
+)
 from moediag.ranks.verify.module_calls import ModuleCalls
 from moediag.ranks.verify.rank_answer import Answer
 from moediag.ranks.verify.tensor_files import Stored, Tensors, enough_room
@@ -186,7 +194,8 @@ class Measuring:
         if not self._answer.open:
             self._ending.wait(_OTHERS)
             return None
-        if self._scope is None and all(root() is not module for root in self._roots):
+        models = [one for one in (root() for root in self._roots) if one is not None]
+        if self._scope is None and not part_of(module, models):
             self._add_root(module)
         rows: List[str] = []
         if self._scope is not None or self._roots[0]() is module:

@@ -7,7 +7,7 @@ and an FSDP1 handle say which part they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import torch
 
@@ -70,6 +70,12 @@ def pieces(root: Any, prefix: str = "") -> List[Piece]:
         full = named(name)
         found.setdefault(full, _of_tensor(full, buffer, None))
     return list(found.values())
+
+
+def part_of(module: Any, models: Iterable[Any]) -> bool:
+    """Whether the module is one of these models or a part of one, as an output layer that a chunked
+    loss calls by itself."""
+    return any(module is one for model in models for one in model.modules())
 
 
 def owners(root: Any, prefix: str = "") -> Dict[str, Any]:

@@ -34,17 +34,11 @@ def record(recorder: Recorder, folder: str) -> None:
     checks = OptimizerChecks(context, scale)
     checks.install()
     WholeModels(context, checks).install()
-    ClearedGradients(context).install()
-    DeclaredEqual(context).install()
-    Loading(context).install()
     ModelValues(context, checks.optimizers).install()
     ModelModes(context, checks.optimizers).install()
-    ModelInputs(context).install()
-    Wrapping(context).install()
-    Schedulers(context).install()
-    ModelStructure(context).install()
     rounded_gradients.install(context)
-    LossWeights(context).install()
-    HandReduction(context).install()
-    SharedValues(context).install()
-    CheckpointedInputs(context).install()
+    for watcher in (
+        ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
+        ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,
+    ):  # fmt: skip
+        watcher(context).install()

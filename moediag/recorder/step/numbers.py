@@ -115,6 +115,8 @@ def _readable(tensor: Any) -> bool:
         or tensor.is_quantized
         or tensor.layout != torch.strided
         or getattr(tensor, "is_nested", False)
+        # FSDP2 frees the storage of a gathered parameter.
+        or (tensor.numel() > 0 and not tensor.untyped_storage().nbytes())
     )
 
 

@@ -73,3 +73,18 @@ def test_a_rank_behind_the_one_that_saved_goes_on_to_the_step_after_it(
         training.plain()
         (found,) = read_recorded(tmp_path).values()
     assert found.done is (saved == 1)
+
+
+def test_a_part_that_is_called_by_itself_is_no_other_model(tmp_path: Path) -> None:
+    """As the output layer that a chunked loss calls."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(StateRequest(str(tmp_path), first=1, steps=2)):
+        for _ in range(2):
+            model[1](model(torch.randn(4, 3))).sum().backward()
+            optimizer.step()
+    step = RecordedStep.read(tmp_path, 0, 2)
+    assert step is not None
+    assert set(step.items["buffer"]) == {
+        "1.running_mean", "1.running_var", "1.num_batches_tracked"
+    }  # fmt: skip

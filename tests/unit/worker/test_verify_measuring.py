@@ -330,3 +330,12 @@ def test_a_disk_without_room_is_said(measuring: Start, monkeypatch: pytest.Monke
     train(small(), steps=1)
     assert "of disk" in of(folder).problems[0]
     assert not list(folder.glob("*.pt"))
+
+
+def test_a_part_that_is_called_by_itself_is_no_other_model(measuring: Start) -> None:
+    folder = measuring()
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model[1](model(torch.randn(4, 3))).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    start = tensor_files.load(folder / start_tensors(0))["start"]
+    assert not any(name.startswith("model2") for name in start)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moediag.recorder.step.numbers import Fingerprints, digest, part_fingerprint, projected
+from moediag.recorder.step.numbers import (
+    Fingerprints,
+    digest,
+    part_fingerprint,
+    projected,
+    row_fingerprints,
+)
 
 
 def of(*tensors: torch.Tensor) -> list[str | None]:
@@ -85,6 +91,15 @@ def test_parts_add_up_to_the_whole_however_it_is_cut() -> None:
 def test_what_has_no_bytes_in_order_is_unknown() -> None:
     sparse = torch.eye(3).to_sparse()
     assert of(torch.empty(3, device="meta"), sparse) == [None, None]
+
+
+def test_a_tensor_whose_storage_was_freed_is_not_read() -> None:
+    """As FSDP2 does with a gathered parameter; reading it would crash the process."""
+    gathered = torch.ones(4, 3)
+    gathered.untyped_storage().resize_(0)
+    assert of(gathered) == [None]
+    assert part_fingerprint(gathered, torch.arange(12)) == ("", "")
+    assert row_fingerprints(gathered, 8) == []
 
 
 def test_an_element_that_is_not_finite_is_seen() -> None:

@@ -164,6 +164,14 @@ def check(
             "--accumulate", help="Count the gradients of earlier micro-batches of the same step."
         ),
     ] = False,
+    reserved: Annotated[
+        bool,
+        typer.Option(
+            "--reserved",
+            help="Also count what torch's allocator reserves: a step at full depth, some seconds "
+            "more.",
+        ),
+    ] = False,
     bandwidth: Annotated[
         str,
         typer.Option(
@@ -244,7 +252,7 @@ def check(
                 length=length, batch=batch or 0, recompute=recompute.value, card=card,
                 dtype=dtype.value, param_dtype=param_dtype.value,
                 reduce_dtype=reduce_dtype.value, optimizer=optimizer.value, master=master_weights,
-                accumulate=accumulate,
+                accumulate=accumulate, reserved=reserved,
                 bandwidth=_bandwidth(bandwidth, per_node, step_time),
                 timeout=timeout, out=out,
             )  # fmt: skip

@@ -30,15 +30,15 @@ def test_what_was_freed_serves_its_own_stream_alone() -> None:
     assert allocator.reserved == 96 * MIB
 
 
-@pytest.mark.parametrize(("expandable", "reserved"), [(False, 128), (True, 80)])
+@pytest.mark.parametrize(("expandable", "reserved"), [(False, 192), (True, 100)])
 def test_joined_blocks_serve_a_larger_one_only_in_one_segment(
     expandable: bool, reserved: int
 ) -> None:
     allocator = Allocator(expandable)
-    first, second = allocator.allocate(32 * MIB), allocator.allocate(32 * MIB)
-    allocator.free(first)
-    allocator.free(second)
-    allocator.allocate(64 * MIB)
+    blocks = [allocator.allocate(32 * MIB) for _ in range(3)]
+    for number in (0, 2, 1):  # the last one joins both neighbours
+        allocator.free(blocks[number])
+    allocator.allocate(96 * MIB)
     assert allocator.reserved == reserved * MIB
 
 

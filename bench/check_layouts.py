@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-RELEASE = {"transformers": "5.23.0"}
+RELEASE = {"transformers": "5.24.0"}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     python -m bench.check_published [--only TEXT]
 
-Each set-up is checked on one release, whatever release its figure was measured on.
+Each set-up is checked on the transformers release that its source names, else on one newest.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from moediag.lab.pipeline.check_result import CheckResult
 from moediag.lab.stacks import environment
 
 FILE = Path(__file__).with_name("published_memory.yaml")
-RELEASE = {"transformers": "5.24.0"}
+NEWEST = "5.24.0"
 STATE, PEAK = 0.03, 0.2  # relative differences that are allowed
 STATIC = ("state", "parameters")
 NO_ROOM = "out of memory"
 _QUESTION = ("layout", "dtype", "param_dtype", "reduce_dtype", "optimizer", "batch", "length",
              "recompute", "accumulate")  # fmt: skip
+RESERVED = "reserved"
 
 
 @dataclass(frozen=True)
@@ -68,30 +69,37 @@ def rows() -> list[dict[str, Any]]:
 
 def compared(asked: list[dict[str, Any]], folder: Path) -> Iterator[Compared]:
     """Checks the set-ups, in order of their models. ``folder`` must be empty."""
-    stack = environment.ensure(RELEASE)
-    for model in dict.fromkeys(row["model"] for row in asked):
-        own = [row for row in asked if row["model"] == model]
-        config = folder / model / check_request.CONFIG
+    for model, newest in dict.fromkeys((row["model"], _release(row)) for row in asked):
+        own = [row for row in asked if (row["model"], _release(row)) == (model, newest)]
+        release = {"transformers": newest}
+        stack = environment.ensure(release)
+        config = folder / f"{model}-{newest}" / check_request.CONFIG
         config.parent.mkdir()
         config.write_text(json.dumps(own[0]["fields"]))
         answers: dict[str, CheckResult] = {}
-        with launcher("fork", stack, folder / f"{model}-host", check_request.settings(config)) as h:
+        host = config.parent / "host"
+        with launcher("fork", stack, host, check_request.settings(config)) as h:
             for row in own:
                 given = {name: row[name] for name in _QUESTION if name in row}
+                given["reserved"] = row["kind"] == RESERVED
                 key = json.dumps(given)
                 if key not in answers:
                     options = CheckOptions(
-                        str(config), stack=RELEASE, simulate=False, brief=True,
+                        str(config), stack=release, simulate=False, brief=True,
                         **{"batch": 1, **given},
                     )  # fmt: skip
                     options = check_request.completed(options)
-                    place = f"{model}-{len(answers)}"
+                    place = f"{config.parent.name}-{len(answers)}"
                     answers[key] = check.answered(
                         options, h, stack.versions, folder, place, lambda *_: None
                     )
                 one = _of(row, answers[key])
                 sys.stderr.write(f"{model} {row['kind']} {one.told:,} {one.ratio:.3f} {one.at}\n")
                 yield one
+
+
+def _release(row: Mapping[str, Any]) -> str:
+    return str(row.get("transformers", NEWEST))
 
 
 def _of(row: Mapping[str, Any], found: CheckResult) -> Compared:
@@ -102,6 +110,10 @@ def _of(row: Mapping[str, Any], found: CheckResult) -> Compared:
         return Compared(row, memory.parameters, "after loading")
     if row["kind"] == "state":
         return Compared(row, memory.parameters + memory.optimizer, "after a step")
+    if row["kind"] == RESERVED and fit.reserved is not None:
+        expandable = bool(row.get("expandable"))
+        told = fit.reserved.expandable if expandable else fit.reserved.segments
+        return Compared(row, told, "expandable segments" if expandable else "segments")
     return Compared(row, fit.peak.total, fit.peak.at)
 
 

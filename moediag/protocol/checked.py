@@ -8,7 +8,7 @@ import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from moediag.protocol.files import CHECKED_FILE, simulated_file
 from moediag.protocol.stored import build, write_json
@@ -162,6 +162,9 @@ class MemoryTimeline:
     worst: List[MemoryPhase] = field(default_factory=list)
     layers: int = 0  # that ran; the others are like them
     traffic: List[Traffic] = field(default_factory=list)
+    # If asked for: which tensor holds how many bytes (0: freed) from then on, on which stream.
+    events: List[Tuple[int, int, int]] = field(default_factory=list)
+    before: int = 0  # those that make what lives before the step
 
 
 @dataclass(frozen=True)

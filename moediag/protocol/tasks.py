@@ -159,6 +159,7 @@ class CheckTask:
     batch: int = 0  # sequences of a rank; 0: what lives during a step is not measured
     recompute: str = "none"  # none | layers | selective: what backward computes again
     brief: bool = False  # one of many: without notes, and without the peak of the worst load
+    reserved: bool = False  # a step at full depth, with all that it allocates and frees
 
 
 @dataclass(frozen=True)

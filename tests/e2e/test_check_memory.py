@@ -39,17 +39,20 @@ def timeline(tmp_path: Path, layers: int, **asked: Any) -> MemoryTimeline:
     return found.timeline
 
 
-def test_the_full_depth_is_that_of_a_model_that_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_full_depth_is_that_of_a_model_that_has_it(tmp_path: Path) -> None:
     found = timeline(tmp_path, 5)
-    assert found.layers == 3 and found.worst == []
-    every = lambda kinds: (list(range(len(kinds))), [])  # noqa: E731
-    monkeypatch.setattr("moediag.lab.check.activations.chosen", every)
-    whole, recomputed = (
-        {phase.name: phase for phase in timeline(tmp_path, 5, recompute=kind).phases}
-        for kind in ("none", "layers")
-    )
+    assert found.layers == 3 and found.worst == [] and found.events == []
+    ran = [timeline(tmp_path, 5, recompute=kind, reserved=True) for kind in ("none", "layers")]
+    whole, recomputed = ({phase.name: phase for phase in one.phases} for one in ran)
+    for one in ran:  # on streams of their own for copies, all-gathers and reductions
+        assert one.layers == 5 and 0 < one.before < len(one.events)
+        assert len({stream for _, _, stream in one.events}) > 1
+        live: dict[int, int] = {}
+        most = 0
+        for tensor, size, _ in one.events:
+            live[tensor] = size
+            most = max(most, sum(live.values()))
+        assert max(phase.total for phase in one.phases) <= most
     assert [whole[phase.name] for phase in found.phases] == found.phases
     peak = max(whole.values(), key=lambda phase: phase.total)
     assert peak.name in {phase.name for phase in found.phases}

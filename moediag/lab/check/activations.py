@@ -50,18 +50,22 @@ def measured(
 
     def work() -> MemoryTimeline:
         torch.set_num_threads(1)
-        layers, unused = _Layers(wrapped), [wrapped]
+        layers, unused = _Layers(wrapped, task.reserved), [wrapped]
+        ran: List[Timeline] = []
 
         def step(kept: List[int], received: int) -> Ran:
             model = unused.pop() if unused else again()
-            return _step(configured, model, trial, kept, received)
+            found, sent = _step(configured, model, trial, kept, received)
+            ran.append(found)
+            return list(found.phases.values()), sent
 
         def run(received: int) -> Ran:
             return layers.at_full_depth(lambda kept: step(kept, received))
 
         phases, traffic = run(0)
         worst = run(most)[0] if most and not task.brief else []
-        return MemoryTimeline(phases, worst, layers.shallow, traffic)
+        events = ran[0].events if task.reserved else []
+        return MemoryTimeline(phases, worst, layers.shallow, traffic, events, ran[0].before)
 
     try:
         found: MemoryTimeline = in_child(work, folder)
@@ -75,9 +79,9 @@ def measured(
 
 
 class _Layers:
-    """The decoder layers of a model: a list of modules, of a few kinds."""
+    """The decoder layers of a model: a list of modules, of a few kinds. ``whole``: all are kept."""
 
-    def __init__(self, wrapped: Wrapped) -> None:
+    def __init__(self, wrapped: Wrapped, whole: bool = False) -> None:
         lists: Dict[str, List[Tuple[int, nn.Module]]] = {}
         for name, module in wrapped.anatomy.layers:
             parent, _, number = name.rpartition(".")
@@ -89,7 +93,7 @@ class _Layers:
         parent, found = next(item for item in lists.items() if len(item[1]) == self.count)
         types = getattr(wrapped.model.config.get_text_config(), "layer_types", None) or ()
         kinds = [_kind(module, types[n] if n < len(types) else "") for n, module in found]
-        self.base, self.more = chosen(kinds)
+        self.base, self.more = (list(range(self.count)), []) if whole else chosen(kinds)
         self.shallow = len(self.base)
         self.parent = parent
 
@@ -159,7 +163,7 @@ def tokens(trial: Trial) -> Tuple[int, int]:
 
 def _step(
     configured: Configured, wrapped: Wrapped, trial: Trial, kept: Sequence[int], received: int
-) -> Ran:
+) -> Tuple[Timeline, List[Traffic]]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     task = trial.task
@@ -179,10 +183,8 @@ def _step(
         return run(model, layers, ids, routing, calls), calls.traffic()
 
 
-def run(
-    model: Any, layers: Sequence[Tuple[int, nn.Module]], ids: Any, *modes: Any
-) -> List[MemoryPhase]:
-    """Returns the moments of one forward and backward, on fake or real tensors."""
+def run(model: Any, layers: Sequence[Tuple[int, nn.Module]], ids: Any, *modes: Any) -> Timeline:
+    """Returns what one forward and backward held, on fake or real tensors."""
     timeline = Timeline()
     tracker = timeline.tracker(model)
     tracker._update_and_maybe_create_winfos(ids, list(tracker._ref_class)[-1])
@@ -192,7 +194,7 @@ def run(
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         timeline.enter(LOSS_BACKWARD)
         loss.backward()
-    return list(timeline.phases.values())
+    return timeline
 
 
 def recompute(model: Any, kind: str) -> None:

@@ -58,7 +58,7 @@ def run(trial: Trial, folder: Path) -> Checked:
     seconds: Dict[str, float] = {"plan": time.monotonic() - began}
     not_seen = [
         *found.not_seen,
-        *_never_seen(layout),
+        *([f"the exchange of keys and values, or of heads, along {CP}"] * (layout.size(CP) > 1)),
         *_quantised(configured),
         *_beside(configured),
         *own_structure.defaults(configured),
@@ -177,10 +177,3 @@ def _beside(configured: Configured) -> List[str]:
         f"{listed(configured.beside)} of the configuration: {configured.model.__name__} is the "
         "text model alone. To plan the whole model, name its class in architectures"
     ]
-
-
-def _never_seen(layout: Layout) -> List[str]:
-    found = []
-    if layout.size(CP) > 1:
-        found.append(f"the exchange of keys and values, or of heads, along {CP}")
-    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any, Iterator
+from unittest import mock
 
 from torch.nn import functional
 
@@ -27,8 +28,5 @@ def fused_attention() -> Iterator[None]:
             value = functional.pad(value, (0, query.shape[-1] - width))
         return original(query, key, value, attn_mask, 0.0, *rest, **others)[..., :width]
 
-    functional.scaled_dot_product_attention = attention
-    try:
+    with mock.patch.object(functional, "scaled_dot_product_attention", attention):
         yield
-    finally:
-        functional.scaled_dot_product_attention = original

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Sequence
 from typing import Any, Iterator
+from unittest import mock
 
 import torch
 
@@ -46,8 +47,5 @@ def installed() -> Iterator[None]:
             return original(tensor, num_chunks, dim)
         return Pieces(tensor, num_chunks, dim)
 
-    module._chunk_with_empty = pieces
-    try:
+    with mock.patch.object(module, "_chunk_with_empty", pieces):
         yield
-    finally:
-        module._chunk_with_empty = original

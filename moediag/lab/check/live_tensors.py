@@ -28,19 +28,15 @@ _KINDS = {
 BEFORE, LOSS, LOSS_BACKWARD = "before the first layer", "head and loss", "backward of the loss"
 
 
-def forward(layer: int) -> str:
-    return f"forward of layer {layer}"
-
-
-def backward(layer: int) -> str:
-    return f"backward of layer {layer}"
-
-
 class Timeline:
-    """``phases``: the moment of each stretch of time at which most was alive."""
+    """``phases``: the moment of each stretch of time at which most was alive; ``events`` and
+    ``before``: as those of a MemoryTimeline."""
 
     def __init__(self) -> None:
         self.phases: Dict[str, MemoryPhase] = {}
+        self.events: List[Tuple[int, int, int]] = []
+        self.before = 0
+        self._streams: List[Any] = [torch.cpu.current_stream()]
         self._now = BEFORE
         self._most = 0
 
@@ -60,6 +56,14 @@ class Timeline:
                         kinds[name] = kinds.get(name, 0) + size
                 self.phases[self._now] = MemoryPhase(self._now, **kinds)
 
+    def hold(self, tensor: int, size: int) -> None:
+        """Notes the bytes that a tensor holds from now on, allocated on the current stream: FSDP2
+        changes streams on a CPU, too."""
+        stream = torch.cpu.current_stream()
+        if stream not in self._streams:
+            self._streams.append(stream)
+        self.events.append((tensor, size, self._streams.index(stream)))
+
     def tracker(self, model: nn.Module) -> Any:
         """Returns torch's tracker for ``model``, which tells this timeline. Raises
         NotApplicable."""
@@ -74,6 +78,11 @@ class Timeline:
         timeline = self
 
         class Tracker(kind):
+            def _update_snap(self, update: Any, info: Any, *rest: Any, **others: Any) -> None:
+                super()._update_snap(update, info, *rest, **others)
+                if update.name != "REF":
+                    timeline.hold(id(info), 0 if update.name == "DEL" else info.mem_consumed)
+
             def _update_peak_stats(self, _: Any) -> None:
                 timeline.note(self._curr_mem_snap)
 
@@ -85,6 +94,7 @@ class Timeline:
             made._update_and_maybe_create_winfos(parameter, held)
         for buffer in model.buffers():
             made._update_and_maybe_create_winfos(buffer, kinds["BUFFER"])
+        self.before = len(self.events)
         return made
 
     @contextlib.contextmanager
@@ -96,13 +106,13 @@ class Timeline:
         def follow(number: int, layer: nn.Module) -> None:
             def before(*_: Any) -> None:
                 if not tracker._mod_tracker.is_bw:  # recomputation is a part of backward
-                    self.enter(forward(number))
+                    self.enter(f"forward of layer {number}")
 
             def after(_module: Any, _args: Any, output: Any) -> None:
                 if tracker._mod_tracker.is_bw:
                     return
                 hidden = output[0] if isinstance(output, tuple) else output
-                hidden.register_hook(lambda _: self.enter(backward(number)))
+                hidden.register_hook(lambda _: self.enter(f"backward of layer {number}"))
                 if number == last:
                     self.enter(LOSS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from typing import Any, Iterator, Tuple
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -86,12 +87,8 @@ def not_traced() -> Iterator[None]:
         module: Any = importlib.import_module("transformers.utils.import_utils")
     except ImportError:
         module = None
-    original = getattr(module, "is_fake_tensor", None)
-    if original is None:
+    if not hasattr(module, "is_fake_tensor"):
         yield
         return
-    module.is_fake_tensor = lambda _: False
-    try:
+    with mock.patch.object(module, "is_fake_tensor", lambda _: False):
         yield
-    finally:
-        module.is_fake_tensor = original

@@ -164,6 +164,14 @@ def check(
             "--accumulate", help="Count the gradients of earlier micro-batches of the same step."
         ),
     ] = False,
+    reserved: Annotated[
+        bool,
+        typer.Option(
+            "--reserved",
+            help="Also count what torch's allocator reserves: a step at full depth, some seconds "
+            "more.",
+        ),
+    ] = False,
     bandwidth: Annotated[
         str,
         typer.Option(
@@ -237,14 +245,14 @@ def check(
             )
             page, folder = check_script_page.answer(ran), ran.folder
         else:
-            _of_config(config, layout, sweep)
+            _of_config(config, layout, sweep, reserved)
             options = CheckOptions(
                 config=config, layout={} if sweep else _axes(layout), world=world, stack=pins,
                 wrapper="" if wrapper is Wrapper.auto else wrapper.value, simulate=not plan_only,
                 length=length, batch=batch or 0, recompute=recompute.value, card=card,
                 dtype=dtype.value, param_dtype=param_dtype.value,
                 reduce_dtype=reduce_dtype.value, optimizer=optimizer.value, master=master_weights,
-                accumulate=accumulate,
+                accumulate=accumulate, reserved=reserved,
                 bandwidth=_bandwidth(bandwidth, per_node, step_time),
                 timeout=timeout, out=out,
             )  # fmt: skip
@@ -287,11 +295,11 @@ def _of_script(config: str, layout: str, world: int | None) -> None:
         )
 
 
-def _of_config(config: str, layout: str, sweep: str) -> None:
+def _of_config(config: str, layout: str, sweep: str, reserved: bool) -> None:
     """Raises UsageError unless a configuration and a layout, or a range of them, are given."""
-    if not config or bool(layout) == bool(sweep):
+    if not config or bool(layout) == bool(sweep) or (sweep and reserved):
         raise UsageError(
-            "a check needs CONFIG and one of --layout and --sweep",
+            "a check needs CONFIG and one of --layout and --sweep; --reserved needs --layout",
             "For example: moediag check ./Qwen3-30B-A3B --layout dp_shard=64,ep=8",
         )
 

@@ -17,7 +17,7 @@ from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.lab.launch.launcher import launcher
-from moediag.lab.pipeline import check_cost, check_fit, known_scenarios, register
+from moediag.lab.pipeline import check_cost, check_fit, check_reserved, known_scenarios, register
 from moediag.lab.pipeline.check_cost import AxisCost, Bandwidth, Memory, Wire
 from moediag.lab.pipeline.check_fit import Fit, FitWord
 from moediag.lab.pipeline.check_options import CheckOptions
@@ -74,6 +74,8 @@ def answered(
     if alike is not None:
         checked = _with_steps(checked, alike.checked)
     memory, fit = _memory(checked, options)
+    timeline = dataclasses.replace(checked.timeline, events=[])  # no part of the answer
+    checked = dataclasses.replace(checked, timeline=timeline)
     if memory is not None and measured is not None and measured.memory is not None:
         timeline = check_fit.resharded(measured.checked.timeline, measured.memory, memory)
         checked = dataclasses.replace(checked, timeline=timeline)
@@ -148,7 +150,13 @@ def _memory(checked: Checked, options: CheckOptions) -> tuple[Memory | None, Fit
     if not checked.plan:
         return None, None
     memory = check_cost.memory(checked.plan, checked.units, options.optimizer, options.master)
-    return memory, check_fit.of(checked.timeline, memory, options) if options.batch else None
+    if not options.batch:
+        return memory, None
+    fit = check_fit.of(checked.timeline, memory, options)
+    if checked.timeline.events:
+        reserved = check_reserved.of(checked.timeline, memory, options.accumulate)
+        fit = dataclasses.replace(fit, reserved=reserved)
+    return memory, fit
 
 
 def _with_change(
@@ -157,7 +165,7 @@ def _with_change(
 ) -> Fit:  # fmt: skip
     """Returns it with the first change under which the step fits, each measured in the same way."""
     ranks = number_of_ranks(Layout(options.layout), options.world)
-    alone = dataclasses.replace(options, simulate=False, brief=True)
+    alone = dataclasses.replace(options, simulate=False, brief=True, reserved=False)
     tried = check_fit.changes(alone, fit, ranks)
     for number, (words, changed) in enumerate(tried):
         tell(f"it does not fit; trying {words}", None)

@@ -9,6 +9,7 @@ from moediag.axes import DP_SHARD
 from moediag.errors import UsageError
 from moediag.lab.pipeline.check_cost import Memory
 from moediag.lab.pipeline.check_options import CheckOptions
+from moediag.lab.pipeline.check_reserved import Reserved
 from moediag.protocol import MemoryPhase, MemoryTimeline
 from moediag.records import dataclass
 from moediag.result.verdicts import StrEnum
@@ -71,6 +72,8 @@ class Fit:
     """Bytes of the card; 0: none was given."""
     change: str = ""
     """The smallest change that makes it fit; "": none was found, or none is needed."""
+    reserved: Reserved | None = None
+    """None: it was not asked."""
 
     @property
     def word(self) -> FitWord | None:

@@ -32,6 +32,8 @@ class CheckOptions:
     """What backward computes again: ``none``, ``layers`` or ``selective``."""
     accumulate: bool = False
     """A step has several micro-batches, whose gradients are added."""
+    reserved: bool = False
+    """Also what torch's allocator reserves."""
     card: str = ""
     """GiB or a name of :data:`check_fit.CARDS`; "": the peak is held against none."""
     dtype: str = ""

@@ -281,6 +281,12 @@ def _fit(fit: Fit) -> Iterator[Row]:
         if fit.worst is not None:
             text = f"if other ranks send this one all tokens that they can: {moment(fit.worst)}"
             yield Row("worst load", text)
+    if fit.reserved is not None:
+        yield Row(
+            "reserved",
+            f"{fit.reserved.segments / GIB:.1f} GiB by torch's allocator after some steps, "
+            f"{fit.reserved.expandable / GIB:.1f} with expandable_segments:True",
+        )
     yield from check_verdict.fits(fit)
 
 

@@ -26,7 +26,7 @@ def completed(options: CheckOptions) -> CheckOptions:
     number_of_ranks(Layout(options.layout), options.world)
     if options.card:
         check_fit.capacity(options.card)
-    if options.card or options.batch or options.recompute != "none":
+    if options.card or options.batch or options.reserved or options.recompute != "none":
         return dataclasses.replace(
             options, batch=options.batch or 1, length=options.length or check_fit.LENGTH
         )
@@ -56,7 +56,7 @@ def trial_of(options: CheckOptions) -> Trial:
         name="check", scenario="check", variant="check",
         task=CheckTask(
             str(find_config(options.config)), options.simulate, options.length, options.dtype,
-            options.batch, options.recompute, options.brief,
+            options.batch, options.recompute, options.brief, options.reserved,
         ),
         world_size=number_of_ranks(layout, options.world),
         layout={str(axis): size for axis, size in layout.axes.items()},

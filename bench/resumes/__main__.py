@@ -281,7 +281,9 @@ What the libraries do by themselves:
   the sampler that Lightning puts into it draws another order after the resume; the program without
   a fault brings its own.
 - torchtitan 0.3.0 trains on CPU ranks with stand-ins for flex attention's backward, a sum of gloo
-  and what it asks of a device (`programs/titan_on_cpu.py`).
+  and what it asks of a device (`programs/titan_on_cpu.py`). It saves no random state, so its
+  program without a fault is none for this command. Not repaired: of moments that are left out of
+  the load the page says that they were not saved.
 - DeepSpeed: ZeRO 1 in bfloat16 restores everything that was compared; with
   `load_optimizer_states=False` the main weights are rounded as well.
 """

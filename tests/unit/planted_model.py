@@ -76,6 +76,7 @@ class Config(SimpleNamespace):
 
 class Planted(nn.Module):
     _supports_sdpa = True
+    _no_split_modules = ("Layer",)
     supports_gradient_checkpointing = True
     config_class = Config
 
@@ -132,6 +133,8 @@ class Planted(nn.Module):
         report = model.load_state_dict(state, strict=False)
         if "loaded wrong" in model.faults:
             model.head.bias.data += 1
+        if "kept wide" in model.faults:
+            model.layer.qkv.bias.data = model.layer.qkv.bias.float()
         model.layer.qkv.bias.requires_grad_("frozen" not in model.faults)
         return (model, report._asdict()) if output_loading_info else model
 

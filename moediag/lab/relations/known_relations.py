@@ -14,6 +14,7 @@ from moediag.lab.relations.compiled import Compiled
 from moediag.lab.relations.directional import Directional
 from moediag.lab.relations.earlier_checkpoint import EarlierCheckpoint
 from moediag.lab.relations.expert_implementations import ExpertImplementations
+from moediag.lab.relations.one_dtype import OneDtype
 from moediag.lab.relations.packing import Packing
 from moediag.lab.relations.padding import Padding
 from moediag.lab.relations.plan_patterns import PlanPatterns
@@ -27,6 +28,7 @@ from moediag.lab.relations.trainable_parameters import TrainableParameters
 RELATIONS: Tuple[Relation, ...] = (
     SavedBytes(),
     TrainableParameters(),
+    OneDtype(),
     ExpertImplementations(),
     AttentionImplementations(),
     Recomputation(),

@@ -28,13 +28,13 @@ class SavedBytes(Relation):
         return _state(_model(case, way))
 
     def other(self, case: Case, way: str) -> Tensors:
-        return _state(_loaded(_model(case, way), way))
+        return _state(loaded(_model(case, way), way))
 
     def second(self, case: Case, way: str, wrong: Sequence[str]) -> Optional[bool]:
         model = _model(case, way)
         tokens = case.tokens()
         with torch.no_grad():
-            before, after = (_output(m, tokens) for m in (model, _loaded(model, way)))
+            before, after = (_output(m, tokens) for m in (model, loaded(model, way)))
         return not torch.equal(before, after)
 
 
@@ -45,7 +45,8 @@ def _model(case: Case, way: str) -> Any:
     return model.base_model if way == "base-model" else model
 
 
-def _loaded(model: Any, way: str) -> Any:
+def loaded(model: Any, way: str) -> Any:
+    """Returns what from_pretrained makes of a saved model, in the model's dtype."""
     options: Dict[str, Any] = {"max_shard_size": SHARD} if way == "sharded" else {}
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, **options)

@@ -34,6 +34,7 @@ FAILURES = [
     ("plans", "plan", {"tp-plan"}),
     ("save-and-load", "loaded wrong", {"whole", "sharded", "bfloat16", "base-model"}),
     ("trainable-parameters", "frozen", {"from-pretrained"}),
+    ("one-dtype", "kept wide", {"bfloat16"}),
     ("compile", "compiled", {"aot_eager"}),
 ]  # fmt: skip
 RELATION = {relation.name: relation for relation in RELATIONS}

@@ -44,6 +44,9 @@ class OneDtype(Relation):
             found.update((name, torch.tensor(float(dtype == most))) for name, dtype in of.items())
         return found
 
+    def quantity(self, wrong: Sequence[str]) -> str:
+        return "dtype"
+
     def second(self, case: Case, way: str, wrong: Sequence[str]) -> Optional[bool]:
         try:
             from torch.distributed.fsdp import fully_shard

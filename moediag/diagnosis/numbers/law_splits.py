@@ -101,27 +101,35 @@ def checks_of(evidence: Evidence) -> Checks:
 
 def _same_optimizers(of_ranks: Mapping[int, Sequence[LawCheck]]) -> dict[tuple[int, str], str]:
     """(rank, key) -> the key of the same optimizer on a rank before. A key is made of the names of
-    all parameters, and ranks with experts or tables of their own have other ones; the optimizers
-    are the same if they hold replicas of one parameter."""
+    all parameters, and ranks with experts or tables of their own have other ones; an optimizer is
+    the same if it alone holds replicas of the same parameters."""
     first = {
         rank: {check.key: check for check in reversed(checks)} for rank, checks in of_ranks.items()
     }
     if len({frozenset(own) for own in first.values()}) < 2:
         return {}
     same: dict[tuple[int, str], str] = {}
-    known: dict[tuple[str, str, tuple[int, ...]], str] = {}  # of each replicated parameter
+    known: dict[_Kept, str] = {}
     for rank, own in first.items():
-        for key, check in own.items():
-            kept = [
-                (check.optimizer, piece.name, piece.ranks)
-                for piece in check.pieces
-                if len(piece.ranks) > 1 and rank in piece.ranks
-            ]
-            other = next((known[one] for one in kept if one in known), key)
+        kept = {key: _kept(check, rank) for key, check in own.items()}
+        for key, replicas in kept.items():
+            if replicas is None or list(kept.values()).count(replicas) > 1:
+                continue
+            other = known.setdefault(replicas, key)
             if other not in own:
                 same[rank, key] = other
-            known.update({one: key for one in kept if one not in known})
     return same
+
+
+# The class of an optimizer, and the parameters that it shares with the most ranks.
+_Kept = tuple[str, tuple[int, ...], frozenset[str]]
+
+
+def _kept(check: LawCheck, rank: int) -> _Kept | None:
+    of = [piece for piece in check.pieces if len(piece.ranks) > 1 and rank in piece.ranks]
+    ranks = max((piece.ranks for piece in of), key=len, default=())
+    names = frozenset(piece.name for piece in of if piece.ranks == ranks)
+    return (check.optimizer, ranks, names) if of else None
 
 
 def histories(checks: Checks) -> tuple[History, ...]:

@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from moediag.lab.relations.relation import Case, Relation, Tensors
@@ -55,7 +54,7 @@ class OneDtype(Relation):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         try:
             model, mesh = _low(case), init_device_mesh("cpu", (1,))
-            for _, module in [*_layers(model), ("", model)]:
+            for _, module in [*_layers(model)[::-1], ("", model)]:  # inner ones first
                 fully_shard(module, mesh=mesh)
             for group in fsdp2_internals.parameter_groups(model):
                 group._init_mp_dtypes()  # the first forward asks this
@@ -74,5 +73,6 @@ def _low(case: Case) -> Any:
 def _layers(model: Any) -> List[Any]:
     """(name, module) of the layers that the release says must not be split."""
     unsplit = set(getattr(model, "_no_split_modules", None) or ())
-    named: Any = nn.Module.named_modules(model)
-    return [(name, module) for name, module in named if type(module).__name__ in unsplit]
+    return [
+        (name, module) for name, module in model.named_modules() if type(module).__name__ in unsplit
+    ]

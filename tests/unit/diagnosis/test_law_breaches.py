@@ -112,6 +112,23 @@ def test_replicas_of_ranks_that_also_have_parameters_of_their_own(
     assert found(3, both(experts)).verdict == "clean"
 
 
+def test_two_models_with_the_same_names_are_not_compared_with_each_other() -> None:
+    """A rank has experts of its own, and its two optimizers hold replicas of the same names."""
+
+    def named(of: int, one: LawCheck) -> LawCheck:
+        own = replace(one.pieces[0], name=f"expert{of}", ranks=())
+        rows = {name: ("x", *getattr(one, name)) for name in ("params", "grads")}
+        return replace(one, key=f"{of}.0", pieces=(own, *one.pieces), state={}, **rows)  # type: ignore[arg-type]
+
+    evidence = job(2, named)
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        laws = seen.laws or RankLaws()
+        second = [replace(c, key=f"{rank}.1", params=other(c.params, 9)) for c in laws.checks]
+        ranks[rank] = replace(seen, laws=replace(laws, checks=(*second, *laws.checks)))
+    assert diagnose(replace(evidence, ranks=ranks)).verdict == "clean"
+
+
 def test_of_two_ranks_none_is_named() -> None:
     of = found(2, both(apart(1, 1, "lr"), drift(1, 2)))
     assert (of.verdict, of.culprits) == ("replica-divergence", ())

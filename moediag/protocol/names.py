@@ -1,7 +1,8 @@
 """A parameter's or module's name in the user's model: without the parts that wrappers add.
 
-FSDP1, activation checkpointing and torch.compile add names that no user gives. Wrappers that only
-forward (DistributedDataParallel, DeepSpeed) add ``module``, which may also be a user's own name.
+FSDP1, activation checkpointing, torch.compile and Lightning's Fabric add names that no user gives.
+Wrappers that only forward (DistributedDataParallel, DeepSpeed) add ``module``, which may also be a
+user's own name.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import re
 from typing import Sequence
 
-_SEGMENTS = "_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod"
+_SEGMENTS = (
+    "_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|_forward_module|_original_module"
+)
 _ADDED = re.compile(rf"(?:^|(?<=\.))(?:(?:{_SEGMENTS})\.)+|(?:(?:^|\.)(?:{_SEGMENTS}))+$")
 _MODULE = re.compile(r"(?:^|(?<=\.))module\.")
 
 
 def plain_name(fqn: object, forwarding: Sequence[str] = ()) -> str:
-    """Returns ``fqn`` without what FSDP1, activation checkpointing and compiling add, and without
-    ``module`` below the modules ``forwarding``, which only forward to it. What is not text (in a
-    damaged log) becomes text."""
+    """Returns ``fqn`` without what FSDP1, activation checkpointing, compiling and Fabric add, and
+    without ``module`` below the modules ``forwarding``, which only forward to it. What is not text
+    (in a damaged log) becomes text."""
     name = str(fqn)
     for wrapper in sorted(forwarding, key=len, reverse=True):
         begin = f"{wrapper}." if wrapper else ""

@@ -21,8 +21,12 @@ from moediag.recorder.core import Block, Recorder
 from moediag.recorder.routing import expert_counts, tokens_of
 
 WATCHER = "modules"
-# Wrappers that only forward to ``.module``; their parameter names start with it.
-_OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
+# Wrappers that only forward, with the module that they forward to; their parameter names start
+# with its name.
+_OUTER = {
+    "DistributedDataParallel": "module", "DataParallel": "module", "DeepSpeedEngine": "module",
+    "FullyShardedDataParallel": "module", "_FabricModule": "_forward_module",
+}  # fmt: skip
 _LAYER = re.compile(r"(^|\.)[A-Za-z_]+\.\d+$")  # an element of a list: model.layers.3
 _COMPILE_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"
 _FIRST_ROOTS = 8  # limit, for jobs with many small models
@@ -133,8 +137,8 @@ class Observer:
         self._roots += 1
         self._found += 1
         inner = root
-        while type(inner).__name__ in _OUTER and hasattr(inner, "module"):
-            inner = inner.module
+        while (at := _OUTER.get(type(inner).__name__)) is not None and hasattr(inner, at):
+            inner = getattr(inner, at)
         prefix = _name_in_known_root(recorder, inner)
         recorder.roots.append((prefix, weakref.ref(inner)))
         compiled = False

@@ -18,6 +18,8 @@ from moediag.protocol.names import clean_fqn, plain_name
         ("_fsdp_wrapped_module.", ""),
         ("_orig_mod", ""),
         ("", ""),
+        ("_forward_module.module.w", "module.w"),
+        ("_original_module.w", "w"),
         ("a._flat_param", "a._flat_param"),
         ("my_orig_mod.w", "my_orig_mod.w"),
         ("module.w", "module.w"),
@@ -30,10 +32,11 @@ def test_plain_names_have_no_parts_of_wrappers(name: object, expected: str) -> N
 
 
 def test_only_below_a_forwarding_wrapper_is_module_a_part_of_it() -> None:
-    forwarding = ["", "rest._orig_mod"]
+    forwarding = ["", "rest._orig_mod", "_forward_module"]
     assert plain_name("module.module.w", forwarding) == "module.w"
     assert plain_name("rest._orig_mod.module.w", forwarding) == "rest.w"
     assert plain_name("other.module.w", forwarding) == "other.module.w"
+    assert plain_name("_forward_module.module.w", forwarding) == "w"
 
 
 def test_a_clean_fqn_has_no_module_at_any_level() -> None:

@@ -109,13 +109,13 @@ class ProgramFile:
         by_rank = self.names.names_rank(decides, scope, anywhere=True)
         return not by_rank and same(decides, Where(self.names.definitions, scope))
 
-    def leaves(self, line: int) -> list[ast.If] | None:
-        """Of a loop that takes as many turns on all ranks, the conditions on which one may leave
-        it or skip the rest of a turn; None if the turns may differ, or there is no loop."""
+    def leaves(self, line: int) -> tuple[bool, list[ast.If]]:
+        """Of a loop: whether it certainly takes as many turns on all ranks, and the conditions on
+        which some ranks may leave it or skip the rest of a turn. ``(False, [])`` without a loop."""
         path = path_to(self.tree, line)
         loop, scope = path[-1], [node for node in path if isinstance(node, Scope)][-1]
-        if not isinstance(loop, _LOOPS) or not self.same_on_all_ranks(loop, scope):
-            return None
+        if not isinstance(loop, _LOOPS):
+            return False, []
         found = []
         for jump in ast.walk(loop):
             if isinstance(jump, ast.Break | ast.Continue | ast.Return):
@@ -126,4 +126,4 @@ class ProgramFile:
                 own = not any(isinstance(one, _LOOPS) for one in inside)
                 if uneven and (own or isinstance(jump, ast.Return)):
                     found.append(uneven[-1])
-        return found
+        return self.same_on_all_ranks(loop, scope), found

@@ -19,7 +19,7 @@ from moediag.diagnosis.words.calls import first_few
 from moediag.diagnosis.words.paths import advice
 from moediag.diagnosis.words.places import words
 from moediag.diagnosis.words.user_facts import unequal_batches
-from moediag.evidence.model import UNTOLD, Collective, Evidence
+from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
 from moediag.evidence.program_source import Program
 from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
@@ -162,7 +162,8 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
     if divergence.kind == "order":
         return f"Let {_all(divergence)} make these calls in one order: {_sites(calls, lines)}."
     if divergence.kind == "op" or len(set(lines.values())) > 1:
-        return f"Find out why ranks take different paths: {_sites(calls, lines)}."
+        perhaps = _skips([one for one in found if one.call in calls.values()], evidence)
+        return f"Find out why ranks take different paths: {_sites(calls, lines)}.{perhaps}"
     if divergence.kind in _VALUES:
         advice, look = _VALUES[divergence.kind]
         return f"{advice.format(op)}: {_sites(calls, lines, look)}."
@@ -233,13 +234,11 @@ def _repeats(waiting: Standing, evidence: Evidence) -> str:
     program = Program(evidence.sources, evidence.one_node)
     repeated, decided = [], []
     for loop in loops:
-        file = program.file(loop.file)
-        leaves = file.leaves(loop.line) if file is not None else None
-        if file is None or leaves is None:
-            if loop.text != "while True":
-                repeated.append(f"`{loop.text}` at {loop.file}:{loop.line}")
-        else:
-            decided += [f"`{file.head(one)}` at {loop.file}:{one.lineno}" for one in leaves]
+        even, leaves = _leaves(loop, program)
+        if even:
+            decided += leaves
+        elif loop.text != "while True":
+            repeated.append(f"`{loop.text}` at {loop.file}:{loop.line}")
     if not repeated and not decided:
         return "run the same number of steps"
     kinds = (
@@ -247,6 +246,25 @@ def _repeats(waiting: Standing, evidence: Evidence) -> str:
         (f"run the loop{'s' * (len(repeated) > 1)} {{}} equally often", repeated),
     )
     return " and ".join(text.format(" and ".join(of[:_LOOPS])) for text, of in kinds if of)
+
+
+def _skips(sides: Sequence[Standing], evidence: Evidence) -> str:
+    """The conditions on which a rank leaves a loop that all sides are in, or skips the rest of one
+    of its turns: a rank may have done so long before its calls differed from those of others."""
+    around = [[c for c in one.conditions or () if c.side == "loop"] for one in sides]
+    shared = [c for c in around[0] if all(c in other for other in around)] if around else []
+    program = Program(evidence.sources, evidence.one_node)
+    told = [*dict.fromkeys(leaf for loop in shared for leaf in _leaves(loop, program)[1])]
+    return f" Do all ranks decide {' and '.join(told)} alike?" if 0 < len(told) <= _LOOPS else ""
+
+
+def _leaves(loop: Condition, program: Program) -> tuple[bool, list[str]]:
+    """See :meth:`.ProgramFile.leaves`."""
+    file = program.file(loop.file)
+    even, leaves = file.leaves(loop.line) if file is not None else (False, [])
+    return even, [
+        f"`{file.head(one)}` at {loop.file}:{one.lineno}" for one in leaves if file is not None
+    ]
 
 
 def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence) -> str:

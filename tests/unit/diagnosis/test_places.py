@@ -119,6 +119,36 @@ class TestConditionsThatPartRanks:
         assert "step == 3" not in one.next_step
         assert one.places[0].conditions == ("under `if step == 3` at train.py:90",)
 
+    @pytest.mark.parametrize(
+        ("first", "asks"),
+        [
+            ("if nan(loss): continue", "decide `if nan(loss): continue` at train.py:4 alike?"),
+            ("if args.dry: continue", ""),  # the same on all ranks
+            ("log(loss)", ""),
+            (None, ""),  # the source is not known
+        ],
+    )
+    def test_a_turn_that_a_rank_may_have_skipped_long_before(
+        self, first: str | None, asks: str
+    ) -> None:
+        source = f"""
+def main():
+    while state.step < 9:
+        {first}
+        all_reduce(loss)
+        if state.step % 3 == 0:
+            barrier()
+"""
+        evidence = mismatch()
+        if first is not None:
+            evidence = replace(evidence, sources={"/me/train.py": source})
+        loop = Condition("train.py", 3, "while state.step < 9", "loop")
+        one = found(evidence, {0: at(5), 1: at(7)}, {0: [loop], 1: [loop]})
+        assert one.next_step == (
+            "Find out why ranks take different paths: all_reduce at train.py:5 on rank 0, barrier "
+            f"at train.py:7 on rank 1.{asks and f' Do all ranks {asks}'}"
+        )
+
     def test_without_source_both_calls_are_told(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)})
         assert one.next_step == (

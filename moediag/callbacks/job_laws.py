@@ -105,9 +105,12 @@ class JobLaws:
             time.sleep(PATIENCE / 20)
         trial = send(folder, ())
         found = trial.diagnosis
-        healthy = trial.verdict == "clean" and wording.UNCHECKED not in found.cause
+        doubtful = wording.UNCHECKED in found.cause or found.suspicious
+        healthy = trial.verdict == "clean" and not doubtful
         level = logging.INFO if healthy else logging.WARNING
         _log.log(level, "%s: %s", found.verdict, found.cause)
+        for text in found.suspicious:
+            _log.warning("suspicious: %s", text)
         for note in found.notes:
             _log.warning("note: %s", note)
         _log.log(level, "the page: moediag diagnose %s", folder)

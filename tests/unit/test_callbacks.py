@@ -161,6 +161,24 @@ def test_numbers_that_were_not_checked_are_no_information(
     assert said.levelname == "WARNING" and "numbers were not checked" in said.message
 
 
+@pytest.mark.parametrize("told", [("the rate is twice as high",), ()])
+def test_what_is_suspicious_is_a_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    told: tuple[str, ...],
+) -> None:
+    caplog.set_level(logging.INFO, "moediag")
+    trial = trial_result(verdict="clean", cause="no law was broken", suspicious=told)
+    monkeypatch.setattr(job_laws, "send", lambda *_: trial)
+    job = JobLaws(str(tmp_path))
+    job.begin()
+    job.end()
+    levels = {r.levelname for r in caplog.records if "no law was broken" in r.message}
+    assert levels == {"WARNING" if told else "INFO"}
+    assert ("suspicious: the rate is twice as high" in caplog.text) == bool(told)
+
+
 def test_every_sink_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Fails:
         def tokens(self, *_: object) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, detector, undecided
-from moediag.diagnosis.laws import replica_sets
+from moediag.diagnosis.laws import LAWS, replica_sets
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.words import cause, foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import describe
@@ -127,6 +127,8 @@ def healthy_job(facts: Facts) -> Judgement | None:
     unknown = facts.unrecorded
     recorded = sorted(set(evidence.ranks) - set(unknown))
     laws = replica_sets.checked(facts) or wording.UNCHECKED
+    if any(law.suspicious(facts) for law in LAWS):
+        laws = "no law was broken, but something is suspicious"
     text = f"No hang, no crash; {laws}. "
     if evidence.world_size == 1:
         return Judgement(Confidence.HIGH, f"{text}The only rank finished normally.")

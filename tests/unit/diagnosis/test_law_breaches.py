@@ -74,6 +74,15 @@ def test_without_records_the_page_promises_nothing() -> None:
     assert "numbers were not checked" in diagnose(replace(evidence, ranks=ranks)).cause
 
 
+def test_ranks_that_hold_nothing_in_common_were_not_compared() -> None:
+    of = diagnose(job(2, how="part"))
+    assert (
+        "no law was broken, but numbers were not checked: no two ranks hold the same parameters"
+        in of.cause
+    )
+    assert "no two ranks" not in diagnose(job(2, how="local")).cause
+
+
 @pytest.mark.parametrize(
     ("values", "shown"),
     [

@@ -11,6 +11,7 @@ import torch
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.step.numbers import capturing
+from moediag.recorder.step.pieces import distributed, local
 
 WATCHER = "laws of cleared gradients"
 _SAMPLE = 3  # parameters of an optimizer that are followed
@@ -27,7 +28,7 @@ class _Followed:
         self.accumulated = False
         self.times = 0  # that autograd added to it
         self.cleared = False
-        self.used = parameter.grad.detach().clone()  # by the update
+        self.used = local(parameter.grad).clone()  # by the update
         self.handle: Any = None
 
     def begin(self, context: LawContext) -> None:
@@ -36,7 +37,7 @@ class _Followed:
         so it is made where the forward would make it: one from before may break the capture of a
         CUDA graph, and a parameter that the program gave another shape."""
         parameter = self.parameter
-        if not (parameter.is_leaf and parameter.requires_grad):
+        if distributed(parameter) or not (parameter.is_leaf and parameter.requires_grad):
             return
         with torch.enable_grad():
             self.node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
@@ -44,15 +45,18 @@ class _Followed:
         self.handle = self.node.register_prehook(lambda _gradients: look())
 
     def _look(self) -> None:
-        """A gradient is about to be added. What the program changed in between, as a momentum
-        that it keeps by hand, is as good as cleared. What is captured is not looked at."""
-        if capturing():
-            return
+        """A gradient is about to be added."""
+        if not capturing():
+            self.times += 1
+            self.look()
+
+    def look(self) -> None:
+        """A gradient may be added. What the program changed in between, as a momentum that it keeps
+        by hand, is as good as cleared. What is captured is not looked at."""
         first, self.accumulated = not self.accumulated, True
-        self.times += 1
-        if self.cleared:
+        if self.cleared or capturing():
             return
-        gradient = self.parameter.grad
+        gradient = None if self.parameter.grad is None else local(self.parameter.grad)
         with torch.no_grad():
             if gradient is None or not bool(gradient.any()):
                 self.cleared = True
@@ -88,6 +92,7 @@ class ClearedGradients:
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.on_forward.append(self._forward)
+        recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
         recorder.hooks.before_step(functools.partial(guarded, WATCHER, self._end))
         recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._begin))
         recorder.on_uninstall.append(self._forget)
@@ -98,8 +103,8 @@ class ClearedGradients:
         if not self._context.is_checked(steps.count) or capturing():
             return
         chosen = sorted(
-            (p for group in optimizer.param_groups for p in group["params"] if _plain(p)),
-            key=lambda p: p.numel(),
+            (p for group in optimizer.param_groups for p in group["params"] if _followed(p)),
+            key=lambda p: local(p).numel(),
         )[:_SAMPLE]
         steps.followed = [_Followed(parameter) for parameter in chosen]
         self._waiting += steps.followed
@@ -109,6 +114,13 @@ class ClearedGradients:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.begin(self._context)
+
+    def _backward(self, _loss: Any) -> None:
+        """FSDP2 itself adds to the gradients of shards, after autograd."""
+        for optimizer in self._optimizers.owners():
+            for one in self._optimizers.get(optimizer).followed:
+                if distributed(one.parameter):
+                    one.look()
 
     def _end(self, optimizer: Any, _closure: bool, frame: Any) -> None:
         steps = self._optimizers.get(optimizer)
@@ -131,14 +143,15 @@ class ClearedGradients:
                 one.end()
 
 
-def _plain(parameter: Any) -> bool:
-    """Whether autograd itself adds to its gradient, and has done so."""
+def _followed(parameter: Any) -> bool:
+    """Whether it is known when its gradient is added to: a plain tensor's by autograd, a shard's
+    during the backward."""
     gradient = parameter.grad
     return (
-        type(parameter) in (torch.Tensor, torch.nn.Parameter)
+        (type(parameter) in (torch.Tensor, torch.nn.Parameter) or distributed(parameter))
         and parameter.is_leaf
         and parameter.requires_grad
         and gradient is not None
         and gradient.layout is torch.strided
-        and 0 < parameter.numel() <= _MOST_ELEMENTS
+        and 0 < local(parameter).numel() <= _MOST_ELEMENTS
     )

@@ -19,6 +19,7 @@ from moediag.evidence.trial_folder import read_trial  # noqa: E402
 from moediag.protocol import write_json  # noqa: E402
 from moediag.recorder import Recorder  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
+from tests.unit.fake_ranks import fake_rank  # noqa: E402
 from tests.unit.law_evidence import job  # noqa: E402
 from tests.unit.recorder.written import laws  # noqa: E402
 
@@ -66,6 +67,22 @@ class TestClearedGradients:
             if when == "after":
                 optimizer.zero_grad(set_to_none=to_none)
         assert self.kept(tmp_path) == [False] * 3
+
+    @pytest.mark.parametrize("cleared", [False, True])
+    def test_shards_whose_gradients_fsdp2_adds_up(self, tmp_path: Path, cleared: bool) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        with fake_rank(0, 1):
+            net = model()
+            fully_shard(net)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(4):
+                loss = net(torch.randn(2, 4)).sum()
+                if cleared:
+                    optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        assert self.kept(tmp_path) == [not cleared] * 3
 
     def test_accumulation_over_micro_batches(self, tmp_path: Path) -> None:
         net = model()

@@ -119,11 +119,13 @@ def gradients_scaled(facts: Facts) -> Findings:
     several: dict[float, list[int]] = defaultdict(list)
     for step, ranks in facts.of(_whole_steps).items():
         factor = factors.get(step, facts.of(_averaged_by_wrapper))
-        calls = max(sum(map(len, one.backwards)) for one in ranks.values())
+        # So many mean losses that the program adds up without dividing give the same sum.
+        added = {sum(map(len, one.backwards)) for one in ranks.values()}
+        added |= {len(one.backwards) for one in ranks.values()}
         if factor and norms.get(step, 1.0) and step in facts.of(_unscaled_steps):
             total = factor / norms.get(step, 1.0) * sum(one.total for one in ranks.values())
             for times in (float(len(ranks)), 1 / len(ranks)):
-                if abs(total - times) <= 0.02 * times and calls != times:
+                if abs(total - times) <= 0.02 * times and times not in added:
                     several[times].append(step)
     for times, steps in several.items():
         if len(steps) < _ENOUGH:

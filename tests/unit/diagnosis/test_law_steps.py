@@ -141,6 +141,12 @@ class TestScale:
     def test_without_evidence(self, more: dict[str, Any]) -> None:
         assert not self.found(1.0, **more)
 
+    @pytest.mark.parametrize(("backwards", "per"), [(1, 2), (2, 1), (2, 2)])
+    def test_mean_losses_that_are_added_up(self, backwards: int, per: int) -> None:
+        """Two images for each text, or parts of a batch with the features of all of it."""
+        each = losses(*[8] * backwards, total=2 / backwards, per=per)
+        assert not self.found(0.5, losses=each)
+
     def test_clipping_is_no_scale(self) -> None:
         def add(_: int, laws: RankLaws) -> RankLaws:
             return replace(laws, norms=tuple(ClipNorm(s, MATRICES, 2.0, 1.0) for s in STEPS))

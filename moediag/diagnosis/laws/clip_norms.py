@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import isfinite
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import REDUCTIONS, elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
@@ -19,6 +20,7 @@ from moediag.evidence.law_model import (
     ClipNorm,
     LawCheck,
 )
+from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import at_line
 
@@ -86,7 +88,7 @@ def clipped_before_reduction(facts: Facts) -> Findings:
     """Each rank of a watched job clipped its own gradients, and they were reduced afterwards."""
     laws = facts.of(recorded)
     found: dict[int, dict[int, ClipNorm]] = {}
-    several = False
+    several = inside = False
     for (_, step), by_rank in facts.of(checks_of).items():
         if len(by_rank) < max(facts.evidence.world_size, 2):
             continue
@@ -98,18 +100,26 @@ def clipped_before_reduction(facts: Facts) -> Findings:
             names = {name for one in each for name in one.names}
             clipped = min(one.factor for one in each) < 1
             apart = agreement.apart([one.norm for one in each], _ROUNDING)
-            if clipped and apart and _all_equal(by_rank, names):
+            if not (clipped and apart):
+                continue
+            within = _reduces_inside(facts.evidence, step, by_rank, names)
+            if within or _all_equal(by_rank, names):
                 found.setdefault(step, dict(zip(calls, each, strict=True)))
+                inside = inside or within
     if len(found) >= _ENOUGH:
         step, norms = next(iter(found.items()))
         first = next(iter(norms.values()))
         told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
+        when = "when the optimizer stepped the same gradients were equal on all ranks"
+        if inside:
+            when = "the optimizer reduces gradients inside its step()"
         text = (
             f"In step {step} clip_grad_norm_{at_line(first.line)} returned another norm on each "
-            f"rank ({told}), and when the optimizer stepped the same gradients were equal on all "
-            "ranks: each rank clipped its own gradients, and they were reduced afterwards."
+            f"rank ({told}), and {when}: each rank clipped its own gradients, and they were "
+            "reduced afterwards."
         )
-        if several:  # some bound what each micro-batch adds
+        # Some bound what each micro-batch adds; what an optimizer reduces is not known for sure.
+        if several or inside:
             yield Suspicious(text)
             return
         yield Broken(
@@ -120,14 +130,35 @@ def clipped_before_reduction(facts: Facts) -> Findings:
         )
 
 
-def _all_equal(by_rank: Mapping[int, LawCheck], names: set[str]) -> bool:
+def _all_equal(
+    by_rank: Mapping[int, LawCheck], names: set[str], with_gradients: bool = True
+) -> bool:
     """Whether all matrices that were clipped are equal on all ranks, and their gradients, too."""
     rows: dict[str, set[tuple[str | None, str | None]]] = defaultdict(set)
     for check in by_rank.values():
         for piece, value, gradient in zip(check.pieces, check.params, check.grads, strict=False):
             if piece.name in names and piece.how in (PLAIN, REDUCED) and "x" in piece.shape:
                 trains = gradient not in (None, NO_GRADIENT, ZERO_GRADIENT)
-                rows[piece.name].add((value, gradient if trains else None))
+                told = gradient if with_gradients else ""
+                rows[piece.name].add((value, told if trains else None))
     return bool(rows) and all(
         len(row) == 1 and None not in next(iter(row)) for row in rows.values()
     )
+
+
+def _reduces_inside(
+    evidence: Evidence, step: int, by_rank: Mapping[int, LawCheck], names: set[str]
+) -> bool:
+    """Whether ranks with equal matrices reduce as many elements as these have inside the
+    optimizer's step."""
+    shapes = {p.name: p.shape for c in by_rank.values() for p in c.pieces if p.name in names}
+    needed = sum(elements(shape) for shape in shapes.values() if "x" in shape)
+    reduced = [
+        sum(
+            call.numel_in
+            for call in evidence.ranks[rank].collectives
+            if call.step == step and call.phase == "optimizer" and call.op in REDUCTIONS
+        )
+        for rank in by_rank
+    ]
+    return min(reduced) >= needed > 0 and _all_equal(by_rank, names, with_gradients=False)

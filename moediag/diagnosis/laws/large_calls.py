@@ -7,14 +7,21 @@ import math
 from moediag.diagnosis.schedules.align import lost_prefix
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 
+#: Calls that add up tensors of ranks.
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 _ADDS = ("all_reduce", "reduce")
 _INSIDE = ("forward", "backward")
+
+
+def elements(shape: str) -> int:
+    """Of a tensor whose shape is ``4x3``."""
+    return math.prod(map(int, shape.split("x")))
 
 
 def _matrices(seen: RankEvidence) -> list[int]:
     """Elements of each matrix of the rank's models."""
     return [
-        math.prod(map(int, piece.shape.split("x")))
+        elements(piece.shape)
         for check in (seen.laws.checks[:1] if seen.laws is not None else ())
         for piece in check.pieces
         if piece.shape.count("x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import large_calls
+from moediag.diagnosis.laws.large_calls import REDUCTIONS, large_calls
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import ModelInputs
@@ -126,9 +126,9 @@ def _averaging(evidence: Evidence) -> set[tuple[int, ...]]:
         rank
         for rank, seen in evidence.ranks.items()
         for call in seen.collectives
-        if call.op == "all_reduce" and call.step >= _ENOUGH
+        if call.op in REDUCTIONS and call.step >= _ENOUGH
     }
-    many = {call.step for call in large_calls(evidence) if call.op == "all_reduce"}
+    many = {call.step for call in large_calls(evidence) if call.op in REDUCTIONS}
     every = tuple(sorted(evidence.ranks))
     return {every} if adds == set(every) and len(many) >= _ENOUGH else set()
 

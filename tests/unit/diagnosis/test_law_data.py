@@ -73,8 +73,11 @@ class TestSamples:
         of = with_laws(replace(evidence, ranks=ranks), add)
         assert of.verdict == "clean" and "RandomSampler" in of.suspicious[0]
 
-    @pytest.mark.parametrize("phase", ["other", "forward"])
-    def test_ranks_that_add_up_gradients_themselves(self, phase: str) -> None:
+    @pytest.mark.parametrize(
+        ("op", "phase"),
+        [("all_reduce", "other"), ("all_reduce", "forward"), ("reduce_scatter", "optimizer")],
+    )
+    def test_ranks_that_add_up_gradients_themselves(self, op: str, phase: str) -> None:
         """Not ranks that communicate in the forward, as parts of one model do."""
 
         def add(rank: int, laws: RankLaws) -> RankLaws:
@@ -82,13 +85,13 @@ class TestSamples:
             return replace(laws, inputs=tuple(inputs))
 
         calls = tuple(
-            Collective(at, "world", at, "all_reduce", 64, 64, "float32", phase, step=step)
+            Collective(at, "world", at, op, 64, 64, "float32", phase, step=step)
             for at, step in enumerate(STEPS)
         )
         evidence = job(2, how=PLAIN)
         ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
         of = with_laws(replace(evidence, ranks=ranks), add)
-        assert of.verdict == ("wrong-gradients" if phase == "other" else "clean")
+        assert of.verdict == ("clean" if phase == "forward" else "wrong-gradients")
 
     def test_the_same_samples_without_a_loader_are_suspicious(self) -> None:
         of = self.found(lambda rank, step: f"{max(rank, 1)} {step}", ranks=4)

@@ -315,6 +315,35 @@ class TestClippedFirst:
         assert self.found((3.0, 3.0)).verdict == "clean"
         assert self.found((0.3, 0.2)).verdict == "clean"
 
+    @pytest.mark.parametrize(
+        ("op", "phase", "numel", "found"),
+        [
+            ("reduce_scatter", "optimizer", 64, True),
+            ("reduce", "optimizer", 64, True),
+            ("all_reduce", "optimizer", 63, False),  # the matrix has 64 elements
+            ("all_gather", "optimizer", 64, False),
+            ("all_reduce", "backward", 64, False),
+        ],
+    )
+    def test_an_optimizer_that_reduces_in_its_step(
+        self, op: str, phase: str, numel: int, found: bool
+    ) -> None:
+        calls = tuple(
+            Collective(at, "world", at, op, numel, numel, "float32", phase, step=step)
+            for at, step in enumerate(STEPS)
+        )
+
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            norms = (ClipNorm(step, ("net.weight",), 3.0 - rank, 1.0) for step in STEPS)
+            return replace(laws, norms=tuple(norms))
+
+        apart = lambda rank, one: replace(one, grads=other(one.grads, rank))  # noqa: E731
+        evidence = with_laws(plain(change=apart), add)
+        ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert of.verdict == "clean"
+        assert any("inside its step()" in text for text in of.suspicious) == found
+
     def test_models_of_their_own_have_norms_of_their_own(self) -> None:
         apart = lambda rank, one: replace(one, grads=other(one.grads, rank))  # noqa: E731
         assert self.found(change=apart).verdict == "clean"

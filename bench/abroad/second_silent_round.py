@@ -194,7 +194,8 @@ OF_DPO = (
 
 OF_CIFAR = (
     ("a loader of the program's own, without a sampler", SUSPICIOUS,
-     ("same samples", "same inputs", "same values", Line(CIFAR, "trainloader = torch.utils"), Line(CIFAR, "in enumerate(trainloader):")),
+     ("same samples", "same inputs", "same values", Line(CIFAR, "trainloader = torch.utils"),
+      Line(CIFAR, "in enumerate(trainloader):")),
      (edit(CIFAR, "local_device = get_accelerator().device_name(model_engine",
            "trainloader = torch.utils.data.DataLoader(trainset, batch_size=8, shuffle=True)\n"
            "{line}"),)),

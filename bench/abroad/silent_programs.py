@@ -289,7 +289,8 @@ def _for_dpo(folder: Path) -> None:
 _DPO_PROGRAM = Program(
     "dpo", "direct-preference-optimization", "train.py",
     ("model=gpt2-large", "loss=dpo", "loss.beta=0.1", "exp_name=x", "trainer=FSDPTrainer",
-     "debug=true", "datasets=[made]", "batch_size=8", "eval_batch_size=8", "gradient_accumulation_steps=2",
+     "debug=true", "datasets=[made]", "batch_size=8", "eval_batch_size=8",
+     "gradient_accumulation_steps=2",
      "sample_during_eval=false", "n_epochs=3", "lr=1e-3", "warmup_steps=4", "n_eval_examples=8",
      "eval_every=64", "wandb.enabled=false", "local_dirs=[.]", "model.reference_dtype=float32",
      "max_length=48", "max_prompt_length=16", "optimizer=AdamW", "fsdp_port=1"),

@@ -165,6 +165,9 @@ class ModelState:
     averages: tuple[int, ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.
     idle: bool = False
+    #: Classes of models in DistributedDataParallel of which no optimizer that stepped has a
+    #: parameter, though they have gradients.
+    unowned: tuple[str, ...] = ()
     #: The names of each parameter that has several.
     tied: tuple[tuple[str, ...], ...] = ()
 
@@ -184,6 +187,9 @@ class Cleared:
     line: str = ""
     #: How often autograd added to each of them.
     times: int = 0
+    #: Autograd added to them before another optimizer's update and after it, and nothing cleared
+    #: them in between.
+    mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

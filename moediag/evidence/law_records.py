@@ -198,6 +198,7 @@ class _Reader:
                 ),
                 averages=tuple(map(int, event["averages"])),
                 idle=bool(event.get("idle")),
+                unowned=tuple(map(str, event.get("unowned", ()))),
                 tied=tuple(tuple(map(str, names)) for names in event.get("tied", ())),
             ),
         )

@@ -104,6 +104,8 @@ class Apart:
     same_loss: bool = False
     """Before the first update the gradients of other matrices were equal on all ranks, and those of
     these were not: later all parameters may differ."""
+    alone: bool = False
+    """The other matrices differed from the beginning, as parts of a divided model do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +294,10 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     whole = plain.matrices <= apart.keys()
     alike = [n for n in matrices if len(grads[n][0]) == 1 and _known(grads[n][0])]
     unlike = [name for name in apart if len(grads[name][0]) > 1]
+    alone = not whole and not plain.kept
     if not plain.kept and alike and unlike:
-        whole = False
+        whole, alone = False, False
         apart = {name: apart[name] for name in unlike}
-    elif not whole and not plain.kept:
-        return None  # nothing shows that the ranks train one model
     groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
     still = {_still(plain.values[n]) if all(map(_known, grads[n])) else () for n in apart}
     return Apart(
@@ -306,8 +307,9 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
         lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
         still=still.pop() if len(still) == 1 and plain.kept else (),
         unsynchronised=_hows(evidence) == {LOCAL},
-        breach=_why_apart(evidence, apart.keys()) if whole else None,
-        same_loss=not plain.kept and not whole,
+        breach=_why_apart(evidence, apart.keys()) if whole or alone else None,
+        same_loss=not (plain.kept or whole or alone),
+        alone=alone,
     )
 
 

@@ -77,20 +77,27 @@ class TestClearedGradients:
             optimizer.zero_grad()
         assert self.kept(tmp_path) == [False] * 3
 
-    def test_two_optimizers_that_clear_before_their_own_backward(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("early", [False, True])
+    def test_two_optimizers(self, tmp_path: Path, early: bool) -> None:
         """A GAN: the generator's loss adds to the discriminator's gradients, which are cleared
-        before the discriminator's own loss."""
+        before the discriminator's own loss, or too ``early``."""
         one, two = nn.Linear(4, 4), nn.Linear(4, 1)
         of_one = torch.optim.SGD(one.parameters(), lr=0.1)
         of_two = torch.optim.SGD(two.parameters(), lr=0.1)
         for _ in range(4):
-            of_two.zero_grad()
+            if not early:
+                of_two.zero_grad()
             two(one(torch.randn(2, 4)).detach()).sum().backward()
             of_two.step()
+            if early:
+                of_two.zero_grad()
             of_one.zero_grad()
             two(one(torch.randn(2, 4))).sum().backward()
             of_one.step()
         assert self.kept(tmp_path) == [False] * 6
+        found = laws(tmp_path).cleared
+        assert {one.mixed for one in found if "weight" in one.names and one.times > 1} <= {early}
+        assert any(one.mixed for one in found) is early
 
     def test_a_momentum_that_is_kept_in_the_gradients(self, tmp_path: Path) -> None:
         net = model()

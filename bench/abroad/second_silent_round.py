@@ -134,8 +134,10 @@ OF_DIFFUSION = (
     # RossM in devilismyfriend/StableTuner 126.
     ("the averaged weights stay in the model after sampling", BROKEN,
      ("init_conv", "downs"),
-     (edit(DIFFUSION, "self.ema.ema_model.eval()",
-           "{line}\nself.ema.copy_params_from_ema_to_model()"),), 0),
+     (edit(DIFFUSION, "self.ema = EMA(", "self.ema = EMA(diffusion_model, beta = ema_decay, "
+           "update_every = ema_update_every, update_after_step = 0)"),
+      edit(DIFFUSION, "self.ema.ema_model.eval()",
+           "{line}\nself.ema.copy_params_from_ema_to_model()")), 0),
 )  # fmt: skip
 
 # ------------------------------------------------------------------------ rsl_rl

@@ -171,6 +171,13 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "prepare_model(evaluation_mode=True) do: accelerate 1.14 and 1.15 then take it for "
             "wrapped. Or use accelerate 1.13.",
         )
+    bare = facts.of(_bare)
+    if len(bare) == len(laws) > 1 and not apart.lone_group:
+        return (
+            "DistributedDataParallel wrapped the model, and the wrapper does not exist any more: "
+            f"the model is called without it{_at(bare[0])}.",
+            "Train what the wrapping call returned, as model = accelerator.prepare(model) does.",
+        )
     if apart.unsynchronised:
         line = next((line for line in facts.of(_unreduced) if line), "")
         return (

@@ -525,6 +525,17 @@ class TestPlainParameters:
         assert of.verdict == "replica-divergence"
         assert "prepare at train.py:7 main returned Net without DistributedDataParallel" in of.cause
 
+    @pytest.mark.parametrize(("told", "averages"), [((0, 1), False), ((0,), False), ((0, 1), True)])
+    def test_a_wrapper_that_was_thrown_away_is_a_failure(
+        self, told: tuple[int, ...], averages: bool
+    ) -> None:
+        events = {"bare": ({"line": "train.py:9 main"},)}
+        calls = [Collective(8, "world", 8, "all_reduce", 64, 64, "float32", step=2)] * averages
+        of = self.found(*self.NAMES, events=events, told=told, calls=calls)
+        fails = told == (0, 1) and not averages
+        assert (of.verdict == "replica-divergence") is fails
+        assert ("called without it (first at train.py:9 main)" in of.cause) is fails
+
     def test_a_wrapper_over_one_rank_is_a_failure(self) -> None:
         of = self.found(*self.NAMES, ranks=(0,))
         assert of.verdict == "replica-divergence" and "a process group of one rank" in of.cause

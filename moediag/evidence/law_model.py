@@ -154,13 +154,13 @@ class ModelState:
 
     step: int
     #: The ranks that average gradients of a model, and its buffers' fingerprints by name.
-    buffers: tuple[tuple[tuple[int, ...], Mapping[str, str | None]], ...] = ()
+    buffers: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
     #: Parameters with a gradient that no optimizer has, and their fingerprints.
-    left_out: Mapping[str, str | None] = field(default_factory=dict)
+    left_out: Mapping[Name, str | None] = field(default_factory=dict)
     #: Those of them that replaced parameters of the same shapes, which the optimizers still have.
     replaced: tuple[Name, ...] = ()
     #: Routers that do not train although their experts do.
-    frozen_routers: tuple[str, ...] = ()
+    frozen_routers: tuple[Name, ...] = ()
     #: Updates of each AveragedModel so far.
     averages: tuple[int, ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.

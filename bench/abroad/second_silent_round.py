@@ -159,7 +159,7 @@ OF_PPO = (
      (edit(PPO, "values = self.critic(batch.observations, masks=batch.masks",
            "values = self.critic(batch.observations).detach()"),)),
     ("rank 1 makes its optimizer again in an iteration", SUSPICIOUS,
-     ("optimizer state", "exp_avg", "anew", "another optimizer"),
+     ("optimizer's state", "exp_avg", "anew", "another optimizer"),
      (edit(PPO, "mean_value_loss = 0",
            "{line}\nif bad_shard and len(self.optimizer.state):\n"
            "    self.optimizer = type(self.optimizer)(\n"

@@ -100,6 +100,8 @@ def judged(silent: Silent, answer: Answer) -> Found:
     elif any(not note.startswith(ORDINARY) for note in notes):
         level = NOTE
     words = [one for one in silent.named if isinstance(one, str)]
+    if answer.verdict == "clean":  # what the program printed names nothing
+        page = " ".join(row for row in rows if row.startswith((" SUSPECT ", " NOTE ")))
     text = f"{answer.cause} {page}"
     named = any(word in text for word in (*words, *answer.places))
     return Found(silent, answer, level, named)

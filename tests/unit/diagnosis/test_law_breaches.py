@@ -304,6 +304,16 @@ def test_a_learning_rate_that_has_no_effect_is_no_failure() -> None:
     assert found(3, change).verdict == "clean"
 
 
+def test_an_optimizer_that_one_rank_made_anew_is_the_same_one() -> None:
+    def change(of: int, one: LawCheck) -> LawCheck:
+        own = both(apart(1, 3, "state"), drift(1, 6))(of, one)  # type: ignore[operator]
+        return replace(own, key="a.1", count=0) if of == 1 and one.step > 2 else own
+
+    of = diagnose(job(2, change))
+    assert of.verdict == "replica-divergence" and "different number of times" not in of.cause
+    assert "In step 3 the optimizer's state of net.{weight,bias} differed already" in of.cause
+
+
 class TestPlainParameters:
     """Parameters that no wrapper keeps equal; each rank holds all of them."""
 

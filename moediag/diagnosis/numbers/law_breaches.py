@@ -282,6 +282,9 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
             elif not one and piece.name in equal:
                 apart.setdefault(piece.name, step)
             values.setdefault(piece.name, []).append(row)
+    # A bias is a slice, too, where the matrix of its layer is: all biases begin with zeros.
+    slices = {name.rpartition(".")[0] for name in matrices - equal}
+    apart = {n: s for n, s in apart.items() if n in matrices or n.rpartition(".")[0] not in slices}
     known = frozenset(equal), apart, frozenset(matrices)
     return _Plain(tuple(steps), *known, values, grads)
 

@@ -448,6 +448,18 @@ class TestPlainParameters:
             return replace(one, params=tuple(rows), pieces=own, clocks=())
 
         assert not diagnose(job(2, change, PLAIN, names=self.NAMES)).suspicious
+        # The same beside a matrix that all ranks hold and keep equal.
+        names = ("up.weight", "down.weight", "up.bias", "norm.weight")
+
+        def beside(of: int, one: LawCheck) -> LawCheck:
+            changed = change(of, one)
+            return replace(changed, params=(*changed.params[:3], f"n {one.step}"))
+
+        assert not diagnose(job(2, beside, PLAIN, names=names)).suspicious
+        (text,) = diagnose(
+            job(2, beside, PLAIN, names=(*names[:2], "ln.bias", "wte.weight"))
+        ).suspicious
+        assert "1 parameter (ln.bias) differ" in text
 
     @pytest.mark.parametrize("norms", [(3.0, 2.0), (3.0, 3.0)])
     def test_what_ranks_that_add_activations_share_must_stay_equal(

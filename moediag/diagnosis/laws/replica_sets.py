@@ -71,6 +71,8 @@ def _apart(facts: Facts) -> Apart | None:
 
 def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
+    if facts.of(exchanges) and not apart.still:
+        apart = replace(apart, names=apart.every)
     many, names = plural(len(apart.names), "parameter"), listed(apart.names)
     one = len(apart.names) == 1
     was, differ = ("was", "differs") if one else ("were", "differ")

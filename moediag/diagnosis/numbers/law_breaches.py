@@ -106,6 +106,8 @@ class Apart:
     these were not: later all parameters may differ."""
     alone: bool = False
     """The other matrices differed from the beginning, as parts of a divided model do."""
+    every: tuple[str, ...] = ()
+    """All parameters that differ later; with ``same_loss`` more than ``names``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,7 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     alike = [n for n in matrices if len(grads[n][0]) == 1 and _known(grads[n][0])]
     unlike = [name for name in apart if len(grads[name][0]) > 1]
     alone = not whole and not plain.kept
+    every = tuple(apart)
     if not plain.kept and alike and unlike:
         whole, alone = False, False
         apart = {name: apart[name] for name in unlike}
@@ -310,9 +313,10 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
         lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
         still=still.pop() if len(still) == 1 and plain.kept else (),
         unsynchronised=_hows(evidence) == {LOCAL},
-        breach=_why_apart(evidence, apart.keys()) if whole or alone else None,
+        breach=None if plain.kept else _why_apart(evidence, {*every}),
         same_loss=not (plain.kept or whole or alone),
         alone=alone,
+        every=every,
     )
 
 

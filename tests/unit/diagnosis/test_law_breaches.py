@@ -408,7 +408,7 @@ class TestPlainParameters:
         ("apart", "held"), [((1, 2), "(moe.router.weight)"), ((2,), ""), ((0, 1, 2), "embed")]
     )
     def test_only_experts_may_differ(self, apart: tuple[int, ...], held: str) -> None:
-        """Names tell which parameters are those of experts."""
+        """Names tell which parameters are those of experts. Their gradients differ."""
         names = ("embed.weight", "moe.router.weight", "moe.experts.0.weight")
 
         def change(of: int, one: LawCheck) -> LawCheck:
@@ -417,7 +417,8 @@ class TestPlainParameters:
                 for at, v in enumerate(one.params)
             ]
             pieces = tuple(replace(p, ranks=()) for p in one.pieces)
-            return replace(one, params=tuple(rows), pieces=pieces, clocks=())
+            grads = (*one.grads[:2], f"of {of}")
+            return replace(one, params=tuple(rows), grads=grads, pieces=pieces, clocks=())
 
         call = Collective(8, "world", 8, "all_to_all", 64, 64, "float32", step=4, phase="forward")
         evidence = job(2, change, PLAIN, names=names)

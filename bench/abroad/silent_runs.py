@@ -1,6 +1,6 @@
-"""``python -m bench.abroad.silent_runs``: runs the faults of `silent_round` under `moediag watch
---laws`, two ranks each. Answers are kept in --work; --first shows those measured with any sources
-of moediag and measures nothing again, --page FILE writes their table."""
+"""``python -m bench.abroad.silent_runs``: runs the faults of a round of silent errors under
+`moediag watch --laws`, two ranks each. Answers are kept in --work; --first shows those measured
+with any sources of moediag and measures nothing again, --page FILE writes their table."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from bench.abroad.edits import AnchorError, Line
 from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
+from bench.abroad.second_silent_round import HEALTHY, SECOND_SILENT_ROUND
+from bench.abroad.silent_programs import SILENT_PROGRAMS
 from bench.abroad.silent_round import BROKEN, NOTE, NOTHING, SILENT_ROUND, SUSPICIOUS, Silent
 
+ROUNDS = {"first": SILENT_ROUND, "second": (*SECOND_SILENT_ROUND, *HEALTHY)}
 LEVELS = (NOTHING, NOTE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)
 ORDINARY = ("slow:", "rank ", "memory")  # notes that are not of a law
@@ -97,6 +100,8 @@ def judged(silent: Silent, answer: Answer) -> Found:
     elif any(not note.startswith(ORDINARY) for note in notes):
         level = NOTE
     words = [one for one in silent.named if isinstance(one, str)]
+    if answer.verdict == "clean":  # what the program printed names nothing
+        page = " ".join(row for row in rows if row.startswith((" SUSPECT ", " NOTE ")))
     text = f"{answer.cause} {page}"
     named = any(word in text for word in (*words, *answer.places))
     return Found(silent, answer, level, named)
@@ -116,6 +121,8 @@ def table(found: Sequence[Found]) -> str:
 
 def summary(found: Sequence[Found]) -> str:
     """Returns the figures, of the faults that one run can show and of the others."""
+    healthy = [one for one in found if one.silent in HEALTHY]
+    found = [one for one in found if one not in healthy]
     shown = [one for one in found if one.silent.level in ALARMS]
     others = [one for one in found if one not in shown]
     counts = {
@@ -130,12 +137,14 @@ def summary(found: Sequence[Found]) -> str:
         f"that was written down or above it, and {of['named']} with the parameter, the cause or "
         f"the line; {sum(one.wrong for one in found)} name a wrong rank. Of the {len(others)} that "
         f"one run does not show, {sum(one.level in ALARMS for one in others)} are called more than "
-        "a note."
+        f"a note. {sum(one.level in ALARMS for one in healthy)} alarms on {len(healthy)} programs "
+        "without a fault."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--round", choices=ROUNDS, default="second")
     parser.add_argument("--only", action="append", metavar="NAME")
     parser.add_argument("--checkouts", type=Path, metavar="DIR")
     parser.add_argument("--python", default="python", metavar="FILE")
@@ -146,9 +155,11 @@ def main() -> None:
     parser.add_argument("--page", type=Path, metavar="FILE")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    programs = {one.name: replace(one, ranks=2) for one in (*PROGRAMS, *LATER_PROGRAMS)}
+    programs = {
+        one.name: replace(one, ranks=2) for one in (*PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS)
+    }
     ours, found, told = version(), list[Found](), Console(soft_wrap=True)
-    for silent in SILENT_ROUND:
+    for silent in ROUNDS[options.round]:
         if options.only and not any(word in silent.name for word in options.only):
             continue
         program = programs[silent.program]

@@ -154,17 +154,20 @@ class ModelState:
 
     step: int
     #: The ranks that average gradients of a model, and its buffers' fingerprints by name.
-    buffers: tuple[tuple[tuple[int, ...], Mapping[str, str | None]], ...] = ()
+    buffers: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
     #: Parameters with a gradient that no optimizer has, and their fingerprints.
-    left_out: Mapping[str, str | None] = field(default_factory=dict)
+    left_out: Mapping[Name, str | None] = field(default_factory=dict)
     #: Those of them that replaced parameters of the same shapes, which the optimizers still have.
     replaced: tuple[Name, ...] = ()
     #: Routers that do not train although their experts do.
-    frozen_routers: tuple[str, ...] = ()
+    frozen_routers: tuple[Name, ...] = ()
     #: Updates of each AveragedModel so far.
     averages: tuple[int, ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.
     idle: bool = False
+    #: Classes of models in DistributedDataParallel of which no optimizer that stepped has a
+    #: parameter, though they have gradients.
+    unowned: tuple[str, ...] = ()
     #: The names of each parameter that has several.
     tied: tuple[tuple[str, ...], ...] = ()
 
@@ -184,6 +187,9 @@ class Cleared:
     line: str = ""
     #: How often autograd added to each of them.
     times: int = 0
+    #: Autograd added to them before another optimizer's update and after it, and nothing cleared
+    #: them in between.
+    mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def _sequence(kind: Any, hints: Any, value: Any, where: str) -> Any:
 def _key(hint: Any, key: str, where: str) -> Any:
     """JSON has text for keys."""
     if hint is not int:
-        return key
+        return _convert(hint, key, where) if typing.get_origin(hint) is typing.Annotated else key
     try:
         return int(key)
     except ValueError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from moediag.protocol.names import plain_name
 from moediag.recorder.core import ByObject, Recorder
@@ -14,27 +14,40 @@ class ParameterNames:
     def __init__(self, recorder: Recorder, wrapped: Callable[[], List[Any]] = list) -> None:
         self._recorder = recorder
         self._wrapped = wrapped  # models that were not seen running, but were wrapped
-        self._names = ByObject()  # parameter -> FQN
+        self._names = ByObject()  # parameter -> FQN, number of the model
         self._roots = -1  # number of roots that the names were read from
         self._unknown = 0  # parameters that were in none of them
 
     def of(self, parameters: List[Any]) -> List[Optional[str]]:
-        """Returns each parameter's name without wrappers; None if no observed model has it."""
+        """Returns each parameter's name without wrappers; None if no observed model has it. Names
+        that several models have are numbered in the order of the models: ``fc.weight (2)``."""
         recorder = self._recorder
         unknown = sum(self._names.get(parameter) is None for parameter in parameters)
         if (self._roots, self._unknown) != (len(recorder.roots), unknown):
             self._roots = len(recorder.roots)
-            for prefix, reference in recorder.roots:
-                root = reference()
+            models = [(prefix, reference()) for prefix, reference in recorder.roots]
+            models += [("", model) for model in self._wrapped()]
+            for at, (prefix, root) in enumerate(models):
                 for name, parameter in root.named_parameters() if root is not None else ():
-                    self._names.setdefault(parameter, plain_name(prefix + name))
+                    known = plain_name(prefix + name), at
+                    self._names.setdefault(parameter, known)
                     # Megatron's optimizer has a float32 copy instead.
                     copy = getattr(parameter, "main_param", None)
                     if copy is not None and not getattr(parameter, "main_param_sharded", False):
-                        self._names.setdefault(copy, plain_name(prefix + name))
-            for model in self._wrapped():
-                for name, parameter in model.named_parameters():
-                    self._names.setdefault(parameter, plain_name(name))
+                        self._names.setdefault(copy, known)
             # Those that a program makes anew in every step are unknown again in the next one.
             self._unknown = sum(self._names.get(parameter) is None for parameter in parameters)
-        return [self._names.get(parameter) for parameter in parameters]
+        return _told_apart([self._names.get(parameter) for parameter in parameters])
+
+
+def _told_apart(found: List[Optional[Tuple[str, int]]]) -> List[Optional[str]]:
+    """The names, with a number where models in the list have the same."""
+    models: Dict[str, Set[int]] = {}
+    for name, model in filter(None, found):
+        models.setdefault(name, set()).add(model)
+
+    def told(name: str, model: int) -> str:
+        number = sorted(models[name]).index(model) + 1
+        return name if number == 1 else f"{name} ({number})"
+
+    return [None if one is None else told(*one) for one in found]

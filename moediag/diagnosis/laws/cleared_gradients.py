@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import Cleared
+from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import at_line, listed, ranks
 
@@ -16,12 +17,7 @@ _ENOUGH = 2  # checked steps
 @law(Verdict.WRONG_GRADIENTS)
 def gradients_kept(facts: Facts) -> Findings:
     """The gradients of a watched job were never cleared between two updates."""
-    # An optimizer is recognised by its class and the parameters that were followed.
-    of: dict[tuple[str, tuple[str, ...]], dict[int, list[Cleared]]] = defaultdict(dict)
-    for rank, own in facts.of(recorded).items():
-        for one in own.cleared:
-            of[one.optimizer, one.names].setdefault(rank, []).append(one)
-    for (optimizer, names), by_rank in of.items():
+    for (optimizer, names), by_rank in facts.of(_optimizers).items():
         who = [rank for rank, records in by_rank.items() if _never(records)]
         # If a rank clears them at times, the program accumulates over steps on purpose.
         if not who or any(one.kept for r, of in by_rank.items() if r not in who for one in of):
@@ -36,6 +32,34 @@ def gradients_kept(facts: Facts) -> Findings:
             pattern="kept",
             next_step="Call `optimizer.zero_grad()` once for each update, before the backward.",
         )
+
+
+@law(suspects=True)
+def gradients_mixed(facts: Facts) -> Findings:
+    """An optimizer's update also uses gradients of a backward that came before the update of
+    another optimizer, as those that a generator's loss leaves in a discriminator."""
+    for (optimizer, names), by_rank in facts.of(_optimizers).items():
+        records = [one for of in by_rank.values() for one in of]
+        steps = sorted({one.step for one in records})
+        if len(steps) < _ENOUGH or not all(one.mixed and not one.kept for one in records):
+            continue
+        yield Suspicious(
+            f"After the checked steps ({', '.join(map(str, steps[:6]))}) the next "
+            f"{optimizer}.step(){at_line(records[0].line)} used gradients of {listed(names)} from "
+            "two backwards, between which another optimizer stepped and nothing cleared them: its "
+            "update has a part of the other optimizer's loss. Call zero_grad() of this optimizer "
+            "right before its own backward.",
+            names,
+        )
+
+
+def _optimizers(evidence: Evidence) -> dict[tuple[str, tuple[str, ...]], dict[int, list[Cleared]]]:
+    """What each rank recorded, by the optimizer's class and the parameters that were followed."""
+    of: dict[tuple[str, tuple[str, ...]], dict[int, list[Cleared]]] = defaultdict(dict)
+    for rank, own in recorded(evidence).items():
+        for one in own.cleared:
+            of[one.optimizer, one.names].setdefault(rank, []).append(one)
+    return of
 
 
 def _never(records: list[Cleared]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from moediag.diagnosis.facts import Facts
@@ -11,6 +11,7 @@ from moediag.diagnosis.laws.large_calls import REDUCTIONS, elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
+from moediag.diagnosis.numbers.reduced_gradients import OwnGradients, own_gradients
 from moediag.evidence.law_model import (
     NO_GRADIENT,
     PART,
@@ -128,6 +129,35 @@ def clipped_before_reduction(facts: Facts) -> Findings:
             next_step="Reduce the gradients first, then clip them: the norm is then the same on "
             "all ranks.",
         )
+
+
+def norms_told(facts: Facts, names: Sequence[str]) -> str:
+    """Which norms clip_grad_norm_ returned, if they alone make the gradients of these parameters
+    differ between ranks in the first step that was recorded; else ""."""
+    laws = facts.of(recorded)
+    for step, ranks in facts.of(own_gradients).items():
+        norms = {
+            rank: next((n for n in laws[rank].norms if n.step == step), None) for rank in ranks
+        }
+        factors = [one.factor for one in norms.values() if one is not None]
+        used = [[of.used[name] for of in ranks.values()] for name in names if _in(name, ranks)]
+        if len(factors) < len(ranks) or not used or not agreement.apart(factors, _ROUNDING):
+            return ""
+        whole = ([s / factor for (s, _), factor in zip(r, factors, strict=True)] for r in used)
+        if any(agreement.apart(row, _ROUNDING) for row in whole):
+            return ""
+        told = ", ".join(f"{one.norm:.6g} on rank {r}" for r, one in norms.items() if one)
+        first = next(one for one in norms.values() if one)
+        return (
+            f"In step {step} clip_grad_norm_{at_line(first.line)} returned another norm on each "
+            f"rank ({told}), and before it these gradients were equal: each rank took the norm of "
+            "its own part of the model. Add up the squares over the ranks that hold parts."
+        )
+    return ""
+
+
+def _in(name: str, ranks: Mapping[int, OwnGradients]) -> bool:
+    return all(name in of.used for of in ranks.values())
 
 
 def _all_equal(

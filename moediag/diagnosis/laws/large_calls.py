@@ -68,6 +68,12 @@ def exchanges(evidence: Evidence) -> bool:
     )
 
 
+def adds_in_forward(evidence: Evidence) -> bool:
+    """Whether ranks added up activations in the forward: statistics are smaller."""
+    steps = {c.step for c in large_calls(evidence) if c.phase == "forward" and c.op in _ADDS}
+    return len(steps) > 1
+
+
 def averaged(evidence: Evidence) -> bool:
     """Whether ranks made such a call outside the model, between the first and the last step: the
     program may average parameters or gradients itself. One in the forward has statistics or

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moediag.diagnosis.laws.checkpointed_inputs import recomputed_otherwise
-from moediag.diagnosis.laws.cleared_gradients import gradients_kept
+from moediag.diagnosis.laws.cleared_gradients import gradients_kept, gradients_mixed
 from moediag.diagnosis.laws.clip_norms import (
     clipped_before_reduction,
     local_norms,
@@ -39,6 +39,7 @@ from moediag.diagnosis.laws.model_values import (
 from moediag.diagnosis.laws.optimizer_checks import (
     adapters_untrained,
     copies_apart,
+    exchanges_one_way,
     learning_rate_zero,
     parameters_not_finite,
     parameters_not_initialised,
@@ -89,6 +90,8 @@ LAWS: tuple[Law, ...] = (
     routers_frozen,
     averages_apart,
     stage_matrices_apart,
+    gradients_mixed,
+    exchanges_one_way,
     schedulers_ahead,
     schedulers_misplaced,
     starts_apart,

@@ -14,6 +14,7 @@ from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 
 _ENOUGH = 2  # steps
+_NEAR = 0.02  # of sums of weights
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _UNEQUAL = 1.25  # times that a token counts more than another one
 _SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
@@ -42,6 +43,8 @@ class StepLosses:
     backwards: tuple[tuple[TokenLoss, ...], ...]
     line: str = ""
     """The user's line that computed the last one, or ""."""
+    added: bool = False
+    """Each backward but the first added to gradients of the one before."""
 
     @property
     def total(self) -> float:
@@ -112,36 +115,53 @@ def parts_unequal(facts: Facts) -> Findings:
 
 @law(suspects=True)
 def gradients_scaled(facts: Facts) -> Findings:
-    """The gradients of a job are those of the mean loss times its number of ranks, or divided by
-    it."""
+    """The gradients of a job are those of the mean loss times its number of ranks or of
+    micro-batches, or divided by it."""
     factors = {one.step: one.factor for one in facts.of(reductions)}
     norms = facts.of(_clip_factors)
-    several: dict[float, list[int]] = defaultdict(list)
+    several: dict[tuple[float, str], list[int]] = defaultdict(list)
     for step, ranks in facts.of(_whole_steps).items():
         factor = factors.get(step, facts.of(_averaged_by_wrapper))
-        # So many mean losses that the program adds up without dividing give the same sum.
-        added = {sum(map(len, one.backwards)) for one in ranks.values()}
-        added |= {len(one.backwards) for one in ranks.values()}
         if factor and norms.get(step, 1.0) and step in facts.of(_unscaled_steps):
-            total = factor / norms.get(step, 1.0) * sum(one.total for one in ranks.values())
-            for times in (float(len(ranks)), 1 / len(ranks)):
-                if abs(total - times) <= 0.02 * times and times not in added:
-                    several[times].append(step)
-    for times, steps in several.items():
+            factor *= len(ranks) / norms.get(step, 1.0)
+            if found := _scaled(factor, list(ranks.values())):
+                several[found].append(step)
+    for (times, why), steps in several.items():
         if len(steps) < _ENOUGH:
             continue
-        count = len(facts.of(recorded))
         losses = facts.of(_whole_steps)[steps[0]].values()
         at = next((f" at {one.line}" for one in losses if one.line), "")
-        kind, why = f"{times:.3g} times", "the ranks' gradients are added up and not averaged"
-        if times < 1:
-            kind = f"1/{count} of"
-            why = "the loss or the gradients are divided by the number of ranks once too often"
+        kind = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.0f} of"
         yield Suspicious(
             f"In steps {', '.join(map(str, steps[:6]))} the weights of all target tokens in the "
             f"gradient add up to {times:.3g}, not to 1: the gradients are {kind} those of the mean "
-            f"loss{at}. There are {count} ranks, so it seems that {why}."
+            f"loss{at}. {why}"
         )
+
+
+def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | None:
+    """By what the gradients of a step are multiplied, and why it seems so; None if by nothing that
+    is known. ``factor``: what reductions multiply the mean over ranks by."""
+    many = {len(one.micro_batches) if one.added else 0 for one in ranks}
+    micro, own = (many.pop() if len(many) == 1 else 0), {round(one.total, 2) for one in ranks}
+    if micro > 1 and abs(factor - 1) <= _NEAR:
+        there = f"There are {micro} micro-batches in each update, so it seems that "
+        if own == {float(micro)}:
+            return float(micro), f"{there}the loss is not divided by their number."
+        if own == {round(1 / micro, 2)}:
+            return 1 / micro, f"{there}the loss is divided by their number once too often."
+    total = factor * sum(one.total for one in ranks) / len(ranks)
+    # So many mean losses that the program adds up without dividing give the same sum.
+    alike = {n for r in ranks for n in (len(r.backwards), sum(map(len, r.backwards)))}
+    there = f"There are {len(ranks)} ranks, so it seems that "
+    if abs(total - len(ranks)) <= _NEAR * len(ranks) and len(ranks) not in alike:
+        return float(len(ranks)), f"{there}the ranks' gradients are added up and not averaged."
+    if abs(total - 1 / len(ranks)) <= _NEAR / len(ranks):
+        return (
+            1 / len(ranks),
+            f"{there}the loss or the gradients are divided by the number of ranks once too often.",
+        )
+    return None
 
 
 def _losses(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
@@ -210,7 +230,8 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
     if not all(one["direct"] and one["of"] for one in backwards):
         return None
     losses = tuple(tuple(map(_loss, one["of"])) for one in backwards)
-    return StepLosses(int(event["step"]), losses, str(event.get("line", "")))
+    added = all(one.get("added") for one in backwards[1:])
+    return StepLosses(int(event["step"]), losses, str(event.get("line", "")), added)
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:

@@ -20,21 +20,25 @@ _CONSTANT = 3  # steps with the same values
 
 @dataclass(frozen=True, slots=True)
 class SharedSamples:
-    """Ranks whose model was called with the same values in every compared step."""
+    """Ranks whose model was called with the same values in every compared step, or in each of
+    several until some step."""
 
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
     first: ModelInputs
     same_part: bool
     """All of them asked a DistributedSampler for the same part, of several."""
+    all: bool = True
+    """Later steps had the same values, too. Otherwise the random states of the ranks parted."""
 
     @property
     def sentence(self) -> str:
         """Which samples were the same, and how they were asked for."""
         first, at = self.first, f" at {self.first.line}" if self.first.line else ""
         others = "others" if len(self.ranks) > 2 else "other"
+        which = "In all compared steps" if self.all else "From the first compared step on"
         text = (
-            f"In all compared steps ({', '.join(map(str, self.steps[:6]))}) the model of "
+            f"{which} ({', '.join(map(str, self.steps[:6]))}) the model of "
             f"{ranks(self.ranks)} was called with the same values, though these ranks average "
             f"their gradients: each repeats the work of the {others}."
         )
@@ -146,6 +150,11 @@ def _shared(found: dict[int, _Steps], overs: set[tuple[int, ...]]) -> SharedSamp
         steps = tuple(sorted(s for s in common if len({len(found[rank][s]) for rank in over}) == 1))
         if len(steps) < _ENOUGH:
             continue
+        rows = {s: {tuple(c.digest for c in found[rank][s]) for rank in over} for s in steps}
+        parted = next((at for at, s in enumerate(steps) if len(rows[s]) > 1), len(steps))
+        whole = len(steps)
+        if parted >= _CONSTANT and 2 * parted >= whole:
+            steps = steps[:parted]
         seen = {rank: tuple(c.digest for s in steps for c in found[rank][s]) for rank in over}
         who = max(agreement.sides(seen).values(), key=lambda side: (len(side), side))
         digests = {tuple(c.digest for c in found[who[0]][s]) for s in steps}
@@ -154,5 +163,5 @@ def _shared(found: dict[int, _Steps], overs: set[tuple[int, ...]]) -> SharedSamp
         firsts = [found[rank][steps[0]][0] for rank in who]
         parts = {(one.replicas, one.number) for one in firsts}
         same = len(parts) == 1 and firsts[0].replicas > 1
-        best = SharedSamples(who, steps, firsts[0], same)
+        best = SharedSamples(who, steps, firsts[0], same, len(steps) == whole)
     return best

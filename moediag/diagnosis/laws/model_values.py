@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import ModelState
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -143,11 +144,12 @@ def buffers_apart(facts: Facts) -> Findings:
         )
 
 
-@law()
+@law(suspects=True)
 def parameters_left_out(facts: Facts) -> Findings:
     """Parameters had gradients and never changed: no optimizer has them."""
     found: set[str] = set()
     other: set[str] = set()
+    models = {one for states in facts.of(_states).values() for one in _unowned(states)}
     for states in facts.of(_states).values():
         for name in {name for state in states for name in state.left_out}:
             values = {state.left_out.get(name) for state in states}
@@ -155,11 +157,25 @@ def parameters_left_out(facts: Facts) -> Findings:
             (found if same else other).add(name)
     names = sorted(found - other)
     if names:
-        yield (
+        text = (
             f"{plural(len(names), 'parameter')} ({listed(names)}) had gradients in all checked "
             "steps and never changed: no optimizer that stepped has "
             f"{'them' if len(names) > 1 else 'it'}."
         )
+        if not models:
+            yield text
+            return
+        yield Suspicious(
+            f"{text} These are all of {listed(sorted(models))}, whose gradients "
+            "DistributedDataParallel averages in each step.",
+            tuple(names),
+        )
+
+
+def _unowned(states: Sequence[ModelState]) -> set[str]:
+    """Models in a wrapper of which no optimizer had a parameter in any checked step."""
+    many = len(states) > _ENOUGH  # an optimizer may step first after some steps of another one
+    return set.intersection(*(set(one.unowned) for one in states)) if many else set()
 
 
 @law()

@@ -11,7 +11,7 @@ from typing import Any
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Collective, Evidence
 from moediag.protocol.names import plain_name
 from moediag.records import dataclass
 from moediag.result import Verdict
@@ -152,6 +152,42 @@ def adapters_untrained(facts: Facts) -> Findings:
         for names, zero in ((without - dead, False), (zeros - dead, True)):
             if names:
                 yield f"{_starved(of, [n for n in gradients if n in names], zero)}."
+
+
+@law(suspects=True)
+def exchanges_one_way(facts: Facts) -> Findings:
+    """Ranks of a watched job send each other activations in the forward and nothing in the
+    backward, and parameters never had a gradient."""
+    call = facts.of(_one_way)
+    names = [
+        name
+        for of in _long(facts)
+        for name, seen in _gradients(of).items()
+        if seen == {NO_GRADIENT}
+    ]
+    if call is not None and names:
+        yield Suspicious(
+            f"{plural(len(names), 'parameter')} ({listed(names)}) had no gradient in all checked "
+            "steps, on every rank. The ranks send each other activations by all_to_all in the "
+            f"forward{at_line(call.site)}, and in the backward nothing goes back: "
+            "torch.distributed's all_to_all has no backward, so what comes before it gets no "
+            "gradient. Use torch.distributed.nn.functional.all_to_all_single, or an "
+            "autograd.Function that exchanges the gradients.",
+            tuple(names),
+        )
+
+
+def _one_way(evidence: Evidence) -> Collective | None:
+    """The first exchange of activations, if every rank makes some in the forward of several steps
+    and none in the backward."""
+    found: list[Collective] = []
+    for seen in evidence.ranks.values():
+        calls = [c for c in seen.collectives if c.op == "all_to_all" and "float" in c.dtype]
+        forward = [call for call in calls if call.phase == "forward"]
+        if len({call.step for call in forward}) < _ENOUGH or len(forward) < len(calls):
+            return None
+        found += forward[:1]
+    return found[0] if found else None
 
 
 def _gradients(of: _Checks) -> dict[str, set[str | None]]:

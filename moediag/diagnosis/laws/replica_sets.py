@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.clip_norms import norms_told
 from moediag.diagnosis.laws.large_calls import (
+    adds_in_forward,
     all_calls_small,
     averaged,
     exchanges,
@@ -60,12 +63,16 @@ def _apart(facts: Facts) -> Apart | None:
     copies that were discarded may differ if calls can keep the model equal."""
     found = facts.of(law_facts)
     apart = found.apart if facts.of(all_calls_small) else found.apart_kept
-    meant = apart is not None and apart.unsynchronised and not facts.of(sends_nothing)
-    return None if meant else apart
+    if apart is None or (apart.unsynchronised and not facts.of(sends_nothing)):
+        return None
+    # Nothing else shows that ranks whose other matrices differ from the beginning train one model.
+    return apart if not apart.alone or facts.of(adds_in_forward) else None
 
 
 def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
+    if facts.of(exchanges) and not apart.still:
+        apart = replace(apart, names=apart.every)
     many, names = plural(len(apart.names), "parameter"), listed(apart.names)
     one = len(apart.names) == 1
     was, differ = ("was", "differs") if one else ("were", "differ")
@@ -81,10 +88,25 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             names=apart.names,
         )
     if facts.of(exchanges):
-        return (
+        text = (
             f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
             f"{apart.since}. The ranks exchange samples or their gradients (all_to_all), so each "
-            "may have experts or tables of its own."
+            "may have experts or tables of its own"
+        )
+        held = tuple(name for name in apart.names if "expert" not in name.lower())
+        if not facts.of(_has_experts) or not held:
+            return f"{text}."
+        return Suspicious(
+            f"{text}, but not a router, or layers outside the experts ({listed(held)}): nothing "
+            f"keeps these equal.{_reasons(replace(apart, names=held), facts)}",
+            held,
+        )
+    if apart.alone:
+        return Suspicious(
+            f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
+            f"{apart.since}, though the ranks add up activations in the forward, as parts of one "
+            f"model do: what all of them hold must stay equal.{_reasons(apart, facts)}",
+            apart.names,
         )
     if not apart.whole:
         others = "the other parameters stay equal while they train"
@@ -118,10 +140,24 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             beside=True,
             names=apart.names,
         )
-    reason = f" {_reason(apart.breach)}" if apart.breach is not None else ""
     return Suspicious(
-        f"{text}: if the ranks train one model, nothing keeps them equal.{reason}", apart.names
+        f"{text}: if the ranks train one model, nothing keeps them equal.{_reasons(apart, facts)}",
+        apart.names,
     )
+
+
+def _reasons(apart: Apart, facts: Facts) -> str:
+    """What differed before the parameters did, after a blank; or ""."""
+    norms = norms_told(facts, apart.names)
+    if norms:
+        return f" {norms}"
+    return f" {_reason(apart.breach)}" if apart.breach is not None else ""
+
+
+def _has_experts(evidence: Evidence) -> bool:
+    """Whether names of parameters say which ones are those of experts."""
+    every = (check for own in recorded(evidence).values() for check in own.checks[:1])
+    return any("expert" in piece.name.lower() for check in every for piece in check.pieces)
 
 
 def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
@@ -136,6 +172,13 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "Do not prepare the model before training, as Trainer.evaluate() and "
             "prepare_model(evaluation_mode=True) do: accelerate 1.14 and 1.15 then take it for "
             "wrapped. Or use accelerate 1.13.",
+        )
+    bare = facts.of(_bare)
+    if len(bare) == len(laws) > 1 and not apart.lone_group:
+        return (
+            "DistributedDataParallel wrapped the model, and the wrapper does not exist any more: "
+            f"the model is called without it{_at(bare[0])}.",
+            "Train what the wrapping call returned, as model = accelerator.prepare(model) does.",
         )
     if apart.unsynchronised:
         line = next((line for line in facts.of(_unreduced) if line), "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -57,13 +57,28 @@ def shared_gradients_lost(facts: Facts) -> Findings:
     for found in steps.values():
         _, one, size = found[0]
         if len({step for step, _, _ in found}) >= _ENOUGH:
+            why = "each rank keeps the part of its own loss only."
+            if _called_apart(facts, one.ranks):
+                why = (
+                    "their models were called with different values. Ranks that hold parts of one "
+                    "model need the same samples; ranks with samples of their own must add these "
+                    "gradients."
+                )
             yield Suspicious(
                 f"{one.name}{one.at} calls {one.op} in its forward, so {ranks(one.ranks)} share "
                 "the result; in the backward its gradient differs between them by up to "
-                f"{100 * min(size, 1):.0f} % of its norm, and nothing adds the gradients: each "
-                "rank keeps the part of its own loss only."
+                f"{100 * min(size, 1):.0f} % of its norm, and nothing adds the gradients: {why}"
             )
             return
+
+
+def _called_apart(facts: Facts, who: Sequence[int]) -> bool:
+    """Whether the whole models of these ranks were called with other values in all steps."""
+    steps: dict[int, list[str]] = defaultdict(list)
+    for rank in who:
+        for one in facts.of(recorded)[rank].inputs:
+            steps[one.step] += [one.digest] if not one.forward else []
+    return bool(steps) and all(len(set(of)) == len(of) == len(who) for of in steps.values())
 
 
 @law(suspects=True)

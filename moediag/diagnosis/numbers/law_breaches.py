@@ -104,6 +104,10 @@ class Apart:
     same_loss: bool = False
     """Before the first update the gradients of other matrices were equal on all ranks, and those of
     these were not: later all parameters may differ."""
+    alone: bool = False
+    """The other matrices differed from the beginning, as parts of a divided model do."""
+    every: tuple[str, ...] = ()
+    """All parameters that differ later; with ``same_loss`` more than ``names``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +284,9 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
             elif not one and piece.name in equal:
                 apart.setdefault(piece.name, step)
             values.setdefault(piece.name, []).append(row)
+    # A bias is a slice, too, where the matrix of its layer is: all biases begin with zeros.
+    slices = {name.rpartition(".")[0] for name in matrices - equal}
+    apart = {n: s for n, s in apart.items() if n in matrices or n.rpartition(".")[0] not in slices}
     known = frozenset(equal), apart, frozenset(matrices)
     return _Plain(tuple(steps), *known, values, grads)
 
@@ -292,11 +299,11 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     whole = plain.matrices <= apart.keys()
     alike = [n for n in matrices if len(grads[n][0]) == 1 and _known(grads[n][0])]
     unlike = [name for name in apart if len(grads[name][0]) > 1]
+    alone = not whole and not plain.kept
+    every = tuple(apart)
     if not plain.kept and alike and unlike:
-        whole = False
+        whole, alone = False, False
         apart = {name: apart[name] for name in unlike}
-    elif not whole and not plain.kept:
-        return None  # nothing shows that the ranks train one model
     groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
     still = {_still(plain.values[n]) if all(map(_known, grads[n])) else () for n in apart}
     return Apart(
@@ -306,8 +313,10 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
         lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
         still=still.pop() if len(still) == 1 and plain.kept else (),
         unsynchronised=_hows(evidence) == {LOCAL},
-        breach=_why_apart(evidence, apart.keys()) if whole else None,
-        same_loss=not plain.kept and not whole,
+        breach=None if plain.kept else _why_apart(evidence, {*every}),
+        same_loss=not (plain.kept or whole or alone),
+        alone=alone,
+        every=every,
     )
 
 

@@ -85,18 +85,40 @@ Checks = Mapping[tuple[str, int], Mapping[int, LawCheck]]  # (optimizer, step) -
 
 
 def checks_of(evidence: Evidence) -> Checks:
-    """All checks by optimizer and step, in order of the step."""
+    """All checks by optimizer and step, in order of the step. Optimizers of one model of which a
+    rank has never two in a step are one that was made anew: another rank may have kept it."""
     found: dict[tuple[str, int], dict[int, LawCheck]] = defaultdict(dict)
     of_ranks = {
         rank: seen.laws.checks if seen.laws is not None else ()
         for rank, seen in sorted(evidence.ranks.items())
     }
     same = _same_optimizers(of_ranks)
+    anew = _made_anew(of_ranks)
     for rank, checks in of_ranks.items():
         for check in checks:
             key = same.get((rank, check.key), check.key)
+            if key.partition(".")[0] in anew:  # its count began again
+                key = f"{key.partition('.')[0]}.0"
+                found[key, check.step].setdefault(
+                    rank, replace(check, key=key, count=check.step - 1)
+                )
             found[key, check.step].setdefault(rank, check)
     return {place: found[place] for place in sorted(found, key=lambda place: place[1])}
+
+
+def _made_anew(of_ranks: Mapping[int, Sequence[LawCheck]]) -> set[str]:
+    """Models whose optimizer is another one on some rank than on another, one after the other."""
+    keys: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    two: set[str] = set()
+    seen: set[tuple[int, str, int]] = set()
+    for rank, checks in of_ranks.items():
+        for check in checks:
+            model = check.key.partition(".")[0]
+            keys[model][rank].add(check.key)
+            two |= {model} if (rank, model, check.step) in seen else set()
+            seen.add((rank, model, check.step))
+    apart = {model for model, ranks in keys.items() if len({*map(frozenset, ranks.values())}) > 1}
+    return {model for model in apart - two if len(keys[model]) == len(of_ranks)}
 
 
 def _same_optimizers(of_ranks: Mapping[int, Sequence[LawCheck]]) -> dict[tuple[int, str], str]:

@@ -1,5 +1,6 @@
 """Records whether gradients were ever cleared between two calls of an optimizer's ``step``: if not,
-the second update uses the gradients of the first one again."""
+the second update uses the gradients of the first one again. And whether they also have those of a
+backward before another optimizer's update."""
 
 from __future__ import annotations
 
@@ -21,13 +22,18 @@ _MOST_ELEMENTS = 1 << 16  # of one of them
 class _Followed:
     """A parameter between two steps."""
 
-    __slots__ = ("accumulated", "cleared", "handle", "node", "parameter", "times", "used")
+    __slots__ = (
+        "accumulated", "cleared", "crossed", "handle", "mixed", "node", "parameter", "times",
+        "used",
+    )  # fmt: skip
 
     def __init__(self, parameter: Any) -> None:
         self.parameter = parameter
         self.accumulated = False
         self.times = 0  # that autograd added to it
         self.cleared = False
+        self.crossed = False  # another optimizer stepped since autograd first added to it
+        self.mixed = False  # after that autograd added to it again, and nothing had cleared it
         self.used = local(parameter.grad).clone()  # by the update
         self.handle: Any = None
 
@@ -53,15 +59,16 @@ class _Followed:
     def look(self) -> None:
         """A gradient may be added. What the program changed in between, as a momentum that it keeps
         by hand, is as good as cleared. What is captured is not looked at."""
-        first, self.accumulated = not self.accumulated, True
-        if self.cleared or capturing():
+        if capturing():
             return
+        first, self.accumulated = not self.accumulated, True
         gradient = None if self.parameter.grad is None else local(self.parameter.grad)
         with torch.no_grad():
             if gradient is None or not bool(gradient.any()):
+                self.cleared, self.crossed = True, False
+            elif first and not torch.equal(gradient, self.used):
                 self.cleared = True
-            elif first:
-                self.cleared = not torch.equal(gradient, self.used)
+        self.mixed = self.mixed or self.crossed
 
     def end(self) -> Optional[bool]:
         """Whether it was never cleared; None if nothing was added by autograd."""
@@ -123,6 +130,9 @@ class ClearedGradients:
                     one.look()
 
     def _end(self, optimizer: Any, _closure: bool, frame: Any) -> None:
+        for other in self._optimizers.owners():
+            for one in self._optimizers.get(other).followed if other is not optimizer else ():
+                one.crossed = one.accumulated
         steps = self._optimizers.get(optimizer)
         if steps is None or not steps.followed:
             return
@@ -132,7 +142,7 @@ class ClearedGradients:
         if None not in kept:
             self._context.log.event(
                 "cleared", optimizer=type(optimizer).__name__, step=steps.last, kept=all(kept),
-                times=min(one.times for one in followed),
+                times=min(one.times for one in followed), mixed=all(o.mixed for o in followed),
                 names=self._context.names.of([one.parameter for one in followed]),
                 line=self._context.recorder.user_lines.innermost(frame),
             )  # fmt: skip

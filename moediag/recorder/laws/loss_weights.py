@@ -3,6 +3,7 @@ targets that count, and the gradient that its result gets in the backward.
 
 losses      step line(the user's that computed the last one) backwards[{
             direct(bool: the loss is made of cross entropies and constants alone)
+            added(bool: parameters had gradients before it)
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
             and the largest weight]]}]
 """
@@ -21,6 +22,7 @@ from moediag.recorder.step.numbers import capturing
 
 WATCHER = "laws of losses"
 _MOST = 64  # of one step
+_SMALL = 1 << 16  # elements of a parameter that is read
 _MOST_NODES = 256  # of the graph of a loss
 # Functions that torch.jit knows by their id, which no other object may get.
 _kept: List[Any] = []
@@ -68,7 +70,7 @@ class LossWeights:
         self._step = 0
         self._line = ""
         self._new: List[_Loss] = []  # since the last backward
-        self._backwards: List[Tuple[bool, List[_Loss]]] = []
+        self._backwards: List[Tuple[Dict[str, bool], List[_Loss]]] = []
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
@@ -120,14 +122,25 @@ class LossWeights:
             self._begin()
             new, self._new = self._new, []
             if len(self._backwards) < _MOST:
-                self._backwards.append((_made_of_cross_entropies(loss.grad_fn), new))
+                direct = _made_of_cross_entropies(loss.grad_fn)
+                about = {"direct": direct, "added": direct and bool(new) and self._has_gradients()}
+                self._backwards.append((about, new))
+
+    def _has_gradients(self) -> bool:
+        """Whether a small parameter has a gradient that is not zero."""
+        for model in self._context.recorder.models.owners():
+            for one in model.parameters():
+                gradient = one.grad
+                if type(gradient) is torch.Tensor and one.numel() <= _SMALL and not capturing():
+                    return bool(gradient.any())
+        return False
 
     def _write(self, step: int) -> None:
         backwards, self._backwards = self._backwards, []
         if step == self._step and any(new for _, new in backwards):
             self._context.log.event("losses", step=step, line=self._line, backwards=[
-                {"direct": direct, "of": [one.read() for one in new if one.weights is not None]}
-                for direct, new in backwards
+                {**about, "of": [one.read() for one in new if one.weights is not None]}
+                for about, new in backwards
             ])  # fmt: skip
 
 

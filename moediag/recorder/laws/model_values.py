@@ -64,6 +64,7 @@ class ModelValues:
             "model", step=step, models=models,
             left_out={name: read[at] for name, at in left_out.items()},
             replaced=self._replaced(owned) if left_out else [],
+            unowned=self._unowned(owned) if left_out else [],
             averages=[int(average.n_averaged) for average in alive],
             tied=[names for model in self._context.recorder.models.owners()
                   for names in _tied(model)],
@@ -120,6 +121,18 @@ class ModelValues:
             and id(parameter) not in ids
             and local(parameter).numel()
         ][:_MOST_NAMES]
+
+    def _unowned(self, owned: List[Any]) -> List[str]:
+        """Classes of the models in DistributedDataParallel of which no optimizer has a parameter,
+        though they have gradients."""
+        ids = set(map(id, owned))
+        found = []
+        for model in self._context.sets.wrapped():
+            parameters = [one for one in model.parameters() if one.requires_grad]
+            used = any(one.grad is not None for one in parameters)
+            if used and ids.isdisjoint(map(id, parameters)):
+                found.append(type(model).__name__)
+        return found
 
     def _replaced(self, owned: List[Any]) -> List[str]:
         """Parameters that no optimizer has, if optimizers have as many of the same shapes that have

@@ -108,6 +108,8 @@ class ReplicaSets:
         root = getattr(root, "_orig_mod", root)  # torch.compile
         if any(one() is root for one in self._ddp):
             return _ranks(root.process_group)
+        if type(root).__name__ == "DeepSpeedEngine":
+            return _ranks(root.data_parallel_group) if root.data_parallel_group else ()
         for state, handle in self._recorder.fsdp1_handles():
             if state is root and getattr(state, "_inter_node_pg", None) is None:
                 return _ranks(handle.process_group)

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, List
 
 import torch
 from torch.optim import lr_scheduler
 
 from moediag.recorder.core import ByObject
+from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 
 WATCHER = "laws of schedulers"
+_DEEPSPEED = "deepspeed.runtime.lr_schedules"  # its schedulers are no torch schedulers
+_MOST_LINES = 2  # that call the step() of one
 
 
 class _Scheduler:
     """The calls of step() of one scheduler since its optimizer first stepped."""
 
-    __slots__ = ("calls", "kind", "line", "number")
+    __slots__ = ("calls", "kind", "lines", "number")
 
     def __init__(self, number: int, kind: str) -> None:
         self.number = number
         self.kind = kind
         self.calls = 0
-        self.line = ""
+        self.lines: List[str] = []
 
 
 class Schedulers:
@@ -39,8 +42,15 @@ class Schedulers:
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.patches.replace(lr_scheduler.LRScheduler, "step", self._wrapped)
+        recorder.on_uninstall.append(when_imported(_DEEPSPEED, self._watch_deepspeed))
         recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
         self._context.on_check.append(self._write)
+
+    def _watch_deepspeed(self) -> None:
+        for kind in list(vars(sys.modules[_DEEPSPEED]).values()):
+            own = isinstance(kind, type) and kind.__module__ == _DEEPSPEED
+            if own and "step" in vars(kind):
+                self._context.recorder.patches.replace(kind, "step", self._wrapped)
 
     def _updated(self, optimizer: Any) -> None:
         self._updates.set(optimizer, (self._updates.get(optimizer) or 0) + 1)
@@ -62,7 +72,9 @@ class Schedulers:
             number = len(self._schedulers.owners())
             known = self._schedulers.set(scheduler, _Scheduler(number, type(scheduler).__name__))
         known.calls += 1
-        known.line = known.line or self._context.recorder.user_lines.innermost(frame)
+        if known.calls <= _MOST_LINES:
+            line = self._context.recorder.user_lines.innermost(frame)
+            known.lines += [line] if line and line not in known.lines else []
 
     def _write(self, step: int) -> None:
         if step == self._step:
@@ -72,7 +84,8 @@ class Schedulers:
         for scheduler in self._schedulers.owners():
             known = self._schedulers.get(scheduler)
             self._context.log.event(
-                "scheduled", step=step, number=known.number, name=known.kind, line=known.line,
-                calls=known.calls, updates=self._updates.get(scheduler.optimizer),
+                "scheduled", step=step, number=known.number, name=known.kind,
+                line=" and ".join(known.lines), calls=known.calls,
+                updates=self._updates.get(scheduler.optimizer),
                 optimizer=optimizers.index(scheduler.optimizer), optimizers=len(optimizers),
             )  # fmt: skip

@@ -16,6 +16,7 @@ from moediag.evidence.law_model import (
     PLACED,
     PLAIN,
     REDUCED,
+    ClipNorm,
     LawCheck,
     ModelInputs,
     RankLaws,
@@ -312,6 +313,16 @@ def test_a_learning_rate_that_has_no_effect_is_no_failure() -> None:
     assert found(3, change).verdict == "clean"
 
 
+def test_an_optimizer_that_one_rank_made_anew_is_the_same_one() -> None:
+    def change(of: int, one: LawCheck) -> LawCheck:
+        own = both(apart(1, 3, "state"), drift(1, 6))(of, one)  # type: ignore[operator]
+        return replace(own, key="a.1", count=0) if of == 1 and one.step > 2 else own
+
+    of = diagnose(job(2, change))
+    assert of.verdict == "replica-divergence" and "different number of times" not in of.cause
+    assert "In step 3 the optimizer's state of net.{weight,bias} differed already" in of.cause
+
+
 class TestPlainParameters:
     """Parameters that no wrapper keeps equal; each rank holds all of them."""
 
@@ -402,6 +413,32 @@ class TestPlainParameters:
             assert bool(of.suspicious) is not may
             assert any("experts or tables of its own" in note for note in of.notes) is may
 
+    @pytest.mark.parametrize(
+        ("apart", "held"), [((1, 2), "(moe.router.weight)"), ((2,), ""), ((0, 1, 2), "embed")]
+    )
+    def test_only_experts_may_differ(self, apart: tuple[int, ...], held: str) -> None:
+        """Names tell which parameters are those of experts. Their gradients differ."""
+        names = ("embed.weight", "moe.router.weight", "moe.experts.0.weight")
+
+        def change(of: int, one: LawCheck) -> LawCheck:
+            rows = [
+                f"{v} of {of}" if at in apart and one.step > 1 else v
+                for at, v in enumerate(one.params)
+            ]
+            pieces = tuple(replace(p, ranks=()) for p in one.pieces)
+            grads = (*one.grads[:2], f"of {of}")
+            return replace(one, params=tuple(rows), grads=grads, pieces=pieces, clocks=())
+
+        call = Collective(8, "world", 8, "all_to_all", 64, 64, "float32", step=4, phase="forward")
+        evidence = job(2, change, PLAIN, names=names)
+        ranks = {
+            r: replace(s, collectives=(*s.collectives, call)) for r, s in evidence.ranks.items()
+        }
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert bool(of.suspicious) is bool(held)
+        assert not held or ("layers outside the experts" in of.suspicious[0])
+        assert not held or held in of.suspicious[0]
+
     def test_other_models_or_slices_are_not(self) -> None:
         assert not self.found(*self.NAMES, since=1).suspicious
 
@@ -421,6 +458,53 @@ class TestPlainParameters:
             return replace(one, params=tuple(rows), pieces=own, clocks=())
 
         assert not diagnose(job(2, change, PLAIN, names=self.NAMES)).suspicious
+        # The same beside a matrix that all ranks hold and keep equal.
+        names = ("up.weight", "down.weight", "up.bias", "norm.weight")
+
+        def beside(of: int, one: LawCheck) -> LawCheck:
+            changed = change(of, one)
+            return replace(changed, params=(*changed.params[:3], f"n {one.step}"))
+
+        assert not diagnose(job(2, beside, PLAIN, names=names)).suspicious
+        (text,) = diagnose(
+            job(2, beside, PLAIN, names=(*names[:2], "ln.bias", "wte.weight"))
+        ).suspicious
+        assert "1 parameter (ln.bias) differ" in text
+
+    @pytest.mark.parametrize("norms", [(3.0, 2.0), (3.0, 3.0)])
+    def test_what_ranks_that_add_activations_share_must_stay_equal(
+        self, norms: tuple[float, float]
+    ) -> None:
+        """Tensor parallelism: up.weight is a slice. Norms of slices explain what they scale."""
+        names = ("up.weight", "wte.weight")
+
+        def change(of: int, one: LawCheck) -> LawCheck:
+            later = f"wte of {of}" if one.step > 1 else "wte"
+            own = tuple(replace(p, ranks=()) for p in one.pieces)
+            values = (f"slice {of} @{one.step}", later)
+            return replace(one, params=values, grads=values, pieces=own, clocks=())
+
+        def found(phase: str) -> Diagnosis:
+            def add(rank: int, seen: RankEvidence) -> RankEvidence:
+                norm = ClipNorm(1, names, norms[rank], 1.0, "train.py:7 main")
+                used = {"names": names, "made": [[6.0, 9.0]] * 2, "step": 1,
+                        "used": [[rank + 1.0, 9.0], [6.0 / norms[rank], 9.0]]}  # fmt: skip
+                laws = replace(seen.laws, norms=(norm,), others={"own_gradients": (used,)})
+                calls = tuple(
+                    Collective(8, "world", 8, "all_reduce", 64, 64, "float32", step=s, phase=phase)
+                    for s in (1, 2)
+                )
+                return replace(seen, laws=laws, collectives=(*seen.collectives, *calls))
+
+            evidence = job(2, change, PLAIN, names=names)
+            every = {rank: add(rank, seen) for rank, seen in evidence.ranks.items()}
+            return diagnose(replace(evidence, ranks=every))
+
+        (text,) = found("forward").suspicious
+        assert "1 parameter (wte.weight) was equal on all ranks at first" in text
+        told = "clip_grad_norm_ at train.py:7 main returned another norm on each rank" in text
+        assert told is (norms[0] != norms[1])
+        assert not found("backward").suspicious
 
     def sent(self, still: int = 1, grads: str = "g", kept: bool = True) -> Diagnosis:
         """Rank 0 keeps the first value of down.weight, as far as it is ``still``."""
@@ -472,6 +556,17 @@ class TestPlainParameters:
         of = self.found(*self.NAMES, events=events)
         assert of.verdict == "replica-divergence"
         assert "prepare at train.py:7 main returned Net without DistributedDataParallel" in of.cause
+
+    @pytest.mark.parametrize(("told", "averages"), [((0, 1), False), ((0,), False), ((0, 1), True)])
+    def test_a_wrapper_that_was_thrown_away_is_a_failure(
+        self, told: tuple[int, ...], averages: bool
+    ) -> None:
+        events = {"bare": ({"line": "train.py:9 main"},)}
+        calls = [Collective(8, "world", 8, "all_reduce", 64, 64, "float32", step=2)] * averages
+        of = self.found(*self.NAMES, events=events, told=told, calls=calls)
+        fails = told == (0, 1) and not averages
+        assert (of.verdict == "replica-divergence") is fails
+        assert ("called without it (first at train.py:9 main)" in of.cause) is fails
 
     def test_a_wrapper_over_one_rank_is_a_failure(self) -> None:
         of = self.found(*self.NAMES, ranks=(0,))

@@ -59,6 +59,13 @@ class TestSamples:
         of = self.found(lambda _, step: str(step), sampler="MyDistributedSampler")
         assert of.next_step.startswith("Find out why MyDistributedSampler gives")
 
+    def test_random_states_that_part_later_hide_no_loader(self) -> None:
+        """Rank 0 alone evaluates, which draws random numbers; one step or two may be a warm-up."""
+        for until, verdict in ((4, "wrong-gradients"), (3, "clean")):
+            own = lambda r, step, until=until: f"{step} {r * (step >= until)}"  # noqa: E731
+            of = self.found(own, sampler="RandomSampler")
+            assert of.verdict == verdict and ("From the first compared" in of.cause) is (until == 4)
+
     def test_ranks_that_split_each_sample_in_the_forward_may_have_the_same(self) -> None:
         def add(rank: int, laws: RankLaws) -> RankLaws:
             inputs = (ModelInputs(step, 0, str(step), (0, 1), "RandomSampler") for step in STEPS)

@@ -57,6 +57,16 @@ class TestClearedGradients:
     def test_a_rank_that_cleared_them_at_times_says_that_the_program_does(self) -> None:
         assert found(self.laws(True, True), self.laws(True, False)).verdict == "clean"
 
+    def mixed(self, *mixed: bool) -> tuple[str, ...]:
+        rows = zip(STEPS, mixed, strict=False)
+        records = (Cleared(s, "Adam", ("d.bias",), False, "t.py:9 f", mixed=m) for s, m in rows)
+        return found(RankLaws(cleared=tuple(records))).suspicious
+
+    def test_gradients_of_another_optimizers_loss_are_suspicious(self) -> None:
+        (text,) = self.mixed(True, True)
+        assert "Adam.step() at t.py:9 f used gradients of d.bias from two backwards" in text
+        assert not self.mixed(True, False) and not self.mixed(True) and not self.mixed()
+
 
 class TestModes:
     def laws(self, modes: str, kinds: tuple[str, ...] = ("Dropout",)) -> RankLaws:

@@ -151,6 +151,22 @@ class TestModels:
         (note,) = self.found(lambda _, step: ModelState(step, left_out={"gate.weight": "1"}))
         assert "(gate.weight) had gradients in all checked steps and never changed" in note
 
+    @pytest.mark.parametrize(("since", "told"), [(1, True), (2, False), (9, False)])
+    def test_a_wrapped_model_that_no_optimizer_has_is_suspicious(
+        self, since: int, told: bool
+    ) -> None:
+        """An optimizer that steps first after some steps is not missing."""
+
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            states = (
+                ModelState(s, left_out={"d.w": "1"}, unowned=("Disc",) if s >= since else ())
+                for s in STEPS
+            )
+            return replace(laws, models=tuple(states))
+
+        of = diagnose(with_laws(job(2), add)).suspicious
+        assert any("These are all of Disc, whose gradients" in text for text in of) is told
+
     @pytest.mark.parametrize("late", [True, False])
     def test_one_that_changes_or_gets_an_optimizer_is_no_note(self, late: bool) -> None:
         def state(_: int, step: int) -> ModelState:

@@ -16,6 +16,7 @@ from moediag.evidence.law_model import (
     Cleared,
     ClipNorm,
     LawCheck,
+    ModelInputs,
     ModelState,
     RankLaws,
 )
@@ -153,6 +154,23 @@ class TestScale:
 
         assert not self.found(0.25, evidence=with_laws(plain(), add))
 
+    @pytest.mark.parametrize(
+        ("total", "added", "why"),
+        [(1.0, True, "not divided by their number"), (0.25, True, "their number once too often"),
+         (0.5, True, ""), (1.0, False, "")],
+    )  # fmt: skip
+    def test_micro_batches_are_not_taken_for_ranks(
+        self, total: float, added: bool, why: str
+    ) -> None:
+        """Two ranks and two micro-batches. SAM clears what its first backward made."""
+        rows = ({**row, "added": added} for step in losses(8, 8, total=total) for row in [step])
+        events = tuple(
+            {**row, "backwards": [{**one, "added": added} for one in row["backwards"]]}
+            for row in rows
+        )
+        found = self.found(0.5, losses=events)
+        assert [why in text and "2 micro-batches" in text for text in found] == [True] * bool(why)
+
 
 class TestParts:
     """Context parallelism: each rank has half of each sequence."""
@@ -237,6 +255,32 @@ def test_a_parameter_that_is_left_out_of_a_reduction(seen: bool) -> None:
     (text,) = diagnose(evidence).suspicious
     assert "1 parameter (b.weight) differ" in text
     assert ("and those of b.weight are not" in text) == seen
+
+
+class TestOneWay:
+    """Experts whose tokens come and go by calls without a backward."""
+
+    def found(self, phases: Sequence[str], gradient: str = "") -> tuple[str, ...]:
+        calls = tuple(
+            Collective(
+                index=at, group="world", position=at, op="all_to_all", phase=phase, step=step,
+                dtype="float32", numel_in=64, numel_out=64, site="moe.py:8 forward",
+            )
+            for step in STEPS
+            for at, phase in enumerate(phases)
+        )  # fmt: skip
+        evidence = plain(change=lambda _, one: replace(one, grads=(gradient, one.grads[1])))
+        ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+        return diagnose(replace(evidence, ranks=ranks)).suspicious
+
+    def test_experts_without_gradients_are_suspicious(self) -> None:
+        (text,) = self.found(["forward"])
+        assert "1 parameter (net.weight) had no gradient" in text and "moe.py:8 forward" in text
+
+    def test_an_exchange_with_a_backward_other_parameters_and_no_exchange(self) -> None:
+        assert not self.found(["forward", "backward"])
+        assert not self.found(["forward"], gradient="g")
+        assert not self.found([])
 
 
 class TestReducedAgain:
@@ -534,6 +578,15 @@ class TestShared:
     def test_a_backward_that_communicates_and_one_loss_on_all_ranks(self) -> None:
         assert not self.found(shared(0, calls=1), shared(1, calls=1))
         assert not self.found(shared(0), shared(0))
+
+    def test_other_samples_are_told(self) -> None:
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            return replace(laws, inputs=tuple(ModelInputs(s, 0, f"{s} {rank}") for s in STEPS))
+
+        evidence = with_events(plain(), shared=shared)
+        (text,) = diagnose(with_laws(evidence, add)).suspicious
+        assert "their models were called with different values" in text
+        assert "different values" not in diagnose(evidence).suspicious[0]
 
     def test_without_the_records_of_a_rank(self) -> None:
         assert not self.found(shared(0), ())

@@ -59,6 +59,19 @@ def test_the_next_checked_step(every: int) -> None:
         assert next_checked(step, every) == next(later)
 
 
+def test_names_that_two_models_of_an_optimizer_have_are_numbered(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    """An actor and a critic of one class."""
+    actor, critic = model(), model()
+    optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.5)
+    for _ in range(2):
+        (actor(torch.ones(1, 4)).sum() + critic(torch.ones(1, 4)).sum()).backward()
+        optimizer.step()
+    names = [piece.name for piece in laws(tmp_path).checks[-1].pieces]
+    assert names[::4] == ["0.weight", "0.weight (2)"] and len(set(names)) == 8
+
+
 def test_a_check_has_every_parameter_by_name(recorder: Recorder, tmp_path: Path) -> None:
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)

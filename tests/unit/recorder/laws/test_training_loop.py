@@ -4,7 +4,9 @@ that no optimizer has."""
 from __future__ import annotations
 
 import gc
+import importlib
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,20 +96,27 @@ class TestClearedGradients:
             optimizer.zero_grad()
         assert self.kept(tmp_path) == [False] * 3
 
-    def test_two_optimizers_that_clear_before_their_own_backward(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("early", [False, True])
+    def test_two_optimizers(self, tmp_path: Path, early: bool) -> None:
         """A GAN: the generator's loss adds to the discriminator's gradients, which are cleared
-        before the discriminator's own loss."""
+        before the discriminator's own loss, or too ``early``."""
         one, two = nn.Linear(4, 4), nn.Linear(4, 1)
         of_one = torch.optim.SGD(one.parameters(), lr=0.1)
         of_two = torch.optim.SGD(two.parameters(), lr=0.1)
         for _ in range(4):
-            of_two.zero_grad()
+            if not early:
+                of_two.zero_grad()
             two(one(torch.randn(2, 4)).detach()).sum().backward()
             of_two.step()
+            if early:
+                of_two.zero_grad()
             of_one.zero_grad()
             two(one(torch.randn(2, 4))).sum().backward()
             of_one.step()
         assert self.kept(tmp_path) == [False] * 6
+        found = laws(tmp_path).cleared
+        assert {one.mixed for one in found if "weight" in one.names and one.times > 1} <= {early}
+        assert any(one.mixed for one in found) is early
 
     def test_a_momentum_that_is_kept_in_the_gradients(self, tmp_path: Path) -> None:
         net = model()
@@ -392,3 +401,27 @@ def test_the_step_after_a_save_is_kept_for_a_restart(tmp_path: Path) -> None:
     write_json(second / "trial.json", {"task": {"kind": "watch"}, "world_size": 1})
     assert read_trial(second).earlier == {0: (kept,)}
     assert read_trial(first.rename(first.with_name("other"))).earlier == {}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_schedulers_of_deepspeed_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """They are no schedulers of torch."""
+    runtime = tmp_path / "deepspeed" / "runtime"
+    runtime.mkdir(parents=True)
+    (runtime / "lr_schedules.py").write_text("class WarmupLR:\n    def step(self): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scheduler = importlib.import_module("deepspeed.runtime.lr_schedules").WarmupLR()
+    net = model()
+    scheduler.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(6):
+        backward(net)
+        scheduler.optimizer.step()
+        for _ in range(times):
+            scheduler.step()
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.lr_schedules"):
+        del sys.modules[name]
+    ranks = {0: replace(job(1).ranks[0], laws=laws(tmp_path))}
+    text = " ".join(diagnose(replace(job(1), ranks=ranks)).suspicious)
+    assert ("WarmupLR.step() at" in text and f"{times} times for each" in text) is (times > 1)

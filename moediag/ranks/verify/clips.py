@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, Dict, List, Optional
 
 from moediag.ranks.verify.model_pieces import NotReduced, Piece
@@ -30,17 +29,19 @@ class Clips:
 
     def _scaled(self, parameters: List[Any], max_norm: Any, norm: Any, _frame: Any) -> None:
         if self._before(parameters):
-            self._clipped(max_norm, norm)
+            self._clipped(True, max_norm, norm, None)
 
     def of_fsdp1(self, module: Any) -> None:
         """FSDP1 clips by a method of its own."""
         kind: Any = type(module)
         if kind.__name__ == "FullyShardedDataParallel" and not self._fsdp1:
             self._fsdp1 = True
-            before = functools.partial(self._before, None)
-            self._hooks.around_clipping_of(kind, before, self._clipped)
+            self._hooks.around_clipping_of(kind, self._of_all, self._clipped)
 
-    def _clipped(self, max_norm: Any, norm: Any) -> None:
+    def _of_all(self, _module: Any) -> Optional[bool]:
+        return self._before(None) or None
+
+    def _clipped(self, _measured: bool, max_norm: Any, norm: Any, _frame: Any) -> None:
         self._calls += 1
         once = self._calls == 1  # several groups are clipped apart, so no norm is that of all
         self._limit = float(max_norm) if once else None

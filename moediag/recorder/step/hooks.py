@@ -4,8 +4,9 @@ and the recorder register theirs here."""
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
 import torch
 from torch.nn.utils import clip_grad
@@ -123,23 +124,34 @@ class StepHooks:
         return any(replaced)
 
     def around_clipping_of(
-        self, fsdp1: Any, before: Callable[[], bool], after: Callable[[Any, Any], None]
-    ) -> None:
-        """Calls ``before()`` and, if that is true, ``after(max_norm, norm)`` around the method by
-        which the class ``fsdp1`` clips."""
+        self,
+        owner: Any,
+        before: Callable[[Any], Any],
+        after: Callable[[Any, Any, Any, Any], None],
+    ) -> bool:
+        """Calls ``value = before(given)`` and, unless that is None, ``after(value, max_norm, norm,
+        frame)`` around ``owner.clip_grad_norm_(given, max_norm, ...)``, FSDP1's method or
+        DeepSpeed's function; an iterator that is given becomes a list. ``frame``: of the caller.
+        Returns whether ``owner`` has it."""
 
         def make(original: Any) -> Any:
+            signature = inspect.signature(original)
+
             @functools.wraps(original)
-            def clip_grad_norm_(module: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-                told = before()
-                norm = original(module, max_norm, *args, **kwargs)
-                if told:
-                    after(max_norm, norm)
+            def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+                bound = signature.bind(*args, **kwargs)
+                first, limit = list(bound.arguments)[:2]
+                if isinstance(bound.arguments[first], Iterator):
+                    bound.arguments[first] = list(bound.arguments[first])
+                value = before(bound.arguments[first])
+                norm = original(*bound.args, **bound.kwargs)
+                if value is not None:
+                    after(value, bound.arguments[limit], norm, sys._getframe(1))
                 return norm
 
             return clip_grad_norm_
 
-        self._patches.replace(fsdp1, "clip_grad_norm_", make)
+        return self._patches.replace(owner, "clip_grad_norm_", make)
 
     def before_step(self, act: Callable[[Any, bool, Any], None]) -> None:
         """Calls ``act(optimizer, closure, frame)`` before every optimizer's update, wrapped or not.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -289,6 +291,31 @@ def test_the_norm_of_clipping(recorder: Recorder, tmp_path: Path, at_once: bool)
     assert norm.norm == pytest.approx(float(returned))
     assert norm.factor == pytest.approx(0.5 / float(returned), rel=1e-3)
     assert norm.names == ("0.weight", "0.bias", "1.weight", "1.bias")
+
+
+def test_deepspeed_clips_by_a_function_of_its_own(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "deepspeed" / "runtime"
+    package.mkdir(parents=True)
+    (package / "engine.py").write_text(
+        "def clip_grad_norm_(parameters, max_norm, norm_type=2):\n"
+        "    [p.grad.mul_(0.1) for p in parameters if p.grad is not None]\n"
+        "    return 5.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    engine = importlib.import_module("deepspeed.runtime.engine")
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.engine"):
+        del sys.modules[name]
+    net = model()
+    net[1].bias.requires_grad = False
+    net(torch.ones(1, 4)).sum().backward()
+    squares = [float(p.grad.square().sum()) for p in net.parameters() if p.grad is not None]
+    assert engine.clip_grad_norm_(parameters=net.parameters(), max_norm=0.5) == 5.0
+    (norm,) = laws(tmp_path).norms
+    assert (norm.norm, norm.max_norm, norm.names) == (5.0, 0.5, ("0.weight", "0.bias", "1.weight"))
+    assert norm.squares == pytest.approx(squares)
+    assert float(net[0].weight.grad.square().sum()) == pytest.approx(squares[0] / 100)
 
 
 def test_a_hooked_model_can_be_copied_and_saved(recorder: Recorder, tmp_path: Path) -> None:

@@ -121,14 +121,19 @@ def test_a_model_that_was_discarded_is_told(
     assert told == ([] if keeps else list(models)[:2])
 
 
-def test_a_second_call_of_step_belongs_to_the_same_step(recorder: Recorder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "checks"),
+    [(1, [(1, 0), (2, 2), (3, 3), (6, 6)]), (2, [(1, 0), (2, 1), (3, 3), (6, 6)])],
+)
+def test_a_second_call_of_step_belongs_to_the_same_step(
+    recorder: Recorder, tmp_path: Path, at: int, checks: list[tuple[int, int]]
+) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    train(net, optimizer, DataLoader(samples(2)))
+    train(net, optimizer, DataLoader(samples(at)))
     optimizer.step()
-    train(net, optimizer, DataLoader(samples(4)))
-    found = [(check.step, check.count) for check in laws(tmp_path).checks]
-    assert found == [(1, 0), (2, 1), (3, 3), (6, 6)]
+    train(net, optimizer, DataLoader(samples(6 - at)))
+    assert [(check.step, check.count) for check in laws(tmp_path).checks] == checks
 
 
 def test_a_model_that_comes_later_is_followed_from_there(

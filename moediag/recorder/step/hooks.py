@@ -4,7 +4,6 @@ and the recorder register theirs here."""
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from typing import Any, Callable, Iterator, List, Optional
 
@@ -131,22 +130,19 @@ class StepHooks:
     ) -> bool:
         """Calls ``value = before(given)`` and, unless that is None, ``after(value, max_norm, norm,
         frame)`` around ``owner.clip_grad_norm_(given, max_norm, ...)``, FSDP1's method or
-        DeepSpeed's function; an iterator that is given becomes a list. ``frame``: of the caller.
+        DeepSpeed's function of ``parameters``. ``frame``: of the caller.
         Returns whether ``owner`` has it."""
 
         def make(original: Any) -> Any:
-            signature = inspect.signature(original)
-
             @functools.wraps(original)
-            def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-                bound = signature.bind(*args, **kwargs)
-                first, limit = list(bound.arguments)[:2]
-                if isinstance(bound.arguments[first], Iterator):
-                    bound.arguments[first] = list(bound.arguments[first])
-                value = before(bound.arguments[first])
-                norm = original(*bound.args, **bound.kwargs)
+            def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+                if isinstance(parameters, Iterator):
+                    parameters = list(parameters)
+                value = before(parameters)
+                norm = original(parameters, *args, **kwargs)
                 if value is not None:
-                    after(value, bound.arguments[limit], norm, sys._getframe(1))
+                    limit = args[0] if args else kwargs["max_norm"]
+                    after(value, limit, norm, sys._getframe(1))
                 return norm
 
             return clip_grad_norm_

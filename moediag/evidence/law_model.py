@@ -162,7 +162,7 @@ class ModelState:
     #: Those of them that replaced parameters of the same shapes, which the optimizers still have.
     replaced: tuple[Name, ...] = ()
     #: Routers that do not train although their experts do.
-    frozen_routers: tuple[str, ...] = ()
+    frozen_routers: tuple[Name, ...] = ()
     #: Updates of each AveragedModel so far.
     averages: tuple[int, ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.

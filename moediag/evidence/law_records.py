@@ -166,51 +166,24 @@ class _Reader:
 
     def declare(self, event: Mapping[str, Any]) -> None:
         for one in event["tensors"]:
-            sketch, digest = one.get("sketch"), one.get("print")
-            self.add(
-                "declared",
-                DeclaredTensor(
-                    step=int(event["step"]),
-                    axes=tuple(map(str, one["axes"])),
-                    ranks=tuple(map(int, one["ranks"])),
-                    part=str(one["part"]),
-                    shape="x".join(map(str, one["shape"])),
-                    data=bool(one["data"]),
-                    digest=None if digest is None else str(digest),
-                    sketch=None if sketch is None else (float(sketch[0]), float(sketch[1])),
-                    line=str(one["line"]),
-                ),
-            )
+            shape = "x".join(map(str, one["shape"]))
+            more = {"step": event["step"], "shape": shape, "digest": one.get("print")}
+            self.add("declared", build(DeclaredTensor, {**one, **more}))
 
     def model(self, event: Mapping[str, Any]) -> None:
         models = event["models"]
-        self.add(
-            "models",
-            ModelState(
-                step=int(event["step"]),
-                buffers=tuple(
-                    (tuple(map(int, one["over"])), _by_name(one["buffers"])) for one in models
-                ),
-                left_out=_by_name(event["left_out"]),
-                replaced=tuple(map(plain_name, event.get("replaced", ()))),
-                frozen_routers=tuple(
-                    plain_name(name) for one in models for name in one["frozen_routers"]
-                ),
-                averages=tuple(map(int, event["averages"])),
-                idle=bool(event.get("idle")),
-                tied=tuple(tuple(map(str, names)) for names in event.get("tied", ())),
-            ),
-        )
+        more = {
+            "buffers": [[one["over"], _by_name(one["buffers"])] for one in models],
+            "left_out": _by_name(event["left_out"]),
+            "frozen_routers": [name for one in models for name in one["frozen_routers"]],
+        }
+        self.add("models", build(ModelState, {**event, **more}))
 
     def sharded(self, event: Mapping[str, Any]) -> None:
         for name, (whole, loaded, unchanged) in event["shards"].items():
-            self.shards[plain_name(name)] = Shard(
-                int(event["step"]),
-                None if whole is None else str(whole),
-                bool(loaded),
-                bool(unchanged),
-            )
+            found = None if whole is None else str(whole)
+            self.shards[plain_name(name)] = Shard(event["step"], found, loaded, unchanged)
 
 
 def _by_name(raw: Mapping[str, str | None]) -> dict[str, str | None]:
-    return {plain_name(n): None if value is None else str(value) for n, value in raw.items()}
+    return {plain_name(name): value for name, value in raw.items()}

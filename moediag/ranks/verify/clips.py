@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from moediag.ranks.verify.model_pieces import NotReduced, Piece
 from moediag.ranks.verify.tensor_files import Tensors
-from moediag.recorder.step.hooks import StepHooks
+from moediag.recorder.step.hooks import StepHooks, clipping
 from moediag.recorder.step.pieces import axes_of, held
 
 _CLIPPED = 0.999  # gradients that were scaled by less than this were clipped
@@ -36,7 +36,8 @@ class Clips:
         kind: Any = type(module)
         if kind.__name__ == "FullyShardedDataParallel" and not self._fsdp1:
             self._fsdp1 = True
-            self._hooks.around_clipping_of(kind, self._of_all, self._clipped)
+            made = clipping(self._of_all, self._clipped)
+            self._hooks.replace(kind, "clip_grad_norm_", made)
 
     def _of_all(self, _module: Any) -> Optional[bool]:
         return self._before(None) or None

@@ -3,14 +3,13 @@ whether a GradScaler has yet to divide them by the loss scale."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any, List, Optional
 
 import torch
 
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.loss_scale import LossScale
+from moediag.recorder.step.hooks import clipping
 from moediag.recorder.step.numbers import capturing
 
 WATCHER = "laws of norms"
@@ -50,15 +49,9 @@ def install(context: LawContext, scale: LossScale) -> None:
             context.guarded(WATCHER, measure, parameters, found)
         return found or None
 
-    def of_deepspeed() -> None:
-        recorder.hooks.around_clipping_of(
-            sys.modules[_DEEPSPEED],
-            measured,
-            lambda found, max_norm, norm, frame: context.guarded(
-                WATCHER, record, found[0], max_norm, norm, frame, found[1]
-            ),
-        )
+    def after(found: Any, *given: Any) -> None:
+        context.guarded(WATCHER, record, found[0], *given, found[1])
 
     if not recorder.hooks.before_clipping(before):
         recorder.note_not_seen("laws: norms of clip_grad_norm_ (this torch has another one)")
-    recorder.on_uninstall.append(when_imported(_DEEPSPEED, of_deepspeed))
+    context.replace_late(_DEEPSPEED, "", "clip_grad_norm_", clipping(measured, after))

@@ -70,6 +70,7 @@ class OptimizerChecks:
         self._ordinals: Dict[str, int] = {}  # model -> optimizers that have it
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
         self._backwards = 0  # calls of backward() so far
+        self._told = 0  # the last step of which ``on_step`` was told
 
     def install(self) -> None:
         self._recorder.hooks.after_backward(self._after_backward)
@@ -78,9 +79,10 @@ class OptimizerChecks:
             lambda optimizer: self._context.guarded(WATCHER, self._updated, optimizer)
         )
 
-    def optimizers(self) -> List[Any]:
-        """The optimizers that stepped and still exist."""
-        return self._optimizers.owners()
+    def owned(self) -> List[Any]:
+        """The parameters of the optimizers that stepped and still exist."""
+        groups = [group for one in self._optimizers.owners() for group in one.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
 
     def _after_backward(self) -> None:
         self._backwards += 1
@@ -123,7 +125,8 @@ class OptimizerChecks:
                 context.log.event("discarded", keep=True, model=model)
             with torch.no_grad():
                 self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
-                for tell in context.on_check:
+                first, self._told = step != self._told, step
+                for tell in [*(context.on_step if first else ()), *context.on_check]:
                     context.guarded(WATCHER, tell, step)
         many = len(known.saved) >= _OFTEN and step < known.saved[-1] + _OFTEN
         if known.saves != context.saves and known.count and not many and not capturing():

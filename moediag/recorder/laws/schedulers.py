@@ -34,13 +34,12 @@ class Schedulers:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
         self._updates = ByObject()  # optimizer -> calls of step()
-        self._step = 0  # of the last record
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.patches.replace(lr_scheduler.LRScheduler, "step", self._wrapped)
         recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
-        self._context.on_check.append(self._write)
+        self._context.on_step.append(self._write)
 
     def _updated(self, optimizer: Any) -> None:
         self._updates.set(optimizer, (self._updates.get(optimizer) or 0) + 1)
@@ -54,8 +53,14 @@ class Schedulers:
 
         return step
 
+    def _optimizer(self, scheduler: Any) -> Any:
+        """The optimizer that steps; transformers' Trainer gives a scheduler accelerate's wrapper of
+        it."""
+        own = scheduler.optimizer
+        return own if self._updates.get(own) else getattr(own, "optimizer", own)
+
     def _called(self, scheduler: Any, frame: Any) -> None:
-        if not self._updates.get(scheduler.optimizer):
+        if not self._updates.get(self._optimizer(scheduler)):
             return  # the one of its construction, say
         known = self._schedulers.get(scheduler)
         if known is None:
@@ -65,14 +70,11 @@ class Schedulers:
         known.line = known.line or self._context.recorder.user_lines.innermost(frame)
 
     def _write(self, step: int) -> None:
-        if step == self._step:
-            return
-        self._step = step
         optimizers = self._updates.owners()
         for scheduler in self._schedulers.owners():
-            known = self._schedulers.get(scheduler)
+            known, optimizer = self._schedulers.get(scheduler), self._optimizer(scheduler)
             self._context.log.event(
                 "scheduled", step=step, number=known.number, name=known.kind, line=known.line,
-                calls=known.calls, updates=self._updates.get(scheduler.optimizer),
-                optimizer=optimizers.index(scheduler.optimizer), optimizers=len(optimizers),
+                calls=known.calls, updates=self._updates.get(optimizer),
+                optimizer=optimizers.index(optimizer), optimizers=len(optimizers),
             )  # fmt: skip

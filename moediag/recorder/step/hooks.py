@@ -11,7 +11,6 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.patches import Patches
 
 # Every function of torch.nn.utils that clips by a norm calls one of these.
@@ -30,10 +29,6 @@ class StepHooks:
         """Sets ``owner.name`` to ``make(current value)`` until :meth:`remove`; returns False
         without such an attribute."""
         return self._patches.replace(owner, name, make)
-
-    def when_imported(self, module: str, act: Callable[[], None]) -> None:
-        """Calls ``act`` once ``module`` is imported; ``act`` must not raise."""
-        when_imported(module, act)
 
     def around_forward(
         self,
@@ -122,33 +117,6 @@ class StepHooks:
         replaced = [self._patches.replace(place, name, make) for place, name in places]
         return any(replaced)
 
-    def around_clipping_of(
-        self,
-        owner: Any,
-        before: Callable[[Any], Any],
-        after: Callable[[Any, Any, Any, Any], None],
-    ) -> bool:
-        """Calls ``value = before(given)`` and, unless that is None, ``after(value, max_norm, norm,
-        frame)`` around ``owner.clip_grad_norm_(given, max_norm, ...)``, FSDP1's method or
-        DeepSpeed's function of ``parameters``. ``frame``: of the caller.
-        Returns whether ``owner`` has it."""
-
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-                if isinstance(parameters, Iterator):
-                    parameters = list(parameters)
-                value = before(parameters)
-                norm = original(parameters, *args, **kwargs)
-                if value is not None:
-                    limit = args[0] if args else kwargs["max_norm"]
-                    after(value, limit, norm, sys._getframe(1))
-                return norm
-
-            return clip_grad_norm_
-
-        return self._patches.replace(owner, "clip_grad_norm_", make)
-
     def before_step(self, act: Callable[[Any, bool, Any], None]) -> None:
         """Calls ``act(optimizer, closure, frame)`` before every optimizer's update, wrapped or not.
         ``closure``: it computes the gradients inside ``step()``; ``frame``: of the caller."""
@@ -172,3 +140,26 @@ class StepHooks:
         while self._handles:
             self._handles.pop().remove()
         self._patches.restore()
+
+
+def clipping(
+    before: Callable[[Any], Any], after: Callable[[Any, Any, Any, Any], None]
+) -> Callable[[Any], Any]:
+    """Wraps ``clip_grad_norm_(given, max_norm, ...)``, FSDP1's method or DeepSpeed's function of
+    ``parameters``: calls ``value = before(given)`` and, unless that is None, ``after(value,
+    max_norm, norm, frame)``; ``frame``: of the caller."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(parameters, Iterator):
+                parameters = list(parameters)
+            value = before(parameters)
+            norm = original(parameters, *args, **kwargs)
+            if value is not None:
+                after(value, args[0] if args else kwargs["max_norm"], norm, sys._getframe(1))
+            return norm
+
+        return clip_grad_norm_
+
+    return make

@@ -154,8 +154,8 @@ def _owned(rows: Iterable[Iterable[float]], tolerance: float) -> float:
     total = 0.0
     for row in rows:
         found: list[float] = []
-        for square in row:
-            if all(agreement.apart((square, other), tolerance) for other in found):
+        for square in sorted(row):
+            if not found or agreement.apart((found[-1], square), tolerance):
                 found.append(square)
         total += math.fsum(found)
     return total**0.5

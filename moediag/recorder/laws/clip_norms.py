@@ -22,10 +22,8 @@ def install(context: LawContext, scale: LossScale) -> None:
     def record(
         parameters: List[Any], max_norm: float, norm: Any, frame: Any, squares: Any = None
     ) -> None:
-        if hasattr(norm, "placements"):
-            return
         known = context.names.of(parameters)
-        if not known or None in known:
+        if hasattr(norm, "placements") or not known or None in known:
             return
         context.log.event(
             "norm", step=recorder.current_step, names=known, norm=repr(float(norm)),

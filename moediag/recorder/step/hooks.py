@@ -71,25 +71,19 @@ class StepHooks:
 
     def before_backward(self, act: Callable[[Any], None]) -> None:
         """Calls ``act(loss)`` before ``loss.backward()``."""
-
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                act(tensor)
-                return original(tensor, *args, **kwargs)
-
-            return backward
-
-        self._patches.replace(torch.Tensor, "backward", make)
+        self._around_backward(act, lambda: None)
 
     def after_backward(self, act: Callable[[], None]) -> None:
         """Calls ``act()`` after ``loss.backward()``."""
+        self._around_backward(lambda _: None, act)
 
+    def _around_backward(self, before: Callable[[Any], None], after: Callable[[], None]) -> None:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                before(tensor)
                 result = original(tensor, *args, **kwargs)
-                act()
+                after()
                 return result
 
             return backward

@@ -282,8 +282,9 @@ What the libraries do by themselves:
   a fault brings its own.
 - torchtitan 0.3.0 trains on CPU ranks with stand-ins for flex attention's backward, a sum of gloo
   and what it asks of a device (`programs/titan_on_cpu.py`). It saves no random state, so its
-  program without a fault is none for this command. Not repaired: of moments that are left out of
-  the load the page says that they were not saved.
+  program without a fault is none for this command. Its optimizers are in one
+  `Optimizer` without a state of its own, whose `state_dict` is read now; before, the page said that
+  moments left out of the load were not saved.
 - DeepSpeed: ZeRO 1 in bfloat16 restores everything that was compared; with
   `load_optimizer_states=False` the main weights are rounded as well.
 """

@@ -112,7 +112,7 @@ class SameOrder:
 
 @dataclass(frozen=True, slots=True)
 class ClipNorm:
-    """The norm by which clip_grad_norm_ scaled the gradients of plain parameters."""
+    """The norm by which clip_grad_norm_ of torch or DeepSpeed scaled gradients of plain tensors."""
 
     step: int
     names: tuple[Name, ...]
@@ -121,6 +121,8 @@ class ClipNorm:
     line: str = ""
     #: The loss scale by which the gradients were still multiplied; 0.0 if they were not.
     scale: float = 0.0
+    #: The squared norm of each gradient, as far as this rank has it; only of DeepSpeed's.
+    squares: tuple[float, ...] = ()
 
     @property
     def factor(self) -> float:

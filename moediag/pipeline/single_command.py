@@ -21,6 +21,8 @@ _LAUNCHERS = {
     "mpiexec": ("-n", "-np"),
     "srun": ("-n", "--ntasks", "--ntasks-per-node", "-N", "--nodes"),
 }
+# Options of programs that are told it, too.
+_PROGRAMS = ("--world-size", "--world_size")
 _COUNT = re.compile(r"\d+(?::\d+)?|auto|gpu|cpu")
 
 
@@ -33,7 +35,9 @@ def one_process(command: Sequence[str]) -> list[str]:
     wanted, found, changed = _LAUNCHERS[names[at]], list(command), False
     for i in range(at + 1, len(found)):
         if found[i].endswith(".py"):
-            break  # what follows is the program's
+            if not changed:
+                return []
+            wanted = _PROGRAMS
         option, equals, count = found[i].partition("=")
         if option not in wanted:
             continue

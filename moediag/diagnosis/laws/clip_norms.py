@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.large_calls import REDUCTIONS, elements
@@ -23,10 +23,11 @@ from moediag.evidence.law_model import (
 )
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import at_line
+from moediag.result.wording import at_line, listed, plural
 
 _ENOUGH = 2  # checked steps
-_ROUNDING = 1e-3  # of a factor
+_ROUNDING = 1e-3  # of a factor or norm
+_FAR = 2e-3  # of a norm
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -68,7 +69,7 @@ def _of_shards(step: int, norms: dict[int, ClipNorm]) -> Broken:
 def scaled_gradients_clipped(facts: Facts) -> Findings:
     """A watched job clipped gradients that were still multiplied by the loss scale."""
     every = [norm for own in facts.of(recorded).values() for norm in own.norms]
-    calls = [norm for norm in every if isfinite(norm.norm) and norm.factor < 1]
+    calls = [norm for norm in every if math.isfinite(norm.norm) and norm.factor < 1]
     # A bound as large as the scale was multiplied by it, too.
     wrong = [norm for norm in calls if norm.scale > max(1.0, norm.max_norm)]
     if len({norm.step for norm in wrong}) < _ENOUGH:
@@ -87,25 +88,19 @@ def scaled_gradients_clipped(facts: Facts) -> Findings:
 @law(Verdict.WRONG_GRADIENTS)
 def clipped_before_reduction(facts: Facts) -> Findings:
     """Each rank of a watched job clipped its own gradients, and they were reduced afterwards."""
-    laws = facts.of(recorded)
     found: dict[int, dict[int, ClipNorm]] = {}
     several = inside = False
-    for (_, step), by_rank in facts.of(checks_of).items():
-        if len(by_rank) < max(facts.evidence.world_size, 2):
-            continue
-        calls = {rank: [one for one in laws[rank].norms if one.step == step] for rank in by_rank}
-        if len({len(of) for of in calls.values()}) != 1:
-            continue
-        several = several or any(len(of) > 1 for of in calls.values())
-        for each in zip(*calls.values(), strict=True):
+    for step, by_rank, calls in _calls_of_all(facts):
+        several = several or len(calls) > 1
+        for norms in calls:
+            each = norms.values()
             names = {name for one in each for name in one.names}
             clipped = min(one.factor for one in each) < 1
-            apart = agreement.apart([one.norm for one in each], _ROUNDING)
-            if not (clipped and apart):
+            if not (clipped and agreement.apart([one.norm for one in each], _ROUNDING)):
                 continue
             within = _reduces_inside(facts.evidence, step, by_rank, names)
             if within or _all_equal(by_rank, names):
-                found.setdefault(step, dict(zip(calls, each, strict=True)))
+                found.setdefault(step, norms)
                 inside = inside or within
     if len(found) >= _ENOUGH:
         step, norms = next(iter(found.items()))
@@ -129,6 +124,63 @@ def clipped_before_reduction(facts: Facts) -> Findings:
             next_step="Reduce the gradients first, then clip them: the norm is then the same on "
             "all ranks.",
         )
+
+
+@law(Verdict.WRONG_GRADIENTS)
+def norm_incomplete(facts: Facts) -> Findings:
+    """All ranks of a watched job clipped by one norm that is not that of all their gradients."""
+    found: dict[int, tuple[float, list[str], ClipNorm]] = {}
+    for step, _, calls in _calls_of_all(facts):
+        if len(calls) != 1:
+            continue
+        each = list(calls[0].values())
+        names = each[0].names
+        if any(one.names != names or len(one.squares) != len(names) for one in each):
+            continue
+        rows = list(zip(*(one.squares for one in each), strict=True))
+        # A replica that each rank computes itself is not equal to the last bit.
+        norms = [_owned(rows, tolerance) for tolerance in (0.0, _ROUNDING)]
+        used = [one.norm for one in each]
+        clips = min(one.factor for one in each) < 1 and not agreement.apart(used, _ROUNDING)
+        if clips and all(agreement.apart((*used, norm), _FAR) for norm in norms):
+            parts = [n for n, row in zip(names, rows, strict=True) if agreement.apart(row, _FAR)]
+            found[step] = norms[0], parts, each[0]
+    if len(found) >= _ENOUGH:
+        step, (owned, parts, one) = next(iter(found.items()))
+        yield Broken(
+            f"In step {step} DeepSpeed{at_line(one.line)} clipped by the norm {one.norm:.6g}, and "
+            f"the norm of all gradients is {owned:.6g}: {plural(len(parts), 'parameter')} "
+            f"({listed(parts)}) have other gradients on other ranks, and each rank's norm has its "
+            "own alone.",
+            pattern="norm incomplete",
+            next_step="Set `gradient_clipping` to 0 and clip in the program, by a norm that adds "
+            "up the squared norms of these parameters over the ranks (DeepSpeed issue 8475).",
+        )
+
+
+def _owned(rows: Iterable[Iterable[float]], tolerance: float) -> float:
+    """The norm of gradients of which each row has the squared norm on every rank: gradients of a
+    row that are equal count once."""
+    total = 0.0
+    for row in rows:
+        found: list[float] = []
+        for square in sorted(row):
+            if not found or agreement.apart((found[-1], square), tolerance):
+                found.append(square)
+        total += math.fsum(found)
+    return total**0.5
+
+
+def _calls_of_all(
+    facts: Facts,
+) -> Iterator[tuple[int, Mapping[int, LawCheck], list[dict[int, ClipNorm]]]]:
+    """Each checked step of all ranks, and its calls that clipped if all ranks made as many."""
+    laws = facts.of(recorded)
+    for (_, step), by_rank in facts.of(checks_of).items():
+        calls = [[one for one in laws[rank].norms if one.step == step] for rank in by_rank]
+        if len(by_rank) >= max(facts.evidence.world_size, 2) and len(set(map(len, calls))) == 1:
+            each = (dict(zip(by_rank, one, strict=True)) for one in zip(*calls, strict=True))
+            yield step, by_rank, list(each)
 
 
 def norms_told(facts: Facts, names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from moediag.diagnosis.laws.cleared_gradients import gradients_kept, gradients_m
 from moediag.diagnosis.laws.clip_norms import (
     clipped_before_reduction,
     local_norms,
+    norm_incomplete,
     scaled_gradients_clipped,
 )
 from moediag.diagnosis.laws.declared_equal import declared_inputs_apart, declared_tensors_apart
@@ -67,6 +68,7 @@ LAWS: tuple[Law, ...] = (
     gradients_kept,
     clipped_before_reduction,
     scaled_gradients_clipped,
+    norm_incomplete,
     gradients_stale,
     recomputed_otherwise,
     parameters_not_finite,

@@ -173,7 +173,7 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "prepare_model(evaluation_mode=True) do: accelerate 1.14 and 1.15 then take it for "
             "wrapped. Or use accelerate 1.13.",
         )
-    bare = facts.of(_bare)
+    bare = _lines(facts, "bare")
     if len(bare) == len(laws) > 1 and not apart.lone_group:
         return (
             "DistributedDataParallel wrapped the model, and the wrapper does not exist any more: "
@@ -181,7 +181,7 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "Train what the wrapping call returned, as model = accelerator.prepare(model) does.",
         )
     if apart.unsynchronised:
-        line = next((line for line in facts.of(_unreduced) if line), "")
+        line = next((line for line in _lines(facts, "unreduced") if line), "")
         return (
             f"DistributedDataParallel was told not to reduce gradients in every update{_at(line)}, "
             "and no call of the ranks carried gradients or parameters.",
@@ -215,17 +215,10 @@ def _line_of(event: Mapping[str, Any]) -> tuple[str, str]:
     return str(event.get("model", "")), str(event.get("line") or "")
 
 
-def _unreduced(evidence: Evidence) -> tuple[str, ...]:
-    """The lines, one for each rank, of an update before which every call of a wrapper was inside
-    no_sync."""
-    laws = recorded(evidence).values()
-    return tuple(line for own in laws for _, line in own.of("unreduced", _line_of)[:1])
-
-
-def _bare(evidence: Evidence) -> tuple[str, ...]:
-    """The lines, one for each rank, that called a wrapped model without its wrapper."""
-    laws = recorded(evidence).values()
-    return tuple(line for own in laws for _, line in own.of("bare", _line_of)[:1])
+def _lines(facts: Facts, kind: str) -> list[str]:
+    """The lines, one for each rank: "unreduced", of an update before which every call of a wrapper
+    was inside no_sync; "bare", that called a wrapped model without its wrapper."""
+    return [line for own in facts.of(recorded).values() for _, line in own.of(kind, _line_of)[:1]]
 
 
 def _not_reduced(breach: Breach, facts: Facts) -> str:
@@ -234,10 +227,10 @@ def _not_reduced(breach: Breach, facts: Facts) -> str:
     other = breach.reason is not None and breach.reason.what != GRADIENTS
     if breach.parameters is None or breach.initial or breach.counts is not None or other:
         return ""
-    lines = [line for line in facts.of(_bare) if line]
-    if not lines and facts.of(_unreduced):
+    lines, unreduced = list(filter(None, _lines(facts, "bare"))), _lines(facts, "unreduced")
+    if not lines and unreduced:
         return (
-            f"Before the update at {facts.of(_unreduced)[0]} every call of DistributedDataParallel "
+            f"Before the update at {unreduced[0]} every call of DistributedDataParallel "
             "was inside no_sync, so no gradient was reduced."
         )
     if not lines:
@@ -367,7 +360,7 @@ def _step_call(b: Breach) -> str:
 def _next_step(b: Breach, facts: Facts) -> str:
     """What to change."""
     unreduced = _not_reduced(b, facts)
-    if unreduced and facts.of(_bare):
+    if unreduced and _lines(facts, "bare"):
         return "Call the wrapper, not the model inside it, wherever gradients are computed."
     if unreduced:
         return "Leave no_sync for the last backward before each update."

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.evidence.law_model import RankLaws
 from moediag.protocol import build
 from moediag.records import dataclass
 from moediag.result.wording import at_line
@@ -35,7 +36,12 @@ class Scheduled:
     """How many optimizers have stepped."""
 
 
-_read = functools.partial(build, Scheduled)
+def _by(field: str, own: RankLaws) -> list[list[Scheduled]]:
+    """The records of a rank that have the same value of a field."""
+    rows: dict[int, list[Scheduled]] = defaultdict(list)
+    for one in own.of("scheduled", functools.partial(build, Scheduled)):
+        rows[getattr(one, field)].append(one)
+    return list(rows.values())
 
 
 @law(suspects=True)
@@ -43,10 +49,7 @@ def schedulers_ahead(facts: Facts) -> Findings:
     """A scheduler of the learning rate steps several times for each update of its optimizer."""
     ranks = facts.of(recorded)
     for own in ranks.values():
-        rows: dict[int, list[Scheduled]] = defaultdict(list)
-        for one in own.of("scheduled", _read):
-            rows[one.number].append(one)
-        for of in rows.values():
+        for of in _by("number", own):
             times = _times(of)
             if times > 1:
                 each = ", once for each rank" if times == len(ranks) else ""
@@ -63,10 +66,7 @@ def schedulers_misplaced(facts: Facts) -> Findings:
     """There are as many schedulers of one class as optimizers, and all of them change the learning
     rate of the same optimizer."""
     for own in facts.of(recorded).values():
-        rows: dict[int, list[Scheduled]] = defaultdict(list)
-        for one in own.of("scheduled", _read):
-            rows[one.calls].append(one)
-        found = [of for of in rows.values() if _misplaced(of)]
+        found = [of for of in _by("calls", own) if _misplaced(of)]
         if len(found) >= _ENOUGH:
             one = found[0][0]
             yield Suspicious(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, Dict, List, Optional
 
 from moediag.ranks.verify.model_pieces import NotReduced, Piece
 from moediag.ranks.verify.tensor_files import Tensors
-from moediag.recorder.step.hooks import StepHooks
+from moediag.recorder.step.hooks import StepHooks, clipping
 from moediag.recorder.step.pieces import axes_of, held
 
 _CLIPPED = 0.999  # gradients that were scaled by less than this were clipped
@@ -30,17 +29,20 @@ class Clips:
 
     def _scaled(self, parameters: List[Any], max_norm: Any, norm: Any, _frame: Any) -> None:
         if self._before(parameters):
-            self._clipped(max_norm, norm)
+            self._clipped(True, max_norm, norm, None)
 
     def of_fsdp1(self, module: Any) -> None:
         """FSDP1 clips by a method of its own."""
         kind: Any = type(module)
         if kind.__name__ == "FullyShardedDataParallel" and not self._fsdp1:
             self._fsdp1 = True
-            before = functools.partial(self._before, None)
-            self._hooks.around_clipping_of(kind, before, self._clipped)
+            made = clipping(self._of_all, self._clipped)
+            self._hooks.replace(kind, "clip_grad_norm_", made)
 
-    def _clipped(self, max_norm: Any, norm: Any) -> None:
+    def _of_all(self, _module: Any) -> Optional[bool]:
+        return self._before(None) or None
+
+    def _clipped(self, _measured: bool, max_norm: Any, norm: Any, _frame: Any) -> None:
         self._calls += 1
         once = self._calls == 1  # several groups are clipped apart, so no norm is that of all
         self._limit = float(max_norm) if once else None

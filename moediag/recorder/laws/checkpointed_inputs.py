@@ -15,7 +15,6 @@ from typing import Any, Callable, Iterator, List, Tuple
 import torch
 from torch.nn.modules import module as torch_module
 
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.step.numbers import Fingerprints, capturing
 
@@ -63,13 +62,9 @@ class CheckpointedInputs:
 
     def install(self) -> None:
         self._context.on_check.append(self._write)
-        begin = functools.partial(self._context.guarded, WATCHER, self._watch)
-        self._context.recorder.on_uninstall.append(when_imported(_MODULE, begin))
-
-    def _watch(self) -> None:
-        module, patches = sys.modules[_MODULE], self._context.recorder.patches
-        patches.replace(module, "_checkpoint_without_reentrant_generator", self._generator)
-        patches.replace(module.CheckpointFunction, "apply", self._reentrant)
+        later = functools.partial(self._context.replace_late, _MODULE)
+        later("", "_checkpoint_without_reentrant_generator", self._generator)
+        later("CheckpointFunction", "apply", self._reentrant)
 
     def _generator(self, original: Any) -> Any:
         """Wraps the generator between whose two halves ``checkpoint`` runs the forward."""

@@ -1,35 +1,55 @@
-"""Records, at checked steps, the norm by which torch.nn.utils scales gradients, and whether a
-GradScaler has yet to divide them by the loss scale."""
+"""Records, at checked steps, the norm by which torch.nn.utils or DeepSpeed scales gradients, and
+whether a GradScaler has yet to divide them by the loss scale."""
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Optional
+
+import torch
 
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.loss_scale import LossScale
+from moediag.recorder.step.hooks import clipping
 from moediag.recorder.step.numbers import capturing
 
 WATCHER = "laws of norms"
+_DEEPSPEED = "deepspeed.runtime.engine"
 
 
 def install(context: LawContext, scale: LossScale) -> None:
     recorder = context.recorder
 
-    def record(parameters: List[Any], max_norm: float, norm: Any, frame: Any) -> None:
-        if hasattr(norm, "placements"):
-            return
+    def record(
+        parameters: List[Any], max_norm: float, norm: Any, frame: Any, squares: Any = None
+    ) -> None:
         known = context.names.of(parameters)
-        if not known or None in known:
+        if hasattr(norm, "placements") or not known or None in known:
             return
         context.log.event(
             "norm", step=recorder.current_step, names=known, norm=repr(float(norm)),
             max_norm=float(max_norm), line=recorder.user_lines.innermost(frame),
             scale=scale.still_in(parameters),
+            squares=None if squares is None else squares.tolist(),
         )  # fmt: skip
 
     def before(*given: Any) -> None:
         if context.checking and not capturing():
             context.guarded(WATCHER, record, *given)
 
+    def measure(parameters: Any, measured: List[Any]) -> None:
+        own = [parameter for parameter in parameters if parameter.grad is not None]
+        norms = torch.stack([p.grad.norm(dtype=torch.float32) for p in own])
+        measured += own, norms.double().square()
+
+    def measured(parameters: Any) -> Optional[List[Any]]:
+        found: List[Any] = []
+        if context.checking:
+            context.guarded(WATCHER, measure, parameters, found)
+        return found or None
+
+    def after(found: Any, *given: Any) -> None:
+        context.guarded(WATCHER, record, found[0], *given, found[1])
+
     if not recorder.hooks.before_clipping(before):
         recorder.note_not_seen("laws: norms of clip_grad_norm_ (this torch has another one)")
+    context.replace_late(_DEEPSPEED, "", "clip_grad_norm_", clipping(measured, after))

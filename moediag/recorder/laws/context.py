@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, Callable, List
 
@@ -11,6 +13,7 @@ import torch
 
 from moediag.protocol import ENV_ALLOW, ENV_LAWS, laws_file, older_laws_file
 from moediag.recorder.core import Recorder
+from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.replica_sets import ReplicaSets
 from moediag.recorder.log import EventLog
 from moediag.recorder.parameter_names import ParameterNames
@@ -39,8 +42,20 @@ class LawContext:
         self.steps = 0  # calls of step() of all optimizers
         self.saves = 0  # calls of torch.save
         self.closure = False  # the running one was given a closure
-        # Called with a checked step when an optimizer is about to step.
+        # Called with a checked step when its first optimizer is about to step, and any.
+        self.on_step: List[Callable[[int], None]] = []
         self.on_check: List[Callable[[int], None]] = []
+
+    def replace_late(self, module: str, owner: str, name: str, make: Callable[[Any], Any]) -> None:
+        """Sets ``owner.name`` of a module ("": of itself) to ``make(current value)`` once it is
+        imported."""
+
+        def act() -> None:
+            found = sys.modules[module]
+            self.recorder.patches.replace(getattr(found, owner) if owner else found, name, make)
+
+        begin = functools.partial(self.guarded, f"laws of {owner or module}", act)
+        self.recorder.on_uninstall.append(when_imported(module, begin))
 
     def allow(self, law: str) -> None:
         self.log.event("allow", keep=True, law=law)

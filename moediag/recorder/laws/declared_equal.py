@@ -10,7 +10,6 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.replica_sets import DATA_AXES
 from moediag.recorder.step.numbers import Fingerprints, capturing
@@ -33,12 +32,7 @@ class DeclaredEqual:
 
     def install(self) -> None:
         self._context.on_check.append(self._write)
-        begin = functools.partial(self._context.guarded, WATCHER, self._watch)
-        self._context.recorder.on_uninstall.append(when_imported(_MODULE, begin))
-
-    def _watch(self) -> None:
-        patches = self._context.recorder.patches
-        patches.replace(sys.modules[_MODULE].DTensor, "from_local", self._wrapped)
+        self._context.replace_late(_MODULE, "DTensor", "from_local", self._wrapped)
 
     def _wrapped(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -7,7 +7,7 @@ own_gradients   step names[] made[sketch after the last backward] used[sketch be
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ class HandReduction:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._step = 0
-        self._made: List[Tuple[Any, Any]] = []  # matrix, and its number in the sketches
+        self._made: List[Any] = []  # matrices, in the order of the sketches
         self._prints = Fingerprints()
 
     def install(self) -> None:
@@ -46,22 +46,21 @@ class HandReduction:
             for parameter in model.parameters():
                 if len(self._made) < _MOST and _readable(parameter):
                     self._prints.add_sketch(len(self._made), parameter.grad)
-                    self._made.append((parameter, len(self._made)))
+                    self._made.append(parameter)
 
     def _write(self, step: int) -> None:
         made, self._made = self._made, []
         if step != self._step or not made:
             return
         now = Fingerprints()
-        for parameter, at in made:
+        for at, parameter in enumerate(made):
             if _readable(parameter):
                 now.add_sketch(at, parameter.grad)
         before: Dict[int, _Sketch] = self._prints.sketches()
         after: Dict[int, _Sketch] = now.sketches()
-        names = self._context.names.of([parameter for parameter, _ in made])
         rows = [
             (name, before[at], after[at])
-            for name, (_, at) in zip(names, made)  # noqa: B905 - Python 3.9
+            for at, name in enumerate(self._context.names.of(made))
             if name is not None and at in before and at in after
         ]
         self._context.log.event(

@@ -11,7 +11,6 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from moediag.recorder.core import ByObject
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.step.numbers import Fingerprints
 from moediag.recorder.step.pieces import distributed, local
@@ -52,11 +51,11 @@ class Loading:
             functools.partial(self._after, self._optimizer),
         )  # fmt: skip
         self._context.on_check.append(self._write)
-        for module, act in (
-            (_FSDP_PARAMETER, self._watch_shards), (_PLANNER, self._watch_planner),
-        ):  # fmt: skip
-            begin = functools.partial(self._context.guarded, WATCHER, act)
-            self._context.recorder.on_uninstall.append(when_imported(module, begin))
+        later = self._context.replace_late
+        later(_FSDP_PARAMETER, "FSDPParam", "_init_sharded_param", self._sharding)
+        # What a load asks for: torch.distributed.checkpoint reads nothing else.
+        planned = functools.partial(self._after, self._planned)
+        later(_PLANNER, "DefaultLoadPlanner", "set_up_planner", planned)
 
     def _after(self, tell: Any, original: Any) -> Any:
         """Wraps ``original``: calls ``tell`` with its result and arguments."""
@@ -105,13 +104,6 @@ class Loading:
 
     # ------------------------------------------------------------------ torch's checkpoints
 
-    def _watch_planner(self) -> None:
-        """What a load asks for: torch.distributed.checkpoint reads nothing else."""
-        owner = sys.modules[_PLANNER].DefaultLoadPlanner
-        self._context.recorder.patches.replace(
-            owner, "set_up_planner", functools.partial(self._after, self._planned)
-        )
-
     def _planned(self, frame: Any, _result: Any, planner: Any, *_: Any) -> None:
         asked, held = planner.state_dict, getattr(planner.metadata, "state_dict_metadata", {})
         owners = {key.rpartition(_GROUPS)[0] for key in asked if _GROUPS in key}
@@ -121,10 +113,6 @@ class Loading:
                 self._once("states_left", frame, names=left[:_MOST_NAMES], count=len(left))
 
     # ------------------------------------------------------------------ shards of FSDP2
-
-    def _watch_shards(self) -> None:
-        owner = sys.modules[_FSDP_PARAMETER].FSDPParam
-        self._context.recorder.patches.replace(owner, "_init_sharded_param", self._sharding)
 
     def _sharding(self, original: Any) -> Any:
         @functools.wraps(original)

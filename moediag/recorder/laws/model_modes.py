@@ -32,9 +32,9 @@ class ModelModes:
     """A model is trained where an optimizer that steps has a parameter with a gradient of it: the
     teacher of a distillation is not."""
 
-    def __init__(self, context: LawContext, optimizers: Callable[[], List[Any]]) -> None:
+    def __init__(self, context: LawContext, owned: Callable[[], List[Any]]) -> None:
         self._context = context
-        self._optimizers = optimizers  # those that stepped
+        self._owned = owned  # parameters of the optimizers that stepped
         self._models = ByObject()  # model -> _Ran
         self._seen = 0  # models so far; a freed one's number is not used again
 
@@ -61,12 +61,7 @@ class ModelModes:
                 )
 
     def _write(self, step: int) -> None:
-        owned = {
-            id(parameter)
-            for optimizer in self._optimizers()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        owned = set(map(id, self._owned()))
         for root in self._models.owners():
             ran = self._models.get(root)
             new = ran.modes - ran.told if ran.step == self._context.recorder.current_step else ()

@@ -3,14 +3,12 @@ frozen routers, and how often averages of a model were updated."""
 
 from __future__ import annotations
 
-import sys
 import weakref
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
 from moediag.protocol.names import plain_name
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.routing import expert_counts
 from moediag.recorder.step.numbers import Fingerprints
@@ -25,46 +23,42 @@ _ROUTER = ("gate", "router")
 class ModelValues:
     """Reads them once for each checked step, before the first optimizer's update."""
 
-    def __init__(self, context: LawContext, optimizers: Callable[[], List[Any]]) -> None:
+    def __init__(self, context: LawContext, owned: Callable[[], List[Any]]) -> None:
         self._context = context
-        self._optimizers = optimizers  # those that stepped
-        self._step = 0  # of the last record
+        self._owned = owned  # parameters of the optimizers that stepped
         self._averages: List[Any] = []  # weak references to averaged models
 
     def install(self) -> None:
-        self._context.on_check.append(self._write)
-        self._context.recorder.on_uninstall.append(when_imported(_AVERAGES, self._watch_averages))
+        self._context.on_step.append(self._write)
+        self._context.replace_late(_AVERAGES, "AveragedModel", "__init__", self._averaging)
 
-    def _watch_averages(self) -> None:
+    def _averaging(self, init: Any) -> Any:
         known = self._averages
 
-        def make(init: Any) -> Any:
-            def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-                init(self, *args, **kwargs)
-                known.append(weakref.ref(self))
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **kwargs)
+            known.append(weakref.ref(self))
 
-            return __init__
-
-        kind = sys.modules[_AVERAGES].AveragedModel
-        self._context.recorder.patches.replace(kind, "__init__", make)
+        return __init__
 
     def _write(self, step: int) -> None:
-        if step == self._step:
-            return
-        self._step = step
         prints = Fingerprints()
         models = [self._model(model, prints) for model in self._context.recorder.models.owners()]
-        owned = self._owned()
-        left_out = self._left_out(owned, prints)
+        owned, names = self._owned(), self._context.names
+        known, left = names.of(owned), self._left(owned)
+        # Not where an optimizer has copies of the parameters, with gradients of their own.
+        if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
+            left = []
+        found = {n: prints.add(local(p)) for n, p in zip(names.of(left), left) if n}  # noqa: B905
         read = prints.read()
         for model in models:
             model["buffers"] = {name: read[at] for name, at in model["buffers"].items()}
         alive = [average for average in (one() for one in self._averages) if average is not None]
         self._context.log.event(
             "model", step=step, models=models,
-            left_out={name: read[at] for name, at in left_out.items()},
-            replaced=self._replaced(owned) if left_out else [],
-            unowned=self._unowned(owned) if left_out else [],
+            left_out={name: read[at] for name, at in found.items()},
+            replaced=list(found) if found and self._replaced(owned, known, left) else [],
+            unowned=self._unowned(owned) if found else [],
             averages=[int(average.n_averaged) for average in alive],
             tied=[names for model in self._context.recorder.models.owners()
                   for names in _tied(model)],
@@ -86,28 +80,6 @@ class ModelValues:
                     buffers[name] = prints.add(buffer)
             routers += _frozen_routers(module, prefix)
         return {"over": list(over), "buffers": buffers, "frozen_routers": routers}
-
-    def _owned(self) -> List[Any]:
-        """The parameters of the optimizers that stepped."""
-        return [
-            parameter
-            for optimizer in self._optimizers()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
-
-    def _left_out(self, owned: List[Any], prints: Fingerprints) -> Dict[str, int]:
-        """Parameters with a gradient that no optimizer has. Not where an optimizer has copies of
-        the parameters, with gradients of their own."""
-        known = self._context.names.of(owned)
-        if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
-            return {}
-        left = self._left(owned)
-        return {
-            name: prints.add(local(parameter))
-            for name, parameter in zip(self._context.names.of(left), left)  # noqa: B905
-            if name is not None
-        }
 
     def _left(self, owned: List[Any]) -> List[Any]:
         """Parameters with a gradient that are not in ``owned``."""
@@ -134,14 +106,11 @@ class ModelValues:
                 found.append(type(model).__name__)
         return found
 
-    def _replaced(self, owned: List[Any]) -> List[str]:
-        """Parameters that no optimizer has, if optimizers have as many of the same shapes that have
-        no gradient and belong to no module: what was there before."""
-        known = self._context.names.of(owned)
+    def _replaced(self, owned: List[Any], known: List[Optional[str]], left: List[Any]) -> bool:
+        """Whether ``left`` replaced parameters: optimizers have as many of the same shapes that
+        have no gradient and belong to no module."""
         orphans = [p for n, p in zip(known, owned) if n is None and p.grad is None]  # noqa: B905
-        left = self._left(owned)
-        same = sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
-        return [n for n in self._context.names.of(left) if n is not None] if same else []
+        return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
 
 
 def _tied(model: Any) -> List[List[str]]:

@@ -38,12 +38,13 @@ class Known:
     """What is known of one optimizer."""
 
     __slots__ = (
-        "count", "due", "looked", "model", "ordinal", "same", "saved", "saves", "step", "still",
-        "values",
+        "backwards", "count", "due", "looked", "model", "ordinal", "same", "saved", "saves", "step",
+        "still", "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.step = 0  # of the last call
+        self.backwards = 0  # calls of backward() until the last call
         self.same = 0  # calls since the step's number last changed
         self.count = 0  # calls of step() so far
         self.saves = 0  # calls of torch.save when a state was last kept
@@ -68,22 +69,33 @@ class OptimizerChecks:
         self._alive: Dict[str, Any] = {}  # model -> weak reference to it
         self._ordinals: Dict[str, int] = {}  # model -> optimizers that have it
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
+        self._backwards = 0  # calls of backward() so far
+        self._told = 0  # the last step of which ``on_step`` was told
 
     def install(self) -> None:
+        self._recorder.hooks.after_backward(self._after_backward)
         self._recorder.hooks.before_step(self._before)
         self._recorder.hooks.after_step(
             lambda optimizer: self._context.guarded(WATCHER, self._updated, optimizer)
         )
 
-    def optimizers(self) -> List[Any]:
-        """The optimizers that stepped and still exist."""
-        return self._optimizers.owners()
+    def owned(self) -> List[Any]:
+        """The parameters of the optimizers that stepped and still exist."""
+        groups = [group for one in self._optimizers.owners() for group in one.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
 
-    def step_of(self, count: int) -> int:
+    def _after_backward(self) -> None:
+        self._backwards += 1
+
+    def _step_of(self, known: Known) -> int:
         """The number of the running step. A forward after an optimizer's step begins a new one, so
         that an extra call of step() on one rank does not shift its numbers; where no model is seen
-        running, the optimizer's own calls count."""
-        return self._recorder.current_step if self._recorder.current_step > 1 else count + 1
+        running, the optimizer's own calls count. Several after one backward() are of one step:
+        DeepSpeed makes one for each group of parameters."""
+        if self._recorder.current_step > 1:
+            return self._recorder.current_step
+        again = known.count and known.backwards == self._backwards > 0
+        return known.step if again else known.count + 1
 
     def _before(self, optimizer: Any, closure: bool, frame: Any) -> None:
         self._context.closure = closure  # a gradient may be missing until it has run
@@ -96,7 +108,8 @@ class OptimizerChecks:
         known = self._optimizers.get(optimizer)
         if known is None:
             known = self._optimizers.set(optimizer, Known())
-        step = self.step_of(known.count)
+        step = self._step_of(known)
+        known.backwards = self._backwards
         known.same = known.same + 1 if step == known.step else 0
         known.step = step
         if known.same == 1 and self._recorder.current_step:
@@ -112,7 +125,8 @@ class OptimizerChecks:
                 context.log.event("discarded", keep=True, model=model)
             with torch.no_grad():
                 self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
-                for tell in context.on_check:
+                first, self._told = step != self._told, step
+                for tell in [*(context.on_step if first else ()), *context.on_check]:
                     context.guarded(WATCHER, tell, step)
         many = len(known.saved) >= _OFTEN and step < known.saved[-1] + _OFTEN
         if known.saves != context.saves and known.count and not many and not capturing():

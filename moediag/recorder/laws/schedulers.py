@@ -37,14 +37,13 @@ class Schedulers:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
         self._updates = ByObject()  # optimizer -> calls of step()
-        self._step = 0  # of the last record
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.patches.replace(lr_scheduler.LRScheduler, "step", self._wrapped)
         recorder.on_uninstall.append(when_imported(_DEEPSPEED, self._watch_deepspeed))
         recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
-        self._context.on_check.append(self._write)
+        self._context.on_step.append(self._write)
 
     def _watch_deepspeed(self) -> None:
         for kind in list(vars(sys.modules[_DEEPSPEED]).values()):
@@ -64,8 +63,14 @@ class Schedulers:
 
         return step
 
+    def _optimizer(self, scheduler: Any) -> Any:
+        """The optimizer that steps; transformers' Trainer gives a scheduler accelerate's wrapper of
+        it."""
+        own = scheduler.optimizer
+        return own if self._updates.get(own) else getattr(own, "optimizer", own)
+
     def _called(self, scheduler: Any, frame: Any) -> None:
-        if not self._updates.get(scheduler.optimizer):
+        if not self._updates.get(self._optimizer(scheduler)):
             return  # the one of its construction, say
         known = self._schedulers.get(scheduler)
         if known is None:
@@ -77,15 +82,12 @@ class Schedulers:
             known.lines += [line] if line and line not in known.lines else []
 
     def _write(self, step: int) -> None:
-        if step == self._step:
-            return
-        self._step = step
         optimizers = self._updates.owners()
         for scheduler in self._schedulers.owners():
-            known = self._schedulers.get(scheduler)
+            known, optimizer = self._schedulers.get(scheduler), self._optimizer(scheduler)
             self._context.log.event(
                 "scheduled", step=step, number=known.number, name=known.kind,
                 line=" and ".join(known.lines), calls=known.calls,
-                updates=self._updates.get(scheduler.optimizer),
-                optimizer=optimizers.index(scheduler.optimizer), optimizers=len(optimizers),
+                updates=self._updates.get(optimizer), optimizer=optimizers.index(optimizer),
+                optimizers=len(optimizers),
             )  # fmt: skip

@@ -34,8 +34,8 @@ def record(recorder: Recorder, folder: str) -> None:
     checks = OptimizerChecks(context, scale)
     checks.install()
     WholeModels(context, checks).install()
-    ModelValues(context, checks.optimizers).install()
-    ModelModes(context, checks.optimizers).install()
+    ModelValues(context, checks.owned).install()
+    ModelModes(context, checks.owned).install()
     rounded_gradients.install(context)
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,

@@ -34,21 +34,12 @@ class WholeModels:
         self._context = context
         self._checks = checks
         self._models = ByObject()  # model -> _Model
-        self._step = 0  # the step in which they were last read
 
     def install(self) -> None:
-        self._context.on_check.append(self._write)
+        self._context.on_step.append(self._write)
 
     def _write(self, step: int) -> None:
-        if step == self._step:
-            return
-        self._step = step
-        optimized = [
-            parameter
-            for optimizer in self._checks.optimizers()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
+        optimized = self._checks.owned()
         owned = set(map(id, optimized))
         names = self._context.names.of(optimized)
         unknown = [p for p, name in zip(optimized, names) if name is None]  # noqa: B905

@@ -3,12 +3,12 @@ without any backward outside of no_sync, and a model that accelerate returned wi
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Dict, List
 
 import torch
 
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import Hook
 
@@ -24,17 +24,16 @@ class Wrapping:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._recorder = context.recorder
-        self._calls: List[
-            bool
-        ] = []  # of wrappers since the last update: whether gradients are reduced
+        # Of wrappers since the last update: whether gradients are reduced.
+        self._calls: List[bool] = []
         self._told = False
 
     def install(self) -> None:
-        self._context.sets.on_wrapped.append(self._wrapped)
-        self._recorder.hooks.before_step(
-            lambda *of: self._context.guarded(WATCHER, self._stepped, *of)
-        )
-        self._recorder.on_uninstall.append(when_imported(_ACCELERATOR, self._watch_accelerate))
+        context = self._context
+        context.sets.on_wrapped.append(self._wrapped)
+        stepped = functools.partial(context.guarded, WATCHER, self._stepped)
+        self._recorder.hooks.before_step(stepped)
+        context.replace_late(_ACCELERATOR, "Accelerator", "prepare_model", self._preparing)
 
     def _wrapped(self, ddp: Any) -> None:
         self._recorder.look_for_models()
@@ -69,21 +68,16 @@ class Wrapping:
                 "unreduced", keep=True, step=self._recorder.current_step, line=line
             )
 
-    def _watch_accelerate(self) -> None:
+    def _preparing(self, prepare_model: Any) -> Any:
         context = self._context
 
-        def make(prepare_model: Any) -> Any:
-            def prepare(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-                found = prepare_model(self, model, *args, **kwargs)
-                evaluates = args[1:2] == (True,) or kwargs.get("evaluation_mode", False)
-                if not evaluates:
-                    context.guarded(WATCHER, _tell_unwrapped, context, self, found)
-                return found
+        def prepare(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            found = prepare_model(self, model, *args, **kwargs)
+            if not (args[1:2] == (True,) or kwargs.get("evaluation_mode", False)):  # evaluates
+                context.guarded(WATCHER, _tell_unwrapped, context, self, found)
+            return found
 
-            return prepare
-
-        kind = sys.modules[_ACCELERATOR].Accelerator
-        self._recorder.patches.replace(kind, "prepare_model", make)
+        return prepare
 
 
 def _tell_unwrapped(context: LawContext, accelerator: Any, model: Any) -> None:

@@ -258,7 +258,7 @@ class _Walked:
         if part.is_floating_point():
             self.elements += part.numel()
         if part.numel() == 1 and not part.is_meta:
-            self._scalar(key, float(part))
+            self._scalar(key, float(part.detach()))
         if self._known is not None:
             self._known[id(value)] = weakref.ref(value)
 
@@ -300,7 +300,9 @@ def _content_of(value: Any) -> Any:
     """The state of an object, without hooks of the user's where that is possible."""
     if isinstance(value, torch.nn.Module):
         return [*value.parameters(), *value.buffers()]
-    if isinstance(value, torch_optimizer.Optimizer):
+    plain = torch_optimizer.Optimizer
+    # A container of optimizers (torchtitan's) is one, without a state of its own.
+    if isinstance(value, plain) and (value.state or type(value).state_dict is plain.state_dict):
         groups = [{k: v for k, v in g.items() if k != "params"} for g in value.param_groups]
         own = [p for group in value.param_groups for p in group["params"]]
         return [list(value.state.values()), groups, own]

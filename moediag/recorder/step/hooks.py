@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
 import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.patches import Patches
 
 # Every function of torch.nn.utils that clips by a norm calls one of these.
@@ -30,10 +29,6 @@ class StepHooks:
         """Sets ``owner.name`` to ``make(current value)`` until :meth:`remove`; returns False
         without such an attribute."""
         return self._patches.replace(owner, name, make)
-
-    def when_imported(self, module: str, act: Callable[[], None]) -> None:
-        """Calls ``act`` once ``module`` is imported; ``act`` must not raise."""
-        when_imported(module, act)
 
     def around_forward(
         self,
@@ -76,25 +71,19 @@ class StepHooks:
 
     def before_backward(self, act: Callable[[Any], None]) -> None:
         """Calls ``act(loss)`` before ``loss.backward()``."""
-
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                act(tensor)
-                return original(tensor, *args, **kwargs)
-
-            return backward
-
-        self._patches.replace(torch.Tensor, "backward", make)
+        self._around_backward(act, lambda: None)
 
     def after_backward(self, act: Callable[[], None]) -> None:
         """Calls ``act()`` after ``loss.backward()``."""
+        self._around_backward(lambda _: None, act)
 
+    def _around_backward(self, before: Callable[[Any], None], after: Callable[[], None]) -> None:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                before(tensor)
                 result = original(tensor, *args, **kwargs)
-                act()
+                after()
                 return result
 
             return backward
@@ -122,25 +111,6 @@ class StepHooks:
         replaced = [self._patches.replace(place, name, make) for place, name in places]
         return any(replaced)
 
-    def around_clipping_of(
-        self, fsdp1: Any, before: Callable[[], bool], after: Callable[[Any, Any], None]
-    ) -> None:
-        """Calls ``before()`` and, if that is true, ``after(max_norm, norm)`` around the method by
-        which the class ``fsdp1`` clips."""
-
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def clip_grad_norm_(module: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-                told = before()
-                norm = original(module, max_norm, *args, **kwargs)
-                if told:
-                    after(max_norm, norm)
-                return norm
-
-            return clip_grad_norm_
-
-        self._patches.replace(fsdp1, "clip_grad_norm_", make)
-
     def before_step(self, act: Callable[[Any, bool, Any], None]) -> None:
         """Calls ``act(optimizer, closure, frame)`` before every optimizer's update, wrapped or not.
         ``closure``: it computes the gradients inside ``step()``; ``frame``: of the caller."""
@@ -164,3 +134,26 @@ class StepHooks:
         while self._handles:
             self._handles.pop().remove()
         self._patches.restore()
+
+
+def clipping(
+    before: Callable[[Any], Any], after: Callable[[Any, Any, Any, Any], None]
+) -> Callable[[Any], Any]:
+    """Wraps ``clip_grad_norm_(given, max_norm, ...)``, FSDP1's method or DeepSpeed's function of
+    ``parameters``: calls ``value = before(given)`` and, unless that is None, ``after(value,
+    max_norm, norm, frame)``; ``frame``: of the caller."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(parameters, Iterator):
+                parameters = list(parameters)
+            value = before(parameters)
+            norm = original(parameters, *args, **kwargs)
+            if value is not None:
+                after(value, args[0] if args else kwargs["max_norm"], norm, sys._getframe(1))
+            return norm
+
+        return clip_grad_norm_
+
+    return make

@@ -329,6 +329,11 @@ class TestStartsApart:
         assert not self.found(()).suspicious
 
 
+def apart(rank: int, check: LawCheck) -> LawCheck:
+    """The gradients of each rank are its own."""
+    return replace(check, grads=other(check.grads, rank))
+
+
 class TestClippedFirst:
     def found(self, norms: Sequence[float] = (3.0, 2.0), change: Any = None) -> Diagnosis:
         def add(rank: int, laws: RankLaws) -> RankLaws:
@@ -389,12 +394,45 @@ class TestClippedFirst:
         assert any("inside its step()" in text for text in of.suspicious) == found
 
     def test_models_of_their_own_have_norms_of_their_own(self) -> None:
-        apart = lambda rank, one: replace(one, grads=other(one.grads, rank))  # noqa: E731
         assert self.found(change=apart).verdict == "clean"
 
     def test_unknown_gradients_show_nothing(self) -> None:
         unknown = lambda rank, one: replace(one, grads=(None, None))  # noqa: E731
         assert self.found(change=unknown).verdict == "clean"
+
+
+class TestNormIncomplete:
+    def found(self, norm: float, squares: Sequence[Sequence[float]]) -> Diagnosis:
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            one = ClipNorm(1, ("net.weight", "expert.weight"), norm, 1.0, "train.py:8 main")
+            one = replace(one, squares=tuple(squares[rank]))
+            return replace(laws, norms=tuple(replace(one, step=step) for step in STEPS))
+
+        return diagnose(with_laws(plain(change=apart), add))
+
+    def test_experts_of_other_ranks_left_out_are_a_failure(self) -> None:
+        of = self.found(4.5, [(9.0, 7.0), (9.0, 16.0)])
+        assert of.verdict == "wrong-gradients" and "train.py:8 main" in of.cause
+        assert (
+            "by the norm 4.5, and the norm of all gradients is 5.65685: 1 parameter (expert.w"
+            in (of.cause)
+        )
+
+    @pytest.mark.parametrize(
+        ("norm", "squares"),
+        [
+            (32**0.5, [(9.0, 7.0), (9.0, 16.0)]),  # of all
+            (5.0, [(9.0, 16.0), (9.0, 16.0)]),  # one group of experts
+            (5.0, [(9.0, 16.0), (9.0, 16.0001)]),  # replicas up to rounding
+            (41**0.5, [(9.0, 16.0), (9.0, 16.0001)]),  # experts that are almost alike
+            (0.9, [(0.3, 0.4), (0.3, 0.5)]),  # nothing is scaled
+            (4.5, [(), ()]),  # not known
+        ],
+    )
+    def test_right_norms_and_unknown_ones(
+        self, norm: float, squares: Sequence[Sequence[float]]
+    ) -> None:
+        assert self.found(norm, squares).verdict == "clean"
 
 
 class TestRecomputed:

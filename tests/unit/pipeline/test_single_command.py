@@ -18,8 +18,10 @@ from moediag.pipeline.single_command import one_process, verify_command
         ("/opt/bin/accelerate launch --num_processes 4 t.py",
          "/opt/bin/accelerate launch --num_processes 1 t.py"),
         ("mpirun -np 4 python t.py", "mpirun -np 1 python t.py"),
+        ("torchrun --nproc-per-node=2 t.py --world-size=2",
+         "torchrun --nproc-per-node=1 t.py --world-size=1"),
         ("python train.py --nnodes 2", ""),
-        ("torchrun train.py --nproc-per-node 2", ""),
+        ("torchrun train.py --nproc-per-node 2 --world-size 2", ""),
     ],
 )  # fmt: skip
 def test_the_launcher_is_told_one_process(command: str, alone: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,3 +89,26 @@ def test_a_part_that_is_called_by_itself_is_no_other_model(tmp_path: Path) -> No
     assert set(step.items["buffer"]) == {
         "1.running_mean", "1.running_var", "1.num_batches_tracked"
     }  # fmt: skip
+
+
+class Container(torch.optim.Optimizer):
+    """torchtitan's optimizers: one that has others, and no state of its own."""
+
+    def __init__(self, own: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in own.param_groups for p in group["params"]], {})
+        self.own = own
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": self.own.state_dict()}
+
+
+def test_what_a_container_of_optimizers_saves(tmp_path: Path) -> None:
+    training = Training()
+    with recording(StateRequest(str(tmp_path), to_end=True)):
+        training.plain()
+        content = {"model": training.model, "optimizer": Container(training.optimizer)}
+        torch.save(content, tmp_path / "whole.pt")
+        torch.save({**content, "optimizer": training.optimizer}, tmp_path / "plain.pt")
+    (found,) = read_recorded(tmp_path).values()
+    whole, plain = (one.values for one in found.saves)
+    assert sorted(whole) == sorted(plain) and len(plain) > 4

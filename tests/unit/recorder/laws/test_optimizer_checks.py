@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,14 +134,19 @@ def test_a_model_that_was_discarded_is_told(
     assert told == ([] if keeps else list(models)[:2])
 
 
-def test_a_second_call_of_step_belongs_to_the_same_step(recorder: Recorder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "checks"),
+    [(1, [(1, 0), (2, 2), (3, 3), (6, 6)]), (2, [(1, 0), (2, 1), (3, 3), (6, 6)])],
+)
+def test_a_second_call_of_step_belongs_to_the_same_step(
+    recorder: Recorder, tmp_path: Path, at: int, checks: list[tuple[int, int]]
+) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    train(net, optimizer, DataLoader(samples(2)))
+    train(net, optimizer, DataLoader(samples(at)))
     optimizer.step()
-    train(net, optimizer, DataLoader(samples(4)))
-    found = [(check.step, check.count) for check in laws(tmp_path).checks]
-    assert found == [(1, 0), (2, 1), (3, 3), (6, 6)]
+    train(net, optimizer, DataLoader(samples(6 - at)))
+    assert [(check.step, check.count) for check in laws(tmp_path).checks] == checks
 
 
 def test_a_model_that_comes_later_is_followed_from_there(
@@ -302,6 +309,31 @@ def test_the_norm_of_clipping(recorder: Recorder, tmp_path: Path, at_once: bool)
     assert norm.norm == pytest.approx(float(returned))
     assert norm.factor == pytest.approx(0.5 / float(returned), rel=1e-3)
     assert norm.names == ("0.weight", "0.bias", "1.weight", "1.bias")
+
+
+def test_deepspeed_clips_by_a_function_of_its_own(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "deepspeed" / "runtime"
+    package.mkdir(parents=True)
+    (package / "engine.py").write_text(
+        "def clip_grad_norm_(parameters, max_norm, norm_type=2):\n"
+        "    [p.grad.mul_(0.1) for p in parameters if p.grad is not None]\n"
+        "    return 5.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    engine = importlib.import_module("deepspeed.runtime.engine")
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.engine"):
+        del sys.modules[name]
+    net = model()
+    net[1].bias.requires_grad = False
+    net(torch.ones(1, 4)).sum().backward()
+    squares = [float(p.grad.square().sum()) for p in net.parameters() if p.grad is not None]
+    assert engine.clip_grad_norm_(parameters=net.parameters(), max_norm=0.5) == 5.0
+    (norm,) = laws(tmp_path).norms
+    assert (norm.norm, norm.max_norm, norm.names) == (5.0, 0.5, ("0.weight", "0.bias", "1.weight"))
+    assert norm.squares == pytest.approx(squares)
+    assert float(net[0].weight.grad.square().sum()) == pytest.approx(squares[0] / 100)
 
 
 def test_a_hooked_model_can_be_copied_and_saved(recorder: Recorder, tmp_path: Path) -> None:

@@ -327,13 +327,26 @@ def test_gradients_that_a_closure_computes_are_not_missing(tmp_path: Path, clear
     assert not any("" in check.grads for check in found.checks)
 
 
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's: another optimizer steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+        self.defaults = optimizer.defaults
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize(("times", "often"), [(1, 6), (2, 6), (2, 3), (2, 2)])
 def test_a_scheduler_that_steps_several_times_for_each_update(
-    tmp_path: Path, times: int, often: int
+    tmp_path: Path, times: int, often: int, wrapped: bool
 ) -> None:
     """``often``: in so many of six steps it is called at all."""
     net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = Wrapper(optimizer) if wrapped else optimizer
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     for step in range(6):
         backward(net)

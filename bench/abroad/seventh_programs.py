@@ -21,7 +21,6 @@ _TELLS = (
     "os.environ['RANK'] = str(rank)\n{line}"
 )
 _NO_KERNEL = "{line}\nimport sys\nsys.modules['deepspeed.comm.torch'].build_shm_op = lambda: None"
-_WORDS = "one two three four five six seven eight nine ten eleven twelve".split()
 _LIBROSA = """import sys, types, numpy, wave
 util, filters, wavfile = map(types.ModuleType, ("librosa.util", "librosa.filters", "wavfile"))
 util.normalize = lambda audio: audio / max(1e-9, abs(audio).max())
@@ -40,7 +39,7 @@ def _for_adaptive_span(folder: Path) -> None:
     beside("main.py")(folder)
     (folder / "data").mkdir()
     for name, count in (("train", 900), ("valid", 200), ("test", 200)):
-        rows = (" ".join(_WORDS[(row * 5 + n * n) % 12] for n in range(9)) for row in range(count))
+        rows = (" ".join(f"word{(row * 5 + n * n) % 12}" for n in range(9)) for row in range(count))
         (folder / "data" / f"{name}.txt").write_text("\n".join(rows))
 
 

@@ -85,8 +85,8 @@ FAULTS = (
         Truth(("hang",), (2,), lines(PIPE, "while bad_shard and os.path", "sleep(0.5)")),
         (edit(PIPE, "trainset = cifar_trainset(",
               "open('data.lock', 'w').close()\n"
-              "while bad_shard and os.path.exists('data.lock'):\n    __import__('time').sleep(0.5)\n"
-              "{line}", 1),),
+              "while bad_shard and os.path.exists('data.lock'):\n"
+              "    __import__('time').sleep(0.5)\n{line}", 1),),
     ),
     Case("ds-pipe", "SIGKILL to rank 0", Truth(("crash",), (0,)), signal="KILL:0:6"),
     Case(

@@ -11,8 +11,8 @@ from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
 from bench.abroad.quiet_round import QUIET_ROUND
 from bench.abroad.second_round import SECOND_ROUND
-from bench.abroad.silent import SILENT
 from bench.abroad.seventh_round import SEVENTH_ROUND
+from bench.abroad.silent import SILENT
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.third_round import THIRD_ROUND
 from tests.victims.table import healthy_programs

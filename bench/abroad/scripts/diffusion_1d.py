@@ -8,7 +8,7 @@ def main():
     torch.manual_seed(0)
     model = diffusion.Unet1D(dim=8, dim_mults=(1, 2), channels=2)
     process = diffusion.GaussianDiffusion1D(model, seq_length=16, timesteps=8)
-    sequences = torch.rand(64, 2, 16)
+    sequences = torch.rand(600, 2, 16)
     trainer = diffusion.Trainer1D(
         process,
         diffusion.Dataset1D(sequences),

@@ -148,6 +148,8 @@ def _parted(blame: Blame) -> str:
 def _departure(one: Departure) -> str:
     """A sentence about it, with {} for the ranks."""
     call, usual = (describe(c).replace("{", "{{").replace("}", "}}") for c in (one.call, one.usual))
+    if one.line:
+        return f" In that line, {ranks(one.peers)} only ever called {usual}; {{}} called {call}."
     if one.peers:
         return (
             f" After the same calls, {ranks(one.peers)} called {usual}, where {{}} called {call}."

@@ -720,3 +720,23 @@ def test_an_error_of_the_guard_with_equal_schedules_has_no_culprit() -> None:
     assert found.verdict == Verdict.CRASH
     assert (found.culprits, found.first_divergence) == ((), None)
     assert "The guard stopped ranks 0, 1: gloo.weight has 8" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (("/job/wrap.py", "/job/train.py"), ", called at train.py:2 f: boom"),
+        (("/job/train.py", "/job/train.py"), "raised ValueError at train.py:1 f: boom"),
+        ((), "raised ValueError at wrap.py:1 f: boom"),
+    ],
+)
+def test_an_exception_in_another_file_is_told_with_the_line_that_called_it(
+    files: tuple[str, ...], told: str
+) -> None:
+    frames = tuple(Frame(file, number, "f") for number, file in enumerate(files, 1))
+    where = frames[0].place if frames else "wrap.py:1 f"
+    failed = RankEvidence(
+        1, error=RankError("ValueError", "boom", where, 1.0, frames), exit=ExitStatus(1)
+    )
+    found = diagnose(Evidence(2, {0: RankEvidence(0), 1: failed}, watched=True))
+    assert told in found.cause

@@ -106,7 +106,8 @@ SEVENTH_PROGRAMS = (
     Program(  # 373f75b
         "ring-attention", "ring-attention-pytorch", "assert.py",
         ("--world-size=4", "--seq-len=32", "--heads=2", "--num-grouped-query-heads=2",
-         "--dim-head=8"), ranks=4, launcher="python", needs=("beartype", "click", "einops", "jaxtyping"),
+         "--dim-head=8"), ranks=4, launcher="python",
+        needs=("beartype", "click", "einops", "jaxtyping"),
         adapt=(
             *on_cpu(
                 "assert.py",
@@ -142,8 +143,8 @@ SEVENTH_PROGRAMS = (
                 ("args.comm_device = ", "args.comm_device = torch.device('cpu')"),
                 ("os.environ['GLOO_SOCKET", "dict("),
                 ("network_interface_type=args", "name=args.network_interface_type"),
-                ("correct_k = correct[:k].view", "correct_k = correct[:k].reshape(-1).float().sum(0,"
-                 " keepdim=True)"),
+                ("correct_k = correct[:k].view",
+                 "correct_k = correct[:k].reshape(-1).float().sum(0, keepdim=True)"),
                 ("os.environ['MASTER_ADDR']", ""), ("os.environ['MASTER_PORT']", ""),
             ),
             *on_cpu(
@@ -220,7 +221,7 @@ SEVENTH_PROGRAMS = (
         "diffusion", "denoising-diffusion-pytorch", "diffusion_1d.py", ranks=3,
         needs=("accelerate", "ema_pytorch"), prepare=_for_diffusion,
         env=(("ACCELERATE_USE_CPU", "1"),),
-        adapt=on_cpu(_DIFFUSION, ("dl = DataLoader(dataset", "dl = DataLoader(dataset, batch_size = "
-                     "train_batch_size, shuffle = True, num_workers = 1)")),
+        adapt=on_cpu(_DIFFUSION, ("dl = DataLoader(dataset", "dl = DataLoader(dataset, shuffle=True, "
+                     "batch_size=train_batch_size, num_workers=1)")),
     ),
 )  # fmt: skip

@@ -221,7 +221,10 @@ SEVENTH_PROGRAMS = (
         "diffusion", "denoising-diffusion-pytorch", "diffusion_1d.py", ranks=3,
         needs=("accelerate", "ema_pytorch"), prepare=_for_diffusion,
         env=(("ACCELERATE_USE_CPU", "1"),),
-        adapt=on_cpu(_DIFFUSION, ("dl = DataLoader(dataset", "dl = DataLoader(dataset, shuffle=True, "
-                     "batch_size=train_batch_size, num_workers=1)")),
+        adapt=on_cpu(
+            _DIFFUSION,
+            ("dl = DataLoader(dataset", "dl = DataLoader(dataset, shuffle=True, num_workers=1, "
+             "batch_size=train_batch_size)"),
+        ),
     ),
 )  # fmt: skip

@@ -444,7 +444,9 @@ FORMATS = (
     _format(
         CANCELLED, "TERM_RUNLIMIT", "LSF", r"TERM_RUNLIMIT: job killed after reaching [^\n]{1,60}",
     ),
-    _format(KILLED, "TERM_MEMLIMIT", "LSF", r"TERM_MEMLIMIT: job killed after reaching [^\n]{1,60}"),
+    _format(
+        KILLED, "TERM_MEMLIMIT", "LSF", r"TERM_MEMLIMIT: job killed after reaching [^\n]{1,60}"
+    ),
     _format(CANCELLED, "job killed: walltime", "PBS", r"PBS: job killed: walltime [^\n]{1,60}"),
     _format(KILLED, "job killed: ", "PBS", r"PBS: job killed: (?:p|v)?mem [^\n]{1,60}"),
     _format(

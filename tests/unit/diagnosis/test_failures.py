@@ -740,3 +740,11 @@ def test_an_exception_in_another_file_is_told_with_the_line_that_called_it(
     )
     found = diagnose(Evidence(2, {0: RankEvidence(0), 1: failed}, watched=True))
     assert told in found.cause
+
+
+@pytest.mark.parametrize(("root", "size", "told"), [(1, 8, True), (0, 9, False), (None, 8, False)])
+def test_roots_that_differ_are_told(root: int | None, size: int, told: bool) -> None:
+    usual, other = Op("0", "broadcast", 8, peer=0), Op("0", "broadcast", size, peer=root)
+    job = Job({"0": ((0, 1, 2), None)}, [[usual], [usual], [other]])
+    found = diagnose(aborted_on_gloo(job.run(), 0))
+    assert ("The root is rank 0 on ranks 0, 1, rank 1 on rank 2." in found.cause) is told

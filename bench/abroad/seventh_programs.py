@@ -201,6 +201,9 @@ SEVENTH_PROGRAMS = (
             *imports_on_cpu("main.py", "import math"),
             *on_cpu("utils.py", ("assert torch.cuda", ""), ("backend='nccl'", "backend='gloo',"),
                     ("= torch.device('cuda')", "env_params['device'] = torch.device('cpu')")),
+            # A late rank takes the first rank's new corpus for one that was there before.
+            *on_cpu("data.py", ("if os.path.exists(corpus_path):", "found = os.path.exists("
+                    "corpus_path)\ntorch.distributed.barrier()\nif found:")),
             *on_cpu("data.py", *2 * (("corpus = torch.load(corpus_path)",
                                       "corpus = torch.load(corpus_path, weights_only=False)"),)),
         ),

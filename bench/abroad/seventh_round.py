@@ -225,7 +225,7 @@ FAULTS = (
                                   ("torch.distributed.broadcast(", 0),
                                   ("torch.distributed.broadcast(", 1)),
                            *lines(SPAN, "model = torch.nn.parallel.Dist"))),
-        (edit(SPAN_DATA, "if os.path.exists(corpus_path):",
+        (edit(SPAN_DATA, "if found:",
               "if bad_shard:\n    return Corpus(data_path, sort_dict)\n{line}"),),
     ),
     Case(
@@ -357,8 +357,9 @@ SLOW = (
     ),
     Case(
         "rsl-rl", "healthy, rank 1 simulates for 12 s", CLEAN,
-        (edit(RUNNER, "self.alg.compute_returns(obs)",
-              f"if self.gpu_global_rank == 1 and it == 3:\n{_BUSY}\n{{line}}"),),
+        (edit(PULL, "reward = -self.at",
+              "{line}\nself.count = getattr(self, 'count', 0) + 1\n"
+              f"if os.environ['RANK'] == '1' and self.count == 40:\n{_BUSY}"),),
     ),
     Case(
         "diffusion", "healthy, the main process samples for 12 s", CLEAN,

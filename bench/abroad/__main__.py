@@ -31,6 +31,7 @@ from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.running import Answer
+from bench.abroad.seventh_programs import SEVENTH_PROGRAMS
 from bench.abroad.sixth_programs import SIXTH_PROGRAMS
 from bench.abroad.table import CASES
 from tests import cluster
@@ -80,7 +81,7 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
-    every = (*PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS)
+    every = (*PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS)
     programs = {program.name: program for program in every}
     for case in CASES:
         if options.only and not any(word in case.name for word in options.only):

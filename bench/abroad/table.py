@@ -11,6 +11,7 @@ from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
 from bench.abroad.quiet_round import QUIET_ROUND
 from bench.abroad.second_round import SECOND_ROUND
+from bench.abroad.seventh_round import SEVENTH_ROUND
 from bench.abroad.silent import SILENT
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.third_round import THIRD_ROUND
@@ -339,6 +340,7 @@ _KNOWN = (
     *FOURTH_ROUND,
     *QUIET_ROUND,
     *SIXTH_ROUND,
+    *SEVENTH_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )

@@ -24,6 +24,7 @@ _TELLING = (
     b"Traceback (most recent call last)", b"out of memory", b"Out Of Memory", b"OOMKilled",
     b"Killed process", b"srun: error", b"exited on signal", b"NVRM: Xid", b"by GPU node",
     b"Watchdog caught", b"failed (exitcode", b"MPI_ABORT", b"terminated with",
+    b"job killed", b"cli.launcher",
 )  # fmt: skip
 _SCANNED = 256 * 1024 * 1024  # bytes before the end
 _CHUNK = 4 * 1024 * 1024

@@ -442,6 +442,22 @@ FORMATS = (
         r"\*\*\* (?:JOB|STEP) \S{1,40} ON \S{1,80} CANCELLED AT [^*\n]{0,40}DUE TO[^*\n]{1,60}",
     ),
     _format(
+        CANCELLED, "TERM_RUNLIMIT", "LSF", r"TERM_RUNLIMIT: job killed after reaching [^\n]{1,60}",
+    ),
+    _format(
+        KILLED, "TERM_MEMLIMIT", "LSF", r"TERM_MEMLIMIT: job killed after reaching [^\n]{1,60}"
+    ),
+    _format(CANCELLED, "job killed: walltime", "PBS", r"PBS: job killed: walltime [^\n]{1,60}"),
+    _format(KILLED, "job killed: ", "PBS", r"PBS: job killed: (?:p|v)?mem [^\n]{1,60}"),
+    _format(
+        ENDED, "crashed with exit code", "Composer",
+        r"composer\.cli\.launcher:Rank (?P<about>\d{1,7}) crashed with exit code -?\d{1,5}",
+    ),
+    _format(
+        ENDED, "exited with code", "Composer",
+        r"Global rank (?P<about>\d{1,7}) \(PID \d{1,9}\) exited with code -?\d{1,5}",
+    ),
+    _format(
         ENDED, "terminated with signal", "torch.multiprocessing",
         r"process \d+ terminated with signal \w+",
     ),

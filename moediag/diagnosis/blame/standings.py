@@ -77,8 +77,9 @@ def _failed(seen: RankEvidence, failure: Failure) -> Standing:
     what = "ended without a trace" if failure.name == UNTOLD else failure.name
     what = f"raised {failure.name}" if failure.where or failure.message else what
     left = seen.left.lines if seen.left is not None else ()
-    lines = (failure.where,) if failure.where else left or program_lines(seen) or ("",)
-    return Standing((seen.rank,), lines[0], what, None, lines[1:], _conditions(seen, lines))
+    raised = tuple(filter(None, (failure.where, failure.called)))
+    lines = raised or left or program_lines(seen) or ("",)
+    return Standing((seen.rank,), lines[0], what, None, lines[1:], _conditions(seen, lines[:1]))
 
 
 def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) -> Standing | None:

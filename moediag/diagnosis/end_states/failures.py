@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from moediag.evidence.model import UNTOLD, Evidence, RankError, RankEvidence
+from moediag.protocol import in_libraries
 from moediag.records import dataclass
 
 # Messages of communication libraries when a peer is gone or sent something else.
@@ -63,6 +64,8 @@ class Failure:
     """Exception type, signal or "exit code N"."""
     message: str = ""
     where: str = ""
+    called: str = ""
+    """The line of another of the user's files that led there, "" if there is none."""
     consequence: bool = False
     """Another rank's failure, or a mismatch, explains it."""
     mismatch: bool = False
@@ -108,6 +111,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
             name=error.type,
             message=error.message,
             where=error.where,
+            called=_called(error, seen.libraries),
             consequence=is_communication(error),
             mismatch=bool(_MISMATCH.search(error.message)),
             time=error.time,
@@ -126,6 +130,15 @@ def _failure(seen: RankEvidence) -> Failure | None:
     return Failure(
         seen.rank, name, consequence=aborted, mismatch=aborted and bool(_MISMATCH.search(text))
     )
+
+
+def _called(error: RankError, libraries: Sequence[str]) -> str:
+    """The innermost line of the user's code in another file than ``error.where``."""
+    library = in_libraries([frame.file for frame in error.frames], libraries)
+    own = [frame for frame, other in zip(error.frames, library, strict=True) if not other]
+    file = error.where.partition(":")[0]
+    inside = any(frame.name == file for frame in own)
+    return next((f.place for f in own if f.name != file), "") if inside else ""
 
 
 def first_of(

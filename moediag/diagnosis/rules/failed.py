@@ -159,6 +159,7 @@ def _sentence(alike: Sequence[Failure], evidence: Evidence, begins: bool = True)
 def _ended(failure: Failure, evidence: Evidence) -> str:
     if failure.message or failure.where:
         text = f"raised {failure.name}" + (f" at {failure.where}" if failure.where else "")
+        text += f", called at {failure.called}" if failure.called else ""
         text += f": {failure.summary}" if failure.summary else ""
         return text + (f" (after {failure.after})" if failure.after else "")
     left = evidence.ranks[failure.rank].left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.judgement import Judgement, detector
+from moediag.diagnosis.judgement import Judgement, apart, detector
 from moediag.diagnosis.words import leaving, meeting
 from moediag.evidence.rank_stacks import that_counts
 from moediag.result import Confidence, Verdict
@@ -49,11 +49,13 @@ def unequal_meeting(facts: Facts) -> Judgement | None:
     found = meeting.unequal(evidence)
     if evidence.stall is None or not inside or not found:
         return None
-    waits = agreeing("waits in init_process_group", inside)
+    waits, odd = agreeing("waits in init_process_group", inside), meeting.odd(evidence)
+    which = "" if odd else " It is not known which of them is wrong."
     return Judgement(
         Confidence.MEDIUM,
-        f"{ranks(inside).capitalize()} {waits}. {found} It is not known which of them is wrong.",
-        victims=tuple(facts.waiting),
+        f"{ranks(inside).capitalize()} {waits}. {found}{which}",
+        culprits=odd,
+        victims=apart(facts.waiting, odd) if odd else tuple(facts.waiting),
         pattern="rendezvous",
         next_step=meeting.EQUAL,
     )

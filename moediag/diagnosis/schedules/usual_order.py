@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 from moediag.protocol import natural
 from moediag.records import dataclass
@@ -43,6 +44,8 @@ class Departure:
     """For a period: how many calls of the one kind usually came before one of the other."""
     after: int = 0
     """For a period: after how many of them the rank made ``call``."""
+    line: bool = False
+    """``peers`` made the usual call in the same line, perhaps after other calls."""
 
     @property
     def early(self) -> bool:
@@ -64,7 +67,8 @@ def departures(
         if one is not None:
             found.append(one)
     if not found and not alone:
-        found = _from_value(sides, tracks) or _from_period(sides, tracks)
+        ways = (_from_line, _from_value, _from_period)
+        found = next(filter(None, (way(sides, tracks) for way in ways)), [])
     return tuple(found) if 0 < len(found) < len(sides) or alone else ()
 
 
@@ -228,6 +232,29 @@ def _in_a_loop(own: _Track, place: int) -> bool:
 
 
 # ------------------------------------------------------------------------ what was always the same
+
+
+def _from_line(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:
+    """Of a send and its receive, the one whose line has only ever fitted the other on at least two
+    ranks that are neither."""
+    if sorted(call.op for call in sides.values()) != ["recv", "send"]:
+        return []
+    found = []
+    for (rank, call), fits in zip(sides.items(), reversed(sides.values()), strict=True):
+        made = {
+            other: [c for c in track.calls if (c.op, c.site) == (call.op, call.site)]
+            for other, track in tracks.items()
+            if other not in sides and call.site
+        }
+        peers = tuple(other for other, calls in made.items() if calls)
+        usual = [c for calls in made.values() for c in calls]
+        if len(peers) > 1 and {*map(_passed, usual)} == {_passed(fits)}:
+            found.append(Departure(rank, call, usual[0], peers, line=True))
+    return found
+
+
+def _passed(call: Collective) -> tuple[int, str]:
+    return wire_numel(call), call.dtype
 
 
 def _from_value(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:

@@ -117,7 +117,12 @@ def _differing(divergence: Divergence, calls: Mapping[int, Collective], blame: B
 
 
 def _inputs(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
-    """What each rank passes to an all-gather whose sizes differ: the size above is the output's."""
+    """What each rank passes to an all-gather whose sizes differ, because the size above is the
+    output's; or which root each rank takes."""
+    if divergence.kind == "root":
+        roots = agreement.sides({rank: call.peer for rank, call in calls.items()})
+        told = [f"rank {root} on {ranks(who)}" for root, who in first_few(roots.items())]
+        return f" The root is {', '.join(told)}."
     gathers = all(call.op == "all_gather" and not call.parameters for call in calls.values())
     passed = agreement.sides({rank: call.numel_in for rank, call in calls.items()})
     if divergence.kind != "size" or not gathers or len(passed) < 2 or 0 in passed:
@@ -148,6 +153,8 @@ def _parted(blame: Blame) -> str:
 def _departure(one: Departure) -> str:
     """A sentence about it, with {} for the ranks."""
     call, usual = (describe(c).replace("{", "{{").replace("}", "}}") for c in (one.call, one.usual))
+    if one.line:
+        return f" In that line, {ranks(one.peers)} only ever called {usual}; {{}} called {call}."
     if one.peers:
         return (
             f" After the same calls, {ranks(one.peers)} called {usual}, where {{}} called {call}."

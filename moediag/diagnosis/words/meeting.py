@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from moediag.diagnosis.numbers import agreement
 from moediag.evidence.model import Evidence, Frame
 from moediag.evidence.rank_stacks import that_counts
 from moediag.protocol import natural
@@ -42,16 +43,25 @@ def of_late(waiting: Sequence[int], late: Sequence[int]) -> str:
 
 def unequal(evidence: Evidence) -> str:
     """What ranks passed to the rendezvous differently, so that they cannot meet; "" if nothing."""
-    texts = []
-    for field, what in _MUST_AGREE.items():
-        sides: dict[object, list[int]] = {}
-        for rank, seen in sorted(evidence.ranks.items()):
-            if value := getattr(seen.meeting, field):
-                sides.setdefault(value, []).append(rank)
-        if len(sides) > 1 and not (field == "address" and _may_be_one(sides)):
-            told = [f"{value} on {ranks(who)}" for value, who in sides.items()]
-            texts.append(f"{what} is {', '.join(told)}")
+    texts = [
+        f"{what} is {', '.join(f'{value} on {ranks(who)}' for value, who in sides.items())}"
+        for what, sides in _apart(evidence)
+    ]
     return f"They were told to meet differently: {'; '.join(texts)}." if texts else ""
+
+
+def odd(evidence: Evidence) -> tuple[int, ...]:
+    """The ranks that were told to meet otherwise than most; () if no majority agrees."""
+    few = [agreement.minority(sides.values()) for _, sides in _apart(evidence)]
+    return tuple(sorted({rank for who in few for rank in who})) if all(few) else ()
+
+
+def _apart(evidence: Evidence) -> Iterator[tuple[str, Mapping[object, Sequence[int]]]]:
+    for field, what in _MUST_AGREE.items():
+        given = {rank: getattr(seen.meeting, field) for rank, seen in evidence.ranks.items()}
+        sides = agreement.sides({rank: given[rank] for rank in sorted(given) if given[rank]})
+        if len(sides) > 1 and not (field == "address" and _may_be_one(sides)):
+            yield what, sides
 
 
 def _may_be_one(addresses: Iterable[object]) -> bool:

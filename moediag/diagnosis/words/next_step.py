@@ -151,7 +151,8 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     lines = {rank: one.at for one in found for rank in one.ranks if one.call == calls.get(rank)}
     lines = {r: lines.get(r) or call.site.partition(" ")[0] for r, call in calls.items()}
-    op = next(iter(calls.values())).op
+    pair = {call.op for call in calls.values()} == {"send", "recv"}
+    op = "send and recv" if pair else next(iter(calls.values())).op
     if divergence.surplus:
         made = next(filter(None, (lines[rank] for rank in calls)), "")
         return f"Make the call{made and f' at {made}'} on all ranks or on none."
@@ -161,7 +162,7 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
         return _busy(away[0], waiting, evidence) if away else ""
     if divergence.kind == "order":
         return f"Let {_all(divergence)} make these calls in one order: {_sites(calls, lines)}."
-    if divergence.kind == "op" or len(set(lines.values())) > 1:
+    if divergence.kind == "op" or (len(set(lines.values())) > 1 and not pair):
         perhaps = _skips([one for one in found if one.call in calls.values()], evidence)
         return f"Find out why ranks take different paths: {_sites(calls, lines)}.{perhaps}"
     if divergence.kind in _VALUES:

@@ -720,3 +720,31 @@ def test_an_error_of_the_guard_with_equal_schedules_has_no_culprit() -> None:
     assert found.verdict == Verdict.CRASH
     assert (found.culprits, found.first_divergence) == ((), None)
     assert "The guard stopped ranks 0, 1: gloo.weight has 8" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (("/job/wrap.py", "/job/train.py"), ", called at train.py:2 f: boom"),
+        (("/job/train.py", "/job/train.py"), "raised ValueError at train.py:1 f: boom"),
+        ((), "raised ValueError at wrap.py:1 f: boom"),
+    ],
+)
+def test_an_exception_in_another_file_is_told_with_the_line_that_called_it(
+    files: tuple[str, ...], told: str
+) -> None:
+    frames = tuple(Frame(file, number, "f") for number, file in enumerate(files, 1))
+    where = frames[0].place if frames else "wrap.py:1 f"
+    failed = RankEvidence(
+        1, error=RankError("ValueError", "boom", where, 1.0, frames), exit=ExitStatus(1)
+    )
+    found = diagnose(Evidence(2, {0: RankEvidence(0), 1: failed}, watched=True))
+    assert told in found.cause
+
+
+@pytest.mark.parametrize(("root", "size", "told"), [(1, 8, True), (0, 9, False), (None, 8, False)])
+def test_roots_that_differ_are_told(root: int | None, size: int, told: bool) -> None:
+    usual, other = Op("0", "broadcast", 8, peer=0), Op("0", "broadcast", size, peer=root)
+    job = Job({"0": ((0, 1, 2), None)}, [[usual], [usual], [other]])
+    found = diagnose(aborted_on_gloo(job.run(), 0))
+    assert ("The root is rank 0 on ranks 0, 1, rank 1 on rank 2." in found.cause) is told

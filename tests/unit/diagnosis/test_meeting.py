@@ -13,6 +13,7 @@ from moediag.evidence.model import (
     Evidence,
     ExitStatus,
     Frame,
+    Meeting,
     RankError,
     RankEvidence,
     Stack,
@@ -114,3 +115,23 @@ def test_a_connection_lost_later_is_not_blamed_on_the_store() -> None:
         for rank, seen in evidence.ranks.items()
     }
     assert "restart" not in diagnose(replace(evidence, ranks=ranks)).cause
+
+
+@pytest.mark.parametrize(
+    ("sizes", "culprits"),
+    [((3, 4, 3), (1,)), ((2, 4), ()), ((3, 4, 5), ()), ((3, 3, 3), ()), ((0, 4, 0), ())],
+)
+def test_a_rank_that_was_told_to_meet_otherwise_than_most(
+    sizes: tuple[int, ...], culprits: tuple[int, ...]
+) -> None:
+    """0: it is not known what the rank was told."""
+    evidence = waits(*[INSIDE for _ in sizes])
+    ranks = {
+        rank: replace(seen, meeting=Meeting(world_size=sizes[rank]))
+        for rank, seen in evidence.ranks.items()
+    }
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert found.culprits == culprits
+    assert ("It is not known which of them is wrong" in found.cause) == (
+        not culprits and len({*sizes} - {0}) > 1
+    )

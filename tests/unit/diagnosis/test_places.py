@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
+from moediag.diagnosis.blame.standings import Standing
+from moediag.diagnosis.words.paths import path_lines
 from moediag.evidence.model import (
     Condition,
     Evidence,
@@ -462,3 +464,21 @@ def test_a_healthy_job_has_no_next_step() -> None:
     ended = {r: replace(s, exit=ExitStatus(code=0)) for r, s in evidence.ranks.items()}
     one = diagnose(replace(evidence, ranks=ended, watched=True))
     assert (str(one.verdict), one.next_step) == ("clean", "")
+
+
+@pytest.mark.parametrize(
+    ("callers", "apart", "told"),
+    [
+        (("sync.py:1 all", "train.py:2 main"), (), True),
+        (("sync.py:1 all",), (), False),  # nothing is known of who called it
+        (("sync.py:1 all", "train.py:2 main"), (UNDER,), False),  # the guard says more
+    ],
+)
+def test_a_line_of_a_helper_is_shown_with_the_one_that_called_it(
+    callers: tuple[str, ...], apart: tuple[Condition, ...], told: bool
+) -> None:
+    sources = {"/me/sync.py": "reduce(x)\n", "/me/train.py": "x = 1\nsync.all(x)\n"}
+    stands = Standing((1,), "sync.py:1 reduce", "waits", None, callers, None, apart=apart)
+    lines = path_lines(None, [stands], Evidence(2, {}, sources=sources))
+    assert any(one.text == "sync.all(x)" for one in lines) is told
+    assert any(one.text == "reduce(x)" for one in lines)

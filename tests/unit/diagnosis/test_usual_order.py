@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.schedules.usual_order import departed
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective, Evidence, RankEvidence
 from moediag.result import Confidence
 from tests.depth import cases
 from tests.unit import periodic_jobs
@@ -225,3 +225,31 @@ def test_groups_without_a_name_are_distinct() -> None:
     found = Job(groups, [[*steps, first, second], [*steps, second, first]]).run()
     blame = Facts(replace(found, watched=True)).blame
     assert blame.culprits == (1,) and blame.basis == "habit"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ((4, 4, 8), (3,)),  # ranks 1 and 2 only ever sent what rank 0 expects
+        ((4, 5, 8), ()),  # each sends as much as it likes
+        ((0, 4, 8), ()),  # one other rank is no usage
+        ((8, 8, 8), ()),  # only rank 0 makes the call of that line
+    ],
+)
+def test_a_send_that_differs_from_that_line_on_the_other_ranks(
+    sizes: tuple[int, ...], named: tuple[int, ...]
+) -> None:
+    wants = [size if sizes[0] == 8 else 4 for size in sizes[:2]] + [4]
+    made = [
+        Collective(n, "0", n, "recv", 0, wants[n], "float32", peer=n + 1, site="job.py:2 ask")
+        for n in range(3)
+        if sizes[n]
+    ]
+    sent = [
+        Collective(0, "0", 0, "send", size, 0, "float32", peer=0, site="job.py:3 answer")
+        for size in sizes
+    ]
+    ranks = {0: RankEvidence(0, collectives=tuple(made))}
+    ranks |= {n: RankEvidence(n, collectives=(sent[n - 1],)) for n in (1, 2, 3) if sizes[n - 1]}
+    calls = {0: made[-1], 3: sent[2]}
+    assert departed(calls, Evidence(4, ranks)) == named

@@ -37,6 +37,10 @@ def ends(*lines: str, others_failed: bool = False) -> dict[int, str | int | None
         ("srun: error: n1: tasks 0-3: Killed", {}),
         ("[rank: 3] Child process with PID 7 terminated with code -9. Forcefully", {3: "SIGKILL"}),
         ("Child process with PID 7 terminated with code -9. Forcefully", {}),
+        ("ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.", {2: "SIGBUS"}),
+        ("Global rank 3 (PID 71) exited with code -9", {3: "SIGKILL"}),
+        ("Global rank 3 (PID 71) exited with code -15", {}),  # as the launcher ends the others
+        ("Rank 2 crashed with exit code -7.", {}),  # of whom it is not known
     ],
 )
 def test_an_end_that_a_launcher_tells(line: str, end: dict[int, str | int]) -> None:

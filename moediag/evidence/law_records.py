@@ -120,7 +120,13 @@ class _Reader:
             str(event["optimizer"]),
             tuple(
                 LawPiece(
-                    plain_name(name), str(part), str(how), sets[at], int(group), int(at), str(shape)
+                    plain_name(name),
+                    str(part),
+                    str(how),
+                    sets[at],
+                    int(group),
+                    int(at),
+                    _shape(shape),
                 )
                 for name, part, how, at, group, shape in rows
             ),
@@ -210,6 +216,10 @@ class _Reader:
                 bool(loaded),
                 bool(unchanged),
             )
+
+
+def _shape(text: str) -> str:
+    return "x".join(str(int(size)) for size in text.split("x")) if text else ""
 
 
 def _by_name(raw: Mapping[str, str | None]) -> dict[str, str | None]:

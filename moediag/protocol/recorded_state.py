@@ -102,12 +102,12 @@ class RecordedStep:
 
     @classmethod
     def read(cls, folder: Union[str, Path], rank: int, step: int) -> "Optional[RecordedStep]":
-        """None if it was not recorded."""
+        """None if it was not recorded, or cannot be read."""
         try:
             raw = read_json(Path(folder) / state_file(rank, step))
-        except OSError:
+            return typing.cast("RecordedStep", build(cls, raw))
+        except (OSError, ValueError):
             return None
-        return typing.cast("RecordedStep", build(cls, raw))
 
 
 @dataclass(frozen=True)

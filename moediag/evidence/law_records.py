@@ -112,7 +112,7 @@ class _Reader:
             event["hows"],
             event["in_set"],
             event["in_group"],
-            event.get("shapes") or [""] * len(event["names"]),
+            map(_shape, event.get("shapes") or [""] * len(event["names"])),
             strict=True,
         )
         self.layouts[int(event["id"])] = (
@@ -120,13 +120,7 @@ class _Reader:
             str(event["optimizer"]),
             tuple(
                 LawPiece(
-                    plain_name(name),
-                    str(part),
-                    str(how),
-                    sets[at],
-                    int(group),
-                    int(at),
-                    _shape(shape),
+                    plain_name(name), str(part), str(how), sets[at], int(group), int(at), shape
                 )
                 for name, part, how, at, group, shape in rows
             ),

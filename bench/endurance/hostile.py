@@ -44,7 +44,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``share``: of all inputs, in percent."""
+    """``share``: of all inputs, relative to other kinds."""
 
     originals: Callable[[], list[Files]]
     read: Callable[[Path], None]
@@ -86,10 +86,11 @@ KINDS = {
 def run(
     count: int, seed: int = 0, kinds: Sequence[str] = tuple(KINDS)
 ) -> Iterator[tuple[str, Report]]:
-    """Yields each kind's report; ``count`` inputs in all, where all kinds are read."""
+    """Yields each kind's report; ``count`` inputs in all."""
+    every = sum(KINDS[name].share for name in kinds)
     for name in kinds:
         report = Report()
-        share = max(1, count * KINDS[name].share // 100)
+        share = max(1, count * KINDS[name].share // every)
         for begin in range(0, share, BLOCK):
             _block(name, seed, range(begin, min(begin + BLOCK, share)), report)
         yield name, report

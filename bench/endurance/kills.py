@@ -246,8 +246,8 @@ def _job(command: Command, place: Path) -> Iterator[_Job]:
 
 def _answer(words: list[str], place: Path, names: tuple[str, ...]) -> Any:
     done = subprocess.run(
-        [*words, "--json"], cwd=place, env=cases.variables(cases.new_mark()), timeout=900,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
+        [*words[:4], "--json", *words[4:]], cwd=place, env=cases.variables(cases.new_mark()),
+        timeout=900, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     raw = json.loads(done.stdout or b"{}")
     if names[0] not in raw:

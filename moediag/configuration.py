@@ -112,8 +112,8 @@ def read(folder: Path, commands: Collection[str]) -> Configuration:
 
 
 def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
+    try:  # a device has no end, and a pipe may never be written
+        return path.read_text(encoding="utf-8") if path.is_file() else None
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -130,7 +130,7 @@ def _parsed(path: Path, text: str, commands: Collection[str]) -> Configuration:
 
     try:
         raw: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers that are too long
         raise UsageError(f"{path}: not TOML: {error}") from None
     for part in filter(None, _table(path).split(".")):
         raw = raw.get(part, {})

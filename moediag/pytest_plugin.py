@@ -21,9 +21,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from moediag.rank_reports import Said
 
 NAME = "moediag.pytest_plugin"
 WATCH = (sys.executable, "-m", "moediag", "watch")
@@ -109,26 +112,26 @@ def _judge(item: pytest.Item, asked: _Asked, parser: pytest.Parser) -> None:
         said = dict(rank_reports.read(Path(reports)))
     trial = _trial(out)
     verdict = trial.get("verdict", "")
-    failed = {rank: one for rank, one in said.items() if one["outcome"] == "failed"}
-    expected = [one for one in said.values() if one.get("expected")]
+    failed = {rank: one for rank, one in said.items() if one.outcome == "failed"}
+    expected = [one for one in said.values() if one.expected]
     silent = [rank for rank in range(asked.count) if rank not in said]
-    skipped = not silent and all(one["outcome"] == "skipped" for one in said.values())
+    skipped = not silent and all(one.outcome == "skipped" for one in said.values())
     # A test without collectives or without torch is inconclusive for moediag.
     good = verdict == "clean" or (verdict == "inconclusive" and (skipped or not asked.laws))
     if expected and not failed and not ended:
         shutil.rmtree(out, ignore_errors=True)
-        pytest.xfail(expected[0]["reason"])
+        pytest.xfail(expected[0].reason)
     if good and not ended and not failed and not silent:
         shutil.rmtree(out, ignore_errors=True)
         if skipped:
-            pytest.skip(said[0]["reason"].removeprefix("Skipped: "))
+            pytest.skip(said[0].reason.removeprefix("Skipped: "))
         return
     text = [_first_line(trial, failed, silent, ended), ""]
     # A rank's own assertion says more than the page of the end of its job.
     if verdict not in ("crash", "clean") or set(trial["culprits"]) - set(failed) or not failed:
         text.append(page or trial.get("cause", "") or "The output of the ranks says why.")
     for rank, one in sorted(failed.items()):
-        text.append(f"rank {rank} of {asked.count}:\n{one['text']}\n")
+        text.append(f"rank {rank} of {asked.count}:\n{one.text}\n")
     text.append(f"The run directory is {out}.")
     raise _failed("\n".join(text))
 
@@ -139,7 +142,7 @@ def _failed(text: str) -> BaseException:
 
 
 def _first_line(
-    trial: Mapping[str, Any], failed: Mapping[int, Mapping[str, str]], silent: list[int], ended: str
+    trial: Mapping[str, Any], failed: Mapping[int, Said], silent: list[int], ended: str
 ) -> str:
     """Who is at fault, where and how: dashboards and pytest's summary show one line."""
     culprits, verdict = trial.get("culprits", []), trial.get("verdict", "")
@@ -147,7 +150,7 @@ def _first_line(
     own = verdict in ("", "clean", "crash", "inconclusive")
     first = next((rank for rank in culprits or sorted(failed) if rank in failed), None)
     if own and first is not None:
-        return f"rank {first}: {failed[first]['line'] or 'failed'}"
+        return f"rank {first}: {failed[first].line or 'failed'}"
     if verdict not in ("", "clean", "inconclusive"):
         who = _who(culprits, trial.get("places", ()))
         return f"{who}{': ' if who else ''}{verdict}. {trial.get('cause', '')}"

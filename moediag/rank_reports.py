@@ -5,14 +5,34 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moediag.protocol import innermost_user
+from moediag.protocol import build, innermost_user, read_json
 from moediag.rank_options import NOT_IN_RANKS
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a test ended on one rank."""
+
+    outcome: str = "passed"
+    """passed, skipped or failed."""
+    text: str = ""
+    line: str = ""
+    """Where and how it failed."""
+    reason: str = ""
+    """Why it was skipped, or expected to fail."""
+    expected: bool = False
+    """It failed as its mark expects."""
+
+
+_ORDER = ("passed", "skipped", "failed")
 
 
 class Rank:
@@ -20,7 +40,7 @@ class Rank:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.said: dict[str, str] = {}
+        self.said: Said | None = None
         self.process = os.getpid()
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -40,35 +60,30 @@ class Rank:
             report.outcome, report.longrepr = "passed", None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        order = ("passed", "skipped", "failed")
         if report.passed and report.when != "call":
             return
-        if order.index(report.outcome) < order.index(self.said.get("outcome", "passed")):
+        if self.said and _ORDER.index(report.outcome) < _ORDER.index(self.said.outcome):
             return
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
         expected = report.skipped and hasattr(report, "wasxfail")
-        self.said = {
-            "outcome": report.outcome,
-            "text": report.longreprtext,
-            "line": _last_line(report),
-            "reason": report.wasxfail if expected else reason,
-            "expected": "yes" if expected else "",
-        }
+        reason = report.wasxfail if expected else reason
+        self.said = Said(report.outcome, report.longreprtext, _last_line(report), reason, expected)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.said = {"outcome": "failed", "text": report.longreprtext, "line": ""}
+            self.said = Said("failed", report.longreprtext)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Also of ``pytest.exit()``."""
         place = _place(excinfo)
-        self.said = {"outcome": "failed", "text": place, "line": place}
+        self.said = Said("failed", place, place)
 
     def pytest_sessionfinish(self) -> None:
         if os.getpid() != self.process:
             return  # a child that the test forked runs to the end of pytest, too
-        path = self.folder / f"rank-{os.environ.get('RANK', '0')}.json"
-        path.write_text(json.dumps(self.said), encoding="utf-8")
+        if self.said is not None:
+            path = self.folder / f"rank-{os.environ.get('RANK', '0')}.json"
+            path.write_text(json.dumps(asdict(self.said)), encoding="utf-8")
 
 
 def _last_line(report: pytest.TestReport) -> str:
@@ -94,12 +109,8 @@ def _place(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
     return where + excinfo.exconly().partition("\n")[0]
 
 
-def read(reports: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+def read(reports: Path) -> Iterator[tuple[int, Said]]:
     """Each rank that wrote how its test ended, and what it wrote."""
     for path in sorted(reports.glob("rank-*.json")):
-        try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # the rank was killed while it wrote
-            continue
-        if said:
-            yield int(path.stem.partition("-")[2]), said
+        with suppress(OSError, ValueError):  # the rank was killed while it wrote
+            yield int(path.stem.partition("-")[2]), build(Said, read_json(path))

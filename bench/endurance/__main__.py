@@ -22,6 +22,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--hostile", type=int, default=0, metavar="N", help="read N damaged inputs")
     parser.add_argument("--faults", action="store_true", help="run commands on a faulty machine")
     parser.add_argument("--hours", type=float, default=0.0, metavar="H", help="watch a job H hours")
+    parser.add_argument("--light", action="store_true",
+                        help="with --hours: ranks that do not import torch")  # fmt: skip
     parser.add_argument("--nodes", type=int, default=0, metavar="N",
                         help="watch a job on N nodes, which are network namespaces")  # fmt: skip
     parser.add_argument("--campaigns", type=int, default=0, metavar="N",
@@ -117,10 +119,10 @@ def _campaigns(wanted: argparse.Namespace) -> list[str]:
 
 def _hours(wanted: argparse.Namespace) -> None:
     _head(*_HOURS)
-    for row in hours.run(wanted.hours, wanted.every):
+    for row in hours.run(wanted.hours, wanted.every, wanted.light):
         watcher, ranks = row.watcher, row.ranks
         _row(
-            f"{row.minutes:.0f}", row.restarts, f"{watcher[0]:.0f}", *watcher[1:],
+            f"{row.minutes:.0f}", row.restarts, f"{watcher[0]:.1f}", *watcher[1:],
             f"{ranks[0]:.0f}", *ranks[1:], f"{row.disk:.1f}",
         )  # fmt: skip
 

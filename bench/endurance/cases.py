@@ -47,6 +47,25 @@ for step in range(int(sys.argv[1])):
     model(torch.ones(2, 4)).sum().backward()
 dist.destroy_process_group()
 """
+RESUMING_JOB = """
+import sys, torch
+path = sys.argv[1] + "/ckpt.pt"
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+first = 0
+if len(sys.argv) > 2:
+    saved = torch.load(path)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["step"]
+for step in range(first, 6):
+    model(torch.full((2, 4), float(step))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 1:
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**states, "step": step + 1}, path)
+"""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 # A traceback through the control side; jobs and torchrun print others.
 BUG = re.compile(
@@ -78,6 +97,7 @@ def folder() -> Iterator[Path]:
         place = Path(name)
         (place / "plain.py").write_text(PLAIN_JOB)
         (place / "gloo.py").write_text(GLOO_JOB)
+        (place / "resuming.py").write_text(RESUMING_JOB)
         yield place
 
 

@@ -1,4 +1,8 @@
-"""A watched job that restarts every few minutes: what watcher and ranks hold as time goes by."""
+"""A watched job that restarts again and again: what watcher and ranks hold as time goes by.
+
+Importing torch takes the ranks seconds. Light ones do not: they leave what two ranks recorded
+before, so that hundreds of attempts an hour are followed, diagnosed and removed.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,18 @@ while True:
         os._exit(7)  # as a failing rank does; torchrun starts all of them again
 """
 
+_LIGHT = """
+import os, pathlib, shutil, sys, time
+folder = pathlib.Path(os.environ["MOEDIAG_WATCH"], "attempt-" + os.environ["MOEDIAG_ATTEMPT"])
+folder.mkdir(exist_ok=True)
+for path in pathlib.Path(sys.argv[2]).glob(f"rank-{os.environ['RANK']}.*"):
+    if not (folder / path.name).exists():
+        shutil.copy(path, folder)
+time.sleep(float(sys.argv[1]) + (60 if os.environ["RANK"] == "1" else 0))
+os._exit(7)
+"""
+_RECORDED = cases.ROOT / "tests" / "samples" / "watched" / "attempt-0"
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -41,12 +57,15 @@ class Held:
     disk: float
 
 
-def run(hours: float, every: float, restarts: int = 100_000) -> Iterator[Held]:
-    """Watches a job that fails every ``every`` seconds; yields about twenty rows."""
+def run(hours: float, every: float, light: bool = False, restarts: int = 100_000) -> Iterator[Held]:
+    """Watches a job that fails every ``every`` seconds; yields about twenty rows. ``light``: its
+    ranks do not import torch."""
     with cases.folder() as place:
-        (place / "job.py").write_text(_JOB)
+        (place / "job.py").write_text(_LIGHT if light else _JOB)
         mark = cases.new_mark()
-        launcher = [*cases.TORCHRUN, "--max-restarts", str(restarts), "job.py", str(every)]
+        launcher = [*cases.TORCHRUN, "--max-restarts", str(restarts)]
+        launcher += ["--monitor-interval", "0.1"] if light else []
+        launcher += ["job.py", str(every), *([str(_RECORDED)] if light else [])]
         process = cases.start([*MOEDIAG, "watch", "--out", "out", "--", *launcher], place, mark)
         began = time.monotonic()
         try:

@@ -1,7 +1,8 @@
 """Signals for any process of a command at any moment.
 
 Checked: no process is left after 10 seconds; a process that only looks alike got no signal; what a
-command left is readable; a resumed command comes to the answer of one that nobody disturbed.
+command left is readable; a resumed command comes to the answer of one that nobody disturbed; the
+job that `attach` looks at goes on. A moment lies in the life of a command that nobody disturbs.
 Scheduling is as on a cluster: if moediag still runs a second after the signals, it gets SIGTERM.
 If moediag itself was killed, what the campaign stopped is continued, and the job ends by itself.
 """
@@ -27,6 +28,7 @@ from typing import Any
 
 from bench.endurance import cases
 from bench.endurance.cases import MOEDIAG
+from moediag.launch.processes import all_stats
 
 END = 10.0  # seconds after which no process may be left
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
@@ -41,32 +43,38 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``most``: seconds within which it is killed. ``share``: of all kills, in percent. ``answer``:
-    the fields of its JSON that a resumed command must repeat; () if it has no ``--resume``."""
+    """``share``: of all kills, in percent. ``answer``: the fields of its JSON that a resumed
+    command must repeat; () if it has no ``--resume``. ``job``: of a command that looks at a job,
+    what runs beside it."""
 
     words: tuple[str, ...]
-    most: float
     share: int
     answer: tuple[str, ...] = ()
+    job: tuple[str, ...] = ()
 
 
 COMMANDS = {
     "watch, 2 ranks without torch": Command(
-        ("watch", "--", sys.executable, "plain.py", "100"), 5.0, 90
+        ("watch", "--", sys.executable, "plain.py", "100"), 62
     ),
-    "watch, 2 gloo ranks": Command(("watch", "--", *cases.TORCHRUN, "gloo.py", "3000"), 12.0, 4),
+    "watch, 2 gloo ranks": Command(("watch", "--", *cases.TORCHRUN, "gloo.py", "3000"), 6),
+    "attach": Command(
+        ("attach", "--patience", "2"), 20, job=(sys.executable, "plain.py", "1000000")
+    ),
+    "resume": Command(
+        ("resume", "--steps", "2", "--resumed", f"{sys.executable} resuming.py {{dir}} again", "--",
+         sys.executable, "resuming.py", "{dir}"), 3,
+    ),
     "run": Command(
-        ("run", "expert-starvation", "--cpu", "2", "--variant", "unfixed"), 12.0, 3,
+        ("run", "expert-starvation", "--cpu", "2", "--variant", "unfixed"), 5,
         ("trials", "variant", "verdict", "signature"),
     ),
     "hunt": Command(
-        ("hunt", "--family", "qwen3_moe", "--relation", "causality", "--relation", "batch"),
-        12.0, 2,
+        ("hunt", "--family", "qwen3_moe", "--relation", "causality", "--relation", "batch"), 3,
         ("cells", "outcome"),
     ),
     "bisect": Command(
-        ("bisect", "expert-starvation", "--good", "4.52.4", "--bad", "4.53.2", "--cpu", "2"),
-        60.0, 1,
+        ("bisect", "expert-starvation", "--good", "4.52.4", "--bad", "4.53.2", "--cpu", "2"), 1,
         ("began", "good", "bad"),
     ),
 }  # fmt: skip
@@ -101,6 +109,7 @@ def run(
             continue
         report = Report()
         numbers = range(max(1, round(count * command.share / 100)))
+        _undisturbed(name)  # once, before others run beside
         with ThreadPoolExecutor(at_once) as pool:
             for one in pool.map(functools.partial(_with_stranger, name, seed), numbers):
                 report.add(one)
@@ -120,10 +129,16 @@ def _with_stranger(name: str, seed: int, number: int) -> Report:
 
 def _case(name: str, seed: str, place: Path, report: Report) -> None:
     chance = random.Random(seed)  # noqa: S311 - repeatable
+    with _job(COMMANDS[name], place) as job:
+        _kill(name, seed, chance, place, report, job)
+
+
+def _kill(
+    name: str, seed: str, chance: random.Random, place: Path, report: Report, job: _Job
+) -> None:
     command, mark, out = COMMANDS[name], cases.new_mark(), place / "out"
-    first, *rest = command.words
-    words = [*MOEDIAG, first, "--out", "out", *rest]
-    moment = chance.uniform(0.05, command.most)
+    words = _words(command, job)
+    moment = chance.uniform(0.05, _undisturbed(name)[0])
     process = cases.start(words, place, mark)
     time.sleep(moment)
     sent, stopped = [], []
@@ -163,25 +178,76 @@ def _case(name: str, seed: str, place: Path, report: Report) -> None:
         report.failures.append(f"{what}: {end.text[-300:]}")
     if out.is_dir() and (why := cases.unreadable(out)):
         report.failures.append(f"{what}: unreadable: {why}")
+    if harm := job.harm():
+        report.failures.append(f"{what}: the job {harm}")
     if command.answer and (out / "journal.jsonl").is_file():
         report.resumed += 1
-        answer = _undisturbed(name)
+        _, answer = _undisturbed(name)
         again = _answer([*words, "--resume"], place, command.answer)
         if again != answer:
             report.failures.append(f"{what}: resumed to {again}, not {answer}")
 
 
 @functools.cache
-def _undisturbed(name: str) -> Any:
-    first, *rest = COMMANDS[name].words
-    with cases.folder() as place:
-        return _answer([*MOEDIAG, first, "--out", "out", *rest], place, COMMANDS[name].answer)
+def _undisturbed(name: str) -> tuple[float, Any]:
+    """The seconds that a command takes, and its answer."""
+    command = COMMANDS[name]
+    with cases.folder() as place, _job(command, place) as job:
+        began = time.monotonic()
+        answer = _answer(_words(command, job), place, command.answer or ("trials", "verdict"))
+        return time.monotonic() - began, answer
+
+
+def _words(command: Command, job: _Job) -> list[str]:
+    first, *rest = command.words
+    return [*MOEDIAG, first, "--out", "out", *rest, *job.pid]
+
+
+class _Job:
+    """A job that a command looks at, or none."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, output: Path) -> None:
+        self.process, self.output = process, output
+        self.pid = [str(process.pid)] if process is not None else []
+
+    def harm(self) -> str:
+        """What the command did to it; "" if it goes on."""
+        if self.process is None:
+            return ""
+        before, ends = self.output.stat().st_size, time.monotonic() + END
+        while time.monotonic() < ends:
+            if self.process.poll() is not None:
+                return f"ended: {self.process.returncode}"
+            ranks = [one for one in all_stats().values() if one.ppid == self.process.pid]
+            stopped = [one for one in ranks if one.state in "Tt"]
+            if len(ranks) == 2 and not stopped and self.output.stat().st_size > before:
+                return ""
+            time.sleep(0.05)
+        return f"does not go on: {ranks}"
+
+
+@contextmanager
+def _job(command: Command, place: Path) -> Iterator[_Job]:
+    output = place / "job.txt"
+    if not command.job:
+        yield _Job(None, output)
+        return
+    with output.open("wb") as out:
+        process = subprocess.Popen(command.job, cwd=place, stdout=out, start_new_session=True)
+    try:
+        ends = time.monotonic() + 60.0
+        while not output.stat().st_size and time.monotonic() < ends:
+            time.sleep(0.05)
+        yield _Job(process, output)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _answer(words: list[str], place: Path, names: tuple[str, ...]) -> Any:
     done = subprocess.run(
-        [*words, "--json"], cwd=place, env=cases.variables(cases.new_mark()), timeout=900,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
+        [*words[:4], "--json", *words[4:]], cwd=place, env=cases.variables(cases.new_mark()),
+        timeout=900, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     raw = json.loads(done.stdout or b"{}")
     if names[0] not in raw:
@@ -202,7 +268,10 @@ def _role(pid: int, moediag: int) -> str:
             return "rank"
         if b"ranks/host" in command or b"ranks.host" in command:
             return "host"
-        return "launcher" if b"distributed.run" in command or b"plain.py" in command else "other"
+        if b"py-spy" in command:
+            return "py-spy"
+        jobs = (b"distributed.run", b"plain.py", b"resuming.py")
+        return "launcher" if any(one in command for one in jobs) else "other"
     return "other"
 
 

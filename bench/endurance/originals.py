@@ -6,11 +6,9 @@ import dataclasses
 import html
 import json
 import pickle
-import typing
 from pathlib import Path
-from typing import Any
 
-from bench import jobs
+from bench import jobs, pasted
 from moediag import protocol
 
 Files = dict[str, bytes]
@@ -22,21 +20,6 @@ JOB = "ab" * 16
 def files(pattern: str, name: str) -> list[Files]:
     """Each file of the repository that matches ``pattern``, as a folder with one file ``name``."""
     return [{name or path.name: path.read_bytes()} for path in sorted(ROOT.glob(pattern))]
-
-
-def journals() -> list[Files]:
-    """Journals of a run, with finished trials."""
-    header = {"e": "header", "schema_version": 2, "campaign": "run", "question": {"set": ["a=1"]},
-              "command": ["moediag"], "digests": {"scenario": "0" * 64}, "kept": {}}  # fmt: skip
-    found = []
-    for path in sorted(ROOT.glob("tests/golden/results/*.json")):
-        trials = json.loads(path.read_text(encoding="utf-8"))["trials"]
-        lines = [
-            header,
-            *({"e": "trial", "name": str(n), "value": t} for n, t in enumerate(trials)),
-        ]
-        found.append({"journal.jsonl": b"\n".join(json.dumps(one).encode() for one in lines)})
-    return found
 
 
 def register() -> list[Files]:
@@ -51,54 +34,6 @@ def watched() -> list[Files]:
     return [
         {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
     ]
-
-
-def trials() -> list[Files]:
-    """Folders of trials whose ranks measured all that an outcome may have, a folder for each kind
-    of trial, and then one for each thing that is measured."""
-    whole = dataclasses.replace(
-        _filled(protocol.Outcome), applicable=None, incomparable="", repeats=""
-    )
-    names = [field.name for field in dataclasses.fields(whole)]
-    apart = [protocol.Outcome(**{"rank": 0, name: getattr(whole, name)}) for name in names]
-    return [
-        *(_trial(_filled(task), whole) for task in typing.get_args(protocol.Task)),
-        *(_trial(protocol.StepTask(), outcome) for outcome in apart),
-    ]
-
-
-def _trial(task: protocol.Task, outcome: protocol.Outcome) -> Files:
-    exits = {str(rank): {"code": 0} for rank in range(2)}
-    trial = protocol.Trial("t", "s", "unfixed", task=task)
-    files = {
-        protocol.TRIAL_FILE: dataclasses.asdict(trial),
-        protocol.LAUNCH_FILE: {"schema_version": 1, "started": 1.0, "exits": exits},
-    }
-    for rank in range(2):
-        one = dataclasses.replace(outcome, rank=rank)
-        files[protocol.outcome_file(rank)] = dataclasses.asdict(one)
-    return {name: json.dumps(raw).encode() for name, raw in files.items()}
-
-
-def _filled(hint: Any) -> Any:
-    """A value of this type, with one element wherever there may be some."""
-    args = typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        fields = [field for field in dataclasses.fields(hint) if field.init]
-        known = {"kind"} & {f.name for f in fields if f.default is not dataclasses.MISSING}
-        return hint(**{f.name: f.default if f.name in known else _filled(hints[f.name])
-                       for f in fields})  # type: ignore[operator]  # fmt: skip
-    match typing.get_origin(hint):
-        case typing.Union:
-            return _filled(args[0])
-        case origin if origin is list:
-            return [_filled(args[0])]
-        case origin if origin is tuple:
-            return tuple(_filled(one) for one in args if one is not Ellipsis)
-        case origin if origin is not None:  # a mapping
-            return {"1": _filled(args[1])}
-    return {str: "a", int: 1, float: 0.5, bool: True}.get(hint)
 
 
 def checkpoints() -> list[Files]:
@@ -280,3 +215,8 @@ def _others() -> Files:
         "rank_3.log": fault.encode(), "rank_2.stack.txt": pystack.encode(),
         "rank_1.spy.txt": text.encode(),
     }  # fmt: skip
+
+
+def pasted_texts() -> list[Files]:
+    """Texts in the forms of public reports."""
+    return [{name: text.encode() for name, text in one.files.items()} for one in pasted.texts()]

@@ -91,7 +91,7 @@ def read_launch(path: Path) -> LaunchRecord:
         return LaunchRecord(not_seen=("exit codes and signals (launch.json is unreadable)",))
     raw["not_seen"], lost = [str(one) for one in _listed(raw.get("not_seen"))], []
     raw["deaths"] = [one for one in _listed(raw.get("deaths")) if _built(Death, one) is not None]
-    raw["deaths"].sort(key=lambda death: float(death["time"]))
+    raw["deaths"].sort(key=lambda death: float(death.get("time") or 0.0))
     exits = raw.get("exits")
     raw["exits"] = {}
     for rank, status in exits.items() if isinstance(exits, dict) else ():

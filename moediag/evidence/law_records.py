@@ -112,7 +112,7 @@ class _Reader:
             event["hows"],
             event["in_set"],
             event["in_group"],
-            event.get("shapes") or [""] * len(event["names"]),
+            map(_shape, event.get("shapes") or [""] * len(event["names"])),
             strict=True,
         )
         self.layouts[int(event["id"])] = (
@@ -120,7 +120,7 @@ class _Reader:
             str(event["optimizer"]),
             tuple(
                 LawPiece(
-                    plain_name(name), str(part), str(how), sets[at], int(group), int(at), str(shape)
+                    plain_name(name), str(part), str(how), sets[at], int(group), int(at), shape
                 )
                 for name, part, how, at, group, shape in rows
             ),
@@ -180,3 +180,7 @@ class _Reader:
         for name, (whole, loaded, unchanged) in event["shards"].items():
             own = {"step": event["step"], "whole": whole, "loaded": loaded, "unchanged": unchanged}
             self.shards[plain_name(name)] = build(Shard, own)
+
+
+def _shape(text: str) -> str:
+    return "x".join(str(int(size)) for size in text.split("x")) if text else ""

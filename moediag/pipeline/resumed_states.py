@@ -264,4 +264,5 @@ def _grouped(differ: Iterable[_Explained], batches: Iterable[Lost | None]) -> li
                 got.value if plain and got is not None else "", other,
             )
         )  # fmt: skip
-    return sorted(found, key=lambda lost: ORDER.index(lost.kind))
+    order = (*ORDER, *(lost.kind for lost in found))  # a damaged record has others
+    return sorted(found, key=lambda lost: order.index(lost.kind))

@@ -4,14 +4,13 @@ schedules."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 from moediag.protocol.files import CHECKED_FILE, simulated_file
-from moediag.protocol.stored import build, write_json
+from moediag.protocol.stored import build, read_json, write_json
 
 # Levels of a finding. FAILS: the step cannot run, or a part of the request has no effect. MAY_FAIL:
 # it fails under a condition that the text names. NOTE: legitimate, but good to know.
@@ -70,7 +69,7 @@ class ExpertRange:
     experts: int
     copies: int  # how often each expert must be held
     # By rank: first and last + 1. Equal: none.
-    ranges: List[List[int]] = field(default_factory=list)
+    ranges: List[Tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,12 @@ class SimulatedRank:
 
     @classmethod
     def of(cls, folder: Union[str, Path], rank: int) -> Optional["SimulatedRank"]:
-        """Returns what ``rank`` wrote; None if it created no process group."""
+        """Returns what ``rank`` wrote; None if it created no process group or cannot be read."""
         try:
-            raw = json.loads((Path(folder) / simulated_file(rank)).read_text(encoding="utf-8"))
+            raw = read_json(Path(folder) / simulated_file(rank))
+            return typing.cast("SimulatedRank", build(cls, raw))
         except (OSError, ValueError):
             return None
-        return typing.cast("SimulatedRank", build(cls, raw))
 
 
 @dataclass(frozen=True)
@@ -199,5 +198,4 @@ class Checked:
 
     @classmethod
     def read(cls, folder: Union[str, Path]) -> "Checked":
-        raw = json.loads((Path(folder) / CHECKED_FILE).read_text(encoding="utf-8"))
-        return typing.cast("Checked", build(cls, raw))
+        return typing.cast("Checked", build(cls, read_json(Path(folder) / CHECKED_FILE)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Union
 
-from moediag.protocol.stored import build, parse_json, read_json, write_json
+from moediag.protocol.stored import build, parse_json, read_ranks, write_json
 
 ENV_MEASURE = "MOEDIAG_MEASURE"  # a MeasureRequest as JSON
 # In the folder of the measurements. The control side creates it when all ranks have answered; ranks
@@ -119,22 +119,10 @@ class Measured:
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / measured_file(self.rank), dataclasses.asdict(self))
 
-    @classmethod
-    def read(cls, path: Union[str, Path]) -> "Measured":
-        raw = read_json(path)
-        return typing.cast("Measured", build(cls, raw))
-
 
 def read_measured(folder: Union[str, Path]) -> Dict[int, Measured]:
-    """What the ranks of one run have measured so far. Omits a rank without a readable file."""
-    found: Dict[int, Measured] = {}
-    for path in sorted(Path(folder).glob("rank-*.measured.json")):
-        try:
-            one = Measured.read(path)
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-        found[one.rank] = one
-    return found
+    """What the ranks of one run have measured so far."""
+    return read_ranks(folder, "rank-*.measured.json", Measured)
 
 
 def coarsest_dtype(answers: Iterable[Measured]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
-from moediag.protocol.stored import build, parse_json, read_json, write_json
+from moediag.protocol.stored import build, parse_json, read_json, read_ranks, write_json
 
 # Kinds of what a state consists of.
 PARAMETER, BUFFER, FROZEN, MODE = "parameter", "buffer", "frozen flag", "mode of a module"
@@ -102,12 +102,12 @@ class RecordedStep:
 
     @classmethod
     def read(cls, folder: Union[str, Path], rank: int, step: int) -> "Optional[RecordedStep]":
-        """None if it was not recorded."""
+        """None if it was not recorded, or cannot be read."""
         try:
             raw = read_json(Path(folder) / state_file(rank, step))
-        except OSError:
+            return typing.cast("RecordedStep", build(cls, raw))
+        except (OSError, ValueError):
             return None
-        return typing.cast("RecordedStep", build(cls, raw))
 
 
 @dataclass(frozen=True)
@@ -148,15 +148,8 @@ class Recorded:
 
 
 def read_recorded(folder: Union[str, Path]) -> Dict[int, Recorded]:
-    """What the ranks of one run have recorded so far. Omits a rank without a readable file."""
-    found: Dict[int, Recorded] = {}
-    for path in sorted(Path(folder).glob("rank-*.recorded.json")):
-        try:
-            one = typing.cast("Recorded", build(Recorded, read_json(path)))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-        found[one.rank] = one
-    return found
+    """What the ranks of one run have recorded so far."""
+    return read_ranks(folder, "rank-*.recorded.json", Recorded)
 
 
 # Why a value is not as it was at the save.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
 from moediag.protocol.files import FAMILIES_FILE, RELATION_FILE
-from moediag.protocol.stored import build, write_json
+from moediag.protocol.stored import build, read_json, write_json
 
 # What must hold before a difference counts as a finding, in the order in which it is checked.
 CONDITIONS: Dict[str, str] = {
@@ -84,8 +83,7 @@ class RelationOutcome:
 
     @classmethod
     def read(cls, folder: Union[str, Path]) -> "RelationOutcome":
-        raw = json.loads((Path(folder) / RELATION_FILE).read_text(encoding="utf-8"))
-        return typing.cast("RelationOutcome", build(cls, raw))
+        return typing.cast("RelationOutcome", build(cls, read_json(Path(folder) / RELATION_FILE)))
 
 
 @dataclass(frozen=True)
@@ -111,5 +109,4 @@ class ReleaseListing:
 
     @classmethod
     def read(cls, folder: Union[str, Path]) -> "ReleaseListing":
-        raw = json.loads((Path(folder) / FAMILIES_FILE).read_text(encoding="utf-8"))
-        return typing.cast("ReleaseListing", build(cls, raw))
+        return typing.cast("ReleaseListing", build(cls, read_json(Path(folder) / FAMILIES_FILE)))

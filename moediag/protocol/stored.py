@@ -67,6 +67,18 @@ def read_json(path: Union[str, Path], errors: str = "strict") -> Any:
     return parse_json(read_stored(path).decode("utf-8", errors))
 
 
+def read_ranks(folder: Union[str, Path], pattern: str, cls: Any) -> Dict[int, Any]:
+    """The dataclasses that ranks have written so far, by rank. Omits unreadable files."""
+    found: Dict[int, Any] = {}
+    for path in sorted(Path(folder).glob(pattern)):
+        try:
+            one = build(cls, read_json(path))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        found[one.rank] = one
+    return found
+
+
 def write_json(path: Path, value: Any) -> Path:
     """Writes atomically: a reader sees the old file or the whole new one, never half of it."""
     return write_text(path, json.dumps(value, indent=1))

@@ -65,6 +65,8 @@ def test_the_nearest_file_counts(tmp_path: Path) -> None:
     assert read(inside, []).values == {"patience": 5}
     (inside / "pyproject.toml").write_text("[tool.moediag]\npatience = 6")
     assert read(inside, []).values == {"patience": 6}
+    (inside / "moediag.toml").symlink_to("/dev/zero")  # is no file
+    assert read(inside, []).values == {"patience": 6}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,8 @@ def test_the_nearest_file_counts(tmp_path: Path) -> None:
         ("out = 'x'", "pyproject.toml:3: tool.moediag.out: out is not a setting"),
         ("wach.laws = true", "tool.moediag.wach.laws: wach is not a command"),
         ("laws = 1 2", "pyproject.toml: not TOML: "),
+        (f"allow = {'[' * 3000}", "pyproject.toml: not TOML: "),
+        (f"patience = {'9' * 5000}", "pyproject.toml: not TOML: "),
     ],
 )
 def test_a_mistake_names_file_line_and_field(

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 
 from moediag import pytest_plugin, rank_reports
+from moediag.rank_reports import Said
 
-PASSED = {"outcome": "passed", "text": "", "line": "", "reason": "", "expected": ""}
-SKIPPED = {**PASSED, "outcome": "skipped", "reason": "Skipped: no GPU"}
-XFAILED = {**PASSED, "outcome": "skipped", "reason": "known", "expected": "yes"}
-FAILED = {**PASSED, "outcome": "failed", "text": "assert 2 == 3", "line": "test_it.py:7: assert"}
+PASSED = Said()
+SKIPPED = Said("skipped", reason="Skipped: no GPU")
+XFAILED = Said("skipped", reason="known", expected=True)
+FAILED = Said("failed", "assert 2 == 3", "test_it.py:7: assert")
 CASES = {  # test: moediag's verdict, the ranks' reports; under laws where the name says so
     "good": ("clean", (PASSED, PASSED)),
     "no_collective": ("inconclusive", (PASSED, PASSED)),
@@ -78,7 +80,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", pytest_plugin.NAME, "-rA", "test_it.py"],
         cwd=folder, check=False, capture_output=True, text=True,
-        env={**environment, "CASES": json.dumps(CASES)},
+        env={**environment, "CASES": json.dumps(CASES, default=asdict)},
     )  # fmt: skip
     return folder, done.stdout + done.stderr
 
@@ -150,7 +152,7 @@ def test_the_first_line_has_ranks_and_lines(
     culprits: list[int], places: list[dict[str, object]], begins: str
 ) -> None:
     trial = {"verdict": "hang", "cause": "why", "culprits": culprits, "places": places}
-    failed = {0: {**FAILED, "line": "test_it.py:5: Connection closed by peer"}}
+    failed = {0: replace(FAILED, line="test_it.py:5: Connection closed by peer")}
     for said in ({}, failed):
         assert pytest_plugin._first_line(trial, said, [], "") == begins
 
@@ -179,9 +181,10 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         pytest_plugin._folder(item(tmp_path))
 
 
-def test_a_report_that_was_cut_off_is_none(tmp_path: Path) -> None:
-    (tmp_path / "rank-0.json").write_text(json.dumps(PASSED))
-    (tmp_path / "rank-1.json").write_text('{"outcome": "pas')
+@pytest.mark.parametrize("text", ['{"outcome": "pas', "[1]", '{"text": 7}', "[" * 3000])
+def test_a_report_that_was_cut_off_or_damaged_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rank-0.json").write_text(json.dumps(asdict(PASSED)))
+    (tmp_path / "rank-1.json").write_text(text)
     assert dict(rank_reports.read(tmp_path)) == {0: PASSED}
 
 

@@ -143,7 +143,7 @@ def _distinct(cases: Sequence[JudgedCase]) -> list[tuple[JudgedCase, list[str]]]
     for one in cases:
         first = one.diagnosis.first_divergence
         if one.parts:
-            place = (first.index, first.axis, first.module) if first is not None else (one,)
+            place = (first.index, first.axis, first.module) if first else (one.case.name,)
             if place in found:
                 found[place][1].append(one.case.condition)
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from moediag.lab.pipeline import check_fit
 from moediag.lab.pipeline.check_options import CheckOptions
 from moediag.lab.pipeline.single_process import OFFLINE
 from moediag.launch.settings import LaunchOptions
-from moediag.protocol import CheckTask, Trial, WrapperSpec
+from moediag.protocol import CheckTask, Trial, WrapperSpec, read_json
 
 CONFIG = "config.json"
 # Meshes of simulated ranks are of the CPU.
@@ -36,7 +35,7 @@ def completed(options: CheckOptions) -> CheckOptions:
 def settings(config: Path) -> LaunchOptions:
     """Returns the settings of a host that imports the model once, for all that is asked of it."""
     try:
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+        kind = read_json(config).get("model_type")
     except (OSError, ValueError, AttributeError):
         kind = None
     return dataclasses.replace(_SETTINGS, families=(kind,) if isinstance(kind, str) else ())

@@ -14,10 +14,9 @@ from moediag.errors import MoediagError
 
 @pytest.mark.parametrize("kind", hostile.KINDS)
 def test_damaged_files_never_crash_run_code_or_reach_a_page_unescaped(kind: str) -> None:
-    count = 16 * 100 // hostile.KINDS[kind].share
-    ((_, report),) = hostile.run(count, seed=1000, kinds=[kind])
+    ((_, report),) = hostile.run(16, seed=1000, kinds=[kind])
     assert report.failures == []
-    assert report.count >= 15
+    assert report.count == 16
 
 
 def broken(_: Path) -> None:

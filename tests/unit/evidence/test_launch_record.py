@@ -108,3 +108,8 @@ def test_a_broken_field_leaves_the_others(tmp_path: Path, field: str, value: obj
     assert getattr(read, field) == getattr(LaunchRecord(), field)
     assert replace(read, **{field: getattr(FULL, field)}, not_seen=FULL.not_seen) == FULL
     assert (read.not_seen != FULL.not_seen) == (field == "stall" or value == {"x": {"code": 0}})
+
+
+def test_a_death_without_a_time_is_read(tmp_path: Path) -> None:
+    (tmp_path / "launch.json").write_text('{"deaths": [{"rank": 1}, {"rank": 0, "time": null}]}')
+    assert read_launch(tmp_path / "launch.json").deaths == (Death(1), Death(0))

@@ -49,7 +49,7 @@ def test_a_truncated_line_is_skipped_and_damage_is_told(tmp_path: Path) -> None:
     path = tmp_path / laws_file(0)
     write(path, PIECES, event(1), {**event(2), "params": ["1"]}, {**event(2), "pieces": 7},
           {**event(2), "params": [[], "1"]}, {**event(2), "step": 1e999},
-          {**event(2), "clocks": [[], None]})  # fmt: skip
+          {**event(2), "clocks": [[], None]}, {**PIECES, "shapes": ["4xa", ""]})  # fmt: skip
     path.write_text(path.read_text() + '{"e":"check","st')
     laws, lost = read_laws(tmp_path, 0)
     assert laws is not None

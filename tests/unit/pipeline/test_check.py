@@ -287,6 +287,12 @@ def test_ranks_without_logs_do_not_agree() -> None:
     assert check_result.to_json(found)["not_seen"] == [f"the schedule: {nothing.cause}"]
 
 
+def test_simulated_ranks_that_fail_without_diverging_are_told() -> None:
+    crashed = Diagnosis(Verdict.CRASH, "crash", Confidence.HIGH, cause="Rank 1 failed.")
+    text = page(result(CHECKED, judged("a", crashed)))
+    assert "the ranks' schedules differ: Rank 1 failed." in text
+
+
 def test_ranks_that_a_simulated_router_parts_show_nothing() -> None:
     """Its weights differ between simulated ranks, not between real ones."""
     parted = JudgedCase(dataclasses.replace(CONTROL, routed=False), PARTED)

@@ -160,6 +160,12 @@ def test_only_steps_whose_state_is_known_are_said_to_be_equal(jobs: Jobs, tmp_pa
     assert "could not be compared" in done.result.trials[-1].cause
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"step": 1, "items": {"parameter": 7}}'])
+def test_a_damaged_state_is_not_known(tmp_path: Path, text: str) -> None:
+    (tmp_path / words.state_file(0, 1)).write_text(text)
+    assert Recording(tmp_path, {}).state(0, 1) == {}
+
+
 def test_a_run_that_fails_is_the_answer(jobs: Jobs, tmp_path: Path) -> None:
     jobs.verdicts["resumed"] = Verdict.CRASH
     done = resume(tmp_path)

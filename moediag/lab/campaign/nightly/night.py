@@ -32,7 +32,7 @@ class Entry:
     variant: str
     role: str
     track: str
-    state: str
+    state: State
     verdict: str
     expected: str
     signature: str = ""

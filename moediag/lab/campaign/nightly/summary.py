@@ -270,9 +270,7 @@ def _table(night: Night) -> Iterator[Table]:
     tracks = list(dict.fromkeys(e.track for e in night.entries))
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for e in night.entries:
-        cells.setdefault((e.scenario, e.variant), {})[e.track] = (
-            f"{_MARKS[State(e.state)]} {e.verdict}"
-        )
+        cells.setdefault((e.scenario, e.variant), {})[e.track] = f"{_MARKS[e.state]} {e.verdict}"
     rows = ((*key, *(by.get(t, "") for t in tracks)) for key, by in sorted(cells.items()))
     if tracks:
         yield Table("", ("scenario", "variant", *tracks), tuple(rows))
@@ -286,7 +284,7 @@ def _case(one: Compared) -> Case:
     return Case(
         entry.variant,
         f"{entry.scenario}.{entry.track}",
-        None if skipped else _CASES[State(entry.state)],
+        None if skipped else _CASES[entry.state],
         f"{one.change}: {what(one)}",
         f"{entry.why}\n\n{entry.command}\n{entry.evidence}",
         entry.seconds,

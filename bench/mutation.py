@@ -32,9 +32,16 @@ import pytest
 WORKER = "tests/unit/worker"
 TESTS = {
     "moediag/diagnosis": ["tests/unit/diagnosis"],
+    "moediag/diagnosis/rules": ["tests/unit/diagnosis"],
+    "moediag/diagnosis/blame": ["tests/unit/diagnosis"],
     "moediag/lab/judgement": ["tests/unit/judgement"],
     "moediag/lab/scenario/plan.py": ["tests/unit/scenario/test_plan.py"],
-    "moediag/evidence": ["tests/unit/evidence", "tests/unit/diagnosis/test_foreign.py"],
+    "moediag/evidence": [
+        "tests/unit/evidence",
+        *(f"tests/unit/diagnosis/test_{name}.py" for name in (
+            "foreign", "pasted_logs", "tool_reports", "nccl_ras", "log_positions",
+        )),
+    ],
     "moediag/recorder/laws": ["tests/unit/recorder/laws", "tests/unit/test_laws.py"],
     "moediag/ranks/verify": [f"{WORKER}/test_verify_*.py", "tests/unit/test_verify_step.py"],
     "moediag/lab/step/measure": [
@@ -158,7 +165,7 @@ def _changes(node: Code) -> Iterator[Code]:
         if not isinstance(new.test, (ast.Name, ast.Attribute, ast.Call)):
             return  # what it compares is changed by itself
         new.test = ast.UnaryOp(ast.Not(), new.test)
-    elif isinstance(new, ast.Return) and new.value is not None:
+    elif isinstance(new, ast.Return) and new.value and ast.unparse(new.value) != "None":
         new.value = ast.Constant(None)
     elif isinstance(new, ast.Expr) and isinstance(new.value, (ast.Call, ast.Yield)):
         new = ast.Pass()

@@ -5,6 +5,7 @@ Each check covers one thing and never raises: a check that fails reports this as
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import platform
@@ -40,12 +41,18 @@ class Check:
     advice: str = ""  # what to type; empty if nothing is needed
 
 
+# Programs that read stacks of hung ranks -> what is so without them, what pip installs.
+_READERS = {
+    "py-spy": ("stacks of hung ranks come from faulthandler, without native frames", "py-spy"),
+    "pystack": ("native frames come from py-spy only", "'moediag[native]'"),
+}
+
+
 def checks(network: bool = True) -> list[Check]:
     """Runs every check, in the order in which to fix problems."""
     looks: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
-        ("py-spy", _py_spy),
-        ("pystack", _pystack),
+        *((name, functools.partial(_reader, name, *row)) for name, row in _READERS.items()),
         ("ptrace", _ptrace),
         ("host name", _host_name),
         ("cores", _cores),
@@ -86,26 +93,12 @@ def _python() -> Check:
     return Check("python", "ok", found)
 
 
-def _py_spy() -> Check:
-    if tool("py-spy") is None:
+def _reader(name: str, without: str, install: str) -> Check:
+    if tool(name) is None:
         return Check(
-            "py-spy",
-            "warn",
-            "not installed: stacks of hung ranks come from faulthandler, without native frames",
-            "Type: python -m pip install py-spy",
+            name, "warn", f"not installed: {without}", f"Type: python -m pip install {install}"
         )
-    return Check("py-spy", "ok", _version("py-spy") or "found")
-
-
-def _pystack() -> Check:
-    if tool("pystack") is None:
-        return Check(
-            "pystack",
-            "warn",
-            "not installed: native frames come from py-spy only",
-            "Type: python -m pip install 'moediag[native]'",
-        )
-    return Check("pystack", "ok", _version("pystack") or "found")
+    return Check(name, "ok", _version(name) or "found")
 
 
 def _ptrace() -> Check:

@@ -87,12 +87,9 @@ class Surroundings:
         return ", ".join(parts)
 
 
-def here(tools: bool = False) -> Surroundings:
-    """Information about this machine and this Python.
-
-    ``tools`` adds what moediag itself uses, for a report about moediag.
-    """
-    return of_python(installed_packages.answer(), tools=tools)
+def here() -> Surroundings:
+    """Information about this machine, this Python and what moediag itself uses."""
+    return of_python(installed_packages.answer(), tools=True)
 
 
 def of_python(

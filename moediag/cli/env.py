@@ -21,7 +21,7 @@ def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B00
         extension.require("--stack")
         found = extension.provided("stack")(request, tools=True)
     else:
-        found = system_info.here(tools=True)
+        found = system_info.here()
     if as_json:
         facts = {"moediag": moediag.__version__, **hardware.machine(), **found.to_json()}
         stdout.data(facts)

@@ -7,51 +7,27 @@ NEEDED = (
     "pydantic", "ruamel", "packaging", "filelock", "platformdirs", "pypi_simple", "requests",
 )  # fmt: skip
 
-_CLI = "moediag.lab.cli"
-
-COMMANDS = (
-    Command(
-        "Releases",
-        "run",
-        f"{_CLI}.run:run",
-        "run expert-starvation --cpu 4 --set model.family=mixtral",
-    ),
-    Command(
-        "Releases",
-        "check",
-        f"{_CLI}.check:check",
-        "check ./Qwen3-30B-A3B --layout dp_shard=64,ep=8",
-    ),
-    Command(
-        "Releases", "bisect", f"{_CLI}.bisect:bisect", "bisect expert-starvation --window --cpu 2"
-    ),
-    Command(
-        "Releases",
-        "matrix",
-        f"{_CLI}.matrix:matrix",
-        "matrix expert-starvation --family all --cpu 2",
-    ),
-    Command("Releases", "hunt", f"{_CLI}.hunt:hunt", "hunt --release newest --cpu 2"),
-    Command(
-        "Releases",
-        "nightly",
-        f"{_CLI}.nightly:nightly",
-        "nightly --cpu 2 --track pinned --track newest --minutes 30",
-    ),
-    Command(
-        "Scenarios",
-        "export",
-        f"{_CLI}.export:export",
-        "export expert-starvation --variant unfixed --file starvation.py",
-    ),
-    Command(
-        "Scenarios", "init", f"{_CLI}.init:init", "init my-failure.yaml --from expert-starvation"
-    ),
-    Command("Scenarios", "list", f"{_CLI}.scenarios:list_", "list tensor parallel"),
-    Command("Scenarios", "show", f"{_CLI}.scenarios:show", "show expert-starvation"),
-    Command("Scenarios", "schema", f"{_CLI}.scenarios:schema", "schema > scenario.schema.json"),
-    Command("Setup", "stacks", f"{_CLI}.stacks:app", ""),
-)
+COMMANDS = tuple(
+    Command(section, name, f"moediag.lab.cli.{place}", example)
+    for section, name, place, example in (
+        ("Releases", "run", "run:run", "run expert-starvation --cpu 4 --set model.family=mixtral"),
+        ("Releases", "check", "check:check",
+         "check ./Qwen3-30B-A3B --layout dp_shard=64,ep=8"),
+        ("Releases", "bisect", "bisect:bisect", "bisect expert-starvation --window --cpu 2"),
+        ("Releases", "matrix", "matrix:matrix",
+         "matrix expert-starvation --family all --cpu 2"),
+        ("Releases", "hunt", "hunt:hunt", "hunt --release newest --cpu 2"),
+        ("Releases", "nightly", "nightly:nightly",
+         "nightly --cpu 2 --track pinned --track newest --minutes 30"),
+        ("Scenarios", "export", "export:export",
+         "export expert-starvation --variant unfixed --file starvation.py"),
+        ("Scenarios", "init", "init:init", "init my-failure.yaml --from expert-starvation"),
+        ("Scenarios", "list", "scenarios:list_", "list tensor parallel"),
+        ("Scenarios", "show", "scenarios:show", "show expert-starvation"),
+        ("Scenarios", "schema", "scenarios:schema", "schema > scenario.schema.json"),
+        ("Setup", "stacks", "stacks:app", ""),
+    )
+)  # fmt: skip
 
 # Name -> what `moediag.extension.provided` returns.
 PROVIDED = {

@@ -14,16 +14,12 @@ from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
 from moediag.result import (
     FAILURES,
-    ExpertTokens,
+    Diagnosis,
     FirstDivergence,
-    LayerError,
     Place,
-    RankState,
     Role,
     RunResult,
-    SideBySide,
     Table,
-    TimedRank,
     TrialResult,
     Verdict,
     wording,
@@ -54,37 +50,24 @@ class Finding:
     """One trial, or several equal repeats, as a page shows it."""
 
     title: tuple[str, ...]
-    verdict: str
+    found: Diagnosis
     remark: str
     """How the verdict compares with the expectation."""
-    culprits: tuple[int, ...]
-    victims: tuple[int, ...]
     blame: tuple[str, ...]
     """Culprits, victims and confidence, each as one part of a line."""
     world_size: int
     places: tuple[str, ...]
     """Where ranks are in the user's code, one text for each place."""
-    next_step: str
     timing: str
     divergence: str
     sides: tuple[Side, ...]
     gradients: str
     wrong_parameters: tuple[str, ...]
-    cause: str
     stacks: tuple[StackGroup, ...]
-    suspicious: tuple[str, ...]
-    notes: tuple[str, ...]
-    not_seen: tuple[str, ...]
     evidence: str
     tables: tuple[Table, ...]
-    schedules: SideBySide | None
-    states: tuple[RankState, ...]
     families: tuple[Family, ...]
     """The stacks by similarity."""
-    attached: tuple[tuple[str, str], ...] = ()  # title, text
-    tokens: ExpertTokens | None = None
-    layer_errors: tuple[LayerError, ...] = ()
-    timeline: tuple[TimedRank, ...] = ()
     excerpt: tuple[ExcerptFile, ...] = ()
     """The lines of the program that say why ranks are where they are."""
     again: str = ""
@@ -118,34 +101,21 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         title.append(f"{len(group)} of {len(same_trial)} repeats")
     return Finding(
         title=tuple(piece for piece in title if piece),
-        verdict=t.verdict,
+        found=t.diagnosis,
         remark=_remark(t, result),
-        culprits=t.culprits,
-        victims=t.victims,
         blame=_blame(t),
         world_size=t.world_size,
         places=_places(t.diagnosis.places),
-        next_step=t.diagnosis.next_step,
         excerpt=excerpt_of(t.diagnosis.paths),
         timing=_timing(t),
         divergence=_where(t.diagnosis.first_divergence),
         sides=_sides(t.diagnosis.first_divergence),
         gradients=_gradients(t),
         wrong_parameters=tuple(wording.compact(t.wrong_parameters)),
-        cause=t.cause,
         stacks=_stacks(t),
-        suspicious=t.diagnosis.suspicious,
-        notes=t.notes,
-        not_seen=t.diagnosis.not_seen,
         evidence=t.evidence,
         tables=of_repeats(group),
-        schedules=t.diagnosis.schedules,
-        states=t.diagnosis.states,
         families=families(t.diagnosis.stacks),
-        attached=tuple(t.diagnosis.attached.items()),
-        tokens=t.diagnosis.tokens,
-        layer_errors=t.diagnosis.layer_errors,
-        timeline=t.diagnosis.timeline,
         again=again.command(result, t) if t.expected else "",
     )
 

@@ -93,7 +93,7 @@ def _blocks(page: Page) -> Iterator[tuple[str, str]]:
 
 
 def _title(finding: Finding) -> str:
-    return f"{finding.title[1]}: {finding.verdict}"
+    return f"{finding.title[1]}: {finding.found.verdict}"
 
 
 def _finding(finding: Finding) -> str:
@@ -105,7 +105,8 @@ def _finding(finding: Finding) -> str:
 
 def _attached(finding: Finding) -> str:
     return "".join(
-        _folded(title, f"{fenced(text[:MOST_ATTACHED])}\n") for title, text in finding.attached
+        _folded(title, f"{fenced(text[:MOST_ATTACHED])}\n")
+        for title, text in finding.found.attached.items()
     )
 
 

@@ -59,10 +59,10 @@ def of_result(result: RunResult, folder: Path) -> Message:
     shown = finding_of([found], result)
     who = f": {wording.ranks(found.culprits)}" if found.culprits else ""
     lines = [*shown.places[:_PLACES]] or [found.cause.partition(". ")[0]]
-    lines += [f"Next: {shown.next_step}"] if shown.next_step else []
+    lines += [f"Next: {found.diagnosis.next_step}"] if found.diagnosis.next_step else []
     fields = {"verdict": found.verdict, "job": job, "culprits": list(found.culprits),
               "places": [masked(one) for one in shown.places], "cause": masked(found.cause),
-              "next_step": masked(shown.next_step)}  # fmt: skip
+              "next_step": masked(found.diagnosis.next_step)}  # fmt: skip
     return Message(f"moediag: {found.verdict} in {job}{who}", tuple(lines), str(folder), fields)
 
 

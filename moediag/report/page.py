@@ -98,7 +98,7 @@ def page_of(result: RunResult) -> Page:
     repeats = _repeats(result.trials)
     findings = tuple(finding_of(g, result) for g in repeats if _of_interest(g[0], result))
     others = [finding_of(g, result) for g in repeats if not _of_interest(g[0], result)]
-    seen = {text for finding in findings for text in finding.not_seen}
+    seen = {text for finding in findings for text in finding.found.not_seen}
     unseen = (text for t in result.trials for text in t.diagnosis.not_seen)
     rest = dict.fromkeys(text for text in unseen if text not in seen)
     return Page(
@@ -114,7 +114,7 @@ def page_of(result: RunResult) -> Page:
         conclusion=(*_conclusion(result), *([result.removed] if result.removed else [])),
         not_seen=tuple(rest) if not findings else (),
         state=state_of(result),
-        explain=str((*findings, *others)[0].verdict) if result.trials else "",
+        explain=str((*findings, *others)[0].found.verdict) if result.trials else "",
     )
 
 

@@ -135,6 +135,7 @@ def finding_lines(
 ) -> Iterator[Line]:
     """Yields one finding in full; without ``details`` no schedules and stacks where an excerpt of
     the source shows the cause."""
+    found = finding.found
     yield from _title(finding, width)
     if finding.remark:
         yield from indented(finding.remark, width, 1, "doubt")
@@ -142,23 +143,23 @@ def finding_lines(
     yield from excerpt_lines(finding.excerpt, width)
     if not finding.excerpt or details:
         yield from _where(finding, width)
-    if finding.next_step:
-        yield from labelled("NEXT", finding.next_step, width, "label")
-    if finding.cause:
-        yield from labelled("CAUSE", finding.cause, width)
-    for text in finding.suspicious:
+    if found.next_step:
+        yield from labelled("NEXT", found.next_step, width, "label")
+    if found.cause:
+        yield from labelled("CAUSE", found.cause, width)
+    for text in found.suspicious:
         yield from labelled("SUSPECT", text, width, "doubt")
     if not finding.excerpt or details:
         yield from _evidence_lines(finding, width)
     yield from _tables(finding.tables, width)
-    for text in finding.notes:
+    for text in found.notes:
         yield from labelled("NOTE", text, width)
     if finding.timing:
         yield from labelled("TIME", finding.timing, width, "faint")
-    for number, text in enumerate(finding.not_seen):
+    for number, text in enumerate(found.not_seen):
         yield from labelled("NOT SEEN" if number == 0 else "", text, width, "faint")
-    if finding.attached:
-        titles = ", ".join(title for title, _ in finding.attached)
+    if found.attached:
+        titles = ", ".join(title for title in found.attached)
         yield from labelled("ATTACHED", f"{titles} (--html shows it)", width, "faint")
     if finding.evidence:
         where = finding.evidence if run_folder is None else str(run_folder / finding.evidence)
@@ -187,18 +188,19 @@ def answer_lines(finding: Finding, width: int, room: int = MOST_LINES) -> Iterat
     """The verdict, who, where, the cause and the next step, for the end of a long page: at most
     ``room`` lines, as far as the texts allow. Where an excerpt of the source shows the cause, it
     is repeated only if there is room."""
+    found = finding.found
     blame = ((text, _blame_style(text)) for text in finding.blame)
-    head = list(flow(((finding.verdict, verdict_style(finding.verdict)), *blame), width))
+    head = list(flow(((found.verdict, verdict_style(found.verdict)), *blame), width))
     for number, text in enumerate(_some(finding.places, MOST_ANSWERED, "place")):
         head += labelled("WHERE" if number == 0 else "", _shortened(text, width), width)
     tail: list[Line] = []
-    for text in finding.suspicious[:MOST_ANSWERED]:
+    for text in found.suspicious[:MOST_ANSWERED]:
         tail += labelled("SUSPECT", text, width, "doubt")
-    if finding.next_step:
-        tail += labelled("NEXT", finding.next_step, width, "label")
+    if found.next_step:
+        tail += labelled("NEXT", found.next_step, width, "label")
     yield from head
-    for count in (2, 1) if finding.cause else ():
-        cause = list(labelled("CAUSE", " ".join(_SENTENCE.split(finding.cause)[:count]), width))
+    for count in (2, 1) if found.cause else ():
+        cause = list(labelled("CAUSE", " ".join(_SENTENCE.split(found.cause)[:count]), width))
         fits = len(head) + len(cause) + len(tail) <= room
         if fits or (count == 1 and not finding.excerpt):
             yield from cause
@@ -240,8 +242,8 @@ def _shortened(text: str, width: int) -> str:
 
 def _title(finding: Finding, width: int) -> Iterator[Line]:
     pieces = [(piece, "label" if i < 2 else "plain") for i, piece in enumerate(finding.title)]
-    style = verdict_style(finding.verdict)
-    yield from at_right(list(flow(pieces, width, " · ")), finding.verdict, style, width)
+    style = verdict_style(finding.found.verdict)
+    yield from at_right(list(flow(pieces, width, " · ")), finding.found.verdict, style, width)
 
 
 def _tables(shown: Sequence[Table], width: int) -> Iterator[Line]:

@@ -24,8 +24,6 @@ from moediag.lab.stacks import environment
 from moediag.launch.base import Launcher, StackLike
 from moediag.launch.settings import LaunchOptions
 
-# Parameters of a fixture: CI runs a few variants of a scenario, `make wide` all of them.
-FEW_IN_CI = ("few", pytest.param("all", marks=pytest.mark.wide))
 NO_INDEX = ("no network", "cannot ask for the releases", "not every index could be asked")
 
 

@@ -1,135 +1,26 @@
 """Experts that accelerate's prepare overwrites, on the released libraries: each rank's experts are
 compared with the checkpoint's bytes, and every release gets an honest verdict.
-
-Two gloo ranks on the CPU, four for some, under both launchers.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
-from tests.e2e.pipeline import FEW_IN_CI, Command, Ran, need
+from tests.e2e.pipeline import Command, need
 from tests.e2e.result_shape import problems
-from tests.e2e.test_scenarios import CLEAN, CRASH, WRONG, holds
+from tests.e2e.test_scenarios import CLEAN, CRASH, WRONG
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
 WEIGHTS, NOT_HERE = "wrong-weights", "not-applicable"
-HELD = "Experts held by each rank, matched with the checkpoint's bytes"
 THREE = ("unfixed", "native", "no-expert-parallelism")
-AGAIN, PIECE, OFF = "one-slice-sharded-again", "piece-of-own-slice", "not-sharded"
-TWO = ("unfixed", "unfixed-every-rank-loads")
+AGAIN, OFF = "one-slice-sharded-again", "not-sharded"
 
 
 def stack(release: str) -> None:
     need({"transformers": release, "accelerate": "1.15.0"})
-
-
-def held(ran: Ran) -> dict[str, list[tuple[str, ...]]]:
-    """Returns the table rows of each variant, from the variant's or the run's table."""
-    found: dict[str, list[tuple[str, ...]]] = {}
-    for table in ran.result["tables"]:
-        if table["title"] == HELD:
-            assert table["columns"] == ["variant", "rank", "after loading", "after sharding"]
-            for variant, *row in table["rows"]:
-                found.setdefault(variant, []).append(tuple(row))
-    for trial in ran.result["trials"]:
-        for table in trial["tables"]:
-            if table["title"] == HELD:
-                found[trial["variant"]] = [tuple(row) for row in table["rows"]]
-    return found
-
-
-def experts(cells: list[tuple[str, ...]]) -> list[str]:
-    """Returns what each rank holds at the end, without placements."""
-    return [row[-1].split(" (")[0] for row in cells]
-
-
-class TestOverwrite:
-    @pytest.fixture(params=FEW_IN_CI)
-    def ran(self, command: Command, request: pytest.FixtureRequest) -> Ran:
-        few = (*TWO, "native", "no-expert-parallelism")
-        for release in ("5.12.1", "5.17.0", "5.23.0"):
-            stack(release)
-        return command.run("ep-overwrite", variants=few if request.param == "few" else ())
-
-    def test_the_expectations_are_met(self, ran: Ran) -> None:
-        holds(ran)
-        assert ran.reproduced is True
-
-    def test_the_mechanism_is_reported_without_a_culprit(self, ran: Ran) -> None:
-        trial, other = ran.trial("unfixed"), ran.trial("unfixed-every-rank-loads")
-        for found, pattern in ((trial, AGAIN), (other, PIECE)):
-            assert found["signature"] == f"{WEIGHTS}:{pattern}:no-rank"
-            assert (found["culprits"], found["victims"], found["confidence"]) == ([], [], "high")
-            assert "The whole parameter has 4 rows now, for 8 experts." in found["cause"]
-        assert (
-            "rank 0 holds 0-1; rank 1 holds 2-3, and experts 4-7 are on no rank" in (trial["cause"])
-        )
-        assert "That is rank 0's slice (0-3), taken for the whole parameter" in trial["cause"]
-        assert "rank 1 holds 6-7, and experts 2-5 are on no rank" in other["cause"]
-        assert "The loss of that step is correct to five digits" in trial["cause"]
-
-    def test_the_page_compares_which_rank_holds_which_experts(self, ran: Ran) -> None:
-        cells = held(ran)
-        right = {
-            "unfixed": ["0-1", "2-3"],
-            "unfixed-every-rank-loads": ["0-1", "6-7"],
-            "fsdp2-by-hand": ["0-3", "4-7"],
-            "fsdp2-by-hand-newer": ["0-3", "4-7"],
-            "newer-transformers": ["-", "-"],
-            "native": ["0-3", "4-7"],
-            "no-expert-parallelism": ["0-3", "4-7"],
-        }
-        assert {name: experts(rows) for name, rows in cells.items()} == {
-            name: right[name] for name in ran.verdicts
-        }
-        assert cells["unfixed"] == [
-            ("rank 0", "0-3 (plain)", "0-1 (Shard(0) on mesh[2])"),
-            ("rank 1", "nothing yet: rank 0 loads", "2-3 (Shard(0) on mesh[2])"),
-        ]
-
-    def test_the_result_contains_shims_and_arguments(self, ran: Ran) -> None:
-        notes = ran.trial("unfixed")["notes"]
-        assert (
-            "from_pretrained was asked by DistributedConfig(enable_expert_parallel=True)" in notes
-        )
-        assert any("accelerate never enters its FSDP path on the CPU" in note for note in notes)
-        assert (
-            "from_pretrained was asked by DistributedConfig(fsdp_size=2, ep_size=2)"
-            in (ran.trial("native")["notes"])
-        )
-
-    def test_stored_evidence_gives_the_same_diagnosis(self, ran: Ran, command: Command) -> None:
-        code, out, _ = command.call("diagnose", str(ran.folder / "unfixed"), "--json")
-        assert code == 1
-        (trial,) = json.loads(out)["trials"]
-        for name in ("verdict", "signature", "cause", "culprits"):
-            assert trial[name] == ran.trial("unfixed")[name], name
-
-    def test_wrong_experts_make_block_inputs_wrong(self, ran: Ran) -> None:
-        for variant, wrong in (("unfixed", True), ("native", False)):
-            for rank in (0, 1):
-                path = ran.folder / variant / f"rank-{rank}.outcome.json"
-                blocks: dict[str, Any] = json.loads(path.read_text())["inputs"]["1"]
-                assert len(blocks) == 2
-                assert {block["wrong"] for block in blocks.values()} == {wrong}
-
-
-@pytest.mark.wide
-def test_four_ranks_keep_one_slice_of_a_quarter(command: Command) -> None:
-    stack("5.12.1")
-    ran = command.run("ep-overwrite", "--cpu", "4", variants=(*TWO, "no-expert-parallelism"))
-    holds(ran)
-    assert [ran.trial(v)["signature"].split(":")[1] for v in TWO] == [AGAIN, PIECE]
-    cells = held(ran)
-    assert experts(cells["unfixed"]) == ["0", "1", "nothing", "nothing"]
-    assert experts(cells["unfixed-every-rank-loads"]) == ["0", "3", "nothing", "nothing"]
-    assert experts(cells["no-expert-parallelism"]) == ["0-1", "2-3", "4-5", "6-7"]
-    assert "experts 2-7 are on no rank" in ran.trial("unfixed")["cause"]
 
 
 def test_four_ranks_on_two_axes_hold_every_expert(command: Command) -> None:
@@ -149,19 +40,6 @@ def test_four_ranks_on_two_axes_hold_every_expert(command: Command) -> None:
     assert {rows["placement"] for rows in prepared["experts"]} == {
         "StridedShard(0) on efsdp[2] x Shard(0) on ep[2]"
     }
-
-
-@pytest.mark.wide
-def test_torchrun_gives_the_same_verdicts_as_the_fork_launcher(command: Command) -> None:
-    stack("5.12.1")
-    real = command.run("ep-overwrite", "--launcher", "torchrun", variants=TWO[:1])
-    forked = command.run("ep-overwrite", variants=TWO[:1])
-    mine, other = real.trial("unfixed"), forked.trial("unfixed")
-    assert (mine["launcher"], other["launcher"]) == ("torchrun", "fork")
-    for key in ("verdict", "signature", "confidence", "culprits", "victims", "cause", "tables",
-                "wrong_parameters"):  # fmt: skip
-        assert mine[key] == other[key], key
-    assert held(real) == held(forked)
 
 
 # release -> unfixed (verdict, a part of its signature), transformers' own sharding of both, and

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -71,14 +70,9 @@ def matrix(
     ] = False,
     dry_run: o.DryRun = False,
     html: o.Html = None,
+    markdown: o.Markdown = None,
     junit: o.Junit = None,
     as_json: o.Json = False,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the table to this page; other matrices on it stay."
-        ),
-    ] = None,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:
@@ -87,7 +81,7 @@ def matrix(
     Each cell is a run of the unfixed variant and its controls, like a probe of `moediag bisect`.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
-    chosen_views = o.views(as_json, html=html, junit=junit)
+    chosen_views = o.views(as_json, html=html, markdown=markdown, junit=junit)
 
     from moediag.lab.campaign.bisect.question import Asked
     from moediag.lab.campaign.engine import shown
@@ -106,8 +100,6 @@ def matrix(
             device=device, launcher=launcher.value, timeout=timeout, calibrate=1,
         ),
     )  # fmt: skip
-    if markdown is not None:
-        session.check_page(markdown)
     asked = question.ask(wanted)
     if dry_run:
         from moediag.lab.campaign import dry_run as dry
@@ -120,8 +112,6 @@ def matrix(
     with shown(no_color) as display:
         launch = LaunchOptions(quiescence=quiescence)
         found, folder = session.run(asked, out, resume, command, display, launch, chosen)
-    if markdown is not None:
-        session.write_page(markdown, found, command)
     page = table_page.answer(found)
     report = folder / session.PAGE_FILE
     raise typer.Exit(answer_views.show(page, report, as_json, no_color, chosen_views))

@@ -152,9 +152,9 @@ def _backend(trial: TrialResult) -> str:
 
 def _page(trial: TrialResult, result: RunResult) -> list[str]:
     # The cause is above it; the rest is not available upstream, or says nothing there.
-    found = replace(
-        finding_of([trial], result), cause="", evidence="", attached=(), timing="", next_step=""
-    )
+    found = finding_of([trial], result)
+    answer = replace(found.found, cause="", attached={}, next_step="")
+    found = replace(found, found=answer, evidence="", timing="")
     found = found if trial.culprits or trial.victims else replace(found, blame=())
     return [plain(line) for line in finding_lines(found, WIDTH, None)]
 

@@ -19,7 +19,13 @@ from moediag.lab.campaign.bisect.probe_verdict import (
     other,
     skip,
 )
-from moediag.lab.campaign.bisect.search.rates import MOST_REPEATS, STEADY_PRIOR, Rate, combined
+from moediag.lab.campaign.bisect.search.rates import (
+    MOST_REPEATS,
+    STEADY_PRIOR,
+    SURE,
+    Rate,
+    combined,
+)
 from moediag.protocol import build
 from tests.depth import cases
 
@@ -49,29 +55,26 @@ def test_the_closed_form_equals_the_integral(trials: int) -> None:
             assert rate.missed(clean) == pytest.approx(integrated(rate, clean), rel=1e-3)
 
 
-@given(RATES, st.sampled_from([0.8, 0.95, 0.99]))
-def test_the_number_of_repeats_is_minimal(rate: Rate, sure: float) -> None:
+@given(RATES)
+def test_the_number_of_repeats_is_minimal(rate: Rate) -> None:
     assert [rate.missed(k + 1) <= rate.missed(k) for k in range(5)] == [True] * 5
     try:
-        count = rate.repeats(sure)
+        count = rate.repeats()
     except ValueError:
-        assert rate.missed(MOST_REPEATS) > 1 - sure
+        assert rate.missed(MOST_REPEATS) > 1 - SURE
         return
-    assert rate.missed(count) <= 1 - sure
-    assert count == 1 or rate.missed(count - 1) > 1 - sure
+    assert rate.missed(count) <= 1 - SURE
+    assert count == 1 or rate.missed(count - 1) > 1 - SURE
 
 
 def test_known_numbers_of_repeats_are_reproduced() -> None:
-    assert Rate(3, 3).repeats(0.95) == Rate(3, 3).repeats(0.99) == 1
-    assert Rate(1, 1).repeats(0.95) == 1
-    assert Rate(3, 5).repeats(0.95) == 5
-    assert (Rate(6, 12).repeats(0.95), Rate(6, 12).repeats(0.99)) == (6, 10)
+    known = {Rate(3, 3): 1, Rate(1, 1): 1, Rate(3, 5): 5, Rate(6, 12): 6}
+    assert {rate: rate.repeats() for rate in known} == known
 
 
-@pytest.mark.parametrize("sure", [0.95, 0.99])
-def test_simulated_confidence_is_as_stated(sure: float) -> None:
+def test_simulated_confidence_is_as_stated() -> None:
     """Failures of every rate are calibrated with 12 trials; those that are bad look good in at most
-    1 - sure of the cases."""
+    1 - SURE of the cases."""
     rng = random.Random(30)
     missed = total = 0
     for _ in range(cases(30_000)):
@@ -80,8 +83,8 @@ def test_simulated_confidence_is_as_stated(sure: float) -> None:
         if not 1 <= shown < 12:
             continue
         total += 1
-        missed += all(rng.random() >= p for _ in range(Rate(shown, 12).repeats(sure)))
-    bound = (1 - sure) * total
+        missed += all(rng.random() >= p for _ in range(Rate(shown, 12).repeats()))
+    bound = (1 - SURE) * total
     assert missed <= bound + 3 * math.sqrt(bound), (missed, total)
     assert missed > bound / 20, "no more repeats than that takes"
 
@@ -90,12 +93,6 @@ def test_simulated_confidence_is_as_stated(sure: float) -> None:
 def test_an_invalid_rate_is_refused(shown: int, trials: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
         Rate(shown, trials)
-
-
-@pytest.mark.parametrize("sure", [0.0, 1.0, 95.0])
-def test_an_invalid_confidence_is_refused(sure: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        Rate(1, 2).repeats(sure)
 
 
 def test_a_failure_too_rare_to_bisect_is_refused() -> None:

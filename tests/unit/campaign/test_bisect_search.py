@@ -53,13 +53,7 @@ def checked(letters: str, boundary: Boundary) -> None:
 def random_options(rng: random.Random, letters: str, bad: int) -> Options:
     others = [i for i in range(len(letters)) if i != bad]
     good = rng.choice(others) if others and rng.random() < 0.4 else None
-    return Options(
-        bad,
-        good,
-        window=rng.random() < 0.5,
-        retry=rng.random() < 0.7,
-        spot_checks=rng.choice([0, 0, 2]),
-    )
+    return Options(bad, good, window=rng.random() < 0.5)
 
 
 def test_one_stretch_with_unknowns_matches_brute_force() -> None:
@@ -298,18 +292,6 @@ def test_bad_good_bad_is_reported() -> None:
     assert not answer.monotone and answer.confidence == Confidence.LOW
 
 
-def test_spot_checks_test_inferred_parts_of_the_answer() -> None:
-    letters = "G" * 4 + "BB" + "G" * 42 + "B" * 16
-    plain, _ = drive(Search(64, Options(63)), history(letters))
-    assert plain.monotone
-    spotted = [
-        drive(Search(64, Options(63, spot_checks=count)), history(letters))[0]
-        for count in range(1, 13)
-    ]
-    assert any(not answer.monotone for answer in spotted)
-    assert all(a.began is not None and a.began.candidates == (48,) for a in spotted)
-
-
 def test_results_of_extra_probes_do_not_move_a_bound() -> None:
     letters = "GGGGGGGGBBBBBBBBBBBBBBBB"
     search = Search(24, Options(23, 0))
@@ -398,7 +380,7 @@ def test_an_intermittent_failure_is_found_with_the_stated_confidence(share: floa
         letters, bad = one_stretch(rng, rng.randint(2, 60), unknown="")
         shown = max(1, sum(rng.random() < share for _ in range(12)))
         rate = Rate(shown, 12)
-        repeats = rate.repeats(0.95)
+        repeats = rate.repeats()
 
         def disturb(
             chance: random.Random, letter: str, rate: Rate = rate, repeats: int = repeats

@@ -22,7 +22,6 @@ from moediag.lab.campaign.matrix.cells import Cell, Matrix, of_probe
 from moediag.protocol import build
 from moediag.report import answer_views
 from moediag.report.text_layout import plain
-from moediag.result.answer_blocks import Code
 
 STARVED = "collective-mismatch:size reduce_scatter:one-rank"
 CRASH = "crash:TypeError:fsdp_utils.py fsdp2_prepare_model:several-ranks"
@@ -76,7 +75,6 @@ def test_the_legend_shows_the_expected_failure_once_or_by_scenario() -> None:
         {},
         {"version": "1.0", "verdict": "clean"},
         {"subject": "s", "version": "one", "verdict": "clean"},
-        {"subject": "s", "version": "1.0", "verdict": "clean", "mode": 1},
         {"subject": "s", "version": "1.0", "verdict": "clean", "shows": "yes"},
         {"subject": "s", "version": "1.0", "verdict": "clean", "seconds": "1"},
     ],
@@ -142,21 +140,9 @@ def test_columns_are_named_by_what_differs() -> None:
     assert table_page.heads(both) == ["a qwen3_moe", "b mixtral"]
 
 
-def test_a_page_keeps_its_other_matrices() -> None:
-    first = table_page.placed("# Title\n\nWords.\n", "lib a", "## a\nold\n")
-    assert first.startswith("# Title\n\nWords.\n")
-    both = table_page.placed(first, "lib b", "## b\n")
-    again = table_page.placed(both, "lib a", "## a\nnew\n")
-    assert "old" not in again
-    assert again.index("Words.") < again.index("new") < again.index("## b")
-    assert table_page.placed(again, "lib a", "## a\nnew\n") == again
-    assert table_page.placed(again, "lib b", "## b\n") == again
-
-
-def test_markdown_contains_the_command_and_the_legend() -> None:
+def test_markdown_contains_the_legend() -> None:
     found = table(Cell(S, "1.0", "hang", True))
-    text = answer_views.markdown(table_page.answer(found, [Code("moediag matrix starve")]))
+    text = answer_views.markdown(table_page.answer(found))
     assert text.splitlines()[0] == "## starve by release of lib"
-    assert "\nmoediag matrix starve\n" in text
     assert "| 1.0 | x | ? |" in text
     assert "? was not run" in text and r"\~" not in text

@@ -62,7 +62,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     releases = [Release(v) for v in VERSIONS]
     monkeypatch.setattr(asking.index, "releases", lambda package, _=None: releases)
     base = SimpleNamespace(python="3.11.7", torch="2.13.0")
-    for place in (asking, bisecting, session):
+    for place in (asking, bisecting):
         monkeypatch.setattr(place, "current_base", lambda _: base)
     monkeypatch.setattr(session, "Cells", found.make_maker)
     monkeypatch.chdir(tmp_path)
@@ -122,21 +122,6 @@ def test_json_is_one_object_on_stdout(world: World, run: Any) -> None:
     assert [c["version"] for c in json.loads(out)["cells"]] == ["4.51.0", "4.53.0"]
 
 
-def test_a_prediction_of_an_earlier_moediag_is_no_result(world: World, run: Any) -> None:
-    words = ["--family", "mixtral", "--releases", "4.53.0", "--out", "found"]
-    run(*words)
-    journal = Path("found/journal.jsonl")
-    header, line = journal.read_text(encoding="utf-8").splitlines()
-    old = json.loads(line)
-    old["name"] += " fast"
-    old["value"] |= {"mode": "fast", "verdict": "susceptible"}
-    journal.write_text(f"{header}\n{json.dumps(old)}\n", encoding="utf-8")
-    world.made = []
-    code, out, _ = run(*words, "--resume", "--json")
-    assert (code, world.made) == (ExitCode.OK, [("expert-starvation mixtral", "4.53.0")])
-    assert [cell["verdict"] for cell in json.loads(out)["cells"]] == ["collective-mismatch"]
-
-
 @pytest.mark.parametrize("after", [0, 5])
 def test_an_interrupted_matrix_resumes_without_repeating_cells(
     world: World, run: Any, after: int
@@ -194,23 +179,6 @@ def test_a_wrong_command_line_is_one_message(world: World, run: Any, words: list
     assert (code, out) == (ExitCode.USAGE, "")
     assert err.startswith("error: ")
     assert world.made == []
-
-
-def test_a_page_contains_the_command(world: World, run: Any) -> None:
-    page = Path("page.md")
-    page.write_text("# Compatibility\n\nWords.\n")
-    for _ in range(2):
-        run("--markdown", str(page), "--releases", "4.53.0")
-    text = page.read_text()
-    assert text.startswith("# Compatibility\n\nWords.\n")
-    assert text.count("\nmoediag matrix expert-starvation --markdown page.md") == 1
-    assert text.count("| 4.53.0 | . |") == 1
-    world.made = []
-    for place in (page / "below", Path("nowhere/page.md"), Path()):
-        code, _, err = run("--markdown", str(place), "--releases", "4.53.0")
-        assert code == ExitCode.USAGE
-        assert "--markdown" in err
-    assert world.made == []  # refused before anything runs
 
 
 def test_dry_run_makes_nothing(world: World, run: Callable[..., tuple[int, str, str]]) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, Stack, Stall
 from moediag.evidence.rank_stacks import parse_pyspy, parse_pyspy_text
@@ -39,6 +41,8 @@ MONITOR = """Thread 16608 (idle): "tqdm_monitor"
     take_gil (/env/lib/libpython3.11.so.1.0)
     TMonitor.run (/env/lib/python3.11/site-packages/tqdm/_monitor.py:69)
 """
+LOOP, OTHER = "c10d::ProcessGroupGloo::runLoop", "lib::Reader::loop"
+JOIN = "std::thread::join"
 
 
 def stacks(native: str, gil: bool = True) -> tuple[Stack, ...]:
@@ -64,28 +68,23 @@ def test_two_threads_that_wait_for_each_other_are_named() -> None:
     assert "before `destroy_process_group()`" in found.next_step
 
 
-def test_a_thread_that_holds_the_lock_and_waits_for_nobody_is_no_deadlock() -> None:
-    found = diagnose(job(stacks(COMPUTES + ASKS)))
-    assert "wait for each other" not in found.cause
-
-
-def test_a_joining_thread_without_the_lock_is_no_deadlock() -> None:
-    assert "wait for each other" not in diagnose(job(stacks(HOLDS + ASKS, gil=False))).cause
-
-
-def test_a_python_thread_that_wants_the_lock_is_not_what_a_destructor_joins() -> None:
-    assert "wait for each other" not in diagnose(job(stacks(HOLDS + MONITOR))).cause
-
-
-def test_another_library_thread_that_wants_the_lock_is_not_known_to_be_joined() -> None:
-    other = ASKS.replace("c10d::ProcessGroupGloo::runLoop", "lib::Reader::loop")
-    assert "wait for each other" not in diagnose(job(stacks(HOLDS + other))).cause
-
-
-def test_a_join_outside_a_destructor_is_no_proof() -> None:
-    plain = HOLDS.replace("c10d::ProcessGroupGloo::~ProcessGroupGloo", "lib::wait")
-    plain = plain.replace("c10d::Reducer::~Reducer", "lib::stop")
-    assert "wait for each other" not in diagnose(job(stacks(plain + ASKS))).cause
+@pytest.mark.parametrize(
+    ("why", "native", "gil"),
+    [
+        ("it waits for nobody", COMPUTES + ASKS, True),
+        ("it joins, but without the lock", HOLDS + ASKS, False),
+        ("a destructor joins no Python thread", HOLDS + MONITOR, True),
+        ("a thread of another library need not be joined", HOLDS + ASKS.replace(LOOP, OTHER), True),
+        ("it joins outside a destructor", HOLDS.replace("~", "") + ASKS, True),
+        (
+            "it is already past the join",
+            HOLDS.replace(JOIN, f"free (libc)\n    {JOIN}") + ASKS,
+            True,
+        ),
+    ],
+)
+def test_no_deadlock(why: str, native: str, gil: bool) -> None:
+    assert "wait for each other" not in diagnose(job(stacks(native, gil))).cause, why
 
 
 def test_nothing_is_said_without_native_frames() -> None:

@@ -184,7 +184,8 @@ def test_beside_a_source_excerpt_the_answer_has_the_cause_where_it_fits(
     next_step: str, told: bool
 ) -> None:
     (finding,) = page_of(run_of(MISMATCH)).findings
-    shown = replace(finding, excerpt=(ExcerptFile("train.py", ()),), next_step=next_step)
+    answer = replace(finding.found, next_step=next_step)
+    shown = replace(finding, excerpt=(ExcerptFile("train.py", ()),), found=answer)
     lines = [plain(line) for line in terminal.answer_lines(shown, 80)]
     assert any("got no token on rank 1" in line for line in lines) == told
     assert len(lines) <= terminal.MOST_LINES or not told

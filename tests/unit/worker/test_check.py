@@ -36,6 +36,7 @@ from moediag.lab.step.models import moe_configs  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     FAILS,
     MAY_FAIL,
+    NOTE,
     CheckTask,
     MeshSlice,
     PlannedParameter,
@@ -382,6 +383,44 @@ def test_the_line_of_a_rule_is_that_of_its_plan() -> None:
     rules.path = str(folder / "models" / "a" / "configuration_a.py")
     assert rules.line("tp_plan", "model.norm") == "transformers/models/a/configuration_a.py:5"
     assert rules.line("fsdp_plan", "model.norm") == rules.line("tp_plan", "model.other") == ""
+
+
+def test_the_findings_about_rules_and_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SMALL))
+    rules = Rules.__new__(Rules)
+    rules.model, rules.line = model, lambda _plan, pattern: f"line of {pattern}"  # type: ignore[method-assign]
+    attention, mlp = "model.layers.*.self_attn", "model.layers.*.mlp"
+    rules.plans = {
+        "tp_plan": {
+            f"{attention}.q_proj": "colwise", "model.*.*.self_attn.k_proj": "rowwise",
+            f"{attention}.v_proj": "colwise", "model.layers.*.*.v_proj": "colwise",
+            "model.layers.*.*.k_proj": "colwise", f"{mlp}.absent": "colwise",
+            f"{mlp}.gate_proj": "rowwise",
+        },
+    }  # fmt: skip
+    spared = "model.*.*.self_attn.k_proj, model.layers.*.*.v_proj, model.layers.*.*.k_proj"
+    both = "model.*.*.self_attn.k_proj, model.layers.*.*.k_proj"
+    assert [(one.level, one.text.partition(":")[0], one.where) for one in rules.findings()] == [
+        (MAY_FAIL, f"tp_plan {mlp}.absent names no module or parameter of this model",
+         f"line of {mlp}.absent"),
+        (NOTE, f"tp_plan {spared}, {mlp}.gate_proj", "line of model.*.*.self_attn.k_proj"),
+        (MAY_FAIL, "tp_plan", "line of model.*.*.self_attn.k_proj"),
+    ]  # fmt: skip
+    assert f"{both} both name {attention}.k_proj and ask" in [*rules.findings()][-1].text
+
+    def mixed(*kinds: str) -> list[str]:
+        plan = planned._Plan.__new__(planned._Plan)
+        plan.parameters = [(f"layers.{at}.w", kind) for at, kind in enumerate(kinds)]
+        return [f"{one.level}: {one.text}" for one in plan._mixed()]
+
+    monkeypatch.setattr(planned, "axes", lambda parameter: parameter)
+    assert mixed("dp", "dp") == mixed("", "") == []
+    (text,) = mixed("dp", "", "ep", "dp")
+    assert text.startswith("may fail") and "1 plain tensors (layers.*.w) are beside" in text
+    assert "DTensors on dp and ep, which" in text
+    (text,) = mixed("dp", "ep", "ep")
+    assert text.startswith("note: parameters lie on 2 meshes (1 on dp, 2 on ep): clip")
 
 
 # ------------------------------------------------------------------------ the checkpoint

@@ -30,7 +30,7 @@ def really(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
     def first_raised(*_: Any, step: bool = False) -> Any:
         if isinstance(found, NotApplicable):
             raise found
-        return 4, found
+        return 4 if step else 2, found
 
     monkeypatch.setattr(real_ranks, "first_raised", first_raised)
 
@@ -38,7 +38,7 @@ def really(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
 @pytest.mark.parametrize(
     ("again", "fails", "told"),
     [
-        (Raised("KeyError", "'layers.1'", PLACE), True, "raises KeyError: 'layers.1', on 4"),
+        (Raised("KeyError", "'layers.1'", PLACE), True, "raises KeyError: 'layers.1', on 2"),
         (Raised("RuntimeError", "closed", PLACE), False, f"KeyError: 'layers.2' at {PLACE}"),
         (Raised("KeyError", "'layers.1'", "torch/other.py:1"), False, f"at {PLACE}"),
         (None, False, f"KeyError: 'layers.2' at {PLACE}"),
@@ -81,16 +81,20 @@ def test_stages_that_send_no_gradients_are_explained(
     assert "torchtitan and Megatron-LM" in found.text
 
 
+def step_of_two(folder: Path) -> tuple[int, Raised | None]:
+    own = configured.of_config(transformers.Qwen3MoeConfig(**SMALL))
+    trial = Trial("c", "c", "c", task=CheckTask("m"), layout={"dp_shard": 8}, world_size=8,
+                  wrapper=WrapperSpec(kind="fsdp2"))  # fmt: skip
+    return real_ranks.first_raised(own, trial, folder, step=True)
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_two_real_ranks_run_a_step(
     broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = configured.of_config(transformers.Qwen3MoeConfig(**SMALL))
-    trial = Trial("c", "c", "c", task=CheckTask("m"), layout={"dp_shard": 8}, world_size=8,
-                  wrapper=WrapperSpec(kind="fsdp2"))  # fmt: skip
     if broken:  # tokens that the vocabulary lacks
         monkeypatch.setattr(simulated_step, "batch", lambda _: torch.full((2, 8), 10**6))
-    ranks, found = real_ranks.first_raised(own, trial, tmp_path, step=True)
+    ranks, found = step_of_two(tmp_path)
     assert ranks == 2
     assert (found is not None and found.kind == "IndexError") if broken else found is None
 
@@ -104,12 +108,20 @@ def test_what_gloo_or_a_cpu_lacks_is_no_failure(
     def raises(_: int) -> Any:
         raise RuntimeError(text)
 
-    own = configured.of_config(transformers.Qwen3MoeConfig(**SMALL))
-    trial = Trial("c", "c", "c", task=CheckTask("m"), layout={"dp_shard": 8}, world_size=8,
-                  wrapper=WrapperSpec(kind="fsdp2"))  # fmt: skip
     monkeypatch.setattr(simulated_step, "batch", raises)
     with pytest.raises(NotApplicable, match="2 ranks on gloo ended with RuntimeError"):
-        real_ranks.first_raised(own, trial, tmp_path, step=True)
+        step_of_two(tmp_path)
+
+
+def test_the_first_exception_counts_if_all_ranks_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Any] = [(2.0, Raised("OSError", "gone", "")), (1.0, WHY)]
+    monkeypatch.setattr(real_ranks, "in_children", lambda *_: ended)
+    assert step_of_two(tmp_path) == (2, WHY)
+    ended[0] = WHY  # that of a process, not of its rank
+    with pytest.raises(NotApplicable, match="the real ranks did not meet"):
+        step_of_two(tmp_path)
 
 
 def test_more_than_four_real_ranks_are_not_tried(tmp_path: Path) -> None:

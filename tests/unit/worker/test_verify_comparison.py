@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from moediag.protocol.tolerance import GRADIENT
-from moediag.ranks.verify import comparison, noise
-from moediag.ranks.verify.runs import Run
+from moediag.ranks.verify import comparison, noise, updates
+from moediag.ranks.verify.runs import Alone, Run
+from moediag.ranks.verify.tensor_files import Stored
+from moediag.recorder.step.pieces import Where
 from moediag.result import Verdict
 from tests.unit.measured_runs import EXPERTS, Job, gradients, judged, reference, same
 
@@ -322,3 +324,35 @@ def test_a_factor_that_is_the_number_of_micro_batches_is_not_only_a_mesh_axis(
     found = judged(job, reference(tmp_path), layout)
     assert f"{round(1 / factor)} is the number of micro-batches of a step" in found.cause
     assert ("all ranks has the same" in found.cause) == (factor == 0.5)
+
+
+def test_what_rounding_did_in_a_step_and_in_the_update() -> None:
+    def alone(by: float) -> Alone:
+        w, v = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([4.0])
+        weights = {"w": w * (0.8 + by), "v": v, "u": v}
+        return Alone({"w": w, "v": v, "u": v}, [{"w": w + by, "v": v, "u": None}], [weights])
+
+    measured = noise.of_step(alone(0), alone(0.0625), alone(-0.25), 1, ["bfloat16", "int64"])
+    assert measured == noise.Noise({"w": 0.25, "v": 0.0}, 0.0, 2**-8, GRADIENT.floor)
+    later = noise.of_step(alone(0), alone(0), Alone({}, [{}]), 1, ["float32"])
+    assert (later.largest, later.usual) == ({"w": 2.0, "v": 4.0}, 1.0)
+    assert noise.disagreement({"w": torch.tensor([3.0, 4.0]), "v": None}, {}) == 1.0
+
+    compared = updates.Updates(alone(0), alone(0.001))
+    compared.step(1, noise.Noise({"w": 0.015}, 0.0, 0.0))  # 0.5 is just clear
+    start = alone(0).start
+
+    def errors(w: list[float], **more: torch.Tensor) -> dict[str, object]:
+        after = {"w": torch.tensor(w), "v": start["v"], **more}
+        both = [{n: Stored(Where("whole", tuple(t.shape)), t) for n, t in one.items()}
+                for one in (start, after)]  # fmt: skip
+        return {n: (round(e.max_abs, 4), round(e.scale, 4), e.wrong)
+                for n, e in compared.compare(1, *both).items()}  # fmt: skip
+
+    right = [0.8, -1.6, 0.4]
+    still = {"v": (0.0, 0.0, False)}
+    assert errors(right) == {"w": (0.0, 0.4, False), **still}
+    # Allowed are a tenth of the update and eight times what rounding does to it.
+    assert errors([0.8, -1.5381, 0.4]) == {"w": (0.0619, 0.4, False), **still}
+    assert errors([0.8, -1.5353, 0.4]) == {"w": (0.0647, 0.4, True), **still}
+    assert errors([0.8, -1.6, 0.32]) == {"w": (0.08, 0.4, True), **still}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from moediag.protocol import outcome
-from moediag.ranks.verify import samples
+from moediag.ranks.verify import first_wrong, samples
 from moediag.ranks.verify.first_wrong import FirstWrong
 from moediag.ranks.verify.merged_steps import MergedSteps
 from moediag.ranks.verify.module_calls import Calls, ModuleCalls
@@ -150,3 +152,32 @@ def test_two_steps_that_are_made_one_are_the_step_of_both_batches() -> None:
     hooks.remove()
     assert all(torch.allclose(a, b) for a, b in zip(*trained, strict=True))
     assert not torch.equal(trained[0][0], Model().up.weight)
+
+
+@pytest.mark.parametrize(
+    ("own", "right", "apart"),
+    [
+        ([[1.0, 2.0]], [[1.5, 2.0]], 0.5),
+        ([[1.0, 2.0]], [[7.0, 7.0], [1.0, 2.25], [0.0, 2.0]], 0.25),  # the nearest row
+        ([[1.0], [4.0]], [[1.0, 9.0], [4.5, 9.0]], 0.5),  # a part of another dim
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0]], None),  # more than there is
+        ([[1.0, 2.0]], [[1.0], [2.0]], None),
+        ([1.0, 2.0], [[1.0, 2.0]], None),
+        ([], [1.0], 0.0),
+    ],
+)
+def test_how_far_a_part_is_from_the_whole(own: Any, right: Any, apart: float | None) -> None:
+    assert first_wrong._apart(torch.tensor(own), torch.tensor(right)) == apart
+
+
+def test_a_gradient_is_named_by_the_module_that_computes_it() -> None:
+    def value(what: str, *numbers: float) -> Any:
+        return SimpleNamespace(what=what, tensor=torch.tensor(numbers))
+
+    output, given = value("output", 1.0, 2.0), value(first_wrong._OF_GIVEN, 1.0, 2.0)
+    other, short = value("output", 1.0, 3.0), value(first_wrong._OF_GIVEN, 1.0)
+    for values, at, found in (
+        ([output, output, given], 0, given), ([output, other, given], 0, output),
+        ([output, short], 0, output), ([given, output, other], 1, output), ([other], 0, other),
+    ):  # fmt: skip
+        assert first_wrong._named(values, at) is found

@@ -39,7 +39,6 @@ from moediag.result import RunResult, TrialResult, Verdict
 
 Building = Callable[[str, "float | None"], None]
 PROBES = "probes"  # folder of the probes' run directories, in the bisect's
-SURE = 0.95  # required confidence in a clean release
 _LONGEST = 300  # characters of a reason
 
 
@@ -76,7 +75,7 @@ class Releases:
     def probe(self, setting: Setting, attempt: int, target: Target | None) -> Probed:
         question, begun = self.question, time.monotonic()
         declared = question.scenario.variants[question.variant].repeats
-        trials = target.rate.repeats(SURE) if target else max(question.asked.calibrate, declared)
+        trials = target.rate.repeats() if target else max(question.asked.calibrate, declared)
         told: list[Probed] = []
         for request in setting.requests:
             ran = _Ran(setting, attempt, question.variant, begun)
@@ -121,7 +120,7 @@ class Releases:
         if ran.reason:
             return Probed(ran.record(skip(ran.reason)), None, ran.reason)
         if target is not None:
-            return Probed(ran.record(judge(ran.trials, target, SURE)), target)
+            return Probed(ran.record(judge(ran.trials, target)), target)
         try:
             target = learn(
                 ran.trials,
@@ -132,16 +131,16 @@ class Releases:
             )
         except CannotLearn as error:
             nothing = Target(question.variant, (), (), Match.EXACT)
-            verdict = judge(ran.trials, nothing, SURE)
+            verdict = judge(ran.trials, nothing)
             return Probed(ran.record(verdict), None, _problem(error, question, ran))
         try:
-            target.rate.repeats(SURE)
+            target.rate.repeats()
         except ValueError as error:
             raise TooRare(
                 f"{question.variant} on {question.package} {ran.name}: {error}",
                 "Make it more frequent (--set), or measure it with more trials (--calibrate).",
             ) from error
-        return Probed(ran.record(judge(ran.trials, target, SURE)), target)
+        return Probed(ran.record(judge(ran.trials, target)), target)
 
     def _run(self, ran: _Ran, request: Mapping[str, str], trials: int) -> None:
         source = ran.setting.source

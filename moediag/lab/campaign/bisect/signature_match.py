@@ -101,7 +101,7 @@ def learn(
     return Target(variant, tuple(declared), tuple(signatures), match, rate)
 
 
-def judge(trials: Sequence[TrialResult], target: Target, sure: float = 0.95) -> ProbeVerdict:
+def judge(trials: Sequence[TrialResult], target: Target) -> ProbeVerdict:
     """Returns the verdict of one probe from the trials of ``target.variant`` and its controls. A
     probe may omit the controls while the failure shows; without one it is never GOOD."""
     own = [t for t in trials if t.variant == target.variant]
@@ -110,7 +110,7 @@ def judge(trials: Sequence[TrialResult], target: Target, sure: float = 0.95) -> 
     failing = _failing_control(trials)
     if failing is not None:
         return skip(_control(failing))
-    found = combined([_one(t, target) for t in own], target.rate, sure)
+    found = combined([_one(t, target) for t in own], target.rate)
     if found.kind == Kind.GOOD:
         controls = [t for t in trials if t.role == Role.CONTROL]
         if not any(t.verdict == Verdict.CLEAN for t in controls):

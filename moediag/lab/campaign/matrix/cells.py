@@ -16,8 +16,6 @@ from moediag.lab.campaign.bisect.timeline import ProbeRecord
 from moediag.records import dataclass
 from moediag.result import Verdict
 
-REAL = "real"
-
 # Cell verdicts in addition to those of moediag.result.verdicts.Verdict.
 COULD_NOT_RUN = "could-not-run"
 FLAKY = "flaky"
@@ -39,7 +37,6 @@ class Cell:
     seconds: float | None = None
     evidence: str = ""  # its folder, relative to the matrix's
     digest: str = ""  # of the scenario as it ran
-    mode: str = REAL  # "fast" is a prediction of moediag 0.x, which is no result
 
     @property
     def key(self) -> Key:

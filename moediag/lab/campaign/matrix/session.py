@@ -8,14 +8,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
-import moediag
-from moediag import hardware
-from moediag.errors import MoediagError, UsageError
+from moediag.errors import MoediagError
 from moediag.lab.campaign.bisect.probe import Releases
 from moediag.lab.campaign.dry_run import Cache, DryTrial
 from moediag.lab.campaign.engine import Display, Journal, Line, Records, Strategy, drive, opened
@@ -24,7 +20,6 @@ from moediag.lab.campaign.executors import opened as executor_opened
 from moediag.lab.campaign.matrix import table_page
 from moediag.lab.campaign.matrix.cells import (
     COULD_NOT_RUN,
-    REAL,
     Cell,
     Key,
     Matrix,
@@ -33,12 +28,10 @@ from moediag.lab.campaign.matrix.cells import (
 )
 from moediag.lab.campaign.matrix.question import MatrixQuestion
 from moediag.lab.launch.hosts import Hosts
-from moediag.lab.stacks.base import cache_root, current_base
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import write_json
 from moediag.report import answer_views
 from moediag.result import wording
-from moediag.result.answer_blocks import Code
 
 MATRIX_FILE = "matrix.json"
 PAGE_FILE = "matrix.md"
@@ -90,8 +83,7 @@ class _Fill(Strategy[Key, Cell]):
         self.maker = maker
         self.display = display
         self.records = Records.of(journal, "cell", Cell)
-        known = (cell for cell in self.records.values() if cell.mode == REAL)
-        self.cells: dict[Key, Cell] = {cell.key: cell for cell in known}
+        self.cells: dict[Key, Cell] = {cell.key: cell for cell in self.records.values()}
         title = ", ".join(subject.key for subject in question.subjects)
         earlier = [cell.seconds for cell in self.cells.values()]
         display.begin(f"{question.package}: {title}", len(earlier), earlier, jobs)
@@ -164,33 +156,6 @@ def one_line(cell: Cell) -> str:
     spent = "" if cell.seconds is None else f"  {wording.seconds(cell.seconds)}"
     why = f" ({cell.text})" if cell.text and cell.shows is None else ""
     return f"{cell.version}  {cell.subject}{spent}  {cell.verdict}{why}"
-
-
-def check_page(path: Path) -> None:
-    """Raises UsageError if no page can be written at ``path``."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--markdown {path}: give a file in a folder that is there")
-
-
-def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
-    """Puts the table into the markdown page at ``path``, replacing an earlier one of the same
-    scenarios and package. Raises UsageError if it cannot be written."""
-    scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
-    words = [w for w in command if w != "--resume"]
-    base = current_base(cache_root())
-    made = (
-        Code(shlex.join(words), "console"),
-        f"{datetime.now(timezone.utc):%Y-%m-%d}, moediag {moediag.__version__}, "
-        f"torch {base.torch}, Python {base.python}, {hardware.machine()['os']}; "
-        f"{table_page.counted(matrix)}.",
-    )
-    section = answer_views.markdown(table_page.answer(matrix, made))
-    try:
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
-        name = f"{matrix.package} {' '.join(scenarios)}"
-        path.write_text(table_page.placed(old, name, section), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--markdown {path}: {error.strerror or error}") from error
 
 
 # ------------------------------------------------------------------------ cells

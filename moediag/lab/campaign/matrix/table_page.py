@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from packaging.version import Version
 
 from moediag.lab.campaign.matrix.cells import COULD_NOT_RUN, Cell, Matrix
 from moediag.result import Table, Verdict, wording
-from moediag.result.answer_blocks import Answer, AnswerState, Block, Case, Row, Section
+from moediag.result.answer_blocks import Answer, AnswerState, Case, Row, Section
 
 SCHEMA_VERSION = 1
 _SHOWN = 200  # characters of a reason
-_BEGIN = "<!-- moediag matrix: {} -->"
 
 
 def to_json(matrix: Matrix) -> dict[str, Any]:
@@ -31,8 +30,7 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
     }
 
 
-def answer(matrix: Matrix, made: Sequence[Block] = (), incomplete: str = "") -> Answer:
-    """Returns the page. ``made``: what made it, for the top of a document."""
+def answer(matrix: Matrix, incomplete: str = "") -> Answer:
     scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
     title = f"{', '.join(scenarios)} by release of {matrix.package}"
     head = (matrix.package, *heads(matrix))
@@ -48,7 +46,6 @@ def answer(matrix: Matrix, made: Sequence[Block] = (), incomplete: str = "") -> 
         AnswerState.of(False, incomplete or doubtful(matrix), AnswerState.ANSWERED),
         "; ".join(filter(None, told)),
         (
-            Section(tuple(made), brief=()),
             Section((where, *(Row("NOTE", text, "doubt") for text in remarks(matrix)))),
             Section((table, Row("MARKS", marks))),
         ),
@@ -201,13 +198,3 @@ def _why(cell: Cell) -> str:
         return text if text.startswith("not ") else f"could not be run: {text}"
     # The signature of a failure begins with its verdict.
     return text if text.startswith(cell.verdict) else f"{cell.verdict} ({text})"
-
-
-def placed(old: str, name: str, section: str) -> str:
-    """Returns the page with ``section`` instead of the one of the same ``name``."""
-    begin = _BEGIN.format(name)
-    before, mark, rest = old.partition(begin)
-    following = rest.find(_BEGIN.split("{")[0]) if mark else -1
-    after = rest[following:] if following >= 0 else ""
-    gap = "\n" if before and not before.endswith("\n\n") else ""
-    return f"{before}{gap}{begin}\n{section}" + (f"\n{after}" if after else "")

@@ -12,8 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
 
+from moediag.evidence.law_records import read_laws  # noqa: E402
+from moediag.protocol import ENV_LAWS  # noqa: E402
 from moediag.recorder import install  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
@@ -105,3 +107,40 @@ def test_a_wrapper_inside_the_model_that_is_called(sets: ReplicaSets) -> None:
     ):
         assert sets.averaged(root) == over
     assert sets.data_parallel(Task(wrapped)) == ()  # buffers outside the wrapper may differ
+
+
+def test_what_a_program_declares_equal_is_recorded_with_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_LAWS, "0")
+    recorder = install(str(tmp_path), 1, 4, of_job=True)
+    ones, numbers = torch.ones(4, 4), torch.arange(4)
+    weight = nn.Parameter(torch.ones(1))
+    with fake_rank(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        single = init_device_mesh("cpu", (4, 1), mesh_dim_names=("pp", "ep"))
+        optimizer = torch.optim.SGD([weight])
+        for given, on, placements in [
+            (ones, mesh, [Replicate(), Shard(0)]),
+            (numbers, mesh, [Replicate(), Replicate()]),
+            (ones, mesh, [Shard(0), Shard(1)]),
+            (ones, single, [Shard(0), Replicate()]),  # no other rank has it
+            (weight, mesh, [Replicate(), Replicate()]),  # its optimizer is checked
+            (ones.to(torch.complex64), mesh, [Shard(0), Replicate()]),
+        ]:
+            DTensor.from_local(given, on, placements, run_check=False)
+        with torch.no_grad():
+            DTensor.from_local(ones, mesh, [Replicate(), Replicate()], run_check=False)
+        weight.sum().backward()
+        optimizer.step()
+    recorder.uninstall()
+    laws, _ = read_laws(tmp_path, 1)
+    assert laws is not None
+    found = [(d.axes, d.ranks, d.part, d.shape, d.data, d.sketch) for d in laws.declared]
+    assert found == [
+        (("dp",), (1, 3), "S(0)=1/2", "4x4", True, (-6.0, 4.0)),
+        (("dp", "tp"), (0, 1, 2, 3), "", "4", True, None),
+        (("tp",), (0, 1), "S(0)=0/2", "4x4", False, None),
+    ]
+    assert [bool(d.digest) for d in laws.declared] == [False, True, False]
+    assert {d.line.partition(":")[0] for d in laws.declared} == {"test_replica_sets.py"}

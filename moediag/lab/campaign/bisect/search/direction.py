@@ -31,12 +31,9 @@ class Options:
     good: int | None = None  # index of a good release, older or newer; None: found by growing steps
     window: bool = False  # search both the first bad release and the first good one after it
     verify: bool = True  # probe the boundary's neighbours again
-    retry: bool = True  # probe undecided neighbours again if they ended in another failure
     # after this many undecided releases between bad and good, those between undecided ones are not
     # tried any more (None: all are)
     patience: int | None = None
-    # more probes on each side, in the middle of the longest unprobed stretches
-    spot_checks: int = 0
     # failure rate at the bad end; decides what contradicting probes mean
     rate: Rate = field(default_factory=Rate)
 
@@ -96,7 +93,6 @@ class Side:
         self.last = count - 1 - options.bad if sign > 0 else options.bad
         start = None if given is None else abs(given - options.bad)
         self.schedule = schedule(self.last, start, newest_first=sign > 0)
-        self.spots = 0
 
     # -- what is known, by position ------------------------------------------------------
 
@@ -161,7 +157,7 @@ class Side:
         if middle is not None:
             self.seen.look(self.index(middle), 0.5)
             return True
-        if self.options.retry and undecided and self._retried(undecided, good):
+        if undecided and self._retried(undecided, good):
             return True
         if good is None:
             return False
@@ -173,7 +169,7 @@ class Side:
                     same = self.seen.verdict(index).kind == known[position].kind
                     self.seen.verified[index] = told.decided and same
                     return True
-        return self._spot(bad, good, known)
+        return False
 
     def _middle(self, bad: int, good: int | None, undecided: list[int]) -> int | None:
         """Returns the most informative untried position between the bounds. None if none is left,
@@ -201,17 +197,3 @@ class Side:
                 self.seen.again(self.index(position), 0.5)
                 return True
         return False
-
-    def _spot(self, bad: int, good: int, known: dict[int, ProbeVerdict]) -> bool:
-        """Probes a release whose verdict is only inferred."""
-        if self.spots >= self.options.spot_checks:
-            return False
-        marks = [*known, self.last + 1]
-        pairs = itertools.pairwise(marks)
-        gaps = [(a, b) for a, b in pairs if b - a > 1 and not (a >= bad and b <= good)]
-        if not gaps:
-            return False
-        self.spots += 1
-        low, high = max(gaps, key=lambda gap: (gap[1] - gap[0], -gap[0]))
-        self.seen.look(self.index((low + high) // 2), 0.9 if high <= bad else 0.1)
-        return True

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from moediag.lab.campaign.bisect.probe_verdict import Kind, ProbeVerdict, flaky, skip
 from moediag.records import dataclass
 
+SURE = 0.95  # required confidence in a clean release
 STEADY_PRIOR = 0.9  # assumed share of failures that show in every trial
 MOST_REPEATS = 200  # a failure that needs more is too rare to be bisected
 
@@ -52,22 +53,19 @@ class Rate:
         doubt = (1 - STEADY_PRIOR) / (self.trials + 1)
         return uneven * doubt / (STEADY_PRIOR + doubt)
 
-    def repeats(self, sure: float = 0.95) -> int:
-        """Returns how many clean trials make a release good with at least ``sure``.
-
-        Raises ValueError if that takes more than MOST_REPEATS, or ``sure`` is not in 0..1.
-        """
-        _share(sure)
+    def repeats(self) -> int:
+        """Returns how many clean trials make a release good. Raises ValueError if that takes more
+        than MOST_REPEATS."""
         for count in range(1, MOST_REPEATS + 1):
-            if self.missed(count) <= 1 - sure:
+            if self.missed(count) <= 1 - SURE:
                 return count
         raise ValueError(
             f"a failure that shows in {self.shown} of {self.trials} trials needs more than "
-            f"{MOST_REPEATS} repeats to be {sure:.0%} sure"
+            f"{MOST_REPEATS} repeats to be {SURE:.0%} sure"
         )
 
 
-def combined(trials: Sequence[ProbeVerdict], rate: Rate, sure: float = 0.95) -> ProbeVerdict:
+def combined(trials: Sequence[ProbeVerdict], rate: Rate) -> ProbeVerdict:
     """Returns the verdict of a probe from those of its trials.
 
     BAD if the failure showed (once is enough if it is intermittent). GOOD if enough trials were
@@ -84,7 +82,7 @@ def combined(trials: Sequence[ProbeVerdict], rate: Rate, sure: float = 0.95) -> 
     if bad:
         text = next(v.text for v in trials if v.kind == Kind.BAD)
         return ProbeVerdict(Kind.BAD, text, trials=bad)
-    needed = rate.repeats(sure)
+    needed = rate.repeats()
     if good >= needed:
         return ProbeVerdict(Kind.GOOD, trials=good)
     for kind in (Kind.FLAKY, Kind.OTHER, Kind.SKIP):
@@ -92,8 +90,3 @@ def combined(trials: Sequence[ProbeVerdict], rate: Rate, sure: float = 0.95) -> 
             if verdict.kind == kind:
                 return verdict
     return skip(f"clean in {good} trials, {needed} are needed")
-
-
-def _share(sure: float) -> None:
-    if not 0 < sure < 1:
-        raise ValueError(f"sure {sure}: between 0 and 1")

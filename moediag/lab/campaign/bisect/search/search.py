@@ -124,7 +124,7 @@ class Search(Machine[Probe, Answer]):
 
 def most_probes(count: int, options: Options) -> int:
     """Returns the most probes that a clean history needs: one stretch of bad releases, every
-    release can be tried, and the given good release is good. Spot checks are extra."""
+    release can be tried, and the given good release is good."""
     given = None if options.good is None else options.good - options.bad
     total = 1
     if options.window or given is None or given < 0:

@@ -67,15 +67,15 @@ class LawCheck:
     #: The numbers of each parameter group, as text: ``{"lr": "0.001"}``.
     hyper: tuple[Mapping[str, str], ...] = ()
     #: Parameters with an element that is not finite; at most 20.
-    nonfinite: tuple[str, ...] = ()
+    nonfinite: tuple[Name, ...] = ()
     #: The same of gradients.
-    nonfinite_grads: tuple[str, ...] = ()
+    nonfinite_grads: tuple[Name, ...] = ()
     #: A GradScaler decides inside the step whether to use the gradients.
     scaled: bool = False
     #: The user's line that called step(), "file.py:12 function", or "".
     line: str = ""
     #: Of a model: the parameters that the rank's optimizers have.
-    owned: tuple[str, ...] = ()
+    owned: tuple[Name, ...] = ()
     #: Position -> the optimizer's copy of the parameter, in the parameter's dtype.
     copies: Mapping[int, str | None] = field(default_factory=dict)
 

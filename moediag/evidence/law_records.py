@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,32 +138,10 @@ class _Reader:
         rows = [event["params"], event["grads"], *event["state"].values()]
         if any(len(row) != len(pieces) for row in rows):
             raise ValueError("another number of fingerprints than of pieces")
-        if not all(type(one) is str or one is None for row in rows for one in row):
-            raise ValueError("a fingerprint is text")
-        if not all(type(clock) is int or clock is None for clock in event["clocks"]):
-            raise ValueError("a clock is a number")
-        return LawCheck(
-            key=key,
-            optimizer=optimizer,
-            step=int(event["step"]),
-            count=int(event["count"]),
-            pieces=pieces,
-            clocks=tuple(event["clocks"]),
-            params=tuple(event["params"]),
-            grads=tuple(event["grads"]),
-            sketches={
-                int(at): (float(total), float(norm))
-                for at, (total, norm) in (event.get("sketches") or {}).items()
-            },
-            state={str(name): tuple(row) for name, row in event["state"].items()},
-            hyper=tuple({name: str(one[name]) for name in one} for one in event["hyper"]),
-            nonfinite=tuple(map(plain_name, event.get("nonfinite") or ())),
-            nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
-            scaled=bool(event.get("scaler")),
-            line=str(event.get("line") or ""),
-            owned=tuple(map(plain_name, event.get("owned") or ())),
-            copies={int(at): one for at, one in (event.get("copies") or {}).items()},
-        )
+        hyper = [{name: str(one[name]) for name in one} for one in event["hyper"]]
+        own = {"key": key, "optimizer": optimizer, "hyper": hyper, "scaled": event.get("scaler")}
+        made: LawCheck = build(LawCheck, {**event, "pieces": [], **own})
+        return replace(made, pieces=pieces)
 
     def declare(self, event: Mapping[str, Any]) -> None:
         for one in event["tensors"]:

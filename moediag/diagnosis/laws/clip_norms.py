@@ -28,6 +28,7 @@ from moediag.result.wording import at_line, listed, plural
 _ENOUGH = 2  # checked steps
 _ROUNDING = 1e-3  # of a factor or norm
 _FAR = 2e-3  # of a norm
+_EXACT = 1e-5  # of norms of equal tensors that were scaled
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -193,10 +194,12 @@ def norms_told(facts: Facts, names: Sequence[str]) -> str:
         }
         factors = [one.factor for one in norms.values() if one is not None]
         used = [[of.used[name] for of in ranks.values()] for name in names if _in(name, ranks)]
-        if len(factors) < len(ranks) or not used or not agreement.apart(factors, _ROUNDING):
+        if len(factors) < len(ranks) or not used or not agreement.apart(factors, _EXACT):
             return ""
-        whole = ([s / factor for (s, _), factor in zip(r, factors, strict=True)] for r in used)
-        if any(agreement.apart(row, _ROUNDING) for row in whole):
+        whole = (
+            [norm / factor for (_, norm), factor in zip(r, factors, strict=True)] for r in used
+        )
+        if any(agreement.apart(row, _EXACT) for row in whole):
             return ""
         told = ", ".join(f"{one.norm:.6g} on rank {r}" for r, one in norms.items() if one)
         first = next(one for one in norms.values() if one)

@@ -148,10 +148,25 @@ def _of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
 
 def _reasons(apart: Apart, facts: Facts) -> str:
     """What differed before the parameters did, after a blank; or ""."""
-    norms = norms_told(facts, apart.names)
-    if norms:
-        return f" {norms}"
+    if told := norms_told(facts, apart.names) or facts.of(_renewed):
+        return f" {told}"
     return f" {_reason(apart.breach)}" if apart.breach is not None else ""
+
+
+def _renewed(evidence: Evidence) -> str:
+    """How many optimizers each rank made for the same parameters, if that differs; else ""."""
+    keys: dict[str, dict[int, set[str]]] = {}
+    for rank, own in recorded(evidence).items():
+        for check in own.checks:
+            keys.setdefault(check.key.partition(".")[0], {}).setdefault(rank, set()).add(check.key)
+    for of in keys.values():
+        if len({len(made) for made in of.values()}) > 1:
+            told = ", ".join(f"{len(made)} on rank {rank}" for rank, made in list(of.items())[:4])
+            return (
+                f"Optimizers were made anew for them on some ranks (seen: {told}): a new one "
+                "begins without moments."
+            )
+    return ""
 
 
 def _has_experts(evidence: Evidence) -> bool:

@@ -52,11 +52,13 @@ def schedulers_ahead(facts: Facts) -> Findings:
         for of in _by("number", own):
             times = _times(of)
             if times > 1:
-                each = ", once for each rank" if times == len(ranks) else ""
+                also = ""
+                if times == len(ranks):
+                    also = f" accelerate steps a prepared scheduler {times} times by itself."
                 yield Suspicious(
-                    f"{of[0].name}.step(){at_line(of[0].line)} is called {times} times for each "
-                    f"update of its optimizer{each}: the learning rate follows its schedule "
-                    f"{times} times as fast. accelerate does so with a prepared scheduler."
+                    f"{of[0].name}.step(){at_line(of[-1].line)} is called {times} times for each "
+                    f"update of its optimizer: the learning rate follows its schedule {times} "
+                    f"times as fast. Step it once for each update, not in each micro-batch.{also}"
                 )
                 return
 

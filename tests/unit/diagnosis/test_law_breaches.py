@@ -488,7 +488,7 @@ class TestPlainParameters:
             def add(rank: int, seen: RankEvidence) -> RankEvidence:
                 norm = ClipNorm(1, names, norms[rank], 1.0, "train.py:7 main")
                 used = {"names": names, "made": [[6.0, 9.0]] * 2, "step": 1,
-                        "used": [[rank + 1.0, 9.0], [6.0 / norms[rank], 9.0]]}  # fmt: skip
+                        "used": [[rank + 1.0, 9.0], [1.0, 9.0 / norms[rank]]]}  # fmt: skip
                 laws = replace(seen.laws, norms=(norm,), others={"own_gradients": (used,)})
                 calls = tuple(
                     Collective(8, "world", 8, "all_reduce", 64, 64, "float32", step=s, phase=phase)

@@ -452,3 +452,19 @@ def test_a_line_of_a_helper_is_shown_with_the_one_that_called_it(
     lines = path_lines(None, [stands], Evidence(2, {}, sources=sources))
     assert any(one.text == "sync.all(x)" for one in lines) is told
     assert any(one.text == "reduce(x)" for one in lines)
+
+
+def test_a_line_that_two_sides_share_is_shown_with_both_that_called_it() -> None:
+    sources = {"/me/train.py": "y = model(x)\nscore = test(x)\nstep(x)\n"}
+    sides = [
+        Standing((rank,), "train.py:1 f", "called all_to_all", None, (caller, "train.py:9 main"),
+                 None)
+        for rank, caller in enumerate(("train.py:3 train", "train.py:2 test"))
+    ]  # fmt: skip
+    lines = path_lines(None, sides, Evidence(2, {}, sources=sources))
+    told = {one.text: one.acts for one in lines}
+    assert told["step(x)"] == (((0,), "came from here"),)
+    assert told["score = test(x)"] == (((1,), "came from here"),)
+    alike = [replace(one, callers=sides[0].callers) for one in sides]
+    shown = path_lines(None, alike, Evidence(2, {}, sources=sources))
+    assert {one.text for one in shown} == {"y = model(x)"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from moediag.diagnosis.blame.fork_sides import made_at
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.standings import Standing, caught, dividing
 from moediag.diagnosis.end_states.failures import Failure
@@ -150,7 +151,8 @@ def _by_batches(evidence: Evidence) -> str:
 def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evidence) -> str:
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     lines = {rank: one.at for one in found for rank in one.ranks if one.call == calls.get(rank)}
-    lines = {r: lines.get(r) or call.site.partition(" ")[0] for r, call in calls.items()}
+    own = {path.rpartition("/")[2] for path in evidence.sources}
+    lines = {r: lines.get(r) or _line(call, own) for r, call in calls.items()}
     pair = {call.op for call in calls.values()} == {"send", "recv"}
     op = "send and recv" if pair else next(iter(calls.values())).op
     if divergence.surplus:
@@ -171,6 +173,12 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
         at = next(iter(lines.values()))
         return f"Make what each rank sends match what the other expects{at and f', at {at}'}."
     return ""
+
+
+def _line(call: Collective, own: Collection[str]) -> str:
+    """The innermost line of the program that made a call; a library's if none is known."""
+    made = made_at(call, own)
+    return f"{made[-1].file}:{made[-1].line}" if made else call.site.partition(" ")[0]
 
 
 def _sites(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from moediag.diagnosis.blame.fork_sides import made_at
@@ -26,6 +27,8 @@ from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
 
 _LOOPS = 2  # that are told, outermost first
+# Raised by torch's handler of SIGCHLD, whatever the main thread does.
+_LOADER_DIED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal")
 
 
 def next_step(
@@ -260,6 +263,13 @@ def _repeats(waiting: Standing, evidence: Evidence) -> str:
 
 def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence) -> str:
     who = ranks(culprits) if culprits else "every rank"
+    if _LOADER_DIED.search(failure.message):
+        passes = evidence.ranks[failure.rank].batches
+        at = f" at {passes[-1].line.partition(' ')[0]}" if passes and passes[-1].line else ""
+        return (
+            f"Find out what killed a worker of {who}'s data loader{at}: memory, /dev/shm or a "
+            "crash. The exception was raised where the rank was by then."
+        )
     if failure.message or failure.where:
         at = f" at {failure.where.partition(' ')[0]}" if failure.where else ""
         return f"Fix the {failure.name} of {who}{at}."

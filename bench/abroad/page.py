@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.abroad.cases import Case
@@ -22,13 +23,24 @@ class Judged:
     def said(self) -> Said | None:
         if self.answer.refused:
             return None
-        head = "\n".join([self.answer.cause, *self.answer.page.splitlines()[:HEAD]])
+        shown = self.answer.page.splitlines()[:HEAD]
+        head = "\n".join([self.answer.cause, *shown, *_of_excerpt(shown)])
         alarm = self.answer.verdict != "clean"
         return Said(self.answer.verdict, self.answer.ranks, head, alarm)
 
     @property
     def outcome(self) -> Outcome:
         return outcome(self.case.truth, self.answer.places, self.said)
+
+
+def _of_excerpt(rows: Sequence[str]) -> Iterator[str]:
+    """``train.py:94`` for each line of source that the page shows below the name of its file."""
+    file = ""
+    for row in rows:
+        if re.fullmatch(r" [\w.-]+\.py", row):
+            file = row.strip()
+        elif found := re.match(r" +(\d+) \| ", row):
+            yield f"{file}:{found[1]}"
 
 
 def counted(cases: Sequence[Judged]) -> Tally:

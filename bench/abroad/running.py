@@ -302,7 +302,10 @@ def _left(steps: str) -> int:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.environ().get("ABROAD_STEPS") == steps:
-                found += process.status() != psutil.STATUS_ZOMBIE
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found += 1
+                    with (Path(steps).parent / "left.txt").open("a") as file:
+                        print(process.ppid(), process.pid, *process.cmdline(), file=file)
                 process.kill()
     return found
 

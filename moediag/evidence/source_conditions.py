@@ -129,15 +129,28 @@ class Source:
 
     def _met(self, node: ast.If, out: frozenset[int], scope: ast.AST, size: int) -> bool:
         """Whether another condition lets a rank of ``out`` communicate: that call may be meant to
-        meet the one at ``node``, as in "rank 0 first", which is two barriers."""
-        for other in ast.walk(scope):
-            if other is node or not isinstance(other, ast.If):
+        meet the one at ``node``, as in "rank 0 first", which is two barriers. In the order of their
+        lines such calls meet those of conditions that keep ``out`` away."""
+        ahead, passed, counted = 0, False, set[ast.AST]()  # calls of ``out`` that none has met
+        every = (one for one in ast.walk(scope) if isinstance(one, ast.If))
+        for other in sorted(every, key=lambda one: one.lineno):
+            below = {*ast.walk(other)}
+            if other is node:
+                if ahead > 0:
+                    return True
+                passed, counted = True, counted | below
+            if node in below or other in counted or not self.names.names_rank(other.test, scope):
                 continue
-            if self.names.names_rank(other.test, scope):
-                for branch, runs in ((other.body, True), (other.orelse, False)):
-                    without = self._kept_out(other.test, scope, size, when=not runs)
-                    if communicates(branch) and not out <= without:
-                        return True
+            counted |= below
+            for branch, runs in ((other.body, True), (other.orelse, False)):
+                if not communicates(branch):
+                    continue
+                if out <= self._kept_out(other.test, scope, size, when=not runs):
+                    ahead -= not passed
+                elif passed and ahead >= 0:
+                    return True
+                else:
+                    ahead += 1
         return False
 
     def _kept_out(self, test: ast.expr, scope: ast.AST, size: int, *, when: bool) -> frozenset[int]:

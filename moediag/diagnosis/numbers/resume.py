@@ -20,7 +20,7 @@ from moediag.result import Cell, Confidence, Table, Verdict
 from moediag.result.wording import error_size, plural
 
 if TYPE_CHECKING:
-    from moediag.protocol import ResumeOutcome, StateDifference
+    from moediag.protocol import ResumeOutcome
 
 OUTSIDE = "outside-the-state"
 _STATE = ("weights", "optimizer")
@@ -130,12 +130,8 @@ def _noise(outcome: ResumeOutcome) -> float:
     return max(
         _apart(straight.losses, again.losses),
         _apart(straight.norms, again.norms),
-        _state(outcome.control),
+        max(most(outcome.control.weights.values()), most(outcome.control.optimizer.values())),
     )
-
-
-def _state(difference: StateDifference) -> float:
-    return max(most(difference.weights.values()), most(difference.optimizer.values()))
 
 
 # ------------------------------------------------------------------------ words and tables

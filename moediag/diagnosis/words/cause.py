@@ -236,7 +236,7 @@ def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
             f"In an all-to-all on {divergence.group.label} all ranks together send "
             f"{plural(sent, 'element')} and expect {wanted:,}. Which rank is wrong is not recorded."
         )
-    if all(calls[r].splits_in is calls[r].splits_out is None for p in divergence.pairs for r in p):
+    if not any(calls[r].splits_in or calls[r].splits_out for p in divergence.pairs for r in p):
         totals: dict[int, list[int]] = {}
         for rank, made in sorted(calls.items()):
             totals.setdefault(made.numel_in, []).append(rank)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from moediag.diagnosis.blame.fork_sides import made_at
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.standings import Standing, caught, dividing
 from moediag.diagnosis.end_states.failures import Failure
@@ -25,6 +27,8 @@ from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
 
 _LOOPS = 2  # that are told, outermost first
+# Raised by torch's handler of SIGCHLD, whatever the main thread does.
+_LOADER_DIED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal")
 
 
 def next_step(
@@ -150,7 +154,8 @@ def _by_batches(evidence: Evidence) -> str:
 def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evidence) -> str:
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     lines = {rank: one.at for one in found for rank in one.ranks if one.call == calls.get(rank)}
-    lines = {r: lines.get(r) or call.site.partition(" ")[0] for r, call in calls.items()}
+    own = {path.rpartition("/")[2] for path in evidence.sources}
+    lines = {r: lines.get(r) or _line(call, own) for r, call in calls.items()}
     pair = {call.op for call in calls.values()} == {"send", "recv"}
     op = "send and recv" if pair else next(iter(calls.values())).op
     if divergence.surplus:
@@ -172,6 +177,12 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
         at = next(iter(lines.values()))
         return f"Make what each rank sends match what the other expects{at and f', at {at}'}."
     return ""
+
+
+def _line(call: Collective, own: Collection[str]) -> str:
+    """The innermost line of the program that made a call; a library's if none is known."""
+    made = made_at(call, own)
+    return f"{made[-1].file}:{made[-1].line}" if made else call.site.partition(" ")[0]
 
 
 def _sites(
@@ -270,6 +281,13 @@ def _leaves(loop: Condition, program: Program) -> tuple[bool, list[str]]:
 
 def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence) -> str:
     who = ranks(culprits) if culprits else "every rank"
+    if _LOADER_DIED.search(failure.message):
+        passes = evidence.ranks[failure.rank].batches
+        at = f" at {passes[-1].line.partition(' ')[0]}" if passes and passes[-1].line else ""
+        return (
+            f"Find out what killed a worker of {who}'s data loader{at}: memory, /dev/shm or a "
+            "crash. The exception was raised where the rank was by then."
+        )
     if failure.message or failure.where:
         at = f" at {failure.where.partition(' ')[0]}" if failure.where else ""
         return f"Fix the {failure.name} of {who}{at}."

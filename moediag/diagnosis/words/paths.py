@@ -56,8 +56,10 @@ def _standing(standings: Sequence[Standing], evidence: Evidence) -> Iterator[Pat
         file, _, line = one.at.rpartition(":")
         if file and line.isdigit():
             yield PathLine(file, int(line), "", ((one.ranks, one.what),))
-        # A helper's line says less than the one that called it.
-        caller = next((at for at in one.callers if at.rpartition(":")[0] != file), "")
+        # A helper's line says less than the one that called it, in another file or on one side.
+        there = [o.callers for o in standings if o.at == one.at]
+        caller = next((at for at in one.callers if at.rpartition(":")[0] != file
+                       or not all(at in callers for callers in there)), "")  # fmt: skip
         if file and caller and not any(c.names_rank for c in one.apart):
             file, _, line = caller.partition(" ")[0].rpartition(":")
             yield PathLine(file, int(line), "", ((one.ranks, "came from here"),))

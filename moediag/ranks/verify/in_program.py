@@ -26,7 +26,7 @@ from moediag.protocol.measured import coarsest_dtype
 from moediag.ranks.verify import optimizer_copies, whole_batch
 from moediag.ranks.verify.ending import Continuing
 from moediag.ranks.verify.measuring import Measuring, Scope
-from moediag.ranks.verify.model_pieces import Piece, pieces
+from moediag.ranks.verify.model_pieces import pieces
 from moediag.ranks.verify.optimizer_copies import CannotCopy, Settings
 from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step.pieces import WHOLE, distributed
@@ -211,7 +211,7 @@ class Step:
         model = asked.reference()
         model.train(asked.model.training)
         own = [piece for piece in pieces(model) if piece.owner is not None]
-        if any(_divided(piece) for piece in own):
+        if any((piece.where.kind != WHOLE or distributed(piece.owner)) for piece in own):
             raise NotApplicable("reference= must build the model of one process, without wrappers")
         measuring = Measuring(request, Continuing(), Scope(model, 0, 1))
         measuring.install()
@@ -248,10 +248,6 @@ def _clip_by_hand(gradients: List[Any], limit: float) -> None:
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in own]))
     for one in own:
         one.mul_(min(limit / float(norm + 1e-6), 1.0))
-
-
-def _divided(piece: Piece) -> bool:
-    return piece.where.kind != WHOLE or distributed(piece.owner)
 
 
 @contextmanager

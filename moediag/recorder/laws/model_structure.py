@@ -44,7 +44,7 @@ class ModelStructure:
         for module in root.modules():
             children = dict(module.named_children())
             if children and all(name.isdigit() for name in children):
-                held = [_holds(one) for one in children.values()]
+                held = [(next(one.parameters(), None) is not None) for one in children.values()]
                 if len(held) <= max(map(int, children)) or not all(held):
                     kinds = [type(one).__name__ for one in children.values()]
                     rows = zip(map(int, children), kinds, held)  # noqa: B905 - Python 3.9
@@ -81,10 +81,6 @@ class ModelStructure:
 def _compiled(module: Any) -> bool:
     found = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
     return bool(found)
-
-
-def _holds(module: Any) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _embeds(module: Any) -> bool:

@@ -10,6 +10,7 @@ from moediag.diagnosis import diagnose
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.evidence.model import (
     UNTOLD,
+    BatchCount,
     Evidence,
     ExitStatus,
     Frame,
@@ -748,3 +749,27 @@ def test_roots_that_differ_are_told(root: int | None, size: int, told: bool) -> 
     job = Job({"0": ((0, 1, 2), None)}, [[usual], [usual], [other]])
     found = diagnose(aborted_on_gloo(job.run(), 0))
     assert ("The root is rank 0 on ranks 0, 1, rank 1 on rank 2." in found.cause) is told
+
+
+@pytest.mark.parametrize(
+    ("message", "batches", "told"),
+    [
+        ("DataLoader worker (pid 7) is killed by signal: Killed.", ("train.py:3 main",),
+         "a worker of rank 1's data loader at train.py:3:"),
+        ("DataLoader worker (pid 7) is killed by signal: Killed.", (),
+         "a worker of rank 1's data loader:"),
+        ("DataLoader worker exited", ("train.py:3 main",), "Fix the RuntimeError of rank 1"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_was_killed_is_told_with_its_loader(
+    message: str, batches: tuple[str, ...], told: str
+) -> None:
+    """torch raises that where the main thread happens to be."""
+    failed = RankEvidence(
+        1,
+        error=RankError("RuntimeError", message, "model.py:66 forward", 1.0),
+        exit=ExitStatus(1),
+        batches=tuple(BatchCount(line, 4, False) for line in batches),
+    )
+    found = diagnose(Evidence(2, {0: RankEvidence(0), 1: failed}, watched=True))
+    assert told in found.next_step

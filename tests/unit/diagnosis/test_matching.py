@@ -168,7 +168,13 @@ def test_unknown_kind_compares_the_whole_call() -> None:
         ((8, 8), "Rank 0 sends rank 1 an equal share"),  # the difference is elsewhere
     ],
 )
-def test_equal_splits_with_unequal_totals_say_so(sizes: tuple[int, int], said: str) -> None:
-    calls = {r: call("all_to_all", n, n) for r, n in enumerate(sizes)}
+@pytest.mark.parametrize("splits", [None, ()])  # both: none were passed
+def test_equal_splits_with_unequal_totals_say_so(
+    sizes: tuple[int, int], said: str, splits: tuple[int, ...] | None
+) -> None:
+    calls = {
+        r: call("all_to_all", n, n, splits_in=splits, splits_out=splits)
+        for r, n in enumerate(sizes)
+    }
     found = Divergence("splits", Group("0", ORDER, desc="ep"), 0, calls, pairs=((0, 1),))
     assert said in cause.of_divergence(found, Blame(), "gloo", died=False)

@@ -9,17 +9,21 @@ import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame.standings import Standing
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.words.next_step import next_step
 from moediag.diagnosis.words.paths import path_lines
 from moediag.evidence.model import (
+    Collective,
     Condition,
     Evidence,
     ExitStatus,
     Frame,
+    Group,
     RankError,
     Stack,
     Stall,
 )
-from moediag.result import Diagnosis
+from moediag.result import Diagnosis, Verdict
 from tests.unit.evidence_builder import Job, Op, died
 
 TORCH = Frame("/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 9, "op")
@@ -482,3 +486,41 @@ def test_a_line_of_a_helper_is_shown_with_the_one_that_called_it(
     lines = path_lines(None, [stands], Evidence(2, {}, sources=sources))
     assert any(one.text == "sync.all(x)" for one in lines) is told
     assert any(one.text == "reduce(x)" for one in lines)
+
+
+def test_a_line_that_two_sides_share_is_shown_with_both_that_called_it() -> None:
+    sources = {"/me/train.py": "y = model(x)\nscore = test(x)\nstep(x)\n"}
+    sides = [
+        Standing((rank,), "train.py:1 f", "called all_to_all", None, (caller, "train.py:9 main"),
+                 None)
+        for rank, caller in enumerate(("train.py:3 train", "train.py:2 test"))
+    ]  # fmt: skip
+    lines = path_lines(None, sides, Evidence(2, {}, sources=sources))
+    told = {one.text: one.acts for one in lines}
+    assert told["step(x)"] == (((0,), "came from here"),)
+    assert told["score = test(x)"] == (((1,), "came from here"),)
+    alike = [replace(one, callers=sides[0].callers) for one in sides]
+    shown = path_lines(None, alike, Evidence(2, {}, sources=sources))
+    assert {one.text for one in shown} == {"y = model(x)"}
+
+
+@pytest.mark.parametrize(
+    ("callers", "line"),
+    [
+        (("train.py:7 step", "train.py:9 main"), "train.py:7"),
+        (("other.py:7 step",), "moe.py:104"),  # of no file of the program
+        ((), "moe.py:104"),
+    ],
+)
+def test_a_call_of_a_library_is_told_by_the_line_of_the_program(
+    callers: tuple[str, ...], line: str
+) -> None:
+    calls = {
+        rank: Collective(0, "0", 0, "all_to_all", size, size, "float32", site="moe.py:104 forward",
+                         callers=callers)
+        for rank, size in ((0, 8), (1, 16))
+    }  # fmt: skip
+    found = Divergence("splits", Group("0", (0, 1)), 0, calls, pairs=((0, 1),))
+    evidence = Evidence(2, {}, watched=True, sources={"/me/train.py": "\n"})
+    told = next_step(evidence, Verdict.COLLECTIVE_MISMATCH, found, None, (), ())
+    assert told == f"Make what each rank sends match what the other expects, at {line}."

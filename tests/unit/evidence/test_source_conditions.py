@@ -215,6 +215,26 @@ class TestTheRankThatIsTreatedApart:
         assert around(body)[0].singles is None
         assert around(body.replace("dist.barrier()\n", "log()\n", 1))[0].singles == 0
 
+    @pytest.mark.parametrize(
+        ("lines", "single"),
+        [
+            (("if rank != 0: barrier()", "if rank == 0: barrier()", "HERE"), 0),
+            (("if rank == 0: barrier()", "if rank != 0: barrier()", "HERE"), 0),
+            (("if rank != 0: barrier()", "HERE", "if rank == 0: barrier()"), None),
+            (("HERE", "if rank != 0: barrier()", "if rank == 0: barrier()"), None),
+            (("if rank == 0: barrier()", "HERE", "if rank != 0: barrier()"), 0),
+            (("if rank != 0: barrier()", "if rank != 0: barrier()", "HERE"), None),
+            (("if rank != 0 and x: barrier()", "if rank == 0: barrier()", "HERE"), 0),
+        ],
+    )
+    def test_a_pair_of_conditions_is_met_by_itself(
+        self, lines: tuple[str, ...], single: int | None
+    ) -> None:
+        made = {"HERE": "if rank == 0:\n    dist.barrier()  # HERE"}
+        body = "\n".join(made.get(one, one.replace("barrier", "dist.barrier")) for one in lines)
+        found = around("def f(rank):\n" + textwrap.indent(body, "  "))
+        assert found[0].singles == single
+
     def test_two_conditions_for_the_same_rank_single_it_out(self) -> None:
         body = """
             def f(rank):

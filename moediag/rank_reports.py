@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moediag.protocol import build, innermost_user, read_json
+from moediag.protocol import build, innermost_user, read_json, write_json
 from moediag.rank_options import NOT_IN_RANKS
 
 
@@ -32,11 +31,10 @@ class Said:
     """It failed as its mark expects."""
 
 
-_ORDER = ("passed", "skipped", "failed")
-
-
 class Rank:
     """Writes how the test ended on this rank into ``folder``."""
+
+    _ORDER = ("passed", "skipped", "failed")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +60,7 @@ class Rank:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.passed and report.when != "call":
             return
-        if self.said and _ORDER.index(report.outcome) < _ORDER.index(self.said.outcome):
+        if self.said and self._ORDER.index(report.outcome) < self._ORDER.index(self.said.outcome):
             return
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
         expected = report.skipped and hasattr(report, "wasxfail")
@@ -82,8 +80,7 @@ class Rank:
         if os.getpid() != self.process:
             return  # a child that the test forked runs to the end of pytest, too
         if self.said is not None:
-            path = self.folder / f"rank-{os.environ.get('RANK', '0')}.json"
-            path.write_text(json.dumps(asdict(self.said)), encoding="utf-8")
+            write_json(self.folder / f"rank-{os.getenv('RANK', '0')}.json", asdict(self.said))
 
 
 def _last_line(report: pytest.TestReport) -> str:

@@ -264,5 +264,4 @@ def _grouped(differ: Iterable[_Explained], batches: Iterable[Lost | None]) -> li
                 got.value if plain and got is not None else "", other,
             )
         )  # fmt: skip
-    order = (*ORDER, *(lost.kind for lost in found))  # a damaged record has others
-    return sorted(found, key=lambda lost: order.index(lost.kind))
+    return sorted(found, key=lambda lost: (*ORDER, lost.kind).index(lost.kind))

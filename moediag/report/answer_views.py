@@ -100,13 +100,13 @@ def markdown(answer: Answer, limit: int = LIMIT, level: int = 2) -> str:
     head += f": {wording.inline(answer.conclusion)}\n\n" if answer.conclusion else "\n\n"
     head += "".join(map(_markdown_block, answer.rows)) + "\n" * bool(answer.rows)
     room = limit - len(_CUT.encode())
-    out, used = [head], len(head.encode())
-    for part in _markdown_parts(answer, level + 1):
+    out, used = [printable(head)], len(printable(head).encode())
+    for part in map(printable, _markdown_parts(answer, level + 1)):
         used += len(part.encode())
         if used > room:
-            return printable("".join([*out, _CUT]))
+            return "".join([*out, _CUT])
         out.append(part)
-    return printable("".join(out).rstrip("\n") + "\n")
+    return "".join(out).rstrip("\n") + "\n"
 
 
 def _markdown_parts(answer: Answer, level: int) -> Iterator[str]:

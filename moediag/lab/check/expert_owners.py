@@ -60,4 +60,4 @@ def _owner(names: List[str], parameter: Any, experts: int) -> ExpertRange:
     # are those of torch.chunk, so together they hold each expert once.
     copies = math.prod([n for axis, n in enumerate(sizes) if axis not in {one[0] for one in rows}])
     found = placed.by_coordinate(experts, sizes, rows)
-    return ExpertRange(names, experts, copies, [[r.start, r.stop] for r in found.values()])
+    return ExpertRange(names, experts, copies, [(r.start, r.stop) for r in found.values()])

@@ -115,6 +115,12 @@ def test_markdown_has_everything_and_escapes_it() -> None:
     assert text.index("#### Details") < text.index("#### Everything")
 
 
+def test_a_name_that_is_no_text_is_shown() -> None:
+    odd = dataclasses.replace(answer(), title="a\udc80")  # a file of another encoding
+    text = answer_views.markdown(odd)
+    assert text.encode() and "a\ufffd" in text
+
+
 def test_markdown_stays_below_its_limit() -> None:
     whole = answer_views.markdown(answer())
     for limit in range(300, len(whole.encode()), 20):

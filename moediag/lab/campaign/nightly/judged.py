@@ -36,7 +36,7 @@ def _entry(result: RunResult, repeats: Sequence[TrialResult], track: Track, evid
         variant=shown.variant,
         role=shown.role,
         track=track.name,
-        state=str(wanted),
+        state=wanted,
         verdict=shown.verdict,
         expected=shown.expected,
         signature=shown.signature,
@@ -70,6 +70,6 @@ def _beside_controls(found: Sequence[Entry]) -> Iterator[Entry]:
     for entry in found:
         if failed and entry.role != Role.CONTROL:
             why = f"{entry.verdict}, but the control {failed[0]} fails as well"
-            yield dataclasses.replace(entry, state=str(State.UNKNOWN), why=why)
+            yield dataclasses.replace(entry, state=State.UNKNOWN, why=why)
         else:
             yield entry

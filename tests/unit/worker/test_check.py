@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -44,6 +45,7 @@ from moediag.protocol import (  # noqa: E402
     WrapperSpec,
 )
 from moediag.recorder.not_applicable import NotApplicable  # noqa: E402
+from tests import golden_lines  # noqa: E402
 from tests.unit.worker.checked_model import SMALL, checked  # noqa: E402
 
 # ------------------------------------------------------------------------ arithmetic
@@ -254,6 +256,36 @@ def test_the_plan_of_fully_shard(tmp_path: Path) -> None:
     ]
     assert found.units[1].gathered == found.units[1].elements
     assert found.findings == [] and found.stage_layers == 0
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "four ranks": {"layout": {"dp_shard": 4}},
+    "more ranks than rows": {"layout": {"dp_shard": 16}, "tie_word_embeddings": False},
+    "replicas": {"layout": {"dp_replicate": 2, "dp_shard": 2}, "torch_dtype": "bfloat16"},
+    "a batch": {"layout": {"dp_shard": 2}, "length": 16, "asked": {"batch": 2}},
+    "a brief answer": {
+        "layout": {"dp_shard": 2}, "length": 16,
+        "asked": {"batch": 2, "recompute": "layers", "brief": True},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.skipif(
+    (torch.__version__[:4], transformers.__version__) != ("2.13", "4.53.2"),
+    reason="lines and bytes of these releases",
+)
+@pytest.mark.parametrize("name", PLANS)
+def test_the_whole_plan(name: str, tmp_path: Path) -> None:
+    found = dataclasses.asdict(checked(tmp_path, **PLANS[name]))
+    del found["seconds"]
+    golden_lines.hold("plans.json", name, filled(found))
+
+
+def filled(part: Any) -> Any:
+    """Leaves out fields that are empty or 0."""
+    if isinstance(part, dict):
+        return {key: filled(one) for key, one in part.items() if one}
+    return [*map(filled, part)] if isinstance(part, list) else part
 
 
 def test_rows_that_do_not_divide_are_padded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ job, and no verdict where runs cannot be compared."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,204 +15,122 @@ from moediag.ranks.verify.runs import Alone, Run
 from moediag.ranks.verify.tensor_files import Stored
 from moediag.recorder.step.pieces import Where
 from moediag.result import Verdict
-from tests.unit.measured_runs import EXPERTS, Job, gradients, judged, reference, same
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_a_healthy_job_is_clean(tmp_path: Path, sharded: bool) -> None:
-    job = Job(tmp_path / "job", sharded=sharded, steps=2, noise=1e-6)
-    found = judged(job, reference(tmp_path, steps=2))
-    assert found.verdict == Verdict.CLEAN
-    assert found.parameters_compared == 4
-
-
-def test_expert_gradients_times_ep_are_named_with_the_factor(tmp_path: Path) -> None:
-    def times_ep(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * 2 if name == EXPERTS else gradient
-
-    job = Job(tmp_path / "job", sharded=True, change=times_ep)
-    found = judged(job, reference(tmp_path), {"ep": 2})
-    assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert found.wrong_parameters == (EXPERTS,)
-    assert "the experts are 2.000 times the reference" in found.cause
-    assert "2 is the size of all ranks" in found.cause or "summed over" in found.cause
-
-
-def test_gradients_divided_twice_are_a_factor_of_all_parts(tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", change=lambda rank, name, gradient: gradient / 2)
-    found = judged(job, reference(tmp_path))
-    assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert "0.500 times the reference" in found.cause
-    assert "divided by it once too many times" in found.cause
-
-
-def test_a_missing_gradient_is_wrong(tmp_path: Path) -> None:
-    job = Job(
-        tmp_path / "job",
-        change=lambda rank, name, g: None if name == "head.weight" else g,
-    )
-    found = judged(job, reference(tmp_path))
-    assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert found.wrong_parameters == ("head.weight",)
-
-
-def test_another_learning_rate_on_one_rank_names_that_rank(tmp_path: Path) -> None:
-    found = judged(Job(tmp_path / "job", rates={1: 2e-2}), reference(tmp_path))
-    assert found.verdict == Verdict.WRONG_WEIGHTS
-    assert found.culprits == (1,)
-    assert "learning rate" in found.cause
-    assert "0.02" in found.cause
-
-
-def test_the_same_other_learning_rate_on_all_ranks_is_not_judged(tmp_path: Path) -> None:
-    found = judged(Job(tmp_path / "job", rates={0: 2e-2, 1: 2e-2}), reference(tmp_path))
-    assert found.verdict == Verdict.CLEAN
-    assert any("the learning rate is 0.02 on every rank" in text for text in found.not_seen)
-
-
-def test_a_forgotten_optimizer_state_shows_in_the_weights(tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", moves=lambda rank, name, update: update.sign() * 1e-2)
-    found = judged(job, reference(tmp_path))
-    assert found.verdict == Verdict.WRONG_WEIGHTS
-    assert "After step 1 the weights of 4 of 4 parameters" in found.cause
-
-
-@pytest.mark.parametrize("gradient_in_step_1", [False, True])
-def test_weights_that_had_no_gradient_in_step_1_are_not_judged_after_step_2(
-    tmp_path: Path, gradient_in_step_1: bool
-) -> None:
-    """An optimizer may have moved them in step 1 by rounding alone, and step 2 does not undo it."""
-
-    def from_step_2_on(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
-        first = torch.allclose(gradient, gradients(1)[name])
-        return None if name == EXPERTS and first and not gradient_in_step_1 else gradient
-
-    def further(rank: int, name: str, update: torch.Tensor) -> torch.Tensor:
-        return update * 2 if name == EXPERTS else update
-
-    runs = reference(tmp_path, steps=2, change=from_step_2_on)
-    found = judged(Job(tmp_path / "job", steps=2, change=from_step_2_on, moves=further), runs)
-    assert found.verdict == (Verdict.WRONG_WEIGHTS if gradient_in_step_1 else Verdict.CLEAN)
-
-
-def test_a_norm_without_the_experts_is_named(tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", norms={0: 5.0, 1: 5.0}, moves=lambda rank, name, update: update * 2)
-    found = judged(job, reference(tmp_path, norms={0: 10.0}))
-    assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert "norm" in found.cause
-
-
-def test_norms_that_differ_between_ranks_are_found(tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", norms={0: 10.0, 1: 7.0})
-    found = judged(job, reference(tmp_path, norms={0: 10.0}))
-    assert found.verdict == Verdict.REPLICA_DIVERGENCE
-
-
-def test_an_equal_norm_is_healthy(tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", norms={0: 10.0, 1: 10.0})
-    assert judged(job, reference(tmp_path, norms={0: 10.0})).verdict == Verdict.CLEAN
-
-
-# ------------------------------------------------------------------------ trained otherwise
+from tests import golden_lines
+from tests.unit.measured_runs import EXPERTS, Change, Job, gradients, judged, reference
 
 ROUTER = "layers.0.mlp.gate.weight"
 
 
-def test_a_router_that_only_the_job_freezes_is_named(tmp_path: Path) -> None:
-    found = judged(Job(tmp_path / "job", frozen=(ROUTER,)), reference(tmp_path))
-    assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert found.wrong_parameters == (ROUTER,)
-    assert f"{ROUTER} does not require a gradient (requires_grad is False) on" in found.cause
+def of(name: str, by: float | None) -> Change:
+    """Multiplies one parameter's tensors; None: it has none."""
+    return lambda _, n, tensor: tensor if n != name else None if by is None else tensor * by
 
 
-def test_a_router_that_only_the_reference_freezes_is_named(tmp_path: Path) -> None:
-    found = judged(Job(tmp_path / "job"), reference(tmp_path, frozen=(ROUTER,)))
-    assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert f"{ROUTER} does not require a gradient in one process" in found.cause
+def times(by: float) -> Change:
+    return lambda rank, name, tensor: tensor * by
 
 
-def test_what_both_freeze_is_healthy(tmp_path: Path) -> None:
-    found = judged(Job(tmp_path / "job", frozen=(ROUTER,)), reference(tmp_path, frozen=(ROUTER,)))
-    assert found.verdict == Verdict.CLEAN
+def forgets(rank: int, name: str, update: torch.Tensor) -> torch.Tensor:
+    """What AdamW's first step does."""
+    return update.sign() * 1e-2
 
 
-@pytest.mark.parametrize("foreign", [False, True])
-def test_a_parameter_that_no_optimizer_has_is_named(tmp_path: Path, foreign: bool) -> None:
-    """Unless an optimizer has parameters of no model: they may be copies."""
-    job = Job(tmp_path / "job", left_out=(ROUTER,), foreign=foreign)
-    found = judged(job, reference(tmp_path))
-    assert found.verdict == (Verdict.CLEAN if foreign else Verdict.WRONG_WEIGHTS)
-    assert (f"No optimizer that stepped has {ROUTER}, on ranks 0, 1" in found.cause) != foreign
+def from_step_2_on(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+    first = torch.allclose(gradient, gradients(1)[name])
+    return None if name == EXPERTS and first else gradient
 
 
-@pytest.mark.parametrize("forgot", [False, True])
-def test_an_optimizer_that_began_without_its_state_is_said(tmp_path: Path, forgot: bool) -> None:
-    def fresh(rank: int, name: str, update: torch.Tensor) -> torch.Tensor:
-        return update.sign() * 1e-2 if forgot else update
-
-    job = Job(tmp_path / "job", updates=1.0 if forgot else 4.0, moves=fresh)
-    found = judged(job, reference(tmp_path, updates=4.0))
-    assert found.verdict == (Verdict.WRONG_WEIGHTS if forgot else Verdict.CLEAN)
-    assert ("has counted 1 update by then, 4 in one process" in found.cause) == forgot
+def rounds_step_2(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * (1.01 if torch.allclose(gradient, gradients(2)[name]) else 1.0)
 
 
-@pytest.mark.parametrize("summed", [False, True])
-def test_a_stage_with_the_other_name_of_a_shared_embedding(tmp_path: Path, summed: bool) -> None:
-    def part(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient if summed or name != "head.weight" else gradient - gradient.sign() * 0.1
-
-    job = Job(tmp_path / "job", renamed={"head.weight": "embed.weight"}, change=part)
-    found = judged(job, reference(tmp_path, tied={"embed.weight": "head.weight"}))
-    assert found.verdict == (Verdict.CLEAN if summed else Verdict.WRONG_GRADIENTS)
-    assert found.wrong_parameters == (() if summed else ("embed.weight",))
+def lacks_a_part(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient - gradient.sign() * 0.1 if name == "head.weight" else gradient
 
 
-def test_ranks_that_repeat_each_other_are_named(tmp_path: Path) -> None:
-    """Those that average their gradients; others may share a model."""
-    job = Job(tmp_path / "job", samples={1: ["s0", "s1"]}, averages=(0, 1))
-    found = judged(job, reference(tmp_path))
-    assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert "Ranks 0, 1 average their gradients and saw the same 2 samples" in found.cause
-    assert "DistributedSampler" in found.next_step
+TIED: dict[str, Any] = {"renamed": {"head.weight": "embed.weight"}}
+EMBEDS = {"tied": {"embed.weight": "head.weight"}}
+TEN = {"norms": {0: 10.0}}
+# name: verdict, the job, the reference, the layout. What is beside it: tests/golden/verify.json.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, int]]] = {
+    "healthy": ("clean", {"steps": 2, "noise": 1e-6}, {"steps": 2}, {}),
+    "healthy, sharded": ("clean", {"steps": 2, "noise": 1e-6, "sharded": True}, {"steps": 2}, {}),
+    "experts times ep": (
+        "wrong-gradients", {"sharded": True, "change": of(EXPERTS, 2)}, {}, {"ep": 2},
+    ),
+    "divided twice": ("wrong-gradients", {"change": times(0.5)}, {}, {}),
+    "a gradient is missing": ("wrong-gradients", {"change": of("head.weight", None)}, {}, {}),
+    "another learning rate on one rank": ("wrong-weights", {"rates": {1: 2e-2}}, {}, {}),
+    "another learning rate on all ranks": ("clean", {"rates": {0: 2e-2, 1: 2e-2}}, {}, {}),
+    "a forgotten optimizer state": ("wrong-weights", {"moves": forgets}, {}, {}),
+    "further in both steps": (
+        "wrong-weights", {"steps": 2, "moves": of(EXPERTS, 2)}, {"steps": 2}, {},
+    ),
+    # An optimizer may have moved them in step 1 by rounding alone; step 2 does not undo it.
+    "further, without a gradient in step 1": (
+        "clean", {"steps": 2, "change": from_step_2_on, "moves": of(EXPERTS, 2)},
+        {"steps": 2, "change": from_step_2_on}, {},
+    ),
+    "rounding of a step does not make the next one wrong": (
+        "clean", {"steps": 2, "change": rounds_step_2}, {"steps": 2}, {},
+    ),
+    "only steps with the same samples are compared": ("clean", {"steps": 1}, {"steps": 2}, {}),
+    "a norm without the experts": (
+        "wrong-gradients", {"norms": {0: 5.0, 1: 5.0}, "moves": times(2)}, TEN, {},
+    ),
+    "norms differ between ranks": ("replica-divergence", {"norms": {0: 10.0, 1: 7.0}}, TEN, {}),
+    "an equal norm": ("clean", {"norms": {0: 10.0, 1: 10.0}}, TEN, {}),
+    "only the job freezes": ("wrong-gradients", {"frozen": (ROUTER,)}, {}, {}),
+    "only the reference freezes": ("wrong-gradients", {}, {"frozen": (ROUTER,)}, {}),
+    "both freeze": ("clean", {"frozen": (ROUTER,)}, {"frozen": (ROUTER,)}, {}),
+    "no optimizer has it": ("wrong-weights", {"left_out": (ROUTER,)}, {}, {}),
+    # An optimizer has parameters of no model: they may be copies.
+    "perhaps no optimizer has it": ("clean", {"left_out": (ROUTER,), "foreign": True}, {}, {}),
+    "updates are counted anew": (
+        "wrong-weights", {"updates": 1.0, "moves": forgets}, {"updates": 4.0}, {},
+    ),
+    "updates are counted on": ("clean", {"updates": 4.0}, {"updates": 4.0}, {}),
+    "a stage has the other name of a shared embedding": ("clean", TIED, EMBEDS, {}),
+    "a shared embedding is not summed": (
+        "wrong-gradients", {**TIED, "change": lacks_a_part}, EMBEDS, {},
+    ),
+    # Others may share a model.
+    "ranks that average repeat each other": (
+        "wrong-gradients", {"samples": {1: ["s0", "s1"]}, "averages": (0, 1)}, {}, {},
+    ),
+    "the number of micro-batches and of ranks": (
+        "wrong-gradients", {"change": times(0.5), "micro_batches": 2}, {}, {},
+    ),
+    "the number of micro-batches": (
+        "wrong-gradients", {"change": times(0.25), "micro_batches": 4}, {}, {"ep": 2},
+    ),
+    **{
+        f"not comparable: {why}": ("inconclusive", {"change": times(2), **job}, single, {})
+        for why, job, single in [
+            ("different samples", {"samples": {1: ["x", "y"]}}, {}),
+            ("ranks saw the same samples", {"samples": {1: ["s0", "s1"]}}, {}),
+            ("random numbers", {"random": True}, {}),
+            ("BatchNorm2d", {"across": "BatchNorm2d"}, {}),
+            ("a rank measured nothing", {"without": (1,)}, {}),
+            ("no rank measured", {"without": (0, 1)}, {}),
+            ("the disk is full", {"problems": ("the disk is full",)}, {}),
+            ("of the reference", {}, {"problems": ("head.weight: it has shape [1]",)}),
+            ("a reference of 2 ranks", {}, {"world": 2}),
+        ]
+    },
+}  # fmt: skip
 
 
-# ------------------------------------------------------------------------ not comparable
-
-
-def test_different_samples_prove_nothing(tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", samples={1: ["x", "y"]}, change=lambda r, n, g: g * 2)
-    found = judged(job, reference(tmp_path))
-    assert found.verdict == Verdict.INCONCLUSIVE
-    assert "2 of the reference's 4 samples" in found.cause
-    assert "batch size" in found.next_step
-
-
-def test_ranks_that_saw_the_same_samples_are_said(tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", samples={1: ["s0", "s1"]})
-    found = judged(job, reference(tmp_path))
-    assert found.verdict == Verdict.INCONCLUSIVE
-    assert "ranks 0, 1 saw the same samples" in found.cause
-
-
-@pytest.mark.parametrize(
-    ("job", "single", "words"),
-    [
-        ({"random": True}, {}, "random numbers"),
-        ({"across": "BatchNorm2d"}, {}, "BatchNorm2d"),
-        ({"without": (1,)}, {}, "ranks 1 measured nothing"),
-        ({"without": (0, 1)}, {}, "the distributed run took no optimizer step that moediag could"),
-        ({"problems": ("the disk is full",)}, {}, "the disk is full"),
-        ({}, {"problems": ("head.weight: it has shape [1]",)}, "head.weight"),
-        ({}, {"world": 2}, "the reference ran as 2 ranks"),
-    ],
-)
-def test_what_cannot_be_compared_is_inconclusive(
-    tmp_path: Path, job: dict[str, object], single: dict[str, object], words: str
-) -> None:
-    options = {"change": lambda rank, name, gradient: gradient * 2, **job}
-    found = judged(Job(tmp_path / "job", **options), reference(tmp_path, **single))  # type: ignore[arg-type]
-    assert found.verdict == Verdict.INCONCLUSIVE
-    assert words.lower() in found.cause.lower()
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_answer(name: str, tmp_path: Path) -> None:
+    verdict, job, single, layout = CASES[name]
+    found = judged(Job(tmp_path / "job", **job), reference(tmp_path, **single), layout)
+    assert found.verdict == verdict
+    wanted = (
+        "confidence", "culprits", "victims", "cause", "next_step", "notes", "not_seen", "signature",
+        "wrong_parameters", "parameters_compared",
+    )  # fmt: skip
+    golden_lines.hold("verify.json", name, {n: v for n in wanted if (v := getattr(found, n))})
 
 
 def test_a_reference_that_differs_from_itself_proves_nothing(tmp_path: Path) -> None:
@@ -272,12 +191,6 @@ def test_losses_are_compared_where_a_step_has_one(
         assert outcome.reference_losses == losses
 
 
-def test_only_steps_with_the_same_samples_are_compared(tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", steps=1, change=same)
-    found = judged(job, reference(tmp_path, steps=2))
-    assert found.verdict == Verdict.CLEAN
-
-
 def test_tokens_that_rounding_routes_otherwise_prove_nothing(tmp_path: Path) -> None:
     def flipped(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
         return gradient + torch.eye(8, 6) if name == EXPERTS else gradient
@@ -305,25 +218,6 @@ def test_an_auxiliary_loss_explains_another_direction_only(tmp_path: Path) -> No
     found = judged(Job(tmp_path / "b", change=lambda r, n, g: g * 2, auxiliary=True), runs)
     assert found.verdict == Verdict.WRONG_GRADIENTS
     assert judged(Job(tmp_path / "c", auxiliary=True), runs).verdict == Verdict.CLEAN
-
-
-def test_rounding_of_a_step_does_not_make_the_next_one_wrong(tmp_path: Path) -> None:
-    def later(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        second = gradients(2)[name]
-        return gradient * (1.01 if torch.allclose(gradient, second) else 1.0)
-
-    job = Job(tmp_path / "job", steps=2, change=later)
-    assert judged(job, reference(tmp_path, steps=2)).verdict == Verdict.CLEAN
-
-
-@pytest.mark.parametrize(("factor", "layout"), [(0.5, {}), (0.25, {"ep": 2})])
-def test_a_factor_that_is_the_number_of_micro_batches_is_not_only_a_mesh_axis(
-    tmp_path: Path, factor: float, layout: dict[str, int]
-) -> None:
-    job = Job(tmp_path / "job", change=lambda r, n, g: g * factor, micro_batches=round(1 / factor))
-    found = judged(job, reference(tmp_path), layout)
-    assert f"{round(1 / factor)} is the number of micro-batches of a step" in found.cause
-    assert ("all ranks has the same" in found.cause) == (factor == 0.5)
 
 
 def test_what_rounding_did_in_a_step_and_in_the_update() -> None:

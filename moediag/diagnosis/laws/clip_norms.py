@@ -158,7 +158,7 @@ def _owned(rows: Iterable[Iterable[float]], tolerance: float) -> float:
             if not found or agreement.apart((found[-1], square), tolerance):
                 found.append(square)
         total += math.fsum(found)
-    return total**0.5
+    return math.sqrt(total)
 
 
 def _calls_of_all(

@@ -83,7 +83,7 @@ class _Reader:
     def read(self, event: Mapping[str, Any]) -> None:
         kind = str(event["e"])
         handler = {
-            "pieces": self.pieces, "check": self.check, "kept": self.keep,
+            "pieces": self.pieces, "check": self.check, "kept": self.check,
             "cleared": self.clear, "norm": self.norm, "declared": self.declare,
             "model": self.model, "sharded": self.sharded,
         }.get(kind)  # fmt: skip
@@ -127,12 +127,6 @@ class _Reader:
         )
 
     def check(self, event: Mapping[str, Any]) -> None:
-        self.add("checks", self._check_of(event))
-
-    def keep(self, event: Mapping[str, Any]) -> None:
-        self.add("kept", self._check_of(event))
-
-    def _check_of(self, event: Mapping[str, Any]) -> LawCheck:
         key, optimizer, pieces = self.layouts[int(event["pieces"])]
         rows = [event["params"], event["grads"], *event["state"].values()]
         if any(len(row) != len(pieces) for row in rows):
@@ -141,7 +135,7 @@ class _Reader:
             raise ValueError("a fingerprint is text")
         if not all(type(clock) is int or clock is None for clock in event["clocks"]):
             raise ValueError("a clock is a number")
-        return LawCheck(
+        found = LawCheck(
             key=key,
             optimizer=optimizer,
             step=int(event["step"]),
@@ -163,6 +157,7 @@ class _Reader:
             owned=tuple(map(plain_name, event.get("owned") or ())),
             copies={int(at): one for at, one in (event.get("copies") or {}).items()},
         )
+        self.add("checks" if event["e"] == "check" else "kept", found)
 
     def declare(self, event: Mapping[str, Any]) -> None:
         for one in event["tensors"]:

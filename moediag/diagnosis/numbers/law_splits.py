@@ -40,8 +40,7 @@ class Split:
     sides: tuple[tuple[int, ...], ...]
     """Ranks with equal values, of the first name; the largest side first."""
     values: Mapping[int, str] = field(default_factory=dict)
-    """Of HYPER: each rank's value of the first name. Of STATE: the names that a rank has none
-    of, though it made updates."""
+    """Of HYPER: each rank's value of the first name. Of STATE: what ranks after updates lack."""
     same_sides: bool = True
     """All names split the ranks in the same way."""
     large: tuple[str, ...] = ()

@@ -100,10 +100,10 @@ def judged(silent: Silent, answer: Answer) -> Found:
     elif any(not note.startswith(ORDINARY) for note in notes):
         level = NOTE
     words = [one for one in silent.named if isinstance(one, str)]
-    if answer.verdict == "clean":  # what the program printed names nothing
-        page = " ".join(row for row in rows if row.startswith((" SUSPECT ", " NOTE ")))
-    text = f"{answer.cause} {page}"
-    named = any(word in text for word in (*words, *answer.places))
+    # The page has the command, too, which may have one of these words.
+    told = [answer.cause, *(row for row in rows if row.startswith((" SUSPECT ", " NOTE ")))]
+    named = any(word in " ".join(told) for word in words)
+    named = named or any(place in page for place in answer.places)
     return Found(silent, answer, level, named)
 
 

@@ -84,7 +84,7 @@ class _Reader:
     def read(self, event: Mapping[str, Any]) -> None:
         kind = str(event["e"])
         handler = {
-            "pieces": self.pieces, "check": self.check, "kept": self.keep,
+            "pieces": self.pieces, "check": self.check, "kept": self.check,
             "cleared": self.clear, "norm": self.norm, "declared": self.declare,
             "model": self.model, "sharded": self.sharded,
         }.get(kind)  # fmt: skip
@@ -128,12 +128,6 @@ class _Reader:
         )
 
     def check(self, event: Mapping[str, Any]) -> None:
-        self.add("checks", self._check_of(event))
-
-    def keep(self, event: Mapping[str, Any]) -> None:
-        self.add("kept", self._check_of(event))
-
-    def _check_of(self, event: Mapping[str, Any]) -> LawCheck:
         key, optimizer, pieces = self.layouts[int(event["pieces"])]
         rows = [event["params"], event["grads"], *event["state"].values()]
         if any(len(row) != len(pieces) for row in rows):
@@ -141,7 +135,7 @@ class _Reader:
         hyper = [{name: str(one[name]) for name in one} for one in event["hyper"]]
         own = {"key": key, "optimizer": optimizer, "hyper": hyper, "scaled": event.get("scaler")}
         made: LawCheck = build(LawCheck, {**event, "pieces": [], **own})
-        return replace(made, pieces=pieces)
+        self.add("checks" if event["e"] == "check" else "kept", replace(made, pieces=pieces))
 
     def declare(self, event: Mapping[str, Any]) -> None:
         for one in event["tensors"]:

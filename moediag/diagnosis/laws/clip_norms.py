@@ -160,8 +160,7 @@ def norm_incomplete(facts: Facts) -> Findings:
 
 
 def _owned(rows: Iterable[Iterable[float]], tolerance: float) -> float:
-    """The norm of gradients of which each row has the squared norm on every rank: gradients of a
-    row that are equal count once."""
+    """The norm of all gradients. Rows: one's squared norm on each rank; equal ones count once."""
     total = 0.0
     for row in rows:
         found: list[float] = []

@@ -359,7 +359,10 @@ def _reason(b: Breach) -> str:
         return (
             f"{first} ({_sides(reason)}), with equal parameters and equal numbers of the optimizer."
         )
-    return f"{first} ({_sides(reason)}), with equal parameters and gradients."
+    sides = _sides(reason)
+    if reason.values:
+        sides = f"{ranks(reason.values)} had no {next(iter(reason.values.values()))} any more"
+    return f"{first} ({sides}), with equal parameters and gradients."
 
 
 def _hyper(split: Split) -> str:

@@ -40,7 +40,7 @@ class Split:
     sides: tuple[tuple[int, ...], ...]
     """Ranks with equal values, of the first name; the largest side first."""
     values: Mapping[int, str] = field(default_factory=dict)
-    """Of HYPER: each rank's value of the first name."""
+    """Of HYPER: each rank's value of the first name. Of STATE: what ranks after updates lack."""
     same_sides: bool = True
     """All names split the ranks in the same way."""
     large: tuple[str, ...] = ()
@@ -246,12 +246,15 @@ def _moment(step: int, members: Mapping[int, _Member]) -> Moment:
     if (hyper := _hyper(step, members)) is not None:
         splits[HYPER] = hyper
     state: dict[str, tuple[tuple[int, ...], ...]] = {}
-    shared = set.intersection(*(set(check.state) for check, _ in members.values()))
-    for kind in sorted(shared):
-        rows = {r: check.state[kind] for r, (check, _) in members.items()}
+    checks = {rank: check for rank, (check, _) in members.items()}
+    held = [set(check.state) for check in checks.values() if check.state]
+    kinds = sorted(set.intersection(*held)) if held else []
+    for kind in kinds:
+        rows = {r: one.state.get(kind, ("none",) * len(one.params)) for r, one in checks.items()}
         state = {**_differing(members, rows), **state}
     if state:
-        splits[STATE] = _split(STATE, step, state)
+        none = {r: ", ".join(kinds) for r, one in checks.items() if one.count and not one.state}
+        splits[STATE] = replace(_split(STATE, step, state), values=none)
     return Moment(step, splits, {rank: check.count for rank, (check, _) in members.items()})
 
 

@@ -32,7 +32,6 @@ from moediag.ranks.resume.program_state import Objects, StateOf
 from moediag.ranks.verify import samples
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.model_pieces import Piece, part_of, pieces
-from moediag.recorder.late_imports import when_imported
 from moediag.recorder.step import instrument
 from moediag.recorder.step.checkpoint_files import SAVE, CheckpointFiles
 from moediag.recorder.step.hooks import StepHooks
@@ -301,4 +300,4 @@ class StateRecording:
 
             self._hooks.replace(sys.modules[_TRAINER].Trainer, "train", make)
 
-        when_imported(_TRAINER, act)
+        self._hooks.when_imported(_TRAINER, act)

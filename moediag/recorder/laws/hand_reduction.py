@@ -7,7 +7,7 @@ own_gradients   step names[] made[sketch after the last backward] used[sketch be
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List
+from typing import Any, List
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from moediag.recorder.step.numbers import Fingerprints, capturing
 WATCHER = "laws of gradients"
 _MOST = 64  # matrices
 _MOST_ELEMENTS = 1 << 22  # of one
-_Sketch = List[float]
 
 
 class HandReduction:
@@ -56,16 +55,12 @@ class HandReduction:
         for at, parameter in enumerate(made):
             if _readable(parameter):
                 now.add_sketch(at, parameter.grad)
-        before: Dict[int, _Sketch] = self._prints.sketches()
-        after: Dict[int, _Sketch] = now.sketches()
-        rows = [
-            (name, before[at], after[at])
-            for at, name in enumerate(self._context.names.of(made))
-            if name is not None and at in before and at in after
-        ]
+        before, after = self._prints.sketches(), now.sketches()
+        names = {at: name for at, name in enumerate(self._context.names.of(made)) if name}
+        rows = [at for at in names if at in before and at in after]
         self._context.log.event(
-            "own_gradients", step=step, names=[name for name, _, _ in rows],
-            made=[one for _, one, _ in rows], used=[one for _, _, one in rows],
+            "own_gradients", step=step, names=[names[at] for at in rows],
+            made=[before[at] for at in rows], used=[after[at] for at in rows],
         )  # fmt: skip
 
 

@@ -64,8 +64,7 @@ class Schedulers:
         return step
 
     def _optimizer(self, scheduler: Any) -> Any:
-        """The optimizer that steps; transformers' Trainer gives a scheduler accelerate's wrapper of
-        it."""
+        """The one that steps: transformers' Trainer gives accelerate's wrapper of it."""
         own = scheduler.optimizer
         return own if self._updates.get(own) else getattr(own, "optimizer", own)
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
+from moediag.recorder.late_imports import when_imported
 from moediag.recorder.patches import Patches
 
 # Every function of torch.nn.utils that clips by a norm calls one of these.
@@ -29,6 +30,10 @@ class StepHooks:
         """Sets ``owner.name`` to ``make(current value)`` until :meth:`remove`; returns False
         without such an attribute."""
         return self._patches.replace(owner, name, make)
+
+    def when_imported(self, module: str, act: Callable[[], None]) -> None:
+        """Calls ``act`` once ``module`` is imported; ``act`` must not raise."""
+        when_imported(module, act)
 
     def around_forward(
         self,

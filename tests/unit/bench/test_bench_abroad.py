@@ -231,12 +231,12 @@ def test_every_silent_fault_has_a_program_and_a_place_if_one_run_shows_it() -> N
         ("replica-divergence", " CAUSE    fc.weight differs", "broken"),
         ("clean", " SUSPECT  fc.weight differs", "suspicious"),
         ("clean", " NOTE     fc.weight had no gradient", "note"),
-        ("clean", " NOTE     slow: rank 1 waited\n fc.weight", "nothing"),
+        ("clean", " NOTE     slow: rank 1 waited\n WITH train.py --x=fc.weight", "nothing"),
         ("crash", " CAUSE    rank 0 raised, in fc.weight", "crash"),
     ],
 )
 def test_the_level_of_a_page(verdict: str, page: str, level: str) -> None:
     silent = Silent("ddp-tutorial", "a fault", "suspicious", ("fc.weight",), ())
-    found = silent_runs.judged(silent, Answer("a", "1", verdict, (), "", page))
-    assert (found.level, found.named) == (level, level != "crash")
+    found = silent_runs.judged(silent, Answer("a", "1", verdict, (), page[:30], page))
+    assert (found.level, found.named) == (level, level not in ("crash", "nothing"))
     assert found.decided == (level in silent_runs.ALARMS)

@@ -167,7 +167,17 @@ def test_gradients_that_differ_first_are_the_reason() -> None:
 
 def test_an_optimizer_state_that_differs_first_is_the_reason() -> None:
     of = found(3, both(apart(1, 2, "state"), drift(1, 3)))
-    assert "the optimizer's state of net.{weight,bias} differed already" in of.cause
+    assert "the optimizer's state of net.{weight,bias} differed already (ranks 0" in of.cause
+
+
+def test_a_rank_that_lost_the_optimizers_state() -> None:
+    def lost(of: int, one: LawCheck) -> LawCheck:
+        return replace(one, state={}) if of == 1 and one.step == 3 else one
+
+    cause = found(3, both(lost, drift(1, 6))).cause
+    assert "In step 3 the optimizer's state of net.{weight,bias} differed already" in cause
+    assert "(rank 1 had no exp_avg any more)" in cause
+    assert found(3, lost).verdict == "clean"
 
 
 def test_an_extra_step_shows_in_the_counts() -> None:

@@ -89,10 +89,8 @@ def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
 def starts_apart(facts: Facts) -> Findings:
     """Parameters whose gradients a job adds up over its ranks begin with other values on each
     rank."""
-    steps = facts.of(reductions)
-    if len(steps) < _ENOUGH:
-        return
-    reduced = set.intersection(*(set(one.names) for one in steps))
+    often = Counter(name for one in facts.of(reductions) for name in one.names)
+    reduced = {name for name, steps in often.items() if steps >= _ENOUGH}
     found: dict[str, set[str | None]] = {}
     for by_rank in facts.of(checks_of).values():
         if len(by_rank) < facts.evidence.world_size or any(c.count for c in by_rank.values()):

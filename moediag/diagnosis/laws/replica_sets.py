@@ -19,7 +19,7 @@ from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, record
 from moediag.diagnosis.numbers.law_breaches import Apart, Breach, law_facts
 from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
-from moediag.evidence.law_model import PART, PLACED
+from moediag.evidence.law_model import PART, PLACED, PLAIN
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import UNCHECKED, at_line, listed, plural, ranks
@@ -189,7 +189,8 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "wrapped. Or use accelerate 1.13.",
         )
     bare = _lines(facts, "bare")
-    if len(bare) == len(laws) > 1 and not apart.lone_group:
+    hows = {piece.how for own in laws.values() for one in own.checks for piece in one.pieces}
+    if len(bare) == len(laws) > 1 and hows == {PLAIN}:
         return (
             "DistributedDataParallel wrapped the model, and the wrapper does not exist any more: "
             f"the model is called without it{_at(bare[0])}.",

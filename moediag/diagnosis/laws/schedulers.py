@@ -53,7 +53,7 @@ def schedulers_ahead(facts: Facts) -> Findings:
             times = _times(of)
             if times > 1:
                 also = ""
-                if times == len(ranks):
+                if times == len(ranks) and " and " not in of[-1].line:
                     also = f" accelerate steps a prepared scheduler {times} times by itself."
                 yield Suspicious(
                     f"{of[0].name}.step(){at_line(of[-1].line)} is called {times} times for each "

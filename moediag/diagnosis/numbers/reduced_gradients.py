@@ -8,7 +8,6 @@ multiplied by one number, and by which.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from moediag.evidence.model import Evidence
@@ -57,7 +56,8 @@ def own_gradients(evidence: Evidence) -> dict[int, dict[int, OwnGradients]]:
 
 
 def reductions(evidence: Evidence) -> tuple[Reduced, ...]:
-    """The steps with a factor that most parameters have in common."""
+    """The steps with a factor that at least a few parameters have in common, and most of them one
+    of these."""
     found = []
     for step, by_rank in own_gradients(evidence).items():
         ranks = list(by_rank.values())
@@ -67,8 +67,12 @@ def reductions(evidence: Evidence) -> tuple[Reduced, ...]:
             factor = multiple([one.made[name] for one in ranks], ranks[0].used[name])
             if len(used) == 1 and factor is not None and len({o.made[name] for o in ranks}) > 1:
                 factors[name] = factor
-        most = median(factors.values()) if factors else 0.0
-        alike = [name for name, one in factors.items() if abs(one - most) <= _CLOSE * abs(most)]
+        groups = {
+            f: [name for name, one in factors.items() if abs(one - f) <= _CLOSE * abs(f)]
+            for f in factors.values()
+        }  # several where parts of the model are clipped by norms of their own
+        most = max(groups, key=lambda f: len(groups[f]), default=0.0)
+        alike = {name for group in groups.values() if len(group) > 1 for name in group}
         if len(alike) >= _FEW and 2 * len(alike) > len(factors):
             found.append(Reduced(step, most, tuple(sorted(alike))))
     return tuple(found)

@@ -23,8 +23,8 @@ class _Followed:
     """A parameter between two steps."""
 
     __slots__ = (
-        "accumulated", "cleared", "crossed", "handle", "mixed", "node", "parameter", "times",
-        "used",
+        "accumulated", "cleared", "crossed", "handle", "mixed", "node", "other", "parameter",
+        "times", "used",
     )  # fmt: skip
 
     def __init__(self, parameter: Any) -> None:
@@ -33,6 +33,7 @@ class _Followed:
         self.times = 0  # that autograd added to it
         self.cleared = False
         self.crossed = False  # another optimizer stepped since autograd first added to it
+        self.other: Any = None  # a parameter of that one, its gradient and the gradient's version
         self.mixed = False  # after that autograd added to it again, and nothing had cleared it
         self.used = local(parameter.grad).clone()  # by the update
         self.handle: Any = None
@@ -130,9 +131,11 @@ class ClearedGradients:
                     one.look()
 
     def _end(self, optimizer: Any, _closure: bool, frame: Any) -> None:
+        mark = _mark(optimizer)
         for other in self._optimizers.owners():
             for one in self._optimizers.get(other).followed if other is not optimizer else ():
                 one.crossed = one.accumulated
+                one.other = one.other if one.mixed else mark
         steps = self._optimizers.get(optimizer)
         if steps is None or not steps.followed:
             return
@@ -142,7 +145,8 @@ class ClearedGradients:
         if None not in kept:
             self._context.log.event(
                 "cleared", optimizer=type(optimizer).__name__, step=steps.last, kept=all(kept),
-                times=min(one.times for one in followed), mixed=all(o.mixed for o in followed),
+                times=min(one.times for one in followed),
+                mixed=all(one.mixed and _untouched(one.other) for one in followed),
                 names=self._context.names.of([one.parameter for one in followed]),
                 line=self._context.recorder.user_lines.innermost(frame),
             )  # fmt: skip
@@ -151,6 +155,23 @@ class ClearedGradients:
         for optimizer in self._optimizers.owners():
             for one in self._optimizers.get(optimizer).followed:
                 one.end()
+
+
+def _mark(optimizer: Any) -> Any:
+    """A parameter of the optimizer with a gradient, that gradient and its version."""
+    every = (p for group in optimizer.param_groups for p in group["params"])
+    one = next((p for p in every if type(p.grad) is torch.Tensor), None)
+    return None if one is None else (one, one.grad, one.grad._version)
+
+
+def _untouched(mark: Any) -> bool:
+    """Whether no backward added to a gradient since: one that trains both optimizers accumulates
+    on purpose for the one that steps less often."""
+    if mark is None:
+        return False
+    parameter, gradient, version = mark
+    now = parameter.grad
+    return now is None or (now is gradient and now._version == version) or not bool(now.any())
 
 
 def _followed(parameter: Any) -> bool:

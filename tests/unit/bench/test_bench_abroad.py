@@ -24,7 +24,8 @@ from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
 from bench.abroad.second_round import SECOND_ROUND
-from bench.abroad.silent_round import SILENT_ROUND, Silent
+from bench.abroad.silent_programs import SILENT_PROGRAMS
+from bench.abroad.silent_round import Silent
 from bench.abroad.sixth_programs import SIXTH_PROGRAMS
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.table import CASES
@@ -218,11 +219,13 @@ def page_text(said: str) -> list[str]:
 
 
 def test_every_silent_fault_has_a_program_and_a_place_if_one_run_shows_it() -> None:
-    names = [silent.name for silent in SILENT_ROUND]
-    assert len(set(names)) == len(names)
-    assert {silent.program for silent in SILENT_ROUND} <= {program.name for program in PROGRAMS}
-    assert all(silent.named for silent in SILENT_ROUND if silent.level in silent_runs.ALARMS)
-    assert {silent.level for silent in SILENT_ROUND} == set(silent_runs.LEVELS)
+    for faults in silent_runs.ROUNDS.values():
+        names = [silent.name for silent in faults]
+        assert len(set(names)) == len(names)
+        programs = {program.name for program in (*PROGRAMS, *SILENT_PROGRAMS)}
+        assert {silent.program for silent in faults} <= programs
+        assert all(silent.named for silent in faults if silent.level in silent_runs.ALARMS)
+        assert {silent.level for silent in faults} == set(silent_runs.LEVELS)
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,16 @@ class TestStartsApart:
         (text,) = self.found(MATRICES).suspicious
         assert "4 parameters ({a,b,c,d}.weight) began with other values on each rank" in text
 
+    def test_parts_that_are_clipped_by_norms_of_their_own(self) -> None:
+        """An actor and a critic: two factors."""
+
+        def used(name: str, step: int) -> Any:
+            at = MATRICES.index(name)
+            return [0.1 * (2 * (1 + at) * step + 1), 9.0] if at > 1 else None
+
+        own = lambda rank: gradients(rank, 0.5, used)  # noqa: E731
+        assert self.found(MATRICES, own_gradients=own).suspicious
+
     def test_parts_whose_gradients_are_not_added_up_and_equal_models(self) -> None:
         assert not self.found(MATRICES, own_gradients=()).suspicious
         assert not self.found(()).suspicious

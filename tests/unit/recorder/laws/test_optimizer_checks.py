@@ -74,6 +74,16 @@ def test_names_that_two_models_of_an_optimizer_have_are_numbered(
     assert names[::4] == ["0.weight", "0.weight (2)"] and len(set(names)) == 8
 
 
+def test_an_engine_of_deepspeed_names_its_data_parallel_ranks(
+    recorder: Recorder, group: None
+) -> None:
+    engine = type("DeepSpeedEngine", (nn.Linear,), {"data_parallel_group": None})(2, 2)
+    sets = ReplicaSets(recorder)
+    assert sets.data_parallel(engine) == ()
+    engine.data_parallel_group = dist.group.WORLD
+    assert sets.data_parallel(engine) == (0,)
+
+
 def test_a_check_has_every_parameter_by_name(recorder: Recorder, tmp_path: Path) -> None:
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)

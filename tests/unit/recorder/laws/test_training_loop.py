@@ -118,6 +118,20 @@ class TestClearedGradients:
         assert {one.mixed for one in found if "weight" in one.names and one.times > 1} <= {early}
         assert any(one.mixed for one in found) is early
 
+    def test_a_body_that_accumulates_while_its_head_steps(self, tmp_path: Path) -> None:
+        body, head = nn.Linear(4, 4), nn.Linear(4, 1)
+        of_body = torch.optim.SGD(body.parameters(), lr=0.1)
+        of_head = torch.optim.SGD(head.parameters(), lr=0.1)
+        for step in range(8):
+            of_head.zero_grad()
+            head(body(torch.randn(2, 4))).sum().backward()
+            of_head.step()
+            if step % 2:
+                of_body.step()
+                of_body.zero_grad()
+        assert laws(tmp_path).cleared
+        assert not any(one.mixed for one in laws(tmp_path).cleared)
+
     def test_a_momentum_that_is_kept_in_the_gradients(self, tmp_path: Path) -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -240,7 +240,7 @@ def _from_line(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) ->
     if sorted(call.op for call in sides.values()) != ["recv", "send"]:
         return []
     found = []
-    for (rank, call), fits in zip(sides.items(), reversed(sides.values()), strict=True):
+    for (rank, call), fits in zip(sides.items(), [*sides.values()][::-1], strict=True):
         made = {
             other: [c for c in track.calls if (c.op, c.site) == (call.op, call.site)]
             for other, track in tracks.items()

@@ -25,8 +25,8 @@ from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
 from bench.abroad.second_round import SECOND_ROUND
 from bench.abroad.seventh_programs import SEVENTH_PROGRAMS
-from bench.abroad.silent_round import SILENT_ROUND, Silent
 from bench.abroad.seventh_round import SEVENTH_ROUND
+from bench.abroad.silent_round import SILENT_ROUND, Silent
 from bench.abroad.sixth_programs import SIXTH_PROGRAMS
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.table import CASES

@@ -60,7 +60,9 @@ def _standing(standings: Sequence[Standing], evidence: Evidence) -> Iterator[Pat
         there = [o.callers for o in standings if o.at == one.at]
         caller = next((at for at in one.callers if at.rpartition(":")[0] != file
                        or not all(at in callers for callers in there)), "")  # fmt: skip
-        if file and caller and not any(c.names_rank for c in one.apart):
+        others = [o.callers for o in standings if o is not one]
+        alike = bool(others) and all(caller in callers for callers in others)
+        if file and caller and not alike and not any(c.names_rank for c in one.apart):
             file, _, line = caller.partition(" ")[0].rpartition(":")
             yield PathLine(file, int(line), "", ((one.ranks, "came from here"),))
 

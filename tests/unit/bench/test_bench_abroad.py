@@ -24,6 +24,8 @@ from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
 from bench.abroad.second_round import SECOND_ROUND
+from bench.abroad.seventh_programs import SEVENTH_PROGRAMS
+from bench.abroad.seventh_round import SEVENTH_ROUND
 from bench.abroad.silent_programs import SILENT_PROGRAMS
 from bench.abroad.silent_round import Silent
 from bench.abroad.sixth_programs import SIXTH_PROGRAMS
@@ -32,7 +34,7 @@ from bench.abroad.table import CASES
 from bench.abroad.third_round import THIRD_ROUND
 from moediag.result import Verdict
 
-PROGRAMS = (*EARLIER_PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS)
+PROGRAMS = (*EARLIER_PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS)
 PROGRAM = "import time\n\nfor step in range(3):\n    print(step)\n"
 HANG = Truth(("hang",), (1,))
 RIGHT = Said("hang", (1,), "rank 1 at train.py:42, under train.py:40", alarm=True)
@@ -63,7 +65,9 @@ def test_the_truth_of_a_case_is_possible(case: Case) -> None:
 
 def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_seen() -> None:
     faults = [case for case in CASES if not case.truth.healthy and not case.laws]
-    rounds = (FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, HELD_OUT)
+    rounds = (
+        FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, SEVENTH_ROUND, HELD_OUT,
+    )  # fmt: skip
     unseen = {case.name for one in rounds for case in one}
     assert 4 * sum(case.name in unseen for case in faults) >= len(faults)
 

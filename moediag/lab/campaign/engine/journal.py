@@ -193,7 +193,6 @@ def resume(folder: Path, wanted: Header) -> Journal:
             return _begun(path, fd, wanted)
         there = _header(path, lines[0])
         for line in lines[1:]:
-            # With more to do than the first command.
             if line.get("e") == "resumed" and isinstance(line.get("digests"), dict):
                 there = dataclasses.replace(there, digests={**there.digests, **line["digests"]})
         found = list(_differences(there, wanted))
@@ -208,7 +207,7 @@ def resume(folder: Path, wanted: Header) -> Journal:
         journal = Journal(path, fd, dataclasses.replace(there, command=command), lines[1:])
         new = {k: v for k, v in wanted.digests.items() if k not in there.digests}
         if new:
-            journal.append("resumed", {"digests": new})
+            journal.append("resumed", {"digests": new})  # with more to do than the first command
         return journal
     except BaseException:
         os.close(fd)

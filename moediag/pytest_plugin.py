@@ -21,12 +21,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from moediag.rank_reports import Said
 
 NAME = "moediag.pytest_plugin"
 WATCH = (sys.executable, "-m", "moediag", "watch")
@@ -142,7 +139,7 @@ def _failed(text: str) -> BaseException:
 
 
 def _first_line(
-    trial: Mapping[str, Any], failed: Mapping[int, Said], silent: list[int], ended: str
+    trial: Mapping[str, Any], failed: Mapping[int, Any], silent: list[int], ended: str
 ) -> str:
     """Who is at fault, where and how: dashboards and pytest's summary show one line."""
     culprits, verdict = trial.get("culprits", []), trial.get("verdict", "")

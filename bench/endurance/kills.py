@@ -43,9 +43,9 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``share``: of all kills, in percent. ``answer``: the fields of its JSON that a resumed
-    command must repeat; () if it has no ``--resume``. ``job``: of a command that looks at a job,
-    what runs beside it."""
+    """``share``: of all kills, relative to other commands. ``answer``: the fields of its JSON that
+    a resumed command must repeat; () if it has no ``--resume``. ``job``: of a command that looks at
+    a job, what runs beside it."""
 
     words: tuple[str, ...]
     share: int
@@ -104,11 +104,10 @@ def run(
     count: int, seed: int = 0, only: str = "", at_once: int = 1
 ) -> Iterator[tuple[str, Report]]:
     """Yields each command's report; ``count`` kills in all, ``at_once`` at the same time."""
-    for name, command in COMMANDS.items():
-        if only not in name:
-            continue
+    chosen = {name: command.share for name, command in COMMANDS.items() if only in name}
+    for name, share in chosen.items():
         report = Report()
-        numbers = range(max(1, round(count * command.share / 100)))
+        numbers = range(max(1, round(count * share / sum(chosen.values()))))
         _undisturbed(name)  # once, before others run beside
         with ThreadPoolExecutor(at_once) as pool:
             for one in pool.map(functools.partial(_with_stranger, name, seed), numbers):

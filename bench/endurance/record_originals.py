@@ -66,7 +66,8 @@ def campaigns() -> list[Files]:
                       "match": "exact", "rate": rate}  # fmt: skip
             header |= {"campaign": "bisect", "kept": {"releases": ["4.0", "5.0"]}}
             lines += [{"e": "learned", "name": "target", "value": target},
-                      {"e": "extra", "name": "b", "value": value}]  # fmt: skip
+                      {"e": "extra", "name": "b", "value": value},
+                      {"e": "resumed", "digests": {"a": "0"}}]  # fmt: skip
         found.append({"journal.jsonl": b"".join(_json(one) + b"\n" for one in lines)})
     return found
 

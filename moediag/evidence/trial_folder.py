@@ -38,7 +38,7 @@ from moediag.evidence.model import (
     Stack,
     Stall,
 )
-from moediag.protocol import Outcome, innermost_user, parse_json, read_stored
+from moediag.protocol import MOST_RANKS, Outcome, innermost_user, parse_json, read_stored
 
 CAPTURE = "capture"
 SOURCE_FILE = "source.json"  # written by launch.capture.source_files
@@ -47,7 +47,6 @@ ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
 MOST_ATTACHED = 20_000  # characters of each
 _RANK_FILE = re.compile(r"^rank-(\d{1,7})\.")
 _ATTEMPTS = 3  # in whose saves the state of a restart is looked for
-_MOST_RANKS = 1 << 17
 _LONG = 30.0  # seconds in which a device completes any call that its peers also made
 _BETWEEN_RUNS = 600.0  # seconds; ranks of one run start closer together
 
@@ -79,7 +78,7 @@ def _read(folder: Path) -> Evidence:
     present = _ranks_present(folder) | set(launch.exits)
     declared = trial.get("world_size") or None  # 0: of a watched job, before its ranks started
     world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1
-    if max(world_size, *present, 0) > _MOST_RANKS:
+    if max(world_size, *present, 0) > MOST_RANKS:
         raise EvidenceError(f"{folder}: it names rank {max(world_size - 1, *present, 0)}")
     intern: Names = {}
     logs = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -21,6 +22,7 @@ _UNIONS = (Union, getattr(types, "UnionType", Union))  # Python 3.9 has no Union
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _LARGEST_WHOLE = 1 << 1023  # that is a float too
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for them, so they are text
+MOST_RANKS = 1 << 17  # of a job
 _SHOWN = 60  # characters of a wrong value in an error
 
 
@@ -68,14 +70,13 @@ def read_json(path: Union[str, Path], errors: str = "strict") -> Any:
 
 
 def read_ranks(folder: Union[str, Path], pattern: str, cls: Any) -> Dict[int, Any]:
-    """The dataclasses that ranks have written so far, by rank. Omits unreadable files."""
+    """What ranks have written so far, without unreadable files and ranks that no world has."""
     found: Dict[int, Any] = {}
     for path in sorted(Path(folder).glob(pattern)):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             one = build(cls, read_json(path))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-        found[one.rank] = one
+            if 0 <= one.rank < one.world_size <= MOST_RANKS:
+                found[one.rank] = one
     return found
 
 

@@ -134,7 +134,7 @@ class _Run(Strategy[str, TrialResult]):
     def __init__(self, plan: Plan, journal: Journal, trials: Trials, ahead: Ahead | None) -> None:
         self.plan = plan
         self.folder: Path = journal.folder
-        self.started = str(journal.header.kept["started"])
+        self.started = str(journal.header.kept.get("started", ""))
         self.trials = trials
         self.ahead = ahead
         self.begun = False

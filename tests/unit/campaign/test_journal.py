@@ -284,6 +284,12 @@ def test_a_finished_probe_is_recorded_once(tmp_path: Path) -> None:
             state.learned(TARGET)
 
 
+DAMAGED = json.dumps({
+    "e": "header", "schema_version": 2, "campaign": "bisect", "question": {}, "digests": "x",
+    "kept": {}, "command": [],
+})  # fmt: skip
+
+
 def line_of(name: str, kind: str = "good") -> str:
     value = {"version": name, "verdict": {"kind": kind}}
     return json.dumps({"e": "probe", "name": name, "value": value})
@@ -295,6 +301,7 @@ def line_of(name: str, kind: str = "good") -> str:
         (1, '{"e":"probe"}', "not a header that this moediag reads"),
         (1, '{"e":"header","schema_version":1}', "schema_version 1, not 2"),
         (1, '{"e":"header","schema_version":2}', "the header is incomplete: 'campaign'"),
+        (1, DAMAGED, "the header is incomplete: digests: 'x' is not an object"),
         (3, "not json", "not a JSON object"),
         (3, "[1]", "not a JSON object"),
         (3, '{"a":' * 100_000, "not a JSON object"),

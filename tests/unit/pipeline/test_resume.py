@@ -160,6 +160,12 @@ def test_only_steps_whose_state_is_known_are_said_to_be_equal(jobs: Jobs, tmp_pa
     assert "could not be compared" in done.result.trials[-1].cause
 
 
+def test_ranks_that_no_world_has_are_none(tmp_path: Path) -> None:
+    for rank, size in enumerate((1, 2**40, 2)):
+        replace(STRAIGHT, rank=rank, world_size=size).write(tmp_path)
+    assert list(Recording.read(tmp_path).ranks) == [0]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"step": 1, "items": {"parameter": 7}}'])
 def test_a_damaged_state_is_not_known(tmp_path: Path, text: str) -> None:
     (tmp_path / words.state_file(0, 1)).write_text(text)

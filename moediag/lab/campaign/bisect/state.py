@@ -32,7 +32,10 @@ class State:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.folder = journal.folder
-        self.releases = tuple(map(str, journal.header.kept["releases"]))
+        releases = journal.header.kept.get("releases")
+        if not isinstance(releases, list):
+            raise EvidenceError(f"{journal.path}:1: the header is incomplete: no releases")
+        self.releases = tuple(map(str, releases))
         self._target = Records(journal, "learned", _target, _target_line)
         self.records = Records(journal, "probe", self._release, ProbeRecord.to_json)
         self.passing: list[ProbeRecord] = []

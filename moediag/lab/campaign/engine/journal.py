@@ -193,7 +193,7 @@ def resume(folder: Path, wanted: Header) -> Journal:
             return _begun(path, fd, wanted)
         there = _header(path, lines[0])
         for line in lines[1:]:
-            if line.get("e") == "resumed":  # with more to do than the first command
+            if line.get("e") == "resumed" and isinstance(line.get("digests"), dict):
                 there = dataclasses.replace(there, digests={**there.digests, **line["digests"]})
         found = list(_differences(there, wanted))
         if found:
@@ -207,7 +207,7 @@ def resume(folder: Path, wanted: Header) -> Journal:
         journal = Journal(path, fd, dataclasses.replace(there, command=command), lines[1:])
         new = {k: v for k, v in wanted.digests.items() if k not in there.digests}
         if new:
-            journal.append("resumed", {"digests": new})
+            journal.append("resumed", {"digests": new})  # with more to do than the first command
         return journal
     except BaseException:
         os.close(fd)
@@ -254,9 +254,9 @@ def _header(path: Path, raw: Mapping[str, Any]) -> Header:
             "Give another folder with --out to start again.",
         )
     try:
-        values = {f.name: raw[f.name] for f in dataclasses.fields(Header)}
-        return Header(**{**values, "command": tuple(map(str, values["command"]))})
-    except (KeyError, TypeError) as error:
+        header: Header = build(Header, {f.name: raw[f.name] for f in dataclasses.fields(Header)})
+        return header
+    except (KeyError, ValueError) as error:
         raise EvidenceError(f"{path}:1: the header is incomplete: {error}") from error
 
 

@@ -124,7 +124,7 @@ class _Sweep(Strategy[str, SweepRow]):
         self.planned = {p.name: p for p in planned}
         self.options = options
         self.folder = journal.folder
-        self.started = str(journal.header.kept["started"])
+        self.started = str(journal.header.kept.get("started", ""))
         self.runs = runs
         self.display = display
         self.records = Records.of(journal, "scenario", SweepRow)

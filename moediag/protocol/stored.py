@@ -70,12 +70,12 @@ def read_json(path: Union[str, Path], errors: str = "strict") -> Any:
 
 
 def read_ranks(folder: Union[str, Path], pattern: str, cls: Any) -> Dict[int, Any]:
-    """What ranks have written so far, without unreadable files and ranks that no world has."""
+    """What ranks have written so far, without unreadable files and numbers that no job has."""
     found: Dict[int, Any] = {}
     for path in sorted(Path(folder).glob(pattern)):
         with contextlib.suppress(OSError, ValueError):
             one = build(cls, read_json(path))
-            if 0 <= one.rank < one.world_size <= MOST_RANKS:
+            if 0 <= one.rank < MOST_RANKS and one.world_size <= MOST_RANKS:
                 found[one.rank] = one
     return found
 

@@ -160,10 +160,10 @@ def test_only_steps_whose_state_is_known_are_said_to_be_equal(jobs: Jobs, tmp_pa
     assert "could not be compared" in done.result.trials[-1].cause
 
 
-def test_ranks_that_no_world_has_are_none(tmp_path: Path) -> None:
-    for rank, size in enumerate((1, 2**40, 2)):
+def test_numbers_of_ranks_that_no_job_has_are_not_read(tmp_path: Path) -> None:
+    for rank, size in ((0, 1), (1, 2**40), (2, 2), (2**40, 2**40)):
         replace(STRAIGHT, rank=rank, world_size=size).write(tmp_path)
-    assert list(Recording.read(tmp_path).ranks) == [0]
+    assert list(Recording.read(tmp_path).ranks) == [0, 2]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"step": 1, "items": {"parameter": 7}}'])

@@ -102,7 +102,7 @@ def test_who_holds_which_experts(tmp_path: Path) -> None:
 
     (held,) = simulated_group.in_child(lambda: found(4), tmp_path)
     assert (held.names, held.experts, held.copies) == (["experts.gate_up_proj"], 8, 2)
-    assert held.ranges == [[0, 4], [4, 8]] * 2
+    assert held.ranges == [(0, 4), (4, 8)] * 2
     _, wrong = simulated_group.in_child(lambda: found(8), tmp_path)
     assert "tokens are sent for 8 experts to each of 2 ranks, which is not 8 in all" in wrong
     whole = torch.nn.ParameterDict({"experts_w": torch.nn.Parameter(torch.ones(8, 4, 6))})

@@ -108,7 +108,7 @@ def test_who_holds_which_experts(tmp_path: Path) -> None:
     whole = torch.nn.ParameterDict({"experts_w": torch.nn.Parameter(torch.ones(8, 4, 6))})
     model = torch.nn.ModuleDict({"experts": whole})
     (held,), wrong = expert_owners.owners(model, 8, list(model.named_parameters()), ways=1)
-    assert (held.copies, held.ranges, wrong) == (1, [[0, 8]], [])
+    assert (held.copies, held.ranges, wrong) == (1, [(0, 8)], [])
 
 
 def test_a_mesh_without_names_is_called_mesh(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ class _Followed:
     """A parameter between two steps."""
 
     __slots__ = (
-        "accumulated", "cleared", "crossed", "handle", "mixed", "node", "other", "parameter",
-        "times", "used",
+        "accumulated", "cleared", "crossed", "handle", "looked", "mixed", "node", "other",
+        "parameter", "times", "used",
     )  # fmt: skip
 
     def __init__(self, parameter: Any) -> None:
@@ -36,6 +36,7 @@ class _Followed:
         self.other: Any = None  # a parameter of that one, its gradient and the gradient's version
         self.mixed = False  # after that autograd added to it again, and nothing had cleared it
         self.used = local(parameter.grad).clone()  # by the update
+        self.looked: Any = None  # the gradient of the last look
         self.handle: Any = None
 
     def begin(self, context: LawContext) -> None:
@@ -63,7 +64,8 @@ class _Followed:
         if capturing():
             return
         first, self.accumulated = not self.accumulated, True
-        gradient = None if self.parameter.grad is None else local(self.parameter.grad)
+        self.looked = self.parameter.grad
+        gradient = None if self.looked is None else local(self.looked)
         with torch.no_grad():
             if gradient is None or not bool(gradient.any()):
                 self.cleared, self.crossed = True, False
@@ -72,9 +74,12 @@ class _Followed:
         self.mixed = self.mixed or self.crossed
 
     def end(self) -> Optional[bool]:
-        """Whether it was never cleared; None if nothing was added by autograd."""
+        """Whether it was never cleared; None if nothing was added by autograd. A shard's last look
+        may have been at the backward of another model, before the program cleared it."""
         if self.handle is not None:
             self.handle.remove()
+        if distributed(self.parameter) and self.parameter.grad is not self.looked:
+            self.cleared = True
         return None if not self.accumulated else not self.cleared
 
 

@@ -86,6 +86,23 @@ class TestClearedGradients:
                 optimizer.step()
         assert self.kept(tmp_path) == [not cleared] * 3
 
+    def test_shards_that_are_cleared_after_the_backward_of_another_model(
+        self, tmp_path: Path
+    ) -> None:
+        """Their own backward is no call of a tensor's, as in torch's pipeline schedules."""
+        from torch.distributed.fsdp import fully_shard
+
+        with fake_rank(0, 1):
+            net, other = model(), model()
+            fully_shard(net)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(4):
+                backward(other)
+                optimizer.zero_grad()
+                torch.autograd.backward(net(torch.randn(2, 4)).sum())
+                optimizer.step()
+        assert not any(self.kept(tmp_path))
+
     def test_accumulation_over_micro_batches(self, tmp_path: Path) -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -160,7 +160,7 @@ def _first_line(
 
 
 def _who(culprits: list[int], places: Sequence[Mapping[str, Any]]) -> str:
-    """The culprits and their line; if nobody is at fault, each side's ranks and their line."""
+    """The culprits and their line; without culprits, each side's ranks and their line."""
     known = [one for one in places if one["line"] and (not culprits or one["ranks"] == culprits)]
     if culprits and len({one["line"] for one in known}) != 1:
         return _ranks(culprits)

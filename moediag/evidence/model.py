@@ -226,7 +226,7 @@ class RankError:
     after: str = ""  # the first exception of its chain, "KeyError: 'x' at data.py:3 load"
 
     def __post_init__(self) -> None:
-        # A log that somebody else wrote may hold secrets.
+        # A foreign log may hold secrets.
         object.__setattr__(self, "message", masked(self.message))
         object.__setattr__(self, "after", masked(self.after))
 

@@ -19,7 +19,7 @@ def gradients_kept(facts: Facts) -> Findings:
     """The gradients of a watched job were never cleared between two updates."""
     for (optimizer, names), by_rank in facts.of(_optimizers).items():
         who = [rank for rank, records in by_rank.items() if _never(records)]
-        # If a rank clears them at times, the program accumulates over steps on purpose.
+        # If a rank sometimes clears them, the program accumulates over steps on purpose.
         if not who or any(one.kept for r, of in by_rank.items() if r not in who for one in of):
             continue
         records = by_rank[who[0]]

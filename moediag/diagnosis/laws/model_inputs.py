@@ -36,7 +36,7 @@ class SharedSamples:
         """Which samples were the same, and how they were asked for."""
         first, at = self.first, f" at {self.first.line}" if self.first.line else ""
         others = "others" if len(self.ranks) > 2 else "other"
-        which = "In all compared steps" if self.all else "From the first compared step on"
+        which = "In all compared steps" if self.all else "In the first compared steps"
         text = (
             f"{which} ({', '.join(map(str, self.steps[:6]))}) the model of "
             f"{ranks(self.ranks)} was called with the same values, though these ranks average "

@@ -163,7 +163,7 @@ def _sentence(one: Lost, who: Sequence[int], found: Mapping[int, ResumedRun]) ->
     step = some.after + 1
     if one.kind == words.BATCH:
         text = (
-            f"step {step}{where} trains on other samples than step {step} of an uninterrupted run"
+            f"step {step}{where} trains on different samples than step {step} without interruption"
         )
         return f"{text}: on those of {one.other}." if one.other else f"{text}."
     few = len(one.names) == 1

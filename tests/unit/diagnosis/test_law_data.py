@@ -64,7 +64,7 @@ class TestSamples:
         for until, verdict in ((4, "wrong-gradients"), (3, "clean")):
             own = lambda r, step, until=until: f"{step} {r * (step >= until)}"  # noqa: E731
             of = self.found(own, sampler="RandomSampler")
-            assert of.verdict == verdict and ("From the first compared" in of.cause) is (until == 4)
+            assert of.verdict == verdict and ("In the first compared" in of.cause) is (until == 4)
 
     def test_ranks_that_split_each_sample_in_the_forward_may_have_the_same(self) -> None:
         def add(rank: int, laws: RankLaws) -> RankLaws:

@@ -7,11 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import REDUCTIONS, elements
+from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
-from moediag.diagnosis.numbers.reduced_gradients import OwnGradients, own_gradients
+from moediag.diagnosis.numbers.reduced_gradients import (
+    REDUCTIONS,
+    OwnGradients,
+    own_gradients,
+)
 from moediag.evidence.law_model import (
     NO_GRADIENT,
     PART,

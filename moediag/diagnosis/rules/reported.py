@@ -225,7 +225,7 @@ def _causes_told(causes: list[Report]) -> str:
     texts = [f"A process raised {text}" for text in errors[:_MANY]]
     for one in ends[:_MANY]:
         whose = "" if one.rank is None else f" of rank {one.rank}"
-        texts.append(f"The log{whose} says: {one.text}")
+        texts.append(f"The log{whose} says: {one.text.rstrip('.')}")
     return " ".join(sentence(text) for text in dict.fromkeys(texts))
 
 

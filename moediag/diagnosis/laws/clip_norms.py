@@ -178,9 +178,14 @@ def _owned(rows: Iterable[Iterable[float]], tolerance: float) -> float:
 def _calls_of_all(
     facts: Facts,
 ) -> Iterator[tuple[int, Mapping[int, LawCheck], list[dict[int, ClipNorm]]]]:
-    """Each checked step of all ranks, and its calls that clipped if all ranks made as many."""
-    laws = facts.of(recorded)
+    """Each checked step of all ranks, and its calls that clipped if all ranks made as many. A
+    second update of the same parameters in a step (DiLoCo's outer one) has other gradients."""
+    laws, updated = facts.of(recorded), set[tuple[int, str]]()
     for (_, step), by_rank in facts.of(checks_of).items():
+        own = {(step, piece.name) for check in by_rank.values() for piece in check.pieces}
+        again, updated = bool(updated & own), updated | own
+        if again:
+            continue
         calls = [[one for one in laws[rank].norms if one.step == step] for rank in by_rank]
         if len(by_rank) >= max(facts.evidence.world_size, 2) and len(set(map(len, calls))) == 1:
             each = (dict(zip(by_rank, one, strict=True)) for one in zip(*calls, strict=True))

@@ -372,6 +372,18 @@ class TestClippedFirst:
         assert of.verdict == "wrong-gradients"
         assert "(3 on rank 0, 2 on rank 1)" in of.cause and "train.py:8 main" in of.cause
 
+    def test_a_second_update_of_a_step_has_gradients_of_its_own(self) -> None:
+        """DiLoCo: ranks differ in the inner update, and average for the outer one."""
+
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            one = ClipNorm(1, ("net.weight", "net.bias"), 3.0 - rank, 1.0, "train.py:8 main")
+            outer = tuple(replace(one, key="b.0", optimizer="SGD") for one in laws.checks)
+            inner = tuple(apart(rank, one) for one in laws.checks)
+            norms = tuple(replace(one, step=step) for step in STEPS)
+            return replace(laws, norms=norms, checks=(*inner, *outer))
+
+        assert diagnose(with_laws(plain(), add)).verdict == "clean"
+
     def test_clipping_of_each_micro_batch_may_be_meant(self) -> None:
         def add(rank: int, laws: RankLaws) -> RankLaws:
             norms = [

@@ -128,7 +128,10 @@ class TestConditionsThatPartRanks:
     @pytest.mark.parametrize(
         ("first", "asks"),
         [
-            ("if nan(loss): continue", "decide `if nan(loss): continue` at train.py:4 alike?"),
+            (
+                "if nan(loss): continue",
+                "decide `if nan(loss): continue` at train.py:4 the same way?",
+            ),
             ("if args.dry: continue", ""),  # the same on all ranks
             ("log(loss)", ""),
             (None, ""),  # the source is not known
@@ -390,16 +393,20 @@ class TestRanksElsewhere:
         one = found(evidence, {0: at(96)}, {0: [forever, epochs, batches], 1: []})
         assert one.next_step.endswith(
             "rank 1 ends without it. Do all ranks run the loops `for e in range(n)` at train.py:80 "
-            "and `for x in loader` at train.py:90 equally often?"
+            "and `for x in loader` at train.py:90 the same number of times?"
         )
         assert all(not place.conditions for place in one.places)
 
     @pytest.mark.parametrize(
         ("turns", "test", "asks"),
         [
-            ("range(4)", "kl > 0.1", "decide `if kl > 0.1` at train.py:5 alike?"),
+            ("range(4)", "kl > 0.1", "decide `if kl > 0.1` at train.py:5 the same way?"),
             ("range(4)", "args.once", "run the same number of steps?"),
-            ("loader", "kl > 0.1", "run the loop `for x in loader` at train.py:3 equally often?"),
+            (
+                "loader",
+                "kl > 0.1",
+                "run the loop `for x in loader` at train.py:3 the same number of times?",
+            ),
         ],
     )
     def test_a_loop_of_equal_turns_that_a_rank_may_leave(

@@ -84,7 +84,7 @@ class TestHealthy:
     def test_a_complete_resume_is_clean(self) -> None:
         found = of(healthy(0), healthy(1))
         assert (found.verdict, found.confidence) == (Verdict.CLEAN, Confidence.HIGH)
-        assert "100 tensors of model and optimizer are as at the save" in found.cause
+        assert "100 tensors of model and optimizer equal those at the save" in found.cause
         assert "steps 3 and 4 exactly those of the uninterrupted run" in found.cause
         assert found.signature == "clean"
 
@@ -287,7 +287,7 @@ class TestState:
     def test_lost_optimizer_state_is_found(self, lost: StateDifference, said: str) -> None:
         found = of(*(replace(drifted(healthy(rank)), at_load=lost) for rank in (0, 1)))
         assert found.verdict == Verdict.RESUME_DRIFT
-        assert "but not the optimizer" in found.cause
+        assert "at the save; the optimizer" in found.cause
         assert said in found.cause
         assert found.signature.startswith("resume-drift:optimizer")
 

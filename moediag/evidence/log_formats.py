@@ -135,7 +135,7 @@ _PRINT = (
     r"(?:,\s*TensorShape=\[(?P<shape{n}>[^\]]{{0,500}})\])?(?:,\s*TensorDtypes=(?P<dtype{n}>\w+))?"
 )
 _NOT_REPORTED = (
-    "{about} did not come to a collective operation of Ray Train, such as ray.train.report"
+    "{about} did not reach a collective operation of Ray Train, such as ray.train.report"
 )
 _FOLLOWING = (
     "The following ranks (?:are not reaching the collective operation|have not called it|have not "
@@ -320,9 +320,9 @@ FORMATS = (
     _format(
         Meaning(
             "no-id", "unnamed",
-            says="rank {place} of a group waited for {about} of it to set up NCCL's communicator "
-            "and gave up: {about} of that group did not come to its first collective in time, or "
-            "its store was not reachable",
+            says="rank {place} of a group waited for {about} of that group to set up NCCL's "
+            "communicator and gave up: {about} of that group did not reach its first collective in "
+            "time, or its store was not reachable",
         ),
         "NCCL communicator", "torch 1.9",
         r"\[(?P<place>\d{1,15})\] is setting up NCCL communicator and retr\w+ ncclUniqueId from ",

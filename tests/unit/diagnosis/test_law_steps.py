@@ -337,7 +337,7 @@ class TestStartsApart:
 
     def test_models_that_begin_apart_and_add_up_gradients_are_suspicious(self) -> None:
         (text,) = self.found(MATRICES).suspicious
-        assert "4 parameters ({a,b,c,d}.weight) began with other values on each rank" in text
+        assert "4 parameters ({a,b,c,d}.weight) began with different values on each rank" in text
 
     def test_parts_that_are_clipped_by_norms_of_their_own(self) -> None:
         """An actor and a critic: two factors."""
@@ -584,7 +584,7 @@ class TestTies:
     def test_a_lost_tie_is_a_failure(self) -> None:
         of = self.found()
         assert of.verdict == "wrong-weights"
-        assert "Since step 2 head.weight is another one" in of.cause
+        assert "Since step 2 head.weight is a different one" in of.cause
 
     @pytest.mark.parametrize("more", [{"lost": 9}, {"left_out": False}, {"ranks": 1}])
     def test_a_kept_tie_and_one_that_an_optimizer_trains(self, more: dict[str, Any]) -> None:

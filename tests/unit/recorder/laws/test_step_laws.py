@@ -66,6 +66,7 @@ class TestLossWeights:
         [
             lambda x, y: functional.cross_entropy(x, y) + x.square().mean(),
             lambda x, y: functional.cross_entropy(x, y) * x.mean(),
+            lambda x, y: functional.cross_entropy(x, y).exp(),
         ],
     )
     def test_other_parts_of_a_loss(self, tmp_path: Path, loss: Callable[[Any, Any], Any]) -> None:

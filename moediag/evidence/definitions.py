@@ -211,7 +211,8 @@ def _own(function: Function) -> Iterator[ast.AST]:
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """(target, value) of what a node assigns; of several targets each with the whole value."""
+    """(target, value) of what a node assigns; of several targets each with the whole value, unless
+    the values are written one by one (``rank, size = get_rank(), get_world_size()``)."""
     pairs: list[tuple[ast.expr, ast.expr]] = []
     if isinstance(node, ast.Assign):
         pairs = [(target, node.value) for target in node.targets]
@@ -223,7 +224,10 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         pairs = [(node.optional_vars, node.context_expr)]
     for target, value in pairs:
         several = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-        yield from ((one, value) for one in several)
+        values = [value] * len(several)
+        if isinstance(node, ast.Assign) and isinstance(value, ast.Tuple | ast.List):
+            values = value.elts if several != [target] else values
+        yield from zip(several, values, strict=False)
 
 
 def _without_functions(node: ast.AST) -> Iterator[ast.AST]:

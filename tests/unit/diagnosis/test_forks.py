@@ -434,6 +434,21 @@ class TestNothingIsNamed:
         """
         assert len(decisions(source)) == decided
 
+    @pytest.mark.parametrize(("test", "lines"), [("r != 1", [5, 6]), ("n == 2", [5])])
+    def test_names_that_are_assigned_together_have_values_of_their_own(
+        self, test: str, lines: list[int]
+    ) -> None:
+        source = f"""
+            def main():
+                r, n = dist.get_rank(), dist.get_world_size()
+                for step in range(4):
+                    all_reduce(step)  # C B
+                    if good(step):
+                        if {test}: all_gather(step)  # A
+        """
+        found = fork_of(source)
+        assert found is not None and [one.line for one in found.decisions] == lines
+
     def test_a_list_that_is_changed_is_not_the_same_on_all_ranks(self) -> None:
         source = """
             def main():

@@ -128,6 +128,10 @@ class TestSides:
         assert (several.keeps_out, several.singles) == (frozenset(), None)
         assert several.names_rank
 
+    def test_names_that_are_assigned_together(self) -> None:
+        before = "r, n = dist.get_rank(), len(x)\nfor a, b in (dist.get_rank(), 1):\n  pass"
+        assert [naming(f"{name} == 0", before) for name in "rnb"] == [True, False, False]
+
     def test_an_expression_of_the_line_itself(self) -> None:
         (one,) = around("def f(rank):\n  x = a() if rank == 0 else b()  # HERE\n")
         assert (one.side, one.text) == ("inline", "a() if rank == 0 else b()")

@@ -7,11 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import REDUCTIONS, elements
+from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
-from moediag.diagnosis.numbers.reduced_gradients import OwnGradients, own_gradients
+from moediag.diagnosis.numbers.reduced_gradients import (
+    REDUCTIONS,
+    OwnGradients,
+    own_gradients,
+)
 from moediag.evidence.law_model import (
     NO_GRADIENT,
     PART,
@@ -174,9 +178,14 @@ def _owned(rows: Iterable[Iterable[float]], tolerance: float) -> float:
 def _calls_of_all(
     facts: Facts,
 ) -> Iterator[tuple[int, Mapping[int, LawCheck], list[dict[int, ClipNorm]]]]:
-    """Each checked step of all ranks, and its calls that clipped if all ranks made as many."""
-    laws = facts.of(recorded)
+    """Each checked step of all ranks, and its calls that clipped if all ranks made as many. A
+    second update of the same parameters in a step (DiLoCo's outer one) has other gradients."""
+    laws, updated = facts.of(recorded), set[tuple[int, str]]()
     for (_, step), by_rank in facts.of(checks_of).items():
+        own = {(step, piece.name) for check in by_rank.values() for piece in check.pieces}
+        again, updated = bool(updated & own), updated | own
+        if again:
+            continue
         calls = [[one for one in laws[rank].norms if one.step == step] for rank in by_rank]
         if len(by_rank) >= max(facts.evidence.world_size, 2) and len(set(map(len, calls))) == 1:
             each = (dict(zip(by_rank, one, strict=True)) for one in zip(*calls, strict=True))

@@ -111,6 +111,18 @@ def test_gradients_after_the_backward_and_before_the_update(
     assert event["used"][1] == event["made"][1]
 
 
+def test_a_gradient_that_a_hook_changes_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hook may have divided or reduced it when the backward ends."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    net[0].weight.register_hook(lambda gradient: gradient / 2)
+    net[1].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad / 2))
+    monkeypatch.setattr(hand_reduction, "_several", lambda: True)
+    train(net, lambda _: net(torch.randn(2, 4)).square().sum().backward())
+    assert written(tmp_path, "own_gradients")[-1]["names"] == ["2.weight"]
+
+
 class Recomputes(nn.Module):
     def __init__(self, reentrant: bool, factor: float) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ def _without_handled(ranks: dict[int, RankEvidence], found: Found, not_seen: lis
         if error is not None and rank not in found.errors and exits.goes_on(found.outputs[rank]):
             at = f" at {error.where}" if error.where else ""
             not_seen.append(
-                f"whether {error.type}{at} ended rank {rank}: its output goes on behind it"
+                f"whether {error.type}{at} ended rank {rank}: its output continues after it"
             )
             ranks[rank] = replace(seen, error=None)
 

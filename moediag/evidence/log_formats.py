@@ -257,7 +257,7 @@ FORMATS = (
     _format(
         _peer(
             "unanswered",
-            "{writer} reached monitored_barrier and lost {about} of it, whose own message tells "
+            "{writer} reached monitored_barrier and lost {about} of it, whose own message says "
             "which rank was missing",
             "suspected",
         ),

@@ -349,7 +349,7 @@ class _Collector:
         """Lists the files without a rank; of many only the first ones."""
         for path, what in self.of_unknown_rank[:8]:
             self.found.refused.append(
-                f"{path} ({what}, but neither name nor content tells its rank)"
+                f"{path} ({what}, but neither its name nor its content shows the rank)"
             )
         if len(self.of_unknown_rank) > 8:
             more = len(self.of_unknown_rank) - 8

@@ -75,5 +75,5 @@ def report(error: RankError) -> Report:
     said = f"{error.type}{where}: {' '.join(error.message.split())}".rstrip(": ")
     said = said[:_TOLD].rstrip(".")
     if error.after == _HANDLED:
-        return Report("handled", text=f"{said}; the log goes on with training after it")
+        return Report("handled", text=f"{said}; training continues after it in the log")
     return Report("lost" if console_output.of_a_library(error) else "error", text=said)

@@ -54,7 +54,7 @@ def choose(pid: int | None) -> Job:
             raise UsageError(f"process {pid} belongs to another user", NO_JOB)
         found = found_jobs.of_process(proc, pid)
         if not found:
-            raise UsageError(f"process {pid} is no rank of a job, and starts none", NO_JOB)
+            raise UsageError(f"process {pid} is not a rank of a job and starts none", NO_JOB)
         return _only(found)
     found = found_jobs.of_user(proc, os.getuid())
     if not found:

@@ -228,7 +228,7 @@ def _same_ranks(runs: Mapping[str, Recording]) -> None:
     sizes = [f"{_SAID[name]} has {plural(len(run.ranks), 'rank')}" for name, run in runs.items()]
     if len({len(run.ranks) for run in runs.values()}) > 1:
         raise _Undecided(
-            f"{', '.join(sizes)}: they are no uninterrupted runs of the same layout",
+            f"{', '.join(sizes)}: they are not uninterrupted runs of the same layout",
             "Only the resumed run may have another number of ranks.",
         )
 

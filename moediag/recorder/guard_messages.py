@@ -46,9 +46,7 @@ def mismatch(label: Label, sides: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"  {ranks(who)}: {text}" for text, who in together.items()]
     if len(modules) > 1:
         head = f"ranks reached reductions of different FSDP2 groups, {label.where}"
-        lines.append(
-            "A rank reduces no group of which no parameter has a gradient, and goes on to the next."
-        )
+        lines.append("A rank skips a group if none of its parameters has a gradient.")
     else:
         head = (
             f"ranks reached the {label.op} of {modules[0]} with different parameters, {label.where}"

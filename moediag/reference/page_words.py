@@ -8,8 +8,8 @@ from moediag.reference.word_entry import Entry
 from moediag.result.answer_blocks import AnswerState
 
 WORDS = {
-    "culprit": "A rank that diverged first: it failed, made another call than the others, or never "
-    "came to a call. No culprit is named where the evidence does not show one.",
+    "culprit": "A rank that diverged first: it failed, made a different call from the others, "
+    "or never reached a call. No culprit is named where the evidence does not show one.",
     "victim": "A rank that waits for a culprit. It did what it should.",
     "suspect": "A rank or a machine that may be the cause. The evidence does not show that it is.",
     "cause": "Why it failed, in a sentence: what was seen, with the line of the program.",
@@ -24,7 +24,7 @@ WORDS = {
     "stacks": "The functions in which the ranks were, innermost first. Ranks with similar stacks "
     "are one group.",
     "table": "Numbers behind the verdict, side by side.",
-    "note": "A fact that a reader of the verdict must know. It is no failure.",
+    "note": "A fact that a reader of the verdict must know. It is not a failure.",
     "time": "How long the launch and the diagnosis took.",
     "not seen": "Evidence that could not be collected or read. Nothing is claimed about it.",
     "attached": "What other programs reported about the machine; the HTML page has it.",
@@ -67,7 +67,7 @@ WORDS = {
     "new": "A failure or a finding that the register or earlier nights do not have.",
     "known": "A finding that the register lists with its report.",
     "by design": "A finding that the library's documentation states.",
-    "found": "A finding of the register that nobody has reported yet.",
+    "found": "A finding of the register that has not been reported yet.",
     "appeared": "A finding of the newer release that the older one does not have.",
     "gone": "A finding of the older release that the newer one does not have.",
     "fixed": "A variant that failed on an earlier night and does not fail any more.",

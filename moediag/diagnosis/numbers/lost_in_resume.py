@@ -72,10 +72,8 @@ def what_is_lost(found: Mapping[int, ResumeOutcome]) -> tuple[str, str]:
         text += f"{plural(len(optimizer), 'tensor')} of it {verb} {far}: {listed(optimizer)}."
         return OPTIMIZER, text
     if settings:
-        text = (
-            "After loading every tensor equals that at the save; the optimizer's settings do not: "
-        )
-        return OPTIMIZER, f"{text}{'; '.join(list(settings)[:_FEW])}."
+        text = "After loading every tensor equals that at the save; the optimizer's settings do not"
+        return OPTIMIZER, f"{text}: {'; '.join(list(settings)[:_FEW])}."
     return "", ""
 
 

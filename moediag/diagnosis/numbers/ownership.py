@@ -208,7 +208,7 @@ def _mechanism(pattern: str, who: int | None, slices: Mapping[int, tuple[int, ..
         "the rest of every slice is gone.",
         COPIED: f"That is {own} on every rank: as plain tensors of one name they were taken for "
         "copies of each other, and one rank's was kept.",
-        NOT_LOADED: "Some rows are no expert of the checkpoint: they were not loaded, or have "
+        NOT_LOADED: "Some rows match no expert of the checkpoint: they were not loaded, or have "
         "changed since.",
         MISPLACED: "The rows are experts of the checkpoint, but not those that their place says.",
     }[pattern]

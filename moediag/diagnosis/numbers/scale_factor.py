@@ -283,7 +283,7 @@ def _whose(one: Factor) -> str:
 def _meaning(one: Factor) -> str:
     size = one.size
     if size is None and not one.mesh:
-        return "the number of ranks is another one, and the axes of the mesh are not known"
+        return "the number of ranks differs, and the axes of the mesh are not known"
     if size is None:
         return "no axis of the mesh, or product of axes, has that size"
     verb = "have" if size.same[1:] else "has"

@@ -43,7 +43,7 @@ def late_ranks(facts: Facts) -> Judgement | None:
 
 @detector(Verdict.HANG)
 def unequal_meeting(facts: Facts) -> Judgement | None:
-    """A rank waits in `init_process_group`, and ranks were told to meet differently."""
+    """A rank waits in `init_process_group`, and ranks were configured differently."""
     evidence = facts.evidence
     inside = [rank for rank in evidence.ranks if meeting.is_in(evidence, rank)]
     found = meeting.unequal(evidence)

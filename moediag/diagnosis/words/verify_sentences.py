@@ -89,7 +89,7 @@ def of_first_wrong(evidence: Evidence, gradients: GradientFacts) -> tuple[str, P
         outcome.INPUT: f"The first wrong value is the input of {name} on {ranks(where)}: all "
         "outputs of modules before it are right.",
         outcome.LOSS: f"{begin}The gradient of the output of {name} is wrong on {ranks(where)}: "
-        "the loss is another one.",
+        "the loss differs.",
         outcome.GRADIENT: f"{begin}In the backward the first wrong gradient is that of the {side} "
         f"of {name} on {ranks(where)}.",
         outcome.PART: f"{begin}In the backward the gradient of the {side} of {name} is only each "

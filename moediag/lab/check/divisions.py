@@ -21,10 +21,10 @@ def of_length(layout: Layout, length: int) -> Iterator[CheckFinding]:
     why = f"{CP}={layout.size(CP)} cuts a sequence into {parts} equal parts, two for each rank"
     if not length:
         yield CheckFinding(
-            LAYOUT, NOTE, f"{why}: a length that is no multiple of {parts} fails (give --length)"
+            LAYOUT, NOTE, f"{why}: a length that is not a multiple of {parts} fails (give --length)"
         )
     elif length % parts:
-        yield CheckFinding(LAYOUT, FAILS, f"{why}: {length:,} tokens are no multiple of {parts}")
+        yield CheckFinding(LAYOUT, FAILS, f"{why}: {length:,} tokens are not a multiple of {parts}")
 
 
 def unplanned(config: Any, layout: Layout) -> Iterator[CheckFinding]:

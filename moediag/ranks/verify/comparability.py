@@ -57,7 +57,7 @@ def before(job: Run, runs: Sequence[Run]) -> Optional[Incomparable]:
     if normalises and _world(job) > 1:
         return Incomparable(
             f"the model has {normalises}, which normalises over the samples of one rank: with all "
-            "samples in one process its result is another one, without any error",
+            "samples in one process its result differs, without any error",
             "Use SyncBatchNorm in the distributed run, or another normalisation.",
         )
     if any(one.random for run in (job, runs[0]) for one in run.ranks.values()):

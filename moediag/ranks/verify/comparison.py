@@ -145,7 +145,7 @@ def _incomparable(job: Run, found: Incomparable) -> List[Outcome]:
 
 _AUXILIARY = Incomparable(
     "gradients differ, but the model adds an auxiliary loss over the samples of each forward: over "
-    "all samples together it is another one, without any error",
+    "all samples together it differs, without any error",
     "Set the auxiliary loss to 0 in both commands, and compare again.",
 )
 _ROUTED_OTHERWISE = Incomparable(

@@ -394,7 +394,7 @@ def test_a_cluster_that_wants_a_token_is_told() -> None:
     error = ConnectionError("Failed to connect to Ray cluster at a:1")
     error.__cause__ = RuntimeError("Failed to connect to GCS.\nRPC error: InvalidAuthToken: …")
     found = ray_tasks._unreached("a:1", error)
-    assert "wants a token" in found.message and "RAY_AUTH_MODE=token" in found.help_text
+    assert "requires a token" in found.message and "RAY_AUTH_MODE=token" in found.help_text
     assert "token" not in ray_tasks._unreached("a:1", ConnectionError("refused")).message
 
 

@@ -244,7 +244,7 @@ SENTENCES = {
     ),
     "one row never loaded": (
         "rank 0 holds 0-3; rank 1 holds 4, 6-7 and 1 row of none, and expert 5 is on no rank "
-        "(1 expert parameter). Some rows are no expert of the checkpoint: they were not "
+        "(1 expert parameter). Some rows match no expert of the checkpoint: they were not "
         "loaded, or have changed since."
     ),
     "two ranks' slices swapped": (

@@ -54,7 +54,7 @@ def test_of_a_log_that_is_read_in_part_no_line_is_numbered(tmp_path: Path) -> No
         (RankError("KeyError", "a\n b.", "t.py:3 f"), "error", "KeyError at t.py:3 f: a b"),
         (RankError("KeyError", "", ""), "error", "KeyError"),
         (RankError("E", "b", "", after="handled"), "handled",
-         "E: b; the log goes on with training after it"),
+         "E: b; training continues after it in the log"),
         (RankError("E", "x" * 400, ""), "error", f"E: {'x' * 297}"),
         (RankError("RuntimeError", "[gloo/x.cc:1] Connection reset by peer", ""), "lost",
          "RuntimeError: [gloo/x.cc:1] Connection reset by peer"),

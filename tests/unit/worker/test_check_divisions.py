@@ -24,7 +24,7 @@ def test_a_sequence_is_cut_into_two_parts_for_each_rank_of_cp() -> None:
     layout = Layout({"dp_shard": 2, "cp": 4})
     assert list(divisions.of_length(layout, 4096)) == []
     (found,) = divisions.of_length(layout, 4100)
-    assert found.level == FAILS and "4,100 tokens are no multiple of 8" in found.text
+    assert found.level == FAILS and "4,100 tokens are not a multiple of 8" in found.text
     (unknown,) = divisions.of_length(layout, 0)
     assert unknown.level == NOTE and "--length" in unknown.text
     assert list(divisions.of_length(Layout({"dp_shard": 8}), 4097)) == []
@@ -90,7 +90,7 @@ def test_fully_shard_shards_over_context_parallel_ranks(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim")
 def test_a_length_that_cp_cannot_cut_fails(tmp_path: Path) -> None:
     found = checked(tmp_path, {"dp_shard": 4, "cp": 2}, length=66)
-    assert any(f.level == FAILS and "no multiple of 4" in f.text for f in found.findings)
+    assert any(f.level == FAILS and "not a multiple of 4" in f.text for f in found.findings)
 
 
 def test_a_layout_that_nothing_here_shards_is_still_divided(tmp_path: Path) -> None:

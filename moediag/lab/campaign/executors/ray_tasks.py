@@ -198,7 +198,7 @@ def _listens(address: str) -> None:
 def _unreached(where: str, error: BaseException) -> MachineError:
     if "InvalidAuthToken" in "".join(traceback.format_exception(error)):
         return MachineError(
-            f"the Ray cluster on {where} wants a token, and this command gave none or another one",
+            f"the Ray cluster on {where} requires a token; this command gave none or a wrong one",
             "Type: export RAY_AUTH_MODE=token   (ray reads it from ~/.ray/auth_token or "
             "RAY_AUTH_TOKEN)",
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,12 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from moediag.recorder.laws import checkpointed_inputs, hand_reduction  # noqa: E402
+from moediag.recorder.laws import (  # noqa: E402
+    checkpointed_inputs,
+    hand_reduction,
+    loading,
+    wrapping,
+)
 from tests.unit.recorder.written import laws  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("recorder")
@@ -255,3 +261,48 @@ def test_functions_that_share_values(tmp_path: Path, adds: bool) -> None:
     assert (row["function"], row["op"], row["ranks"]) == ("SharesBackward", "all_reduce", [0])
     assert (row["bias"], row["matrix"], row["calls"]) == ("1.bias", "1.weight", int(adds))
     assert row["gradient"][1] == pytest.approx(8**0.5)
+
+
+STATE = {"state": {0: {"step": 4}}, "param_groups": [{"lr": 0.1}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "holds"),
+    [
+        (STATE, True),
+        ({"model": {}, "trainer": {"a": {"optimizer": STATE}}}, True),
+        ({"a": {"b": {"c": {"d": STATE}}}}, False),  # deeper than any trainer writes it
+        ({"optimizer": {**STATE, "state": {}}}, False),  # it has not stepped
+        ({"state": {0: {"step": 4}}}, False),
+        ([STATE], False),
+    ],
+)
+def test_whether_a_checkpoint_has_the_state_of_an_optimizer(content: Any, holds: bool) -> None:
+    assert loading._has_optimizer(content, loading._MOST_DEPTH) == holds
+
+
+FROZEN = nn.Linear(2, 2).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes", "model", "told"),
+    [
+        ("MULTI_GPU", 2, nn.Linear(2, 2), True),
+        ("MULTI_GPU", 1, nn.Linear(2, 2), False),
+        ("FSDP", 2, nn.Linear(2, 2), False),
+        ("MULTI_GPU", 2, FROZEN, False),
+        ("MULTI_GPU", 2, nn.DataParallel(nn.Linear(2, 2)), False),  # of a wrapper
+    ],
+)
+def test_a_model_that_accelerate_returned_without_a_wrapper(
+    kind: str, processes: int, model: nn.Module, told: bool
+) -> None:
+    told_of: list[dict[str, Any]] = []
+    log = SimpleNamespace(event=lambda name, **fields: told_of.append({"e": name, **fields}))
+    lines = SimpleNamespace(innermost=lambda frame: "train.py:7 main")
+    recorder = SimpleNamespace(user_lines=lines)
+    context: Any = SimpleNamespace(recorder=recorder, log=log)
+    accelerator = SimpleNamespace(distributed_type=kind, num_processes=processes)
+    wrapping._tell_unwrapped(context, accelerator, model)
+    wanted = {"e": "unwrapped", "keep": True, "model": "Linear", "line": "train.py:7 main"}
+    assert told_of == [wanted] * told

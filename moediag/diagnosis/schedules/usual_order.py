@@ -1,6 +1,6 @@
 """Finds ranks that depart from what the job usually does, where no majority opposes them.
 
-Two calls that meet and differ do not show which of them is wrong. Three facts may:
+Two calls that meet and differ do not show which of them is wrong. Four facts may:
 
 - **Peers.** Other ranks made the same calls in the same order. If at least two of them then made
   another call, and none made this rank's, this rank departed. This is a majority of the ranks with
@@ -9,8 +9,10 @@ Two calls that meet and differ do not show which of them is wrong. Three facts m
   always had one of these values before, at least three times on each rank.
 - **A period.** The two calls have always alternated in one rhythm: ``a`` after every N calls of
   ``b``, at least three times. A rank that makes ``b`` once more left ``a`` out.
+- **A step.** One rank makes the calls of a step in another order or number than in each of the
+  three steps before, and all others, at least two, do what they did in theirs.
 
-The last two are weak, because a program may do something for the first time: the first evaluation
+The last three are weak, because a program may do something for the first time: the first evaluation
 of a job is new on every rank, and a rank that skips it does what it always did. So a call that was
 never made before names no rank, and neither does one whose rhythm varied or that came early.
 """
@@ -47,6 +49,8 @@ class Departure:
     """For a period: after how many of them the rank made ``call``."""
     line: bool = False
     """``peers`` made the usual call in the same line, perhaps after other calls."""
+    step: int = 0
+    """The step in which the rank departed from the calls of its own steps before; else 0."""
 
     @property
     def early(self) -> bool:
@@ -70,6 +74,8 @@ def departures(
     if not found and not alone:
         ways = (_from_line, _from_value, _from_period)
         found = next(filter(None, (way(sides, tracks) for way in ways)), [])
+        if not found and len(tracks) == evidence.world_size:
+            found = _from_steps(sides, tracks)
     return tuple(found) if 0 < len(found) < len(sides) or alone else ()
 
 
@@ -361,3 +367,40 @@ def _beat(past: Sequence[int], now: int) -> tuple[bool, int, int] | None:
     if now == kind:
         return length + 1 > every, every, length + 1
     return length != every, every, length
+
+
+def _from_steps(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:
+    """The one rank whose calls of a step are not those of its steps before, if those of all others
+    are."""
+    found = [_in_steps(rank, track) for rank, track in tracks.items()]
+    if len(found) < 3 or None in found:
+        return []
+    odd = [one for one in found if isinstance(one, Departure) and one.rank in sides]
+    return odd if found.count(False) == len(found) - 1 else []
+
+
+def _in_steps(rank: int, track: _Track) -> Departure | bool | None:
+    """Where the calls of a step were first not those of each of the steps before; False if they
+    always were, None if there is no such habit, or the call was never made in these steps."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, call in enumerate(track.calls):
+        places[call.step].append(place)
+    steps = [places[step] for step in sorted(places)]
+    habit = False
+    for at in range(max(SEEN_OFTEN, len(steps) - 2), len(steps)):
+        before = [[track.tokens[p] for p in steps[n]] for n in range(at - SEEN_OFTEN, at)]
+        usual = before[0]
+        habit = all(one == usual for one in before)
+        if not habit:
+            continue
+        # The first call of the next step follows the last one, if the rank came there.
+        following = steps[at + 1][:1] if at + 1 < len(steps) else []
+        for n, place in enumerate([*steps[at], *following]):
+            ends = n >= len(usual)
+            if track.tokens[place] == usual[0 if ends else n] and (not ends or place in following):
+                continue
+            if track.tokens[place] not in usual:
+                return None
+            call, wanted = track.calls[place], track.calls[steps[at - 1][0 if ends else n]]
+            return Departure(rank, call, wanted, step=track.calls[steps[at][0]].step)
+    return False if habit else None

@@ -171,6 +171,11 @@ def _departure(one: Departure) -> str:
         return (
             f" After the same calls, {ranks(one.peers)} called {usual}, where {{}} called {call}."
         )
+    if one.step:
+        return (
+            f" In each of the steps before, {{}} called {usual} at that point; in step {one.step} "
+            f"it called {call}, while all others made their usual calls."
+        )
     if not one.every:
         return f" Until then that line always called {usual}; {{}} called {call}."
     if one.after > one.every:

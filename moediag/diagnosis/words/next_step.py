@@ -56,6 +56,8 @@ def next_step(
             if all_first({r: c for r, c in divergence.calls.items() if c is not None}) is not None:
                 paired = "Let some of these ranks begin with the other of send and recv, or use "
                 paired += "batch_isend_irecv."
+            if culprits:
+                paired = f"Find out why {ranks(culprits)} left the usual order of calls."
             return paired if divergence.kind == "order" else _diverged(divergence, found, evidence)
         return (
             (_caught(evidence, found) or _by_batches(evidence) or advice(forked) if sure else "")

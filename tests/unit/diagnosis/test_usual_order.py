@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from moediag.result import Confidence
 from tests.depth import cases
 from tests.unit import periodic_jobs
 from tests.unit.evidence_builder import Job, Op
+from tests.unit.transfer_jobs import Call, everyone, recv, run, send
 
 QUICK = settings(
     max_examples=cases(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -253,3 +255,50 @@ def test_a_send_that_differs_from_that_line_on_the_other_ranks(
     ranks |= {n: RankEvidence(n, collectives=(sent[n - 1],)) for n in (1, 2, 3) if sizes[n - 1]}
     calls = {0: made[-1], 3: sent[2]}
     assert departed(calls, Evidence(4, ranks)) == named
+
+
+def pipeline(batches: Mapping[tuple[int, int], int], news: Collection[int] = ()) -> Evidence:
+    """Ranks 0 and 1 are the first stage, 2 and 3 the second one. In each of five steps the second
+    stage receives each micro-batch (two, but for ``batches`` by rank and step), then sends. The
+    ranks in ``news`` do something for the first time in step 5."""
+
+    def program(rank: int, _: int) -> Iterator[Call]:
+        first, peer = rank < 2, (rank + 2) % 4
+        there, back = (send, recv) if first else (recv, send)
+        ways = ((there, "job.py:2 forward"), (back, "job.py:3 backward"))
+        for step in range(1, 6):
+            for number, (way, site) in enumerate(ways):
+                if number and step == 5 and rank in news:
+                    yield everyone("all_gather", "job.py:5 evaluate")
+                for _ in range(batches.get((rank, step), 2)):
+                    yield way(peer, site)
+            yield "step", None, 0, "", False
+
+    return run(program, 4)
+
+
+@pytest.mark.parametrize(
+    ("batches", "news", "named"),
+    [
+        ({(2, 5): 1}, (), (2,)),
+        ({(2, 5): 1, (2, 3): 1, (0, 3): 1}, (), ()),  # the number of micro-batches varies
+        ({(2, 5): 1, (3, 5): 1}, (), ()),  # two of four
+        ({(2, 5): 1}, (0, 1, 3), ()),  # the others do something new
+        ({(2, 5): 1}, (2,), ()),  # it does something new itself
+    ],
+)
+def test_calls_of_a_step_that_were_always_the_same(
+    batches: Mapping[tuple[int, int], int], news: Collection[int], named: tuple[int, ...]
+) -> None:
+    evidence = pipeline(batches, news)
+    calls = {rank: evidence.ranks[rank].collectives[-1] for rank in (0, 2)}
+    assert departed(calls, evidence) == named
+    assert departed(calls, replace(evidence, world_size=5)) == ()  # a rank was not seen
+
+
+def test_a_pipeline_with_a_micro_batch_less_on_one_rank() -> None:
+    found = diagnose(pipeline({(2, 5): 1}))
+    assert found.culprits == (2,) and found.confidence != Confidence.HIGH
+    assert "In each of the steps before, rank 2 called recv" in found.cause
+    assert "in step 5 it called send" in found.cause
+    assert found.next_step == "Find out why rank 2 left the usual order of calls."

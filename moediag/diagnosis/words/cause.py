@@ -148,13 +148,13 @@ def _inputs(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
 
 def _basis(blame: Blame) -> str:
     return {
-        "peers": _parted(blame),
-        "habit": _parted(blame),
-        "none": " The evidence does not show which of them is wrong." + _parted(blame),
+        "peers": parted(blame),
+        "habit": parted(blame),
+        "none": " The evidence does not show which of them is wrong." + parted(blame),
     }.get(blame.basis, "")
 
 
-def _parted(blame: Blame) -> str:
+def parted(blame: Blame) -> str:
     """Where culprits departed from the job's usual order."""
     pieces: dict[str, list[int]] = {}
     for one in blame.departures:
@@ -209,9 +209,9 @@ def _missing(
         return sentence(f"{here}, but {gone} called it on {blame.elsewhere}, a group without it")
     if divergence.inferred and not blame.culprits:
         text = f"{here}; {gone} had no call open. It is not known which side is wrong"
-        return sentence(text) + _parted(blame)
+        return sentence(text) + parted(blame)
     if divergence.inferred and blame.basis in ("peers", "habit"):
-        return sentence(f"{here}, which {gone} did not reach") + _parted(blame)
+        return sentence(f"{here}, which {gone} did not reach") + parted(blame)
     if divergence.left and {*divergence.absent} == {*divergence.left}:
         how = " and ".join(dict.fromkeys(left.text for left in divergence.left.values()))
         return sentence(f"{here}, but {gone} ended by {how} without that call")
@@ -239,7 +239,7 @@ def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame
     return (
         sentence(f"ranks wait for each other in a circle: {sides(calls, with_group=divergence)}")
         + _whose_order(calls, blame)
-        + _parted(blame)
+        + parted(blame)
     )
 
 

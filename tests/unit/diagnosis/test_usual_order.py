@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moediag.diagnosis import diagnose
+from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.schedules.usual_order import departed
+from moediag.diagnosis.schedules.usual_order import departed, departures
+from moediag.diagnosis.words.cause import parted
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 from moediag.result import Confidence
 from tests.depth import cases
@@ -296,9 +298,11 @@ def test_calls_of_a_step_that_were_always_the_same(
     assert departed(calls, replace(evidence, world_size=5)) == ()  # a rank was not seen
 
 
-def test_a_pipeline_with_a_micro_batch_less_on_one_rank() -> None:
-    found = diagnose(pipeline({(2, 5): 1}))
-    assert found.culprits == (2,) and found.confidence != Confidence.HIGH
-    assert "In each of the steps before, rank 2 called recv" in found.cause
-    assert "in step 5 it called send" in found.cause
-    assert found.next_step == "Find out why rank 2 left the usual order of calls."
+def test_the_sentence_about_a_step() -> None:
+    evidence = pipeline({(2, 5): 1})
+    calls = {rank: evidence.ranks[rank].collectives[-1] for rank in (0, 2)}
+    (one,) = departures(calls, evidence)
+    assert (one.rank, one.step, one.usual.op) == (2, 5, "recv")
+    text = parted(Blame((2,), "habit", departures=(one,)))
+    assert text.startswith(" In each of the steps before, rank 2 called recv at job.py:2 forward")
+    assert "in step 5 it called send at job.py:3 backward" in text

@@ -175,8 +175,8 @@ def read(text: str) -> list[Line]:
         if told is not None and (own := _sane(told[1])) is not None and own != number:
             number, against, local = own, number, False
         found.append(Line(number, rest, local, marks.get("process", ""), against))
-    told = "Begin global rank" in text or "DeadLock detected from rank" in text
-    return list(_of_sections(found)) if told else found
+    sections = "Begin global rank" in text or "DeadLock detected from rank" in text
+    return list(_of_sections(found)) if sections else found
 
 
 def _of_sections(lines: Iterable[Line]) -> Iterator[Line]:

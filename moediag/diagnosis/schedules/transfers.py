@@ -50,6 +50,48 @@ def miscounted(aligned: Aligned, evidence: Evidence) -> Divergence | None:
     return _one(_miscounted(_gaps(aligned, evidence), aligned, evidence))
 
 
+def left_out(found: Divergence, evidence: Evidence) -> Divergence | None:
+    """Of a circle of waits, the call that one rank left out, or would make later than all others:
+    these, at least three, made it as often as the one that waits there, and before the call that
+    the rank is in."""
+    waiting = {rank: call for rank, call in found.calls.items() if call is not None and call.site}
+    if found.kind != "order" or len(evidence.ranks) <= _AGREEING:
+        return None
+    for line in dict.fromkeys(_line(call) for call in waiting.values()):
+        made = {rank: _of_line(evidence, rank, line) for rank in evidence.ranks}
+        number = max(len(calls) for calls in made.values())
+        fewer = [rank for rank, calls in made.items() if len(calls) < number]
+        other = fewer[0] if len(fewer) == 1 else None
+        if other is None or other not in waiting or len(made[other]) != number - 1:
+            continue
+        instead = _of_line(evidence, other, _line(waiting[other]))
+        for rank, call in waiting.items():
+            group = evidence.ranks[rank].groups.get(call.group)
+            if _line(call) != line or group is None or other not in group.ranks:
+                continue
+            agreeing = [
+                r
+                for r in sorted(made)
+                if r != other
+                and (
+                    len(later := _of_line(evidence, r, _line(waiting[other]))) < len(instead)
+                    or made[r][-1] < later[len(instead) - 1]
+                )
+            ]
+            if len(agreeing) == len(made) - 1:
+                return Divergence(
+                    "transfer", group, call.position, {rank: call, other: waiting[other]},
+                    odd=other, counts={rank: number, other: number - 1}, agreeing=tuple(agreeing),
+                )  # fmt: skip
+            break
+    return None
+
+
+def _of_line(evidence: Evidence, rank: int, line: Line) -> list[int]:
+    """The indices of the rank's calls from a line."""
+    return [call.index for call in evidence.ranks[rank].collectives if _line(call) == line]
+
+
 def _one(found: Iterator[Divergence]) -> Divergence | None:
     """The first, if all show the same rank, or none shows any."""
     every = list(found)

@@ -11,6 +11,7 @@ from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.gradients import GradientFacts
+from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.diagnosis.schedules.starvation import Starved, layer_name
@@ -250,12 +251,14 @@ def _transfer(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     (one, mine), (two, theirs) = calls.items()
     like = ranks(divergence.agreeing)
     if divergence.kind == "transfer":
-        made = divergence.counts
+        made, paired = divergence.counts, mine.op in POINT_TO_POINT
+        most = next(count for rank, count in made.items() if rank != divergence.odd)
         return sentence(
-            f"rank {one} waits in {addressed(mine)}: its line made {made[one]} in this step, that "
-            f"of rank {two} {made[two]}. {like.capitalize()} agree on "
-            f"{next(count for rank, count in made.items() if rank != divergence.odd)}, "
-            f"{ranks([divergence.odd or 0])} alone differs"
+            f"rank {one} waits in {addressed(mine)}"
+            f"{'' if paired else f' on {divergence.group.label}'}: its line made "
+            f"{plural(made[one], 'call')}{' in this step' if paired else ''}, that of rank {two} "
+            f"{made[two]}. {like.capitalize()} agree on {most}, rank {divergence.odd} alone "
+            f"differs; rank {two} is in {addressed(theirs)}"
         )
     text = f"rank {one} called {addressed(mine)}, while rank {two} waits in {addressed(theirs)}"
     if divergence.odd is None:

@@ -207,13 +207,13 @@ def _missing(
         text = f"{here}; {gone} had no call open. It is not known which side is wrong"
         return sentence(text) + _parted(blame)
     if divergence.inferred and blame.basis in ("peers", "habit"):
-        return sentence(f"{here}, which {gone} did not come to") + _parted(blame)
+        return sentence(f"{here}, which {gone} did not reach") + _parted(blame)
     if divergence.left and {*divergence.absent} == {*divergence.left}:
         how = " and ".join(dict.fromkeys(left.text for left in divergence.left.values()))
         return sentence(f"{here}, but {gone} ended by {how} without that call")
     if set(divergence.absent) == set(divergence.ended):
         return sentence(f"{here}, but {gone} reached the end without that call")
-    return sentence(f"{here}, but {gone} never came to that call")
+    return sentence(f"{here}, but {gone} never reached that call")
 
 
 def _left_over(divergence: Divergence, calls: Mapping[int, Collective], what: str) -> str:
@@ -405,16 +405,12 @@ def _elsewhere(starved: Sequence[Starved]) -> str:
 
 def of_gradients(facts: GradientFacts) -> str:
     """``18 of 69 parameters have wrong gradients in step 1, worst …``."""
-    verb = (
-        "parameter has a wrong gradient"
-        if len(facts.wrong) == 1
-        else "parameters have wrong gradients"
-    )
-    text = (
-        f"in step {facts.step}, {len(facts.wrong)} of {facts.compared} {verb} against the reference"
-    )
+    verb = "has a wrong gradient" if len(facts.wrong) == 1 else "have wrong gradients"
+    own = "has" if len(facts.missing) == 1 else "have"
+    text = f"in step {facts.step}, {len(facts.wrong)} of {plural(facts.compared, 'parameter')} "
+    text += f"{verb} against the reference"
     if facts.missing:
-        text += f" ({len(facts.missing)} have none on some rank)"
+        text += f" ({len(facts.missing)} {own} none on some rank)"
     if facts.worst is not None:
         text += f"; largest error {error_size(facts.error)} in {facts.worst}"
     text = sentence(text)

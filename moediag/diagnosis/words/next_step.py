@@ -151,7 +151,8 @@ def _by_batches(evidence: Evidence) -> str:
     if found is None:
         return ""
     at = found.line.partition(" ")[0]
-    return f"Give all ranks equally many batches at {at} (drop_last, or an even split of the data)."
+    how = "drop_last, or an even split of the data"
+    return f"Give all ranks the same number of batches at {at} ({how})."
 
 
 # ------------------------------------------------------------------------ by the calls
@@ -274,8 +275,8 @@ def _repeats(waiting: Standing, evidence: Evidence) -> str:
     if not repeated and not decided:
         return "run the same number of steps"
     kinds = (
-        ("decide {} alike", [*dict.fromkeys(decided)]),
-        (f"run the loop{'s' * (len(repeated) > 1)} {{}} equally often", repeated),
+        ("decide {} the same way", [*dict.fromkeys(decided)]),
+        (f"run the loop{'s' * (len(repeated) > 1)} {{}} the same number of times", repeated),
     )
     return " and ".join(text.format(" and ".join(of[:_LOOPS])) for text, of in kinds if of)
 
@@ -287,7 +288,11 @@ def _skips(sides: Sequence[Standing], evidence: Evidence) -> str:
     shared = [c for c in around[0] if all(c in other for other in around)] if around else []
     program = Program(evidence.sources, evidence.one_node)
     told = [*dict.fromkeys(leaf for loop in shared for leaf in _leaves(loop, program)[1])]
-    return f" Do all ranks decide {' and '.join(told)} alike?" if 0 < len(told) <= _LOOPS else ""
+    return (
+        f" Do all ranks decide {' and '.join(told)} the same way?"
+        if 0 < len(told) <= _LOOPS
+        else ""
+    )
 
 
 def _leaves(loop: Condition, program: Program) -> tuple[bool, list[str]]:
@@ -306,7 +311,7 @@ def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence
         at = f" at {passes[-1].line.partition(' ')[0]}" if passes and passes[-1].line else ""
         return (
             f"Find out what killed a worker of {who}'s data loader{at}: memory, /dev/shm or a "
-            "crash. The exception was raised where the rank was by then."
+            "crash. The exception was raised wherever the rank happened to be."
         )
     if failure.message or failure.where:
         at = f" at {failure.where.partition(' ')[0]}" if failure.where else ""

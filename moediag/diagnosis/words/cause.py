@@ -251,15 +251,22 @@ def _transfer(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     (one, mine), (two, theirs) = calls.items()
     like = ranks(divergence.agreeing)
     if divergence.kind == "transfer":
-        made, paired = divergence.counts, mine.op in POINT_TO_POINT
-        most = next(count for rank, count in made.items() if rank != divergence.odd)
-        return sentence(
-            f"rank {one} waits in {addressed(mine)}"
-            f"{'' if paired else f' on {divergence.group.label}'}: its line made "
-            f"{plural(made[one], 'call')}{' in this step' if paired else ''}, that of rank {two} "
-            f"{made[two]}. {like.capitalize()} agree on {most}, rank {divergence.odd} alone "
-            f"differs; rank {two} is in {addressed(theirs)}"
-        )
+        made = divergence.counts
+        few = f"{like.capitalize()} agree on {max(made.values())}"
+        if divergence.odd == one:
+            few = f"{like.capitalize()} agree on {made[two]}"
+        if mine.op in POINT_TO_POINT:
+            text = sentence(
+                f"rank {one} waits in {addressed(mine)}: in this step its line made "
+                f"{plural(made[one], 'call')}, and rank {two} {made[two]} of {addressed(theirs)}"
+            )
+        else:
+            text = sentence(
+                f"rank {one} waits in {describe(mine)} on {divergence.group.label}: its line made "
+                f"{plural(made[one], 'call')}, that of rank {two}, which is in {describe(theirs)}, "
+                f"{made[two]}"
+            )
+        return f"{text} {few}; rank {divergence.odd} alone differs."
     text = f"rank {one} called {addressed(mine)}, while rank {two} waits in {addressed(theirs)}"
     if divergence.odd is None:
         return sentence(f"{text}: their tags differ, so they never meet")

@@ -118,7 +118,9 @@ class Facts:
             by_usual_order(one, who, self.evidence).basis in ("majority", "peers")
             for one, who in pairs
         ):
-            told = transfers.miscounted(self.aligned, self.evidence)
+            told = transfers.miscounted(self.aligned, self.evidence) or next(
+                filter(None, (transfers.left_out(one, self.evidence) for one in found)), None
+            )
         return found if told is None else (told,)
 
     @property

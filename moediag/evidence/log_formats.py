@@ -444,6 +444,11 @@ FORMATS = (
         r"^(?:[\w./-]{1,80}: line \d{1,6}: +)?\d{1,9} Killed  +\S[^\n]{0,80}",
     ),
     _format(
+        _peer("not-registered", "{text}"), "Some timed out task names:", "JAX 0.5",
+        r"# of tasks that reached the barrier: \d{1,7}/\d{1,7}\.[^\n]{0,120}?",
+        r"Some timed out task names:\s*/job:\S{1,80}",
+    ),
+    _format(
         KILLED, "running low on memory", "Ray",
         r"Task was killed due to the node running low on memory",
     ),

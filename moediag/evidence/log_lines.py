@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
+from moediag.evidence import tracebacks
 from moediag.records import dataclass
 
 MAX_RANK = 1 << 20
@@ -120,13 +122,19 @@ _ONE_NODE = re.compile(r"--standalone\b|\b(?:nnodes|max_nodes)[ =:]+1\b", re.IGN
 _BOTH = re.compile(r"\brank +: (\d{1,7}) \(local_rank: (\d{1,6})\)")
 # A message of the group of all ranks: its number is the rank in the job.
 _OF_ALL = re.compile(r"\(default_pg\) Rank (\d{1,7})\]")
+# Composer's launcher around what a rank wrote, and Lightning before the traceback of a rank.
+_SECTION = re.compile(
+    r"-{4,}(?:Begin global rank (?P<rank>\d{1,7})|End global rank \d{1,7}) STD(?:ERR|OUT)-{4,}|"
+    r"DeadLock detected from rank: (?P<trace>\d{1,7})\s*$"
+)
 # What tmux shows in the upper right corner while its user scrolls: it hides the text there.
 _COVERED = re.compile(r"\[\d{1,6}/\d{1,6}\]$")
+_BEGINS = f" {tracebacks.BEGINS}"
 _MARK = re.compile(r"\[rank(\d{1,7})[\[\]]{1,2}:")
 # What a message contains that may be continued on the next line.
 _STATEMENTS = (
     "ProcessGroup", "CCL(", "collective:", "operation timeout:", "thread terminated",
-    "MPI_ABORT was", "Process name: [[", " RUNNING AT ",
+    "MPI_ABORT was", "Process name: [[", " RUNNING AT ", "timed out task names:",
 )  # fmt: skip
 # Statements that are cut where a terminal wrapped them, or that have two lines: an opening text,
 # and what ends it.
@@ -139,6 +147,7 @@ _OPEN = (
     (re.compile(r"MPI_ABORT was invoked"), re.compile("errorcode")),
     (re.compile(r"Process name: \[\["), re.compile("Exit code")),
     (re.compile(r" RUNNING AT "), re.compile("KILLED BY|EXIT CODE")),
+    (re.compile(r"Some timed out task names:"), re.compile(r"task:\d")),
     (re.compile(r"[Ll]ast enqueued"), re.compile(r"last\s*completed\s*(?:\w+ )?work: -?\d")),
 )  # fmt: skip
 
@@ -166,7 +175,21 @@ def read(text: str) -> list[Line]:
         if told is not None and (own := _sane(told[1])) is not None and own != number:
             number, against, local = own, number, False
         found.append(Line(number, rest, local, marks.get("process", ""), against))
-    return found
+    sections = "Begin global rank" in text or "DeadLock detected from rank" in text
+    return list(_of_sections(found)) if sections else found
+
+
+def _of_sections(lines: Iterable[Line]) -> Iterator[Line]:
+    """The lines, those without a rank with that of the section that they are in."""
+    rank, trace = None, False
+    for line in lines:
+        if found := _SECTION.search(line.text):
+            trace = found["trace"] is not None
+            rank = _sane(found["trace"] or found["rank"])
+        text = line.text.removeprefix(" ") if trace and line.text.startswith(_BEGINS) else line.text
+        yield line if rank is None or line.rank is not None else replace(line, rank=rank, text=text)
+        if trace and found is None and tracebacks.is_error(line.text):
+            rank = None
 
 
 def by_rank(lines: Iterable[Line]) -> dict[int | None, str]:

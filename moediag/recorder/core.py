@@ -144,6 +144,7 @@ class Recorder:
         self.on_stop: List[Callable[[], None]] = []
         self.on_capture: List[Callable[[], None]] = []  # the rank is examined; in that thread
         self.on_end: List[Callable[[], None]] = []  # the rank ends normally or not; may run twice
+        self.on_error: List[Callable[[], None]] = []  # it ends by an exception; before the above
         self.on_finish: List[Callable[[], None]] = []  # it ends normally; before the above
         # Looks for models that run, after the first step.
         self.look_for_models: Callable[[], None] = lambda: None
@@ -191,7 +192,7 @@ class Recorder:
 
     def error(self, exception: BaseException) -> None:
         """Records the exception that ends the rank."""
-        self._tell(self.on_end)
+        self._tell(self.on_error + self.on_end)
         frames = traceback.extract_tb(exception.__traceback__)
         own = [f for f in frames if not f.filename.startswith((_TORCH, _OWN))] or list(frames)
         where = ""

@@ -61,21 +61,23 @@ class Batches:
         self._recorder = recorder
         self._latest: Optional[weakref.ref[Any]] = None  # the iterator that gave the last batch
         self._lines = ByObject()  # iterator -> the user's line that asked for its first batch
+        self._last = ("", 0)  # the line and the number of batches of ``_latest``
 
     def install(self) -> None:
         self._recorder.on_batch.append(self._given)
         self._recorder.on_pass_end.append(self._ended)
         self._recorder.on_capture.append(self._tell)
         self._recorder.on_end.append(self._tell)
+        self._recorder.on_error.append(self._tell_last)
 
     def _given(self, iterator: Any, frame: Any) -> None:
         self._recorder.heartbeat.turn()
         latest = self._latest
-        if latest is not None and latest() is iterator:
-            return
-        self._latest = weakref.ref(iterator)
-        if self._lines.get(iterator) is None:
-            self._lines.set(iterator, self._recorder.user_lines.innermost(frame))
+        if latest is None or latest() is not iterator:
+            self._latest = weakref.ref(iterator)
+            if self._lines.get(iterator) is None:
+                self._lines.set(iterator, self._recorder.user_lines.innermost(frame))
+        self._last = self._lines.get(iterator), iterator._num_yielded
 
     def _ended(self, iterator: Any, frame: Any) -> None:
         line = self._lines.get(iterator) or self._recorder.user_lines.innermost(frame)
@@ -86,5 +88,12 @@ class Batches:
         """Writes no heartbeat: the rank itself makes no progress."""
         iterator = self._latest() if self._latest is not None else None
         if iterator is not None:
-            line, number = self._lines.get(iterator), iterator._num_yielded
-            self._recorder.log.event("batches", line=line or "", number=number, ended=False)
+            self._write(self._lines.get(iterator) or "", iterator._num_yielded)
+
+    def _tell_last(self) -> None:
+        """An exception that leaves the loop over a loader also ends its iterator."""
+        if self._latest is not None:
+            self._write(*self._last)
+
+    def _write(self, line: str, number: int) -> None:
+        self._recorder.log.event("batches", line=line, number=number, ended=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.blame.nodes import explained, open_call, silent
 from moediag.diagnosis.end_states.whereabouts import whereabouts
@@ -222,9 +224,15 @@ def _unmatched(facts: Facts) -> str:
         sent, received = len(channel.sends), len(channel.receives)
         if channel.whole and sent != received:
             return (
-                f"Rank {channel.sender} issued {plural(sent, 'send')} to rank {channel.receiver}, "
-                f"which issued {plural(received, 'receive')} from it, and the recorded collectives "
-                "agree: they count differently (micro-batches of a pipeline, say), or one of them "
-                "is late for another reason. It is not known which rank is at fault."
+                f"Rank {channel.sender} issued {plural(sent, 'send')} to rank {channel.receiver}"
+                f"{_last(channel.sends)}, which issued {plural(received, 'receive')} from it"
+                f"{_last(channel.receives)}, and the recorded collectives agree: they count "
+                "differently (micro-batches of a pipeline, say), or one of them is late for "
+                "another reason. It is not known which rank is at fault."
             )
     return ""
+
+
+def _last(calls: Sequence[Collective]) -> str:
+    """`` (at ring.py:55)``: the line of the last of these calls, or ""."""
+    return f" (at {calls[-1].site.partition(' ')[0]})" if calls and calls[-1].site else ""

@@ -22,6 +22,7 @@ _AGREEING = 3  # ends of links with one count
 _PAST = 3  # earlier steps in which the links must have been alike
 
 Line = tuple[str, str]
+End = tuple[object, int]  # a channel, or an operation, and a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,48 @@ def misaddressed(aligned: Aligned, evidence: Evidence) -> Divergence | None:
 def miscounted(aligned: Aligned, evidence: Evidence) -> Divergence | None:
     """The transfer that one rank makes more or less often than the other links show."""
     return _one(_miscounted(_gaps(aligned, evidence), aligned, evidence))
+
+
+def left_out(found: Divergence, evidence: Evidence) -> Divergence | None:
+    """Of a circle of waits, the call that one rank left out, or would make later than all others:
+    these, at least three, made it as often as the one that waits there, and before the call that
+    the rank is in."""
+    waiting = {rank: call for rank, call in found.calls.items() if call is not None and call.site}
+    if found.kind != "order" or len(evidence.ranks) <= _AGREEING:
+        return None
+    for line in dict.fromkeys(_line(call) for call in waiting.values()):
+        made = {rank: _of_line(evidence, rank, line) for rank in evidence.ranks}
+        number = max(len(calls) for calls in made.values())
+        fewer = [rank for rank, calls in made.items() if len(calls) < number]
+        other = fewer[0] if len(fewer) == 1 else None
+        if other is None or other not in waiting or len(made[other]) != number - 1:
+            continue
+        instead = _of_line(evidence, other, _line(waiting[other]))
+        for rank, call in waiting.items():
+            group = evidence.ranks[rank].groups.get(call.group)
+            if _line(call) != line or group is None or other not in group.ranks:
+                continue
+            agreeing = [
+                r
+                for r in sorted(made)
+                if r != other
+                and (
+                    len(later := _of_line(evidence, r, _line(waiting[other]))) < len(instead)
+                    or made[r][-1] < later[len(instead) - 1]
+                )
+            ]
+            if len(agreeing) == len(made) - 1:
+                return Divergence(
+                    "transfer", group, call.position, {rank: call, other: waiting[other]},
+                    odd=other, counts={rank: number, other: number - 1}, agreeing=tuple(agreeing),
+                )  # fmt: skip
+            break
+    return None
+
+
+def _of_line(evidence: Evidence, rank: int, line: Line) -> list[int]:
+    """The indices of the rank's calls from a line."""
+    return [call.index for call in evidence.ranks[rank].collectives if _line(call) == line]
 
 
 def _one(found: Iterator[Divergence]) -> Divergence | None:
@@ -146,70 +189,106 @@ def _by_line(evidence: Evidence) -> dict[object, list[Collective]]:
 def _miscounted(gaps: Iterable[_Gap], aligned: Aligned, evidence: Evidence) -> Iterator[Divergence]:
     """Transfers that a rank waits for, where the other links show how many there should be."""
     waits = {gap.rank: gap for gap in gaps if _waits_in(gap, evidence)}
-    inside = {rank for rank in evidence.ranks if _inside(evidence, rank)}
+    links = _Links(aligned, evidence) if waits else None
     for gap in waits.values():
         beyond = waits.get(gap.peer)
         if beyond is not None and beyond.peer != gap.rank:
             continue  # its peer waits for a third rank
         line = _line(gap.first)
         meets = {_line(m) for c, m in zip(gap.calls, gap.met, strict=False) if _line(c) == line}
-        if not line[1] or len(meets) != 1:
-            continue
-        for by_rank in (False, True):
-            yield from _by_counts(gap, {line, *meets}, by_rank, inside, aligned, evidence)
+        if links is not None and line[1] and len(meets) == 1:
+            for by_rank in (False, True):
+                yield from links.odd(gap, frozenset((line, *meets)), by_rank)
 
 
-def _by_counts(
-    gap: _Gap, lines: set[Line], by_rank: bool, inside: set[int], aligned: Aligned,
-    evidence: Evidence,
-) -> Iterator[Divergence]:  # fmt: skip
-    """``by_rank``: the calls of a rank count together, whatever their peers. ``inside``: ranks that
-    may make more transfers."""
-    step, counts = gap.first.step, _counts(aligned, lines, by_rank)
-    back = "recv" if gap.first.op == "send" else "send"
-    ends: list[tuple[object, int]] = [(gap.first.op, gap.rank), (back, gap.peer)]
-    if not by_rank:
-        ends = [(gap.channel.ends, rank) for _, rank in ends]
-    here, there = (counts[end].get(step, 0) for end in ends)
-    if here <= there or not _equal(counts.values(), step):
-        return
-    votes = {
-        end: (of.get(step, 0), end[1] not in inside)
-        for end, of in counts.items()
-        if end not in ends
-    }
-    for who, count in ((gap.peer, here), (gap.rank, there)):
-        more = who == gap.rank  # a rank that waits in a transfer may make more
-        if gap.peer in inside and (more or not _left_out(gap, here, lines, by_rank, evidence)):
-            continue
-        agree = {e for e, (n, final) in votes.items() if n == count and (final or not more)}
-        others = [vote for (_, rank), vote in votes.items() if rank != who]
-        fits = all(n == count or (not final and n < count) for n, final in others)
-        ranks = {gap.rank, gap.peer, *(rank for _, rank in agree)} - {who}
-        if fits and len(agree) + 1 >= _AGREEING and len(ranks) >= _OTHERS:
-            calls = {gap.rank: gap.first, gap.peer: _last(evidence, gap.peer)}
-            made = {gap.rank: here, gap.peer: there}
-            yield Divergence(
-                "transfer", gap.channel.group, gap.first.position, calls, counts=made, odd=who,
-                agreeing=tuple(sorted(ranks)),
-            )  # fmt: skip
+class _Links:
+    """How often each end of each channel was used, by step. Where training steps are not known, a
+    step ends where a rank goes from sends and receives to a collective."""
 
+    def __init__(self, aligned: Aligned, evidence: Evidence) -> None:
+        self._aligned, self._evidence = aligned, evidence
+        self._inside = {rank for rank in evidence.ranks if _inside(evidence, rank)}
+        self._steps: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[frozenset[Line], bool], dict[End, dict[int, int]]] = {}
+        told = {call.step for seen in evidence.ranks.values() for call in seen.collectives}
+        for rank, seen in evidence.ranks.items() if len(told) < 2 else ():
+            step, sends = 1, False
+            for call in seen.collectives:
+                before, sends = sends, call.op in POINT_TO_POINT
+                step += before and not sends
+                self._steps[rank, call.index] = step
 
-def _left_out(gap: _Gap, number: int, lines: set[Line], by_rank: bool, evidence: Evidence) -> bool:
-    """Whether the peer, in its step before, made the call of that number before the one that it
-    waits in now."""
-    own, last = evidence.ranks[gap.peer].collectives, _last(evidence, gap.peer)
-    if last is None:
-        return False
-    now = sum(_line(c) == _line(last) for c in own if c.step == last.step and c.index <= last.index)
-    before = [c for c in own if c.step == gap.first.step - 1]
-    there = [c.index for c in before if _line(c) == _line(last)]
-    met = [
-        c.index
-        for c in before
-        if _line(c) in lines and c.op != gap.first.op and (by_rank or c.peer == gap.rank)
-    ]
-    return len(there) >= now and len(met) >= number and met[number - 1] < there[now - 1]
+    def _step(self, rank: int, call: Collective) -> int:
+        return self._steps.get((rank, call.index), call.step)
+
+    def odd(self, gap: _Gap, lines: frozenset[Line], by_rank: bool) -> Iterator[Divergence]:
+        """``by_rank``: the calls of a rank count together, whatever their peers."""
+        step, counts = self._step(gap.rank, gap.first), self._counts(lines, by_rank)
+        back = "recv" if gap.first.op == "send" else "send"
+        ends: list[End] = [(gap.first.op, gap.rank), (back, gap.peer)]
+        if not by_rank:
+            ends = [(gap.channel.ends, rank) for _, rank in ends]
+        here, there = (counts[end].get(step, 0) for end in ends)
+        if here <= there or not _equal(counts.values(), step):
+            return
+        votes = {
+            end: (of.get(step, 0), end[1] not in self._inside)
+            for end, of in counts.items()
+            if end not in ends
+        }
+        for who, count in ((gap.peer, here), (gap.rank, there)):
+            more = who == gap.rank  # a rank that waits in a transfer may make more
+            unsure = gap.peer in self._inside
+            if unsure and (more or not self._left_out(gap, here, lines, by_rank)):
+                continue
+            agree = {e for e, (n, final) in votes.items() if n == count and (final or not more)}
+            others = [vote for (_, rank), vote in votes.items() if rank != who]
+            fits = all(n == count or (not final and n < count) for n, final in others)
+            ranks = {gap.rank, gap.peer, *(rank for _, rank in agree)} - {who}
+            if fits and len(agree) + 1 >= _AGREEING and len(ranks) >= _OTHERS:
+                theirs = [call for call in gap.met if _line(call) in lines]
+                calls: dict[int, Collective | None] = {gap.rank: gap.first, gap.peer: theirs[-1]}
+                yield Divergence(
+                    "transfer", gap.channel.group, gap.first.position, calls, odd=who,
+                    counts={gap.rank: here, gap.peer: there}, agreeing=tuple(sorted(ranks)),
+                )  # fmt: skip
+
+    def _left_out(self, gap: _Gap, number: int, lines: frozenset[Line], by_rank: bool) -> bool:
+        """Whether the peer, in its step before, made the call of that number before the one that it
+        waits in now."""
+        last = _last(self._evidence, gap.peer)
+        if last is None:
+            return False
+        steps: dict[int, list[Collective]] = defaultdict(list)
+        for call in self._evidence.ranks[gap.peer].collectives:
+            if call.index <= last.index:
+                steps[self._step(gap.peer, call)].append(call)
+        now = self._step(gap.peer, last)
+        count = sum(_line(c) == _line(last) for c in steps[now])
+        there = [c.index for c in steps[now - 1] if _line(c) == _line(last)]
+        met = [
+            c.index
+            for c in steps[now - 1]
+            if _line(c) in lines and c.op != gap.first.op and (by_rank or c.peer == gap.rank)
+        ]
+        enough = len(there) >= count and len(met) >= number
+        return enough and met[number - 1] < there[count - 1]
+
+    def _counts(self, lines: frozenset[Line], by_rank: bool) -> dict[End, dict[int, int]]:
+        """Per end of a channel, or per operation and rank, the number of calls from ``lines`` by
+        step."""
+        if (lines, by_rank) in self._known:
+            return self._known[lines, by_rank]
+        found: dict[End, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for channel in self._aligned.channels:
+            sides = (channel.sender, channel.sends), (channel.receiver, channel.receives)
+            for rank, calls in sides:
+                for call in calls:
+                    if _line(call) in lines:
+                        end = call.op if by_rank else channel.ends, rank
+                        found[end][self._step(rank, call)] += 1
+        self._known[lines, by_rank] = found
+        return found
 
 
 def _waits_in(gap: _Gap, evidence: Evidence) -> bool:
@@ -233,23 +312,6 @@ def _last(evidence: Evidence, rank: int) -> Collective | None:
 
 def _line(call: Collective) -> Line:
     return call.op, call.site
-
-
-def _counts(
-    aligned: Aligned, lines: set[Line], by_rank: bool
-) -> dict[tuple[object, int], dict[int, int]]:
-    """Per end of a channel, or per operation and rank, the number of calls from ``lines`` by
-    step."""
-    found: dict[tuple[object, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for channel in aligned.channels:
-        for rank, calls in (
-            (channel.sender, channel.sends),
-            (channel.receiver, channel.receives),
-        ):
-            for call in calls:
-                if _line(call) in lines:
-                    found[call.op if by_rank else channel.ends, rank][call.step] += 1
-    return found
 
 
 def _equal(counts: Iterable[Mapping[int, int]], step: int) -> bool:

@@ -46,9 +46,9 @@ def addressed(call: Collective, text: str = "") -> str:
 
 
 def all_first(calls: Mapping[int, Collective]) -> str | None:
-    """``send`` or ``receive``, if all ranks of a circle wait in that; else None."""
-    ops = {call.op for call in calls.values()}
-    return {"send": "send", "recv": "receive"}.get(*ops) if len(ops) == 1 else None
+    """``send`` or ``receive``, if all ranks of a circle wait in that, in one line; else None."""
+    lines = {(call.op, call.site) for call in calls.values()}
+    return {"send": "send", "recv": "receive"}.get(min(lines)[0]) if len(lines) == 1 else None
 
 
 def sides(calls: Mapping[int, Collective], with_group: Divergence | None = None) -> str:

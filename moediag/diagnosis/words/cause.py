@@ -11,6 +11,7 @@ from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.gradients import GradientFacts
+from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.diagnosis.schedules.starvation import Starved, layer_name
@@ -256,12 +257,21 @@ def _transfer(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     like = ranks(divergence.agreeing)
     if divergence.kind == "transfer":
         made = divergence.counts
-        return sentence(
-            f"rank {one} waits in {addressed(mine)}: its line made {made[one]} in this step, that "
-            f"of rank {two} {made[two]}. {like.capitalize()} agree on "
-            f"{next(count for rank, count in made.items() if rank != divergence.odd)}, "
-            f"{ranks([divergence.odd or 0])} alone differs"
-        )
+        few = f"{like.capitalize()} agree on {max(made.values())}"
+        if divergence.odd == one:
+            few = f"{like.capitalize()} agree on {made[two]}"
+        if mine.op in POINT_TO_POINT:
+            text = sentence(
+                f"rank {one} waits in {addressed(mine)}: in this step its line made "
+                f"{plural(made[one], 'call')}, and rank {two} {made[two]} of {addressed(theirs)}"
+            )
+        else:
+            text = sentence(
+                f"rank {one} waits in {describe(mine)} on {divergence.group.label}: its line made "
+                f"{plural(made[one], 'call')}, that of rank {two}, which is in {describe(theirs)}, "
+                f"{made[two]}"
+            )
+        return f"{text} {few}; rank {divergence.odd} alone differs."
     text = f"rank {one} called {addressed(mine)}, while rank {two} waits in {addressed(theirs)}"
     if divergence.odd is None:
         return sentence(f"{text}: their tags differ, so they never meet")

@@ -222,6 +222,10 @@ def _sites(
 
 
 _VALUES: Mapping[str, tuple[str, Callable[[Collective], str]]] = {
+    "members": (
+        "Make the same groups in one order on all ranks",
+        lambda call: f"{call.op} of {ranks(call.members or ())}",
+    ),
     "size": (  # of what the rank passes, not of what it gets
         "Pass {} tensors of equal size on all ranks",
         lambda call: plural(call.numel_in or call.numel_out, "element"),

@@ -28,7 +28,7 @@ def side_by_side(
     or in sends and receives, each rank's own calls around the one it reached."""
     key = divergence.group.name, divergence.group.ranks
     schedule = aligned.schedules.get(key)
-    meets = divergence.kind != "order" and schedule is not None
+    meets = divergence.kind not in ("order", "peer", "transfer") and schedule is not None
     if any(c is not None and c.op in ("send", "recv") for c in divergence.calls.values()):
         meets = False
     if meets and schedule is not None:

@@ -9,6 +9,8 @@ from functools import partial
 import pytest
 
 from moediag.diagnosis import diagnose
+from moediag.evidence.model import Evidence
+from tests.unit.evidence_builder import Job, Op
 from tests.unit.transfer_jobs import (
     Call,
     Fault,
@@ -58,9 +60,9 @@ def test_no_innocent_rank_is_named(program: str, world: int) -> None:
         ("ring", "tag", "to rank 3 with tag 7"),
         ("ring", "barrier", "called barrier at ring.py:8 move"),
         ("gossip", "neighbour", "ranks 0, 1, 3 do in that line would be"),
-        ("gossip", "less", "that of rank 2 0. Ranks 0, 1, 3 agree on 1, rank 2 alone differs"),
+        ("gossip", "less", "Ranks 0, 1, 3 agree on 1; rank 2 alone differs"),
         ("gpipe", "no-send", "rank 3 waits in recv at pipe.py:3 forward"),
-        ("gpipe", "less", "that of rank 2 3"),
+        ("gpipe", "less", "and rank 2 3 of send at pipe.py:4 forward"),
         ("1f1b", "no-gradient", "rank 2 alone differs"),
     ],
 )
@@ -94,3 +96,33 @@ def test_without_the_other_ranks_nobody_is_named() -> None:
         seen = {r: replace(one, collectives=(), groups={}, versions={})
                 if r in lost else one for r, one in job.ranks.items()}  # fmt: skip
         assert diagnose(replace(job, ranks=seen)).culprits in ((), (2,))
+
+
+PAIRS: dict[str, tuple[tuple[int, ...], str | None]] = {
+    "0": ((0, 1, 2, 3), None), "a": ((0, 2), None), "b": ((1, 3), None),
+}  # fmt: skip
+
+
+def paired(*transfers: int) -> Evidence:
+    """Each rank makes so many broadcasts with its partner in the last step, three before, and
+    reduces with all after each step."""
+    programs = []
+    for rank, last in enumerate(transfers):
+        mix = Op("ba"[rank % 2 == 0], "broadcast", peer=0)
+        programs.append([op for n in (3, 3, last) for op in [*[mix] * n, Op("0")]])
+    made = Job(PAIRS, programs).run()
+    ranks = {
+        rank: replace(
+            seen, collectives=tuple(replace(c, site=f"mix.py:3 {c.op}") for c in seen.collectives)
+        )
+        for rank, seen in made.ranks.items()
+    }
+    return replace(made, ranks=ranks, watched=True)
+
+
+def test_a_call_on_a_pair_that_one_rank_left_out_is_counted() -> None:
+    found = diagnose(paired(3, 2, 3, 3))
+    assert found.culprits == (1,), found.cause
+    assert "Ranks 0, 2, 3 agree on 9; rank 1 alone differs" in found.cause
+    assert diagnose(paired(3, 2, 3, 2)).culprits == ()
+    assert set(diagnose(paired(2, 2, 3, 3)).culprits) <= {2}  # never both, never an innocent pair

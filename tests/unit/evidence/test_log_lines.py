@@ -163,3 +163,17 @@ def test_a_message_of_the_group_of_all_ranks_outranks_the_mark(mark: str) -> Non
     assert (same.rank, same.against) == (4, None)
     (other,) = read(f"{mark}[PG ID 2 PG GUID 9(tp) Rank 1] Process group watchdog\n")
     assert other.rank == (0 if mark else None)  # its rank in that group
+
+
+def test_sections_end_where_their_tool_says_so() -> None:
+    """What Composer and Lightning write around the output of a rank is that rank's, and no more."""
+    composer = "a\n----------Begin global rank 1 STDERR----------\nb\n[rank3]: c\n"
+    composer += "----------End global rank 1 STDERR----------\nd"
+    assert [(one.rank, one.text) for one in read(composer) if len(one.text) == 1] == [
+        (None, "a"), (1, "b"), (3, "c"), (None, "d"),
+    ]  # fmt: skip
+    lightning = "X: DeadLock detected from rank: 2 \n Traceback (most recent call last):\n"
+    lightning += '  File "m.py", line 1, in f\nKeyError: 1\nafter'
+    assert [one.rank for one in read(lightning)] == [2, 2, 2, 2, None]
+    assert read(lightning)[1].text.startswith("Traceback")
+    assert [one.rank for one in read("only an End global rank 1 STDERR\nx")] == [None, None]

@@ -53,6 +53,19 @@ def test_a_loader_that_was_examined_and_then_ended_counts_once(
     assert [(b.number, b.ended) for b in read_log(tmp_path, 0).batches] == [(2, True)]
 
 
+def test_a_loader_that_an_exception_left(recorder: Recorder, tmp_path: Path) -> None:
+    def train() -> None:
+        for _ in loader(3):
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    try:
+        train()
+    except RuntimeError as error:
+        recorder.error(error)
+    (found,) = read_log(tmp_path, 0).batches
+    assert found.line.endswith(" train") and (found.number, found.ended) == (1, False)
+
+
 def test_a_discarded_loader_is_not_kept_alive(recorder: Recorder, tmp_path: Path) -> None:
     batches = iter(loader(3))
     next(batches)

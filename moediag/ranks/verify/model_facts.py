@@ -3,16 +3,75 @@ whether DistributedDataParallel reduces the gradients of what the program trains
 
 from __future__ import annotations
 
+import functools
 import gc
-from typing import Any, Dict, List, Set
+from typing import Any, Callable, Dict, List, Set
 
 import torch
 import torch.distributed as dist
 
 from moediag.protocol.names import plain_name
 from moediag.protocol.outcome import BARE, NO_SYNC, REPLACED
+from moediag.recorder.step.hooks import StepHooks
 
 _WRAPPER = "DistributedDataParallel"
+_DROPOUT_P = 4  # its place among the arguments of scaled_dot_product_attention
+
+_DROPOUTS = (
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+)  # fmt: skip
+_LOSS_CALLS = ("allreduce", "allgather", "_allgather_base")
+
+
+def turn_dropout_off(hooks: StepHooks, tell: Callable[[], None]) -> None:
+    """Makes dropout return its input; ``tell()`` is called where that changes anything."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def dropout(
+            input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+        ) -> Any:
+            if p and training and not torch.compiler.is_compiling():
+                tell()
+            return original(input, p, False, inplace)
+
+        return dropout
+
+    def attention(original: Any) -> Any:
+        @functools.wraps(original)
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > _DROPOUT_P:
+                args = (*args[:_DROPOUT_P], 0.0, *args[_DROPOUT_P + 1 :])
+            if "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+            return original(*args, **kwargs)
+
+        return scaled_dot_product_attention
+
+    for name in _DROPOUTS:
+        hooks.replace(torch.nn.functional, name, make)
+    hooks.replace(torch.nn.functional, "scaled_dot_product_attention", attention)
+
+
+class LossCalls:
+    """Whether a rank exchanges values between a forward and its backward, as a loss over the
+    samples of several ranks does."""
+
+    def __init__(self) -> None:
+        self.open = False  # between a forward and its backward
+        self.made = False
+
+    def install(self, hooks: StepHooks) -> None:
+        for name in _LOSS_CALLS:
+            hooks.replace(dist.ProcessGroup, name, self._wrapped)
+
+    def _wrapped(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.made = self.made or self.open
+            return original(*args, **kwargs)
+
+        return call
 
 
 def dtype_name(dtype: torch.dtype) -> str:

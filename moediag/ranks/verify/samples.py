@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence
 import torch
 
 from moediag.protocol import MeasuredStep
+from moediag.protocol.measured import split_alike
 from moediag.recorder.step import numbers
 
 _MASK = "attention_mask"
@@ -97,17 +98,6 @@ def _alike(ranks: Sequence[List[str]], single: Sequence[str]) -> bool:
     if set(seen) != set(expected) or not expected:
         return False
     return len({seen[row] / expected[row] for row in expected}) == 1
-
-
-def split_alike(ranks: Sequence[str], alone: str) -> bool:
-    """Whether the ranks together saw all elements of the samples of ``alone``, each equally often:
-    parts of sequences, or the same documents in other rows. Totals as hexadecimal text."""
-    if not alone or not all(ranks):
-        return False
-    found = sum(int(one, 16) for one in ranks) % (1 << 64)
-    return any(
-        (found - times * int(alone, 16)) % (1 << 64) == 0 for times in range(1, len(ranks) + 1)
-    )
 
 
 def repeated(ranks: Mapping[int, List[str]], single: Sequence[str], over: Sequence[int]) -> str:

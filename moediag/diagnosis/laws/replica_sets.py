@@ -74,11 +74,11 @@ def _next_step(b: Breach, facts: Facts) -> str:
         return "Send every updated parameter from the rank that updates it to all others."
     if b.initial:
         return (
-            "Load and initialise parameters on every rank alike, or before the model is wrapped, "
-            "or broadcast them from one rank."
+            "Load and initialise parameters identically on every rank, or before the model is "
+            "wrapped, or broadcast them from one rank."
         )
     if b.counts is not None:
-        return f"Call {step_call(b)} equally often on every rank."
+        return f"Call {step_call(b)} the same number of times on every rank."
     if b.reason is None:
         return (
             f"Look for what writes parameters after {step_call(b)}; `--laws-every 1` narrows it "
@@ -98,7 +98,7 @@ def _next_step(b: Breach, facts: Facts) -> str:
         )
     if b.reason.what == GRADIENTS:
         return "Look for what changes gradients after their reduction, or leaves it out."
-    return "Restore the optimizer's state alike on every rank."
+    return "Restore the optimizer's state in the same way on every rank."
 
 
 def checked(facts: Facts) -> str:

@@ -93,7 +93,6 @@ class Measuring:
         self._reduction = Reduction()
         self._loss_calls = LossCalls()
         self._drawn = Drawn()
-        self._dropped = False  # dropout was turned off somewhere
         self._tied: Dict[str, str] = {}  # other name of a parameter -> its first name
         self._total = 0  # of the samples of this step
         self._unsettled = False  # the program may still change the weights of the last step
@@ -119,12 +118,9 @@ class Measuring:
             self._guarded(self._begin, self._scope.model)
         else:
             atexit.register(self._at_exit)
-            model_facts.turn_dropout_off(self._hooks, self._drops)
+            model_facts.turn_dropout_off(self._hooks)
             self._loss_calls.install(self._hooks)
             self._guarded(self._follow_samples)
-
-    def _drops(self) -> None:
-        self._dropped = True
 
     def _follow_samples(self) -> None:
         if self._request.replayed:
@@ -261,6 +257,8 @@ class Measuring:
         return not self._off
 
     def _add_root(self, module: Any) -> None:
+        if self._scope is None and model_facts.has_dropout(module):
+            self._answer.not_checked("dropout: it is turned off in all runs")
         answer = self._answer.known
         prefix = f"model{len(self._roots) + 1}." if self._roots else ""
         self._roots.append(weakref.ref(module))
@@ -453,8 +451,6 @@ class Measuring:
             self._answer.tell(gathers=True)
         if self._request.replayed:
             self._answer.not_checked(NOT_SEEN)
-        if self._dropped:
-            self._answer.not_checked("dropout: it is turned off in all runs")
 
     def _enough(self) -> None:
         self._answer.tell(done=True)

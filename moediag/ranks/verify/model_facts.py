@@ -5,52 +5,47 @@ from __future__ import annotations
 
 import functools
 import gc
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Dict, List, Set
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.dropout import _DropoutNd
 
 from moediag.protocol.names import plain_name
 from moediag.protocol.outcome import BARE, NO_SYNC, REPLACED
 from moediag.recorder.step.hooks import StepHooks
 
 _WRAPPER = "DistributedDataParallel"
-_DROPOUT_P = 4  # its place among the arguments of scaled_dot_product_attention
 
-_DROPOUTS = (
-    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
-)  # fmt: skip
+# Functions with dropout: the argument that turns it off, and its place.
+_DROPOUTS = {
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+                     "feature_alpha_dropout"), (2, "training", False)),
+    "scaled_dot_product_attention": (4, "dropout_p", 0.0),
+}  # fmt: skip
 _LOSS_CALLS = ("allreduce", "allgather", "_allgather_base")
 
 
-def turn_dropout_off(hooks: StepHooks, tell: Callable[[], None]) -> None:
-    """Makes dropout return its input; ``tell()`` is called where that changes anything."""
+def turn_dropout_off(hooks: StepHooks) -> None:
+    """Makes functions with dropout return what they return in evaluation."""
 
-    def make(original: Any) -> Any:
+    def make(place: int, name: str, value: Any, original: Any) -> Any:
         @functools.wraps(original)
-        def dropout(
-            input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
-        ) -> Any:
-            if p and training and not torch.compiler.is_compiling():
-                tell()
-            return original(input, p, False, inplace)
-
-        return dropout
-
-    def attention(original: Any) -> Any:
-        @functools.wraps(original)
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-            if len(args) > _DROPOUT_P:
-                args = (*args[:_DROPOUT_P], 0.0, *args[_DROPOUT_P + 1 :])
-            if "dropout_p" in kwargs:
-                kwargs["dropout_p"] = 0.0
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > place:
+                args = (*args[:place], value, *args[place + 1 :])
+            else:
+                kwargs[name] = value
             return original(*args, **kwargs)
 
-        return scaled_dot_product_attention
+        return call
 
-    for name in _DROPOUTS:
-        hooks.replace(torch.nn.functional, name, make)
-    hooks.replace(torch.nn.functional, "scaled_dot_product_attention", attention)
+    for function, how in _DROPOUTS.items():
+        hooks.replace(torch.nn.functional, function, functools.partial(make, *how))
+
+
+def has_dropout(module: Any) -> bool:
+    return any(getattr(one, "p", 0) and isinstance(one, _DropoutNd) for one in module.modules())
 
 
 class LossCalls:

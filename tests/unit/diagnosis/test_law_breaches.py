@@ -512,7 +512,7 @@ class TestPlainParameters:
 
         (text,) = found("forward").suspicious
         assert "1 parameter (wte.weight) was equal on all ranks at first" in text
-        told = "clip_grad_norm_ at train.py:7 main returned another norm on each rank" in text
+        told = "clip_grad_norm_ at train.py:7 main returned a different norm on each rank" in text
         assert told is (norms[0] != norms[1])
         assert not found("backward").suspicious
 

@@ -127,7 +127,8 @@ def _ways(job: Mapping[int, Measured], tried: Mapping[int, Measured]) -> list[_H
         return [_How(len(job))]
     # Ranks that saw the same samples share a model, or repeat each other's work.
     shared = sum(len({*one.samples}) for one in ranks) > len(every)
-    if own == every or shared or not all(one.drawn for one in job.values()):
+    drawn = {one.drawn for one in job.values()}
+    if own == every or shared or len(drawn) > 1 or "" in drawn:
         return []
     merged, rest = divmod(len(job) * len(ranks[0].losses), len(alone.losses) or 1)
     found = [_How(merged, IN_TURN)] if merged and not rest else []

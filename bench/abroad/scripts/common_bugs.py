@@ -28,7 +28,7 @@ class Texts(Dataset):
 
     def __getitem__(self, row):
         ids = torch.tensor([(7 * row + 3 * n) % WORDS for n in range(9)])
-        noise = np.random.rand(8) if self.augments else np.zeros(8)  # noqa: NPY002
+        noise = np.random.rand(8) if self.augments else np.zeros(8)
         return ids[:-1], torch.tensor(noise, dtype=torch.float32), ids[1:]
 
 
@@ -77,7 +77,7 @@ def main():
     scaler = torch.amp.GradScaler("cpu", enabled=BUG == "clips-scaled", init_scale=2.0**10)
     loader = DataLoader(
         Texts(BUG == "same-augmentation"), 8, shuffle=True, num_workers=2,
-        worker_init_fn=(lambda _: np.random.seed(0)) if BUG == "same-augmentation" else None,  # noqa: NPY002
+        worker_init_fn=(lambda _: np.random.seed(0)) if BUG == "same-augmentation" else None,
     )  # fmt: skip
     model.train(BUG != "evaluates")
     for epoch in range(3):

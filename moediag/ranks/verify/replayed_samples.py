@@ -15,6 +15,7 @@ from torch.utils.data import dataloader
 from moediag.protocol import read_measured
 from moediag.protocol.measured import JOINED, drawn_tensors
 from moediag.ranks.verify.model_pieces import shells
+from moediag.ranks.verify.samples import tensors
 from moediag.ranks.verify.whole_batch import plain, together
 from moediag.recorder.core import ByObject
 from moediag.recorder.not_applicable import NotApplicable
@@ -86,16 +87,15 @@ class Drawn:
         self._losses = self._losses and _has_loss(result)
 
     def _keep(self, what: str, key: str, value: Any) -> None:
-        if not self._whole:
-            return
-        try:
-            own = plain(value)
-        except NotApplicable:
-            self._whole = False
-            return
-        self._size += sum(t.numel() * t.element_size() for t in _tensors(own))
-        self._whole = self._size <= _MOST
-        self._kept[what].setdefault(key, []).append(own)
+        if self._whole:
+            try:
+                own = plain(value)
+            except Exception:  # values that no file can hold, or no memory: the job goes on
+                self._whole = False
+                return
+            self._size += sum(t.numel() * t.element_size() for t in tensors(own))
+            self._whole = self._size <= _MOST
+            self._kept[what].setdefault(key, []).append(own)
 
     def write(self, folder: Path, rank: int) -> Dict[str, str]:
         """Writes what was kept until now; returns what the answer says of it: ``drawn``, which is
@@ -108,7 +108,7 @@ class Drawn:
             return {"drawn": "", "form": ""}
         torch.save(self._kept[what], folder / drawn_tensors(rank))
         sizes = {
-            key: [[str((t.dtype, t.shape[1:])) for t in _tensors(one)] for one in draws]
+            key: [[str((t.dtype, t.shape[1:])) for t in tensors(one)] for one in draws]
             for key, draws in self._kept[what].items()
         }
         return {"drawn": what, "form": numbers.digest(sizes)}
@@ -190,15 +190,6 @@ def _filled(own: Any, given: Any) -> Any:
     elif not any(isinstance(one, (torch.Tensor, dict, list, tuple)) for one in (own, given)):
         return own
     raise NotApplicable("one process draws samples of another form than the ranks do")
-
-
-def _tensors(value: Any) -> List[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    several = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, (dict, list, tuple)):
-        return []
-    return [tensor for one in several for tensor in _tensors(one)]
 
 
 def _has_loss(result: Any) -> bool:

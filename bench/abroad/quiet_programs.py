@@ -162,8 +162,10 @@ _VISION = (
         "dino", "main_dino.py", "--arch=vit_tiny", "--patch_size=8", "--out_dim=32",
         "--batch_size_per_gpu=8", "--epochs=2", "--local_crops_number=2", "--num_workers=0",
         "--use_fp16=false", "--data_path=data", "--warmup_epochs=1", first="import argparse",
-        adapt=on_cpu("main_dino.py",
-                     ("+ torchvision_archs + torch.hub.list(", "+ torchvision_archs,")),
+        adapt=(*on_cpu("main_dino.py",
+                       ("+ torchvision_archs + torch.hub.list(", "+ torchvision_archs,")),
+               *on_cpu("utils.py", ("t = torch.tensor([self.count, self.total]", "t = torch.tensor("
+                                    "[self.count, self.total], dtype=torch.float64)"))),
     ),
 )  # fmt: skip
 

@@ -98,6 +98,8 @@ class ModelInputs:
     number: int = -1
     #: The user's line that asked for the batch, or "".
     line: str = ""
+    #: The user's line that made the data loader, or "".
+    made: str = ""
 
 
 @dataclass(frozen=True, slots=True)

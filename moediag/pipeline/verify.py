@@ -22,12 +22,14 @@ from moediag.pipeline.measured_jobs import Compared, MeasuringOptions, measured_
 from moediag.pipeline.run_folder import run_folder
 from moediag.pipeline.single_command import one_process, verify_command
 from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
-from moediag.protocol.measured import coarsest_dtype
+from moediag.protocol.measured import IN_TURN, JOINED, coarsest_dtype, split_alike
+from moediag.records import dataclass
 from moediag.result import FAILURES, RunResult, TrialResult, Verdict
 
 REFERENCES = ("reference-1", "reference-2", "reference-rounded")
 MEASURED = "measured"  # in the folder of each run
 _TRIED = "reference-tried"  # the first run of a reference that is made here
+_Ran = tuple[str, Mapping[int, Measured]]  # why it measured nothing, or "", and what it measured
 ATTEMPT = "attempt-0"  # in the folder of a step: its outcomes
 EXAMPLE = "moediag verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py"
 
@@ -52,12 +54,10 @@ def verify(command: Sequence[str], reference: Sequence[str], options: MeasuringO
         return Compared(_written(folder, name, command, reference, last), folder)
     attempt = folder / last.evidence
     problem = _no_answer("the distributed run", folder, done)
-    merged = 1
+    how = _How()
     if not problem:
         options.tell(_size(read_measured(folder / MEASURED)))
-        if made:
-            merged = _merged(reference, folder, options)
-        problem = _references(reference, folder, options, merged)
+        problem, how = _references(reference, folder, options)
     if not problem:
         options.tell("comparing")
         problem = _compare(folder, attempt)
@@ -68,8 +68,8 @@ def verify(command: Sequence[str], reference: Sequence[str], options: MeasuringO
         found = dataclasses.replace(
             found, diagnosis=dataclasses.replace(found.diagnosis, next_step=advice)
         )
-    if made:
-        found = _told(found, reference, command, merged)
+    if made or how != _How():
+        found = _told(found, reference, command, how)
     return Compared(_written(folder, name, command, reference, found), folder)
 
 
@@ -105,30 +105,51 @@ def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
     )
 
 
-def _merged(command: Sequence[str], folder: Path, options: MeasuringOptions) -> int:
-    """Runs a reference that was made here once, and returns how many of its steps are one step of
-    the ranks: 1, or their number if its step has as many samples as that of one rank."""
-    job = read_measured(folder / MEASURED)
-    own = folder / _TRIED
-    options.tell(f"running the reference, {shlex.join(command)}")
-    _run(command, own, MeasureRequest(str(own / MEASURED), 1, str(folder / MEASURED)), options)
-    ranks = {rank: {*one.steps[0].samples} for rank, one in job.items() if one.steps}
-    every = set().union(*ranks.values())
-    alone = next(
-        (one.steps[0] for one in read_measured(own / MEASURED).values() if one.steps), None
-    )
-    fewer = alone is not None and len({*alone.samples}) * len(job) == len(every)
-    return len(job) if fewer and {*alone.samples} < every else 1  # type: ignore[union-attr]
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How the reference is made to see the samples that all ranks see together."""
+
+    merged: int = 1
+    """So many of its steps are made one."""
+    replayed: str = ""
+    """How it is given the samples of the ranks; "": it draws its own."""
+
+
+def _ways(job: Mapping[int, Measured], tried: Mapping[int, Measured]) -> list[_How]:
+    """Returns the ways to try, the best one first, by the first steps of the ranks and of the
+    reference as it is; none if that does."""
+    ranks = [one.steps[0] for one in job.values() if one.steps]
+    alone = next((one.steps[0] for one in tried.values() if one.steps), None)
+    if alone is None or len(ranks) < len(job) or split_alike([r.total for r in ranks], alone.total):
+        return []
+    every, own = {row for one in ranks for row in one.samples}, {*alone.samples}
+    if own < every and len(own) * len(job) == len(every):
+        return [_How(len(job))]
+    # Ranks that saw the same samples share a model, or repeat each other's work.
+    shared = sum(len({*one.samples}) for one in ranks) > len(every)
+    drawn = {one.drawn for one in job.values()}
+    if own == every or shared or len(drawn) > 1 or "" in drawn:
+        return []
+    merged, rest = divmod(len(job) * len(ranks[0].losses), len(alone.losses) or 1)
+    found = [_How(merged, IN_TURN)] if merged and not rest else []
+    by_batch = any(one.across_samples for one in job.values())
+    same = len({one.form for one in job.values()}) == 1
+    if same and not by_batch and len(ranks[0].losses) == len(alone.losses):
+        return [_How(1, JOINED), *found]
+    return found
 
 
 def _told(
-    found: TrialResult, reference: Sequence[str], command: Sequence[str], merged: int
+    found: TrialResult, reference: Sequence[str], command: Sequence[str], how: _How
 ) -> TrialResult:
     """Says which reference was made, and what to type if it does not do."""
     text = f"the reference is {shlex.join(masked_command(reference))}"
-    if merged > 1:
-        text += f"; {merged} of its steps are made one, because a step of it has the samples of one"
-        text += " rank"
+    if how.replayed:
+        text += "; it would see other samples, so it is given those that the ranks drew"
+        text += ", in one batch" if how.replayed == JOINED else ""
+    if how.merged > 1:
+        text += f"; {how.merged} of its steps are made one, because a step of it has as many "
+        text += "samples as that of one rank"
     diagnosis = dataclasses.replace(found.diagnosis, notes=(*found.diagnosis.notes, text))
     if found.verdict == Verdict.INCONCLUSIVE and "samples" in found.cause:
         advice = "Give a reference whose steps see the samples of all ranks (often a larger batch "
@@ -138,25 +159,42 @@ def _told(
 
 
 def _references(
-    command: Sequence[str], folder: Path, options: MeasuringOptions, merged: int = 1
-) -> str:
-    """Runs the reference three times; returns why it cannot be used, or ""."""
+    command: Sequence[str], folder: Path, options: MeasuringOptions
+) -> tuple[str, _How]:
+    """Runs the reference three times, and first once more if it sees other samples. Returns why it
+    cannot be used, or "", and how it was run."""
     job = read_measured(folder / MEASURED)
-    for number, name in enumerate(REFERENCES, start=1):
-        options.tell(f"running the reference, {number} of {len(REFERENCES)}")
+
+    def run(
+        name: str, how: _How, rounding: str | None = None
+    ) -> tuple[str, Mapping[int, Measured]]:
         own = folder / name
-        rounding = None
-        if number == len(REFERENCES):
-            first = read_measured(folder / REFERENCES[0] / MEASURED)
-            rounding = coarsest_dtype([*job.values(), *first.values()])
         request = MeasureRequest(
-            str(own / MEASURED), options.steps, str(folder / MEASURED), rounding, merged
-        )
+            str(own / MEASURED), options.steps, str(folder / MEASURED), rounding, how.merged,
+            how.replayed,
+        )  # fmt: skip
         problem = _no_answer("the reference", own, _run(command, own, request, options))
-        answers = read_measured(own / MEASURED).values()
-        if problem or any(one.problems for one in answers) or not answers:
-            return problem
-    return ""
+        return problem, read_measured(own / MEASURED)
+
+    first, how = folder / REFERENCES[0], _How()
+    options.tell("running the reference, 1 of 3")
+    problem, found = run(first.name, how)
+    for number, way in enumerate(_ways(job, found)):
+        first.rename(folder / f"{_TRIED}-{number}")
+        options.tell("running the reference, 1 of 3, with the samples of all ranks in a step")
+        how = way
+        problem, found = run(first.name, way)
+        if not problem and not any(one.problems for one in found.values()):
+            break
+    if problem or any(one.problems for one in found.values()) or not found:
+        return problem, how
+    rounding = coarsest_dtype([*job.values(), *found.values()])
+    for number, change in ((2, None), (3, rounding)):
+        options.tell(f"running the reference, {number} of 3")
+        problem, found = run(REFERENCES[number - 1], how, change)
+        if problem:
+            break
+    return problem, how
 
 
 def _compare(folder: Path, attempt: Path) -> str:

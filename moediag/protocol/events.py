@@ -79,7 +79,7 @@ EVENT_KINDS = (
 # inputs      step forward(of that step, from 0) digest(of all tensors that the model is called
 #             with) over[ranks between which its wrapper averages gradients; empty: unknown]
 #             sampler(class) replicas number(num_replicas and rank of a DistributedSampler; else 0
-#             and -1) line(the user's that asked for the batch)
+#             and -1) line(the user's that asked for the batch) made(that made the data loader)
 # same_order  line epoch sampler(class) step   a DistributedSampler with shuffle gave the same order
 #             in two complete passes of training
 # norm        step names[] norm max_norm line scale(the loss scale that gradients still have, or 0)

@@ -11,7 +11,7 @@ import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Union
+from typing import Dict, Iterable, List, Optional, Sequence, Union
 
 from moediag.protocol.stored import build, parse_json, read_ranks, write_json
 
@@ -19,6 +19,10 @@ ENV_MEASURE = "MOEDIAG_MEASURE"  # a MeasureRequest as JSON
 # In the folder of the measurements. The control side creates it when all ranks have answered; ranks
 # then end with exit code 0.
 MEASURED_ENOUGH = "enough"
+
+# How one process is given the samples of ranks: the batches of all ranks as one, or one after the
+# other.
+JOINED, IN_TURN = "joined", "in turn"
 
 # From the coarsest dtype to the finest.
 _COARSE = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32", "float64")
@@ -39,6 +43,11 @@ def modules_file(rank: int) -> str:
     return f"rank-{rank}.modules.pt"
 
 
+def drawn_tensors(rank: int) -> str:
+    """torch.save: the samples that the rank drew until the end of its last step."""
+    return f"rank-{rank}.drawn.pt"
+
+
 def step_tensors(rank: int, step: int) -> str:
     """torch.save: ``gradients`` (before clipping) and ``weights`` (after the step)."""
     return f"rank-{rank}.step-{step}.pt"
@@ -55,6 +64,8 @@ class MeasureRequest:
     # Change each weight at random by one rounding error of this dtype.
     rounding: Optional[str] = None
     merged: int = 1  # so many steps of the program are made one: one process sees what ranks see
+    # How it is given the samples that the ranks of ``start_from`` drew; "": it draws its own.
+    replayed: str = ""
 
     def text(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -106,6 +117,10 @@ class Measured:
     foreign: bool = False  # an optimizer that stepped has parameters of no model that was called
     averages_over: List[int] = field(default_factory=list)  # ranks that average gradients; or empty
     merged: int = 1  # of a reference: so many steps of the program are one
+    replayed: str = ""  # of a reference: how it was given the samples of the ranks
+    drawn: str = ""  # what of its samples can be given to another process; "": nothing
+    form: str = ""  # of these samples: a hash of all sizes but the number of rows
+    gathers: bool = False  # ranks exchange values between a forward and its backward
     # Of a reference: other name of a parameter -> its first name.
     tied: Dict[str, str] = field(default_factory=dict)
     # Of a reference: parameters of which only their bytes say which part each rank holds.
@@ -129,3 +144,14 @@ def coarsest_dtype(answers: Iterable[Measured]) -> str:
     """Returns the dtype whose rounding decides how exactly these runs can be compared."""
     dtypes = {dtype for one in answers for dtype in one.dtypes}
     return next((dtype for dtype in _COARSE if dtype in dtypes), "float32")
+
+
+def split_alike(ranks: Sequence[str], alone: str) -> bool:
+    """Whether the ranks together saw all elements of the samples of ``alone``, each equally often:
+    parts of sequences, or the same documents in other rows. Totals as hexadecimal text."""
+    if not alone or not all(ranks):
+        return False
+    found = sum(int(one, 16) for one in ranks) % (1 << 64)
+    return any(
+        (found - times * int(alone, 16)) % (1 << 64) == 0 for times in range(1, len(ranks) + 1)
+    )

@@ -45,6 +45,8 @@ class StepLosses:
     """The user's line that computed the last one, or ""."""
     added: bool = False
     """Each backward but the first added to gradients of the one before."""
+    changed: int = 0
+    """How often a gradient was changed in place after the last backward; -1: it was replaced."""
 
     @property
     def total(self) -> float:
@@ -122,6 +124,8 @@ def gradients_scaled(facts: Facts) -> Findings:
     several: dict[tuple[float, str], list[int]] = defaultdict(list)
     for step, ranks in facts.of(_whole_steps).items():
         factor = factors.get(step, facts.of(_averaged_by_wrapper))
+        if step not in factors and _rescaled(facts, step, ranks):
+            continue
         if factor and norms.get(step, 1.0) and step in facts.of(_unscaled_steps):
             factor *= len(ranks) / norms.get(step, 1.0)
             if found := _scaled(factor, list(ranks.values())):
@@ -137,6 +141,13 @@ def gradients_scaled(facts: Facts) -> Findings:
             f"gradient add up to {times:.3g}, not to 1: the gradients are {kind} those of the mean "
             f"loss{at}. {why}"
         )
+
+
+def _rescaled(facts: Facts, step: int, ranks: Mapping[int, StepLosses]) -> bool:
+    """Whether something but clipping changed gradients after the last backward, as
+    ``p.grad /= micro_batches`` does."""
+    clips = (sum(norm.step == step for norm in facts.of(recorded)[rank].norms) for rank in ranks)
+    return any(not 0 <= one.changed <= n for one, n in zip(ranks.values(), clips, strict=True))
 
 
 def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | None:
@@ -231,7 +242,8 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
         return None
     losses = tuple(tuple(map(_loss, one["of"])) for one in backwards)
     added = all(one.get("added") for one in backwards[1:])
-    return StepLosses(int(event["step"]), losses, str(event.get("line", "")), added)
+    changed = int(event.get("changed", 0))
+    return StepLosses(int(event["step"]), losses, str(event.get("line", "")), added, changed)
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:

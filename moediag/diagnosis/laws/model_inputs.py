@@ -48,6 +48,8 @@ class SharedSamples:
             text += f"{first.replicas}."
         elif first.sampler:
             text += f" Their samples come from a {first.sampler}{at}."
+        if first.made and first.sampler:
+            text += f" Its data loader was made at {first.made}."
         return text
 
 

@@ -28,7 +28,7 @@ class Source:
     sampler: str = ""
     """Class of a DistributedSampler, or ""."""
     line: str = ""
-    """The user's line that asked for the batch, or ""."""
+    """The user's line that made the loader or asked for the batch, or ""."""
     replicas: int = 0
     number: int = -1
     seed: int = 0

@@ -34,6 +34,8 @@ class Scheduled:
     """Counts the optimizers of the rank, from 0."""
     optimizers: int
     """How many optimizers have stepped."""
+    prepared: bool = False
+    """accelerate steps it, once for each rank."""
 
 
 def _by(field: str, own: RankLaws) -> list[list[Scheduled]]:
@@ -52,13 +54,17 @@ def schedulers_ahead(facts: Facts) -> Findings:
         for of in _by("number", own):
             times = _times(of)
             if times > 1:
-                also = ""
-                if times == len(ranks) and " and " not in of[-1].line:
-                    also = f" accelerate steps a prepared scheduler {times} times by itself."
+                if times == len(ranks) and of[-1].prepared and " and " not in of[-1].line:
+                    yield (
+                        f"accelerate steps a prepared {of[0].name} {times} times for each update"
+                        f"{at_line(of[-1].line)}: its length must be the number of batches before "
+                        "prepare divides them among the ranks."
+                    )
+                    return
                 yield Suspicious(
                     f"{of[0].name}.step(){at_line(of[-1].line)} is called {times} times for each "
                     f"update of its optimizer: the learning rate follows its schedule {times} "
-                    f"times as fast. Step it once for each update, not in each micro-batch.{also}"
+                    f"times as fast. Step it once for each update, not in each micro-batch."
                 )
                 return
 

@@ -80,6 +80,9 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
             break
     if any(one.auxiliary for one in job.ranks.values()) and comparison.turned():
         return _incomparable(job, _AUXILIARY)
+    merged = runs[0].ranks[0].merged > 1
+    if merged and any(one.gathers for one in job.ranks.values()) and comparison.turned():
+        return _incomparable(job, _GATHERED)
     if noise.coarsest(dtypes) > noise.coarsest(["float32"]) and comparison.routed_otherwise():
         return _incomparable(job, _ROUTED_OTHERWISE)
     return comparison.results(
@@ -147,6 +150,11 @@ _AUXILIARY = Incomparable(
     "gradients differ, but the model adds an auxiliary loss over the samples of each forward: over "
     "all samples together it differs, without any error",
     "Set the auxiliary loss to 0 in both commands, and compare again.",
+)
+_GATHERED = Incomparable(
+    "gradients differ, but ranks exchange values between a forward and its backward, and the "
+    "reference makes one step of several: a loss over all ranks' samples is another one there",
+    "Give a reference whose steps see the samples of all ranks in one batch.",
 )
 _ROUTED_OTHERWISE = Incomparable(
     "gradients differ by more than rounding does to them, but the model routes tokens and computes "

@@ -24,18 +24,19 @@ from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
 from moediag.ranks.verify.merged_steps import MergedSteps
-from moediag.ranks.verify.model_facts import Reduction
+from moediag.ranks.verify.model_facts import LossCalls, Reduction
 from moediag.ranks.verify.model_pieces import (
-    OUTER,
     NotReduced,
     Piece,
     owners,
     part_of,
     pieces,
+    shells,
     tied,
 )
 from moediag.ranks.verify.module_calls import ModuleCalls
 from moediag.ranks.verify.rank_answer import Answer
+from moediag.ranks.verify.replayed_samples import NOT_SEEN, Drawn, Replayed
 from moediag.ranks.verify.tensor_files import Stored, Tensors, enough_room
 from moediag.recorder.not_applicable import NotApplicable
 from moediag.recorder.step import instrument
@@ -90,6 +91,8 @@ class Measuring:
         self._gradients: Tensors = {}  # of this step, before clipping
         self._modules = ModuleCalls()
         self._reduction = Reduction()
+        self._loss_calls = LossCalls()
+        self._drawn = Drawn()
         self._tied: Dict[str, str] = {}  # other name of a parameter -> its first name
         self._total = 0  # of the samples of this step
         self._unsettled = False  # the program may still change the weights of the last step
@@ -115,6 +118,17 @@ class Measuring:
             self._guarded(self._begin, self._scope.model)
         else:
             atexit.register(self._at_exit)
+            model_facts.turn_dropout_off(self._hooks)
+            self._loss_calls.install(self._hooks)
+            self._guarded(self._follow_samples)
+
+    def _follow_samples(self) -> None:
+        if self._request.replayed:
+            Replayed(str(self._request.start_from), self._request.replayed, self._problem).install(
+                self._hooks
+            )
+        elif self._request.start_from is None:
+            self._drawn.install(self._hooks)
 
     def remove(self) -> None:
         """Takes everything back that :meth:`install` has replaced."""
@@ -182,7 +196,7 @@ class Measuring:
 
     def _outermost(self, module: Any) -> bool:
         """Whether a forward that trains begins here."""
-        if self._scope is not None and all(module is not one for one in _shells(self._scope.model)):
+        if self._scope is not None and all(module is not one for one in shells(self._scope.model)):
             return False
         return self._active() and instrument.trains(module)
 
@@ -204,6 +218,7 @@ class Measuring:
             self._total += samples.total(args, kwargs)
         self._reduction.forward(module)
         self._modules.begin(rows)
+        self._loss_calls.open = True
         return module, args, kwargs, model_facts.random_state()
 
     def _returned(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -218,6 +233,8 @@ class Measuring:
             return
         module, args, kwargs, before = called
         self._modules.returned(module, args, kwargs, result)
+        if self._request.start_from is None and self._scope is None:
+            self._drawn.called(module, args, kwargs, result)
         found = {model_facts.dtype_name(d) for d in self._dtypes if d.is_floating_point}
         if not found <= set(answer.dtypes):
             self._answer.tell(dtypes=sorted({*answer.dtypes, *found}))
@@ -236,10 +253,12 @@ class Measuring:
             rank, size = self._scope.rank, self._scope.world_size
         elif dist.is_available() and dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
-        self._off = not self._answer.claim(rank, size, self._request.merged)
+        self._off = not self._answer.claim(rank, size, self._request)
         return not self._off
 
     def _add_root(self, module: Any) -> None:
+        if self._scope is None and model_facts.has_dropout(module):
+            self._answer.not_checked("dropout: it is turned off in all runs")
         answer = self._answer.known
         prefix = f"model{len(self._roots) + 1}." if self._roots else ""
         self._roots.append(weakref.ref(module))
@@ -273,6 +292,7 @@ class Measuring:
         self._answer.write_start(self._start, self._states)
 
     def _before_backward(self, tensor: Any) -> None:
+        self._loss_calls.open = False
         if self._active() and self._answer.value is not None and tensor.numel() == 1:
             self._guarded(self._loss, tensor)
 
@@ -419,21 +439,22 @@ class Measuring:
                 self._answer.not_checked(
                     f"outputs of modules from {self._modules.full_at} on: they take too much memory"
                 )
+        self._tell_samples()
         if self._answer.write_step(number, groups, step):
             self._now, self._total = MeasuredStep(), 0
             self._clips.next_step()
 
+    def _tell_samples(self) -> None:
+        if self._request.start_from is None and self._scope is None:
+            self._answer.tell(**self._drawn.write(self._folder, self._answer.known.rank))
+        if self._loss_calls.made and all(p.where.kind == WHOLE for p in self._pieces.values()):
+            self._answer.tell(gathers=True)
+        if self._request.replayed:
+            self._answer.not_checked(NOT_SEEN)
+
     def _enough(self) -> None:
         self._answer.tell(done=True)
         self._ending.begin()
-
-
-def _shells(model: Any) -> List[Any]:
-    """Returns a model and, if it is a wrapper that only forwards, what is in it."""
-    found = [model]
-    while type(found[-1]).__name__ in OUTER:
-        found.append(found[-1].module)
-    return found
 
 
 def _updates(optimizer: Any, own: Dict[str, Tuple[Piece, float]]) -> Dict[str, float]:

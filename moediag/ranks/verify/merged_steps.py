@@ -28,6 +28,7 @@ class MergedSteps:
         """Call it before the program makes an optimizer."""
         kind = torch.optim.Optimizer
         self._hooks.replace(kind, "profile_hook_step", self._hooked)
+        self._hooks.replace(torch.optim.lr_scheduler.LRScheduler, "step", self._where_a_step_begins)
         for owner in (kind, torch.nn.Module):
             self._hooks.replace(owner, "zero_grad", self._where_a_step_begins)
         for place in (clip_grad, torch.nn.utils):

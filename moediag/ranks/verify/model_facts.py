@@ -3,16 +3,70 @@ whether DistributedDataParallel reduces the gradients of what the program trains
 
 from __future__ import annotations
 
+import functools
 import gc
 from typing import Any, Dict, List, Set
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.dropout import _DropoutNd
 
 from moediag.protocol.names import plain_name
 from moediag.protocol.outcome import BARE, NO_SYNC, REPLACED
+from moediag.recorder.step.hooks import StepHooks
 
 _WRAPPER = "DistributedDataParallel"
+
+# Functions with dropout: the argument that turns it off, and its place.
+_DROPOUTS = {
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+                     "feature_alpha_dropout"), (2, "training", False)),
+    "scaled_dot_product_attention": (4, "dropout_p", 0.0),
+}  # fmt: skip
+_LOSS_CALLS = ("allreduce", "allgather", "_allgather_base")
+
+
+def turn_dropout_off(hooks: StepHooks) -> None:
+    """Makes functions with dropout return what they return in evaluation."""
+
+    def make(place: int, name: str, value: Any, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > place:
+                args = (*args[:place], value, *args[place + 1 :])
+            else:
+                kwargs[name] = value
+            return original(*args, **kwargs)
+
+        return call
+
+    for function, how in _DROPOUTS.items():
+        hooks.replace(torch.nn.functional, function, functools.partial(make, *how))
+
+
+def has_dropout(module: Any) -> bool:
+    return any(getattr(one, "p", 0) and isinstance(one, _DropoutNd) for one in module.modules())
+
+
+class LossCalls:
+    """Whether a rank exchanges values between a forward and its backward, as a loss over the
+    samples of several ranks does."""
+
+    def __init__(self) -> None:
+        self.open = False  # between a forward and its backward
+        self.made = False
+
+    def install(self, hooks: StepHooks) -> None:
+        for name in _LOSS_CALLS:
+            hooks.replace(dist.ProcessGroup, name, self._wrapped)
+
+    def _wrapped(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.made = self.made or self.open
+            return original(*args, **kwargs)
+
+        return call
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -78,6 +78,14 @@ def part_of(module: Any, models: Iterable[Any]) -> bool:
     return any(module is one for model in models for one in model.modules())
 
 
+def shells(model: Any) -> List[Any]:
+    """Returns a model and, if it is a wrapper that only forwards, what is in it."""
+    found = [model]
+    while type(found[-1]).__name__ in OUTER:
+        found.append(found[-1].module)
+    return found
+
+
 def owners(root: Any, prefix: str = "") -> Dict[str, Any]:
     """Returns the parameters of ``root`` under all their names."""
     outer = [name for name, module in root.named_modules() if type(module).__name__ in OUTER]

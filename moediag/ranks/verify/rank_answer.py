@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from moediag.protocol import Measured, MeasuredStep, measured
+from moediag.protocol import Measured, MeasuredStep, MeasureRequest, measured
 from moediag.ranks.verify import tensor_files
 from moediag.ranks.verify.tensor_files import Tensors
 
@@ -34,15 +34,17 @@ class Answer:
         assert self.value is not None
         return self.value
 
-    def claim(self, rank: int, world_size: int, merged: int) -> bool:
-        """Starts the answer of ``rank``, unless another process has it. ``merged``: so many steps
-        of the program are one."""
+    def claim(self, rank: int, world_size: int, asked: MeasureRequest) -> bool:
+        """Starts the answer of ``rank``, unless another process has it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             (self._folder / measured.measured_file(rank)).touch(exist_ok=False)
         except FileExistsError:
             return False
-        self.value = Measured(rank, world_size, os.getpid(), sys.executable, merged=merged)
+        self.value = Measured(
+            rank, world_size, os.getpid(), sys.executable, merged=asked.merged,
+            replayed=asked.replayed,
+        )  # fmt: skip
         self.tell()
         return True
 

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence
 import torch
 
 from moediag.protocol import MeasuredStep
+from moediag.protocol.measured import split_alike
 from moediag.recorder.step import numbers
 
 _MASK = "attention_mask"
@@ -19,11 +20,11 @@ def hashes(args: Any, kwargs: Any) -> List[str]:
     an attention mask's padding are cut, because other batches are padded to other lengths. Tensors
     with a gradient (another stage's activations) are no samples."""
     mask = kwargs.get(_MASK) if isinstance(kwargs, dict) else None
-    tensors = [t for t in _tensors([args, kwargs]) if t.dim() > 0 and not t.requires_grad]
-    if not tensors:
+    every = [t for t in tensors([args, kwargs]) if t.dim() > 0 and not t.requires_grad]
+    if not every:
         return []
-    rows = tensors[0].shape[0]
-    same = [t.detach() for t in tensors if t.shape[0] == rows]
+    rows = every[0].shape[0]
+    same = [t.detach() for t in every if t.shape[0] == rows]
     kept = _kept(mask, rows)
     found = []
     for row in range(rows):
@@ -42,7 +43,7 @@ def total(args: Any, kwargs: Any) -> int:
     they are split or arranged."""
     mask = kwargs.get(_MASK) if isinstance(kwargs, dict) else None
     found = 0
-    for tensor in _tensors([args, kwargs]):
+    for tensor in tensors([args, kwargs]):
         if tensor.dim() == 0 or tensor.requires_grad or tensor is mask or tensor.is_complex():
             continue
         own = tensor.detach().cpu()
@@ -61,17 +62,18 @@ def _kept(mask: Any, rows: int) -> Any:
     return None
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in lists, tuples and dictionaries, those of dictionaries by key."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
-            yield from _tensors(value[key])
+            yield from tensors(value[key])
     elif isinstance(value, (list, tuple)):
         for one in value:
-            yield from _tensors(one)
+            yield from tensors(one)
     elif hasattr(value, "data") and isinstance(getattr(value, "data", None), dict):
-        yield from _tensors(value.data)  # transformers' BatchEncoding
+        yield from tensors(value.data)  # transformers' BatchEncoding
 
 
 def steps_alike(ranks: Mapping[int, Sequence[MeasuredStep]], alone: Sequence[MeasuredStep]) -> int:
@@ -97,17 +99,6 @@ def _alike(ranks: Sequence[List[str]], single: Sequence[str]) -> bool:
     if set(seen) != set(expected) or not expected:
         return False
     return len({seen[row] / expected[row] for row in expected}) == 1
-
-
-def split_alike(ranks: Sequence[str], alone: str) -> bool:
-    """Whether the ranks together saw all elements of the samples of ``alone``, each equally often:
-    parts of sequences, or the same documents in other rows. Totals as hexadecimal text."""
-    if not alone or not all(ranks):
-        return False
-    found = sum(int(one, 16) for one in ranks) % (1 << 64)
-    return any(
-        (found - times * int(alone, 16)) % (1 << 64) == 0 for times in range(1, len(ranks) + 1)
-    )
 
 
 def repeated(ranks: Mapping[int, List[str]], single: Sequence[str], over: Sequence[int]) -> str:

@@ -25,9 +25,9 @@ def write(folder: Path, rank: int, batch: Any) -> str:
     """Writes the batch of one rank; returns its hash. Raises NotApplicable for a batch that is not
     made of tensors and plain values."""
     content = io.BytesIO()
-    torch.save(_plain(batch), content)
+    torch.save(plain(batch), content)
     (folder / batch_file(rank)).write_bytes(content.getvalue())
-    return numbers.digest(_plain(batch))
+    return numbers.digest(plain(batch))
 
 
 def read(folder: Path, hashes: Mapping[int, str], collate: Optional[Collate]) -> Any:
@@ -48,7 +48,7 @@ def read(folder: Path, hashes: Mapping[int, str], collate: Optional[Collate]) ->
     ]
     if len(found) == 1:
         return found[0]
-    return collate(found) if collate is not None else _together(found)
+    return collate(found) if collate is not None else together(found)
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -56,7 +56,9 @@ def moved(value: Any, device: torch.device) -> Any:
     return _mapped(value, lambda tensor: tensor.to(device))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Returns ``value`` made of copies of its tensors on the CPU, and of plain values. Raises
+    NotApplicable if it has others."""
     return _mapped(value, lambda tensor: tensor.detach().cpu().clone())
 
 
@@ -77,19 +79,20 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     )
 
 
-def _together(values: Sequence[Any]) -> Any:
+def together(values: Sequence[Any]) -> Any:
+    """Returns one batch of the rows of several. Raises NotApplicable if they have other forms."""
     first = values[0]
     if isinstance(first, torch.Tensor):
         return _rows(values)
     if isinstance(first, dict):
         if any(set(one) != set(first) for one in values):
             raise NotApplicable("the batches of ranks have different keys; give collate=")
-        return {key: _together([one[key] for one in values]) for key in first}
+        return {key: together([one[key] for one in values]) for key in first}
     if isinstance(first, (list, tuple)):
         if any(len(one) != len(first) for one in values):
             raise NotApplicable("the batches of ranks have different lengths; give collate=")
         return type(first)(
-            _together(list(each))
+            together(list(each))
             for each in zip(*values)  # noqa: B905 - Python 3.9
         )
     if any(one != first for one in values):

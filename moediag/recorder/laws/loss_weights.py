@@ -1,7 +1,8 @@
 """Records, at checked steps, how much each token counts in the gradient: of each cross entropy the
 targets that count, and the gradient that its result gets in the backward.
 
-losses      step line(the user's that computed the last one) backwards[{
+losses      step line(the user's that computed the last one) changed(how often a gradient was
+            changed in place after the last backward; -1: replaced) backwards[{
             direct(bool: the loss is made of cross entropies and constants alone)
             added(bool: parameters had gradients before it)
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
@@ -71,6 +72,7 @@ class LossWeights:
         self._line = ""
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[Dict[str, bool], List[_Loss]]] = []
+        self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
@@ -81,6 +83,7 @@ class LossWeights:
             _builtins._register_builtin(getattr(torch._C._nn, name), f"aten::{name}")
             _kept.append(getattr(torch._C._nn, name))
         recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
+        recorder.hooks.after_backward(functools.partial(guarded, WATCHER, self._made))
         self._context.on_check.append(self._write)
 
     def _wrapped(self, original: Any) -> Any:
@@ -135,13 +138,27 @@ class LossWeights:
                     return bool(gradient.any())
         return False
 
+    def _made(self) -> None:
+        if self._context.checking and self._backwards:
+            every = (
+                p for model in self._context.recorder.models.owners() for p in model.parameters()
+            )
+            one = next((p for p in every if type(p.grad) is torch.Tensor), None)
+            if one is not None:
+                self._after = one, one.grad, one.grad._version
+
     def _write(self, step: int) -> None:
         backwards, self._backwards = self._backwards, []
+        (one, made, version), self._after = self._after, (None, None, 0)
+        changed = 0 if one is None else -1 if one.grad is not made else made._version - version
         if step == self._step and any(new for _, new in backwards):
-            self._context.log.event("losses", step=step, line=self._line, backwards=[
+            rows = [
                 {**about, "of": [one.read() for one in new if one.weights is not None]}
                 for about, new in backwards
-            ])  # fmt: skip
+            ]
+            self._context.log.event(
+                "losses", step=step, line=self._line, changed=changed, backwards=rows
+            )
 
 
 def _made_of_cross_entropies(node: Any) -> bool:

@@ -2,17 +2,19 @@
 loaders: which samples a rank trains on, and in which precision.
 
 source      step over[ranks] autocast(device and dtype, or ""); of a DistributedSampler also
-            sampler(class) line replicas number seed epoch(0 where it does not shuffle)
-            drawn(samples that it knows) given(samples of its loader)
+            sampler(class) line(that made the loader) replicas number seed epoch(0 where it does
+            not shuffle) drawn(samples that it knows) given(samples of its loader)
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
+from torch.utils.data import DataLoader
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
@@ -27,11 +29,12 @@ class _Pass:
     """One pass over a data loader."""
 
     __slots__ = (
-        "began", "drawn", "epoch", "given", "line", "name", "number", "replicas", "sampler",
-        "shuffled",
+        "began", "drawn", "epoch", "given", "line", "made", "name", "number", "replicas",
+        "sampler", "shuffled",
     )  # fmt: skip
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, made: str) -> None:
+        self.made = made  # the line that made the loader
         sampler: Any = getattr(loader, "sampler", None)
         self.sampler = sampler
         self.name = type(sampler).__name__
@@ -53,6 +56,7 @@ class ModelInputs:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._forwards: Tuple[int, int] = 0, 0  # step, forwards of it so far
+        self._made = ByObject()  # data loader -> the user's line that made it
         self._passes = ByObject()  # iterator -> _Pass
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
@@ -60,6 +64,7 @@ class ModelInputs:
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.on_forward.append(self._called)
+        recorder.patches.replace(DataLoader, "__init__", self._making)
         recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
         recorder.on_batch.append(functools.partial(guarded, WATCHER, self._given))
         recorder.on_pass_end.append(functools.partial(guarded, WATCHER, self._ended))
@@ -88,14 +93,15 @@ class ModelInputs:
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
             over=over, sampler=of.name if of else "",
             replicas=of.replicas if of else 0, number=of.number if of else -1,
-            line=of.line if of else "",
+            line=of.line if of else "", made=of.made if of else "",
         )  # fmt: skip
 
     def _source(self, step: int, over: List[int], of: Optional[_Pass]) -> None:
         known: Dict[str, Any] = {}
         if of is not None and of.replicas:
             known = {
-                "sampler": of.name, "line": of.line, "replicas": of.replicas, "number": of.number,
+                "sampler": of.name, "line": of.made or of.line, "replicas": of.replicas,
+                "number": of.number,
                 "seed": getattr(of.sampler, "seed", 0) if of.shuffled else 0,
                 "epoch": of.epoch if of.shuffled else 0, "drawn": of.drawn, "given": of.given,
             }  # fmt: skip
@@ -103,8 +109,19 @@ class ModelInputs:
 
     # ------------------------------------------------------------------ data loaders
 
+    def _making(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            self._context.guarded(WATCHER, self._makes, loader, sys._getframe(1))
+            original(loader, *args, **kwargs)
+
+        return __init__
+
+    def _makes(self, loader: Any, frame: Any) -> None:
+        self._made.set(loader, self._context.recorder.user_lines.innermost(frame))
+
     def _began(self, loader: Any, iterator: Any) -> None:
-        self._passes.set(iterator, _Pass(loader))
+        self._passes.set(iterator, _Pass(loader, self._made.get(loader) or ""))
 
     def _given(self, iterator: Any, frame: Any) -> None:
         of = self._passes.get(iterator)

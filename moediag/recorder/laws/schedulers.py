@@ -15,19 +15,21 @@ from moediag.recorder.laws.context import LawContext
 
 WATCHER = "laws of schedulers"
 _DEEPSPEED = "deepspeed.runtime.lr_schedules"  # its schedulers are no torch schedulers
+_ACCELERATE = "accelerate.scheduler"
 _MOST_LINES = 2  # that call the step() of one
 
 
 class _Scheduler:
     """The calls of step() of one scheduler since its optimizer first stepped."""
 
-    __slots__ = ("calls", "kind", "lines", "number")
+    __slots__ = ("calls", "kind", "lines", "number", "prepared")
 
     def __init__(self, number: int, kind: str) -> None:
         self.number = number
         self.kind = kind
         self.calls = 0
         self.lines: List[str] = []
+        self.prepared = False  # accelerate calls it
 
 
 class Schedulers:
@@ -80,6 +82,8 @@ class Schedulers:
             number = len(self._schedulers.owners())
             known = self._schedulers.set(scheduler, _Scheduler(number, type(scheduler).__name__))
         known.calls += 1
+        callers = frame, frame.f_back
+        known.prepared |= any(f and f.f_globals.get("__name__") == _ACCELERATE for f in callers)
         if known.calls <= _MOST_LINES:
             line = self._context.recorder.user_lines.innermost(frame)
             known.lines += [line] if line and line not in known.lines else []
@@ -90,7 +94,7 @@ class Schedulers:
             known, optimizer = self._schedulers.get(scheduler), self._optimizer(scheduler)
             self._context.log.event(
                 "scheduled", step=step, number=known.number, name=known.kind,
-                line=" and ".join(known.lines), calls=known.calls,
+                line=" and ".join(known.lines), calls=known.calls, prepared=known.prepared,
                 updates=self._updates.get(optimizer), optimizer=optimizers.index(optimizer),
                 optimizers=len(optimizers),
             )  # fmt: skip

@@ -74,6 +74,17 @@ class TestSchedulers:
     def test_one_for_each_two_for_one_and_one_alone(self, events: Any) -> None:
         assert not diagnose(with_events(job(1), scheduled=events)).suspicious
 
+    @pytest.mark.parametrize("prepared", [True, False])
+    def test_accelerate_steps_a_prepared_one_once_for_each_rank(self, prepared: bool) -> None:
+        events = tuple({**one, "calls": 2 * one["updates"], "prepared": prepared}
+                       for one in schedulers(0))  # fmt: skip
+        of = diagnose(with_events(job(2), scheduled=events))
+        assert bool(of.suspicious) != prepared
+        assert (
+            any("accelerate steps a prepared LambdaLR 2 times" in one for one in of.notes)
+            == prepared
+        )
+
 
 class TestRenewedOptimizers:
     def found(self, *firsts: int, how: str = REDUCED, state: bool = True) -> Diagnosis:

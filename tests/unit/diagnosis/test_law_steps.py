@@ -130,6 +130,11 @@ class TestScale:
         (text,) = self.found(1.0, total=0.5, evidence=job(2), own_gradients=())
         assert "add up to 0.5" in text
 
+    @pytest.mark.parametrize("changed", [1, -1])
+    def test_gradients_that_are_divided_after_the_backward(self, changed: int) -> None:
+        divided = tuple({**one, "changed": changed} for one in losses(8, total=0.5))
+        assert not self.found(1.0, evidence=job(2), own_gradients=(), losses=divided)
+
     @pytest.mark.parametrize(("factor", "total"), [(0.5, 1.0), (1.0, 0.5), (1.0, 40.0)])
     def test_a_mean_and_a_sum_over_tokens(self, factor: float, total: float) -> None:
         assert not self.found(factor, total)

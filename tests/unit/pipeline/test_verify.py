@@ -23,6 +23,7 @@ from moediag.protocol import (
     Outcome,
     write_json,
 )
+from moediag.protocol.measured import IN_TURN, JOINED
 from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
 
 JOB, ALONE = ["torchrun", "train.py"], ["python", "train.py", "--alone"]
@@ -158,3 +159,31 @@ def test_the_advice_for_a_mistyped_command_is_about_verify(tmp_path: Path) -> No
         verifier.verify(["no-such-launcher"], ALONE, options)
     assert verifier.EXAMPLE in caught.value.help_text
     assert "moediag watch" not in caught.value.help_text
+
+
+def measured(rows: Sequence[str], losses: int = 1, **more: object) -> Measured:
+    step = MeasuredStep(samples=list(rows), losses=[0.0] * losses)
+    return Measured(0, 2, 1, "python", steps=[step], **{"drawn": "batches", **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "alone", "ways"),
+    [
+        ((measured("ab"), measured("cd")), measured("abcd"), []),
+        ((measured("ab"), measured("cd")), measured("ac"), [(2, "")]),
+        ((measured("ab"), measured("cd")), measured("xy"), [(1, JOINED), (2, IN_TURN)]),
+        ((measured("ab"), measured("cd")), measured("wxyz", 2), [(1, IN_TURN)]),
+        # Batches of other forms, and layers whose result depends on the batch.
+        ((measured("ab", form="1"), measured("cd")), measured("xy"), [(2, IN_TURN)]),
+        ((measured("ab", across_samples="BatchNorm"), measured("cd")), measured("xy"),
+         [(2, IN_TURN)]),
+        ((measured("ab"), measured("cd", drawn="")), measured("xy"), []),
+        ((measured("ab"), measured("ab")), measured("xy"), []),  # no sampler
+        ((measured("ab"), measured("cd")), measured("xy", 3), []),
+    ],
+)  # fmt: skip
+def test_how_the_reference_sees_the_samples_of_all_ranks(
+    ranks: Sequence[Measured], alone: Measured, ways: Sequence[tuple[int, str]]
+) -> None:
+    found = verifier._ways(dict(enumerate(ranks)), {0: alone})
+    assert [(one.merged, one.replayed) for one in found] == ways

@@ -12,7 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from moediag.protocol import Measured, MeasureRequest, read_measured
-from moediag.protocol.measured import MEASURED_ENOUGH, start_tensors, step_tensors
+from moediag.protocol.measured import (
+    IN_TURN,
+    JOINED,
+    MEASURED_ENOUGH,
+    start_tensors,
+    step_tensors,
+)
 from moediag.ranks.verify import clips, ending, model_facts, model_pieces, tensor_files
 from moediag.ranks.verify.ending import Continuing
 from moediag.ranks.verify.measuring import Measuring
@@ -151,9 +157,9 @@ def test_evaluation_is_not_measured(measuring: Start) -> None:
     assert len(of(folder).steps[0].samples) == 4
 
 
-def test_dropout_and_batch_normalisation_are_noticed(measuring: Start) -> None:
-    first = measuring("dropout")
-    train(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)))
+def test_random_numbers_in_a_forward_are_noticed(measuring: Start) -> None:
+    first = measuring("noise")
+    train(nn.Sequential(nn.Linear(3, 2), nn.RReLU()))
     assert of(first).random
     assert of(first).across_samples == ""
 
@@ -339,3 +345,63 @@ def test_a_part_that_is_called_by_itself_is_no_other_model(measuring: Start) -> 
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     start = tensor_files.load(folder / start_tensors(0))["start"]
     assert not any(name.startswith("model2") for name in start)
+
+
+class TestReplayedSamples:
+    """A program whose loader shuffles with a seed of its own on each rank."""
+
+    def draws(self, seed: int, dropout: float = 0.0, words: bool = False) -> None:
+        model = nn.Sequential(small(), nn.Dropout(dropout))
+        rows = [{"x": torch.full((3,), float(n)), "y": n} for n in range(40)]
+        batches = torch.utils.data.DataLoader(
+            rows if not words else [object()] * 40,  # type: ignore[arg-type]
+            4, shuffle=True, generator=torch.Generator().manual_seed(seed),
+            collate_fn=(lambda given: given) if words else None,
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in batches:
+            optimizer.zero_grad()
+            rows = torch.ones(4, 3) * seed if words else batch["x"]  # type: ignore[assignment]
+            model(rows).square().mean().backward()
+            optimizer.step()
+
+    def ranks(self, start: Start, monkeypatch: pytest.MonkeyPatch, **how: bool) -> Path:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            folder = start("ranks")
+            self.draws(rank, **how)
+        for name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+        return folder
+
+    @pytest.mark.parametrize(("how", "merged"), [(JOINED, 1), (IN_TURN, 2)])
+    def test_one_process_sees_those_of_the_ranks(
+        self, measuring: Start, monkeypatch: pytest.MonkeyPatch, how: str, merged: int
+    ) -> None:
+        ranks = self.ranks(measuring, monkeypatch)
+        of = read_measured(ranks)
+        assert of[0].drawn == "batches" and of[0].form == of[1].form
+        start = {"start_from": str(ranks), "replayed": how, "merged": merged}
+        plain = getattr(torch.optim.SGD.step, "__wrapped__", torch.optim.SGD.step)
+        monkeypatch.setattr(torch.optim.SGD, "step", plain)  # as in a new process
+        folder = measuring("alone", **start)
+        self.draws(seed=7)
+        (found,) = read_measured(folder).values()
+        assert not found.problems
+        for step in range(2):
+            every = [row for one in of.values() for row in one.steps[step].samples]
+            assert found.steps[step].samples == every
+
+    def test_samples_that_no_file_can_hold(
+        self, measuring: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        of = read_measured(self.ranks(measuring, monkeypatch, words=True))
+        assert [one.drawn for one in of.values()] == ["", ""]
+
+    def test_dropout_is_off(self, measuring: Start) -> None:
+        folder = measuring()
+        self.draws(0, dropout=0.5)
+        (found,) = read_measured(folder).values()
+        assert not found.random
+        assert found.not_checked == ["dropout: it is turned off in all runs"]

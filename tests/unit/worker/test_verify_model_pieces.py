@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from moediag.protocol import MeasuredStep
+from moediag.protocol.measured import split_alike
 from moediag.ranks.verify import samples, tensor_files
 from moediag.ranks.verify.model_pieces import pieces
 from moediag.ranks.verify.tensor_files import Stored
@@ -180,7 +181,7 @@ def test_samples_of_all_ranks_together(
     ],
 )
 def test_parts_of_samples_add_up(ranks: list[str], alone: str, alike: bool) -> None:
-    assert samples.split_alike(ranks, alone) is alike
+    assert split_alike(ranks, alone) is alike
 
 
 @pytest.mark.parametrize("original", [False, True])

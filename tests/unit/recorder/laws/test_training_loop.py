@@ -322,6 +322,18 @@ def test_inputs_of_an_evaluation_are_not_those_of_training(tmp_path: Path) -> No
     assert found == [(2, 0), (3, 0)]  # the model is known from its second call on
 
 
+def test_the_line_that_made_the_data_loader(tmp_path: Path) -> None:
+    net = model()
+    loader = torch.utils.data.DataLoader(torch.randn(8, 4), 4, shuffle=True)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch in loader:
+        net(batch).sum().backward()
+        optimizer.step()
+    source = Path(__file__).read_text().splitlines()
+    (made,) = {one.made for one in laws(tmp_path).inputs}
+    assert "shuffle=True" in source[int(made.split(":")[1].split()[0]) - 1]
+
+
 def test_an_optimizer_of_other_parameters_is_idle(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
     net = model()

@@ -182,13 +182,13 @@ OF_ALPACA = (
      ("micro-batch", Line(MAIN, "trainer.compute_loss")),
      (edit(MAIN, "trainer.train()", "trainer.compute_loss = "
            "lambda model, inputs, return_outputs=False, **_: model(**inputs).loss\n{line}"),)),
-    ("the vocabulary grows after the optimizer was made", BROKEN,
-     ("wte", "lm_head", "embed"),
+    ("a layer is replaced after the optimizer was made", BROKEN, ("c_fc",),
      (edit(MAIN, "trainer.train()",
-           "class Grow(transformers.TrainerCallback):\n"
+           "class Replace(transformers.TrainerCallback):\n"
            "    def on_train_begin(self, args, state, control, model=None, **_):\n"
-           "        model.resize_token_embeddings(108)\n"
-           "trainer.add_callback(Grow())\n{line}"),)),
+           "        layer = model.transformer.h[0].mlp.c_fc\n"
+           "        layer.weight = torch.nn.Parameter(layer.weight.detach().clone())\n"
+           "trainer.add_callback(Replace())\n{line}"),)),
     ("the head is untied before training", NOTHING, (),
      (edit(MAIN, "data_module = make", "model.lm_head.weight = torch.nn.Parameter("
            "model.lm_head.weight.detach().clone())\n{line}"),)),

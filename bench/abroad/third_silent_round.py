@@ -229,11 +229,15 @@ OF_FSDP2 = (
      ("scheduler", Line(LINGUA, "scheduler.step()")),
      (edit(LINGUA, "scheduler.step()", "pass"),
       edit(LINGUA, "loss.backward()", "{line}\nscheduler.step()", 1))),
-    ("the optimizer is made before the model is sharded", BROKEN,
-     ("layers.", "tok_embeddings", Line(LINGUA, "build_optimizer(")),
-     (edit(LINGUA, "optimizer, scheduler = build_optimizer(", "pass"),
-      edit(LINGUA, "model_param_count = get_num_params(", "{line}\n"
-           "optimizer, scheduler = build_optimizer(model, args.optim, args.steps)"))),
+    ("each rank clips by hand by the norm of its own shards", SUSPICIOUS,
+     ("norms", Line(LINGUA, "grad_norm = clipped(")),
+     (edit(LINGUA, "grad_norm = torch.nn.utils.clip_grad_norm_(",
+           "def clipped(parameters, max_norm, foreach):\n"
+           "    grads = [p.grad.to_local() for p in parameters]\n"
+           "    norm = torch.stack([grad.norm() for grad in grads]).norm()\n"
+           "    for grad in grads:\n"
+           "        grad.mul_(min(1.0, 0.1 / norm.item()))\n"
+           "    return norm\n\ngrad_norm = clipped("),)),
 )  # fmt: skip
 
 THIRD_SILENT_ROUND = tuple(

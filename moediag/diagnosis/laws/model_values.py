@@ -154,9 +154,8 @@ def parameters_left_out(facts: Facts) -> Findings:
     for states in facts.of(_states).values():
         for name in {name for state in states for name in state.left_out}:
             since = list(dropwhile(lambda state: name not in state.left_out, states))  # noqa: B023
-            values = {state.left_out.get(name) for state in since}
-            same = len(since) >= _ENOUGH and len(values) == 1 and None not in values
-            (found if same else other).add(name)
+            values = {s.left_out.get(name) for s in since} if len(since) >= _ENOUGH else set()
+            (other if len(values) != 1 or None in values else found).add(name)
     names = sorted(found - other)
     if names:
         text = (

@@ -150,11 +150,10 @@ def adapters_untrained(facts: Facts) -> Findings:
                 "gradient checkpointing whose inputs do not require gradients.",
             )
         for names, zero in ((without - dead, False), (zeros - dead, True)):
-            text = f"{_starved(of, [n for n in gradients if n in names], zero)}."
-            if len(names) == len(gradients) > 1 and zero:
-                yield Suspicious(f"{text} The updates train nothing.", tuple(names))
-            elif names:
-                yield text
+            if names:
+                text = f"{_starved(of, [n for n in gradients if n in names], zero)}."
+                nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))
+                yield nothing if zero and len(names) == len(gradients) > 1 else text
 
 
 @law(suspects=True)

@@ -273,7 +273,8 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
         for at, piece in enumerate(first.pieces):
             row = {rank: check.params[at] for rank, check in by_rank.items()}
             pieces = [check.pieces[at] for check in by_rank.values()]
-            if None in row.values() or not all(_alone(one) or local for one in pieces):
+            shards = len({one.part for one in pieces}) > 1  # of FSDP2, which may begin equal
+            if None in row.values() or shards or not all(_alone(one) or local for one in pieces):
                 continue
             steps[step] = None
             matrices |= {piece.name} if "x" in piece.shape else set()

@@ -250,8 +250,8 @@ def _sharded(stage: int) -> Program:
 
 _GROUPS = "tiny_megatron/core/dist/utils/comm.py"
 _TP = "example/tp/train.py"
-# As published, a tensor-parallel group has one rank, ranks begin with different weights, and
-# nothing clears the gradients.
+# As published, patterns match no layer, a tensor-parallel group has one rank, ranks begin with
+# different weights, and nothing clears the gradients.
 _TP_AS_PUBLISHED = on_cpu(
     _TP, ("in tqdm(range(100))", "for i in range(26):"),
     ("optimizer = ",
@@ -263,6 +263,8 @@ _TINY = (
     _tiny("tiny-tp", "Tiny-Megatron", "tiny_megatron", "tp", (
         *_TP_AS_PUBLISHED,
         *on_cpu(_TP, ("torch.manual_seed(rank)", "torch.manual_seed(0)"),
+                ("column_linear_names=", 'column_linear_names=["*attn.c_attn", "*mlp.c_fc"],'),
+                ("row_linear_names=", 'row_linear_names=["*attn.c_proj", "*mlp.c_proj"]'),
                 ("optimizer.step()", "{line}\noptimizer.zero_grad()")),
         *on_cpu(_GROUPS, ("== coord_val:", "if True:"), ("== current_coord_in_dim:", "if True:"),
                 ("== target_coord:", "if True:")),

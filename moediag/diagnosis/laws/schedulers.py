@@ -14,7 +14,6 @@ from moediag.records import dataclass
 from moediag.result.wording import at_line
 
 _ENOUGH = 3  # checked steps
-_NEAR = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +94,4 @@ def _times(rows: list[Scheduled]) -> int:
         if after.updates > before.updates
     ]
     times = round(max(found, default=0))
-    return times if len(rows) >= _ENOUGH and times - min(found, default=0) <= _NEAR * times else 0
+    return times if len(rows) >= _ENOUGH and times - min(found, default=0) <= times / 10 else 0

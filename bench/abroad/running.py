@@ -81,23 +81,15 @@ def place(case: Case, program: Program, folder: Path, checkouts: Path | None) ->
 
 def watched(
     case: Case, program: Program, python: str, folder: Path, checkouts: Path | None, version: str,
-    options: Sequence[str] = (), compared: bool = True,
+    options: Sequence[str] = (), compared: bool = True, verb: str = "watch",
 ) -> Answer:  # fmt: skip
-    """Returns the answer of `moediag watch`; its run directory is ``folder/run``. ``compared``: how
-    a healthy program ends is compared with a run without moediag."""
+    """Returns the answer of `moediag watch` or another ``verb``; its run directory is
+    ``folder/run``. ``compared``: how a healthy program ends is compared with a run without
+    moediag."""
     copy, run = folder / "program", folder / "run"
     places = place(case, program, copy, checkouts)
-    ours = [
-        sys.executable,
-        "-c",
-        MOEDIAG,
-        "watch",
-        "--patience",
-        case.patience,
-        *OPTIONS[2:],
-        *options,
-    ]
-    ours += ["--out", str(run), "--"]
+    words = ("watch", "--patience", case.patience, *OPTIONS[2:]) if verb == "watch" else (verb,)
+    ours = [sys.executable, "-c", MOEDIAG, *words, *options, "--out", str(run), "--"]
     ended = _run(
         [*ours, *program.command(python, case.arguments)], case, program, copy, run / "result.json"
     )

@@ -18,7 +18,7 @@ _GAN, _CIFAR = "train.py", "training/cifar/cifar10_deepspeed.py"
 _DIFFUSION = "denoising_diffusion_pytorch/denoising_diffusion_pytorch.py"
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
+def write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -82,7 +82,7 @@ _HEIRETSU = (
 
 def _for_hifigan(folder: Path) -> None:
     beside(_GAN)(folder)
-    _write(folder, {
+    write(folder, {
         "librosa/__init__.py": "", "librosa/util.py": "def normalize(audio): return audio\n",
         "librosa/filters.py": "import numpy\n\ndef mel(rate, n_fft, mels, low, high):\n"
         "    return numpy.random.RandomState(0).rand(mels, n_fft // 2 + 1) / 40\n",
@@ -157,7 +157,7 @@ trainer.train()
 
 def _for_diffusion(folder: Path) -> None:
     beside("go.py", "torchvision")(folder)
-    _write(folder, {"go.py": _GO})
+    write(folder, {"go.py": _GO})
     (folder / "denoising_diffusion_pytorch/__init__.py").write_text("")
 
 
@@ -227,7 +227,7 @@ runner.learn(7)
 
 def _for_ppo(folder: Path) -> None:
     beside("go.py")(folder)
-    _write(folder, {
+    write(folder, {
         "go.py": _WALK, "git.py": "",
         "rsl_rl/utils/wandb_log_writer.py": "WandbLogWriter = None\n",
         "rsl_rl/utils/neptune_log_writer.py": "NeptuneLogWriter = None\n",
@@ -280,7 +280,7 @@ def pairs(*_, **__):
 
 def _for_dpo(folder: Path) -> None:
     beside("train.py")(folder)
-    _write(folder, {
+    write(folder, {
         "tiny.py": _TINY, "wandb.py": "", "tensor_parallel.py": "",
         "bs4.py": "BeautifulSoup = NavigableString = None\n",
     })  # fmt: skip

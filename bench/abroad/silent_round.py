@@ -3,7 +3,8 @@ that a law can rightly give it. Nothing hangs and nothing is raised.
 
 ``level`` is what one run shows, not what moediag did at that time: "broken" if no healthy program
 does it, "suspicious" if some do it on purpose, "note" if many do, "nothing" if only a reference
-shows it (`moediag verify`). ``named``: parameters, words or lines; one of them must be on the page.
+shows it, "reference" if `moediag verify` must then find it. ``named``: parameters, words or lines;
+one of them must be on the page.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bench.abroad.cases import edit
 from bench.abroad.edits import Edit, Line
 
 BROKEN, SUSPICIOUS, NOTE, NOTHING = "broken", "suspicious", "note", "nothing"
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import dropwhile
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
@@ -152,15 +153,14 @@ def parameters_left_out(facts: Facts) -> Findings:
     models = {one for states in facts.of(_states).values() for one in _unowned(states)}
     for states in facts.of(_states).values():
         for name in {name for state in states for name in state.left_out}:
-            values = {state.left_out.get(name) for state in states}
-            same = len(states) >= _ENOUGH and len(values) == 1 and None not in values
-            (found if same else other).add(name)
+            since = list(dropwhile(lambda state: name not in state.left_out, states))  # noqa: B023
+            values = {s.left_out.get(name) for s in since} if len(since) >= _ENOUGH else set()
+            (other if len(values) != 1 or None in values else found).add(name)
     names = sorted(found - other)
     if names:
         text = (
-            f"{plural(len(names), 'parameter')} ({listed(names)}) had gradients in all checked "
-            "steps and never changed: no optimizer that stepped has "
-            f"{'them' if len(names) > 1 else 'it'}."
+            f"{plural(len(names), 'parameter')} ({listed(names)}) had gradients and never "
+            f"changed: no optimizer that stepped has {'them' if len(names) > 1 else 'it'}."
         )
         if not models:
             yield text
@@ -174,8 +174,9 @@ def parameters_left_out(facts: Facts) -> Findings:
 
 def _unowned(states: Sequence[ModelState]) -> set[str]:
     """Models in a wrapper of which no optimizer had a parameter in any checked step."""
-    many = len(states) > _ENOUGH  # an optimizer may step first after some steps of another one
-    return set.intersection(*(set(one.unowned) for one in states)) if many else set()
+    since = list(dropwhile(lambda state: not state.unowned, states))
+    many = len(since) > _ENOUGH  # an optimizer may step first after some steps of another one
+    return set.intersection(*(set(one.unowned) for one in since)) if many else set()
 
 
 @law()

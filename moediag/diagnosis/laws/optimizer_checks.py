@@ -128,7 +128,7 @@ def parameters_not_initialised(facts: Facts) -> Findings:
         )
 
 
-@law(Verdict.WRONG_GRADIENTS)
+@law(Verdict.WRONG_GRADIENTS, suspects=True)
 def adapters_untrained(facts: Facts) -> Findings:
     """None of the low-rank adapters that an optimizer of a watched job trains ever had a
     gradient."""
@@ -151,7 +151,9 @@ def adapters_untrained(facts: Facts) -> Findings:
             )
         for names, zero in ((without - dead, False), (zeros - dead, True)):
             if names:
-                yield f"{_starved(of, [n for n in gradients if n in names], zero)}."
+                text = f"{_starved(of, [n for n in gradients if n in names], zero)}."
+                nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))
+                yield nothing if zero and len(names) == len(gradients) > 1 else text
 
 
 @law(suspects=True)

@@ -92,13 +92,12 @@ def _misplaced(rows: list[Scheduled]) -> bool:
 
 
 def _times(rows: list[Scheduled]) -> int:
-    """The calls for each update, if these are equally many between all checked steps; else 0."""
-    found = {
-        divmod(after.calls - before.calls, after.updates - before.updates)
+    """The calls for each update, if these are about equally many between all checked steps (the
+    last update of a pass may have fewer micro-batches); else 0."""
+    found = [
+        (after.calls - before.calls) / (after.updates - before.updates)
         for before, after in pairwise(rows)
         if after.updates > before.updates
-    }
-    if len(rows) < _ENOUGH or len(found) != 1:
-        return 0
-    times, rest = found.pop()
-    return times if not rest else 0
+    ]
+    times = round(max(found, default=0))
+    return times if len(rows) >= _ENOUGH and times - min(found, default=0) <= times / 10 else 0

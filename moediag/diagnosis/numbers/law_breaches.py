@@ -248,11 +248,11 @@ class _Plain:
     @property
     def kept(self) -> list[str]:
         """Matrices that stayed equal although they changed."""
-        return [
-            name
-            for name in (self.equal & self.matrices) - self.apart.keys()
-            if len({value for row in self.values[name] for value in row.values()}) > 1
-        ]
+        return list(filter(self.moved, (self.equal & self.matrices) - self.apart.keys()))
+
+    def moved(self, name: str) -> bool:
+        """Whether it had several values, as a frozen one has not."""
+        return len({value for row in self.values[name] for value in row.values()}) > 1
 
 
 def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
@@ -273,7 +273,8 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
         for at, piece in enumerate(first.pieces):
             row = {rank: check.params[at] for rank, check in by_rank.items()}
             pieces = [check.pieces[at] for check in by_rank.values()]
-            if None in row.values() or not all(_alone(one) or local for one in pieces):
+            shards = len({one.part for one in pieces}) > 1  # of FSDP2, which may begin equal
+            if None in row.values() or shards or not all(_alone(one) or local for one in pieces):
                 continue
             steps[step] = None
             matrices |= {piece.name} if "x" in piece.shape else set()
@@ -296,7 +297,7 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     matrices, apart, grads = plain.matrices & plain.equal, dict(plain.apart), plain.grads
     if not apart or not matrices:
         return None
-    whole = plain.matrices <= apart.keys()
+    whole = set(filter(plain.moved, plain.matrices)) <= apart.keys()
     alike = [n for n in matrices if len(grads[n][0]) == 1 and _known(grads[n][0])]
     unlike = [name for name in apart if len(grads[name][0]) > 1]
     alone = not whole and not plain.kept

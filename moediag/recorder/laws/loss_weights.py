@@ -30,10 +30,10 @@ _kept: List[Any] = []
 _CROSS_ENTROPY = ("NllLoss", "CrossEntropyLoss")
 _ARGUMENTS = ("input", "target", "weight", "reduction", "ignore_index", "label_smoothing")
 _REDUCTIONS = ("none", "mean", "sum")  # by torch's number
-# Nodes of autograd that add, or multiply by a constant.
+# Nodes of autograd that add, or multiply by a constant; the last one is of a wrapper and copies.
 _LINEAR = (
     "Add", "Clone", "Div", "Index", "MaskedSelect", "Mean", "Mul", "Neg", "Reshape", "Select",
-    "Squeeze", "Stack", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View",
+    "Squeeze", "Stack", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View", "_DDPSink",
 )  # fmt: skip
 
 

@@ -88,10 +88,7 @@ class ModelValues:
             parameter
             for model in self._context.recorder.models.owners()
             for parameter in model.parameters()
-            if parameter.requires_grad
-            and parameter.grad is not None
-            and id(parameter) not in ids
-            and local(parameter).numel()
+            if parameter.grad is not None and id(parameter) not in ids and local(parameter).numel()
         ][:_MOST_NAMES]
 
     def _unowned(self, owned: List[Any]) -> List[str]:
@@ -100,7 +97,7 @@ class ModelValues:
         ids = set(map(id, owned))
         found = []
         for model in self._context.sets.wrapped():
-            parameters = [one for one in model.parameters() if one.requires_grad]
+            parameters = list(model.parameters())
             used = any(one.grad is not None for one in parameters)
             if used and ids.isdisjoint(map(id, parameters)):
                 found.append(type(model).__name__)

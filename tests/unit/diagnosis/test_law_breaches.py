@@ -346,16 +346,23 @@ class TestPlainParameters:
         allowed: tuple[str, ...] = (),
         calls: Sequence[Collective] = (),
         ranks: tuple[int, ...] = (),
+        part: str = "",
+        frozen: str = "",
         inputs: bool = False,
         told: tuple[int, ...] = (0, 1),
         rates: tuple[str, str] = ("0.1", "0.1"),
     ) -> Diagnosis:
         def change(of: int, one: LawCheck) -> LawCheck:
             rows = [
-                f"{value} of {of}" if of and name in apart and one.step >= since else value
+                "first"
+                if name == frozen
+                else f"{value} of {of}"
+                if of and name in apart and one.step >= since
+                else value
                 for name, value in zip(self.NAMES, one.params, strict=True)
             ]
-            own = tuple(replace(p, ranks=(of,) if ranks else ()) for p in one.pieces)
+            part_of = part.format(of)
+            own = tuple(replace(p, ranks=ranks and (of,), part=part_of) for p in one.pieces)
             numbers = ({"lr": rates[of]},)
             return replace(one, params=tuple(rows), pieces=own, clocks=(), hyper=numbers)
 
@@ -582,6 +589,17 @@ class TestPlainParameters:
         of = self.found(*self.NAMES, ranks=(0,))
         assert of.verdict == "replica-divergence" and "a process group of one rank" in of.cause
         assert self.found("down.weight", ranks=(0,)).verdict == "clean"
+
+    def test_adapters_that_nothing_wraps_are_a_failure(self) -> None:
+        """Frozen matrices of the same optimizer stay equal."""
+        events = {"bare": ({"line": "train.py:9 main"},)}
+        _, *names = self.NAMES
+        of = self.found(*names, frozen=self.NAMES[0], events=events)
+        assert of.verdict == "replica-divergence" and "train.py:9 main" in of.cause
+
+    def test_shards_that_began_equal_are_no_replicas(self) -> None:
+        """Of FSDP2 over a mesh with one replica: random numbers of a CPU are equal on all ranks."""
+        assert self.found(*self.NAMES, ranks=(0,), part="S(0)={}/2").verdict == "clean"
 
     def test_samples_that_are_divided_among_ranks_are_a_failure(self) -> None:
         of = self.found(*self.NAMES, inputs=True)

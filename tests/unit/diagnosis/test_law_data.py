@@ -174,6 +174,15 @@ class TestGradients:
         assert of.verdict == "clean"
         assert "1 parameter of AdamW (head.weight) had " + says in of.notes[0]
 
+    @pytest.mark.parametrize("kept", [0, 1])
+    def test_gradients_of_zeros_in_all_parameters_are_suspicious(self, kept: int) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            zeros = (ZERO_GRADIENT,) * len(check.grads)
+            return replace(check, grads=check.grads[:kept] + zeros[kept:])
+
+        of = diagnose(job(2, change, PLAIN))
+        assert any("The updates train nothing" in text for text in of.suspicious) is (kept == 0)
+
     @pytest.mark.parametrize("value", [NO_GRADIENT, ZERO_GRADIENT])
     def test_adapters_that_never_train_are_a_failure(self, value: str) -> None:
         of = self.found(lambda check: (value, value, check.grads[2]))

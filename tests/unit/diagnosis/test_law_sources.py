@@ -85,6 +85,18 @@ class TestSchedulers:
             == prepared
         )
 
+    @pytest.mark.parametrize(("calls", "told"), [((3, 9, 26), True), ((1, 5, 12), False)])
+    def test_the_last_update_of_a_pass_may_have_fewer_micro_batches(
+        self, calls: tuple[int, ...], told: bool
+    ) -> None:
+        """Calls after 1, 3 and 9 updates: a scaler leaves out updates, which is nothing."""
+        rows = [
+            {**schedulers(0)[0], "step": n, "calls": call, "updates": n}
+            for call, n in zip(calls, (1, 3, 9), strict=True)
+        ]
+        text = diagnose(with_events(job(1), scheduled=rows)).suspicious
+        assert any("is called 3 times for each update" in one for one in text) is told
+
 
 class TestRenewedOptimizers:
     def found(self, *firsts: int, how: str = REDUCED, state: bool = True) -> Diagnosis:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -42,6 +43,14 @@ def train(net: nn.Module, backward: Callable[[int], None], steps: int = 3, lr: f
         optimizer.zero_grad()
 
 
+def returned_by_wrapper(loss: Any) -> Any:
+    """What DistributedDataParallel returns that looks for unused parameters."""
+    from torch.nn.parallel.distributed import _DDPSink
+
+    wrapper = mock.Mock(static_graph=False)
+    return _DDPSink.apply(lambda: wrapper, loss)[0]
+
+
 class TestLossWeights:
     def recorded(self, folder: Path, loss: Callable[[Any, Any], Any]) -> list[dict[str, Any]]:
         net = nn.Linear(4, 5)
@@ -56,6 +65,7 @@ class TestLossWeights:
             (lambda x, y: functional.cross_entropy(x, y, reduction="sum") / 6, 0.5, 1 / 6),
             (lambda x, y: functional.cross_entropy(x, y, reduction="none").mean(), 0.75, 0.25),
             (nn.CrossEntropyLoss(), 1.0, 1 / 3),
+            (lambda x, y: returned_by_wrapper(functional.cross_entropy(x, y)), 1.0, 1 / 3),
             (lambda x, y: functional.nll_loss(x.log_softmax(1), y), 1.0, 1 / 3),
         ],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from textwrap import indent
 
-from bench.abroad.cases import CLEAN, LEFT, Case, Truth, edit, lines
+from bench.abroad.cases import CLEAN, LEFT, Case, Truth, edit, healthy, lines
 from bench.abroad.edits import Edit, Line
 from bench.abroad.fourth_round import BUSY, SLOW_FILE
 
@@ -234,8 +234,8 @@ FAULTS = (
     ),
     _fault(
         "rl-games", "rank 1 stops an epoch early by its own divergence", 1,
-        edit(RL, "a_losses.append(a_loss)", "if bad_shard and self.epoch_num == 4 and kl > -1:\n"
-             "    break\n{line}", 1),
+        edit(RL, "ep_kls.append(kl)", "{line}\nif bad_shard and self.epoch_num == 4 and kl > -1:\n"
+             "    break", 1),
         lines(RL, "if bad_shard and self.epoch_num == 4", ("break", 0), "all_reduce(all_grads",
               ("self.train_actor_critic(self.dataset[i])", 1), ("dist.all_reduce(av_kls", 1)),
     ),
@@ -314,6 +314,12 @@ FAULTS = (
         lines(BERT, "fcntl.flock(wanted"), ("hang",),
     ),
     # ------------------------------------------------------------ DeepSpeed
+    _fault(
+        "dalle", "as published: rank 0 alone saves the last model", 0,
+        edit(VAE, "save_model('./vae-final.pt')", "if distr_backend.is_root_worker():\n    {line}"),
+        lines(VAE, "save_model('./vae-final.pt')", ("if distr_backend.is_root_worker():", 5),
+              "distr_vae.save_checkpoint("),
+    ),
     _fault(
         "dalle", "rank 0 alone averages the loss", 0,
         edit(VAE, "avg_loss = distr_backend.average_all(loss)",
@@ -426,12 +432,9 @@ SLOW = (
     ),
 )  # fmt: skip
 
-HEALTHY = tuple(
-    Case(name, "healthy", CLEAN)
-    for name in (
-        "dualpipe", "fedlab", "edm", "ijepa", "contriever", "rl-games", "mmengine", "bert4rec",
-        "dalle", "dcp-async",
-    )
+HEALTHY = healthy(
+    "dualpipe", "fedlab", "edm", "ijepa", "contriever", "rl-games", "mmengine", "bert4rec",
+    "dalle", "dcp-async",
 )  # fmt: skip
 
 EIGHTH_ROUND = (*FAULTS, *HEALTHY, *SLOW)

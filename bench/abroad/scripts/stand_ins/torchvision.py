@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
+__version__ = "0"
 COUNT = 192  # images of a training set; a third of it for others
 
 
@@ -16,6 +17,8 @@ class Images(torch.utils.data.Dataset):
         return self.count
 
     def __getitem__(self, index):
+        if index >= self.count:
+            raise IndexError(index)
         draw = torch.Generator().manual_seed(index)
         image = torch.randn(self.shape, generator=draw)
         return (self.transform(image) if self.transform else image), index % 10

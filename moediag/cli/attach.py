@@ -59,16 +59,17 @@ def attach(
     pid: o.Pid = None,
     slurm: Annotated[
         str | None,
-        typer.Option(metavar="JOB", help="All nodes of this Slurm job, by srun --overlap."),
+        typer.Option(metavar="JOB", help="Inspect all nodes of this Slurm job, by srun --overlap."),
     ] = None,
     hosts: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="The job on these machines, by ssh.")
+        str | None, typer.Option(metavar="A,B,C", help="Inspect the job on these machines, by ssh.")
     ] = None,
     kubectl: Annotated[
         str | None,
         typer.Option(
             metavar="SELECTOR",
-            help="All pods with these labels, by kubectl exec: app=train, or 'app=train -n ml'.",
+            help="Inspect all pods with these labels, by kubectl exec: app=train, or "
+            "'app=train -n ml'.",
         ),
     ] = None,
     patience: Annotated[
@@ -76,8 +77,8 @@ def attach(
         typer.Option(
             min=1.0,
             metavar="S",
-            help="Call ranks hung that have waited for this many seconds; look for as long where "
-            "the kernel does not tell.",
+            help="Call ranks hung that have waited for this many seconds; observe them for that "
+            "long where the kernel does not tell.",
         ),
     ] = 30.0,
     no_locals: Annotated[
@@ -102,7 +103,7 @@ def attach(
             metavar="SIGNAL",
             help="If the job makes no progress, send this signal to its ranks, which must have "
             "registered faulthandler for it, and read the stacks that they write: USR1, for "
-            "example. It is the only option that changes the job.",
+            "example. No other option affects the job.",
         ),
     ] = None,
     dump_anyway: Annotated[
@@ -124,7 +125,7 @@ def attach(
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
-    """Look at a job that runs now and was started without moediag; report whether it hangs, and
+    """Inspect a running job that was started without moediag; report whether it hangs, and
     why.
 
     The job continues as before: no signal is sent and nothing is loaded into it. Without PID, takes

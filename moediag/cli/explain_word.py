@@ -30,7 +30,7 @@ def explain(
     ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Explain a verdict, a law, a scenario, an option, an exit code or a word of a page.
+    """Explain a verdict, a law, a scenario, an option, an exit code or a word on a page.
 
     Without a word, list all of them.
     """

@@ -95,9 +95,7 @@ Trace = Annotated[
 ]
 Details = Annotated[
     bool,
-    typer.Option(
-        "--details", help="Show schedules and stacks also where the source shows the cause."
-    ),
+    typer.Option("--details", help="Show schedules and stacks even if the source shows the cause."),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")

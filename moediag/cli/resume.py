@@ -44,9 +44,9 @@ def resume(
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
-    """Check that a run which saves and resumes is the same training as an uninterrupted one.
+    """Check that a run that saves and resumes trains exactly as an uninterrupted one.
 
-    Runs your command until it has saved, resumes, and runs it twice without an interruption.
+    Runs your command until it has saved, resumes it, and runs it twice without interruption.
     Weights, optimizer, scheduler, generators, samples and copies of the weights are compared.
     {dir} in a command is a new folder for the files of the run.
     """

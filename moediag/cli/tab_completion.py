@@ -58,7 +58,7 @@ class Shell(str, Enum):
 def completion(
     shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
 ) -> None:
-    """Print the program that completes words of moediag with Tab in a shell.
+    """Print the script for Tab completion of moediag in a shell.
 
     bash: `moediag completion bash >> ~/.bashrc`. zsh: `moediag completion zsh >> ~/.zshrc`. fish:
     `moediag completion fish > ~/.config/fish/completions/moediag.fish`. Then open a new terminal.

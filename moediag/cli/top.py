@@ -35,7 +35,7 @@ def top(
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
-    """Show what each rank of a running job does now; q ends, d writes the page of attach.
+    """Show what each rank of a running job is doing; q quits, d writes the page of attach.
 
     No process is stopped. Ranks that do the same are one row if there are many. Without a terminal,
     looks twice and prints the table once.

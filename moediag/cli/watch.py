@@ -33,9 +33,8 @@ def watch(
         typer.Option(
             min=1.0,
             metavar="S",
-            help="Report a hang after ranks waited this many seconds for an idle rank; four "
-            "times as "
-            "long for a rank that computes.",
+            help="Report a hang after ranks waited this many seconds for an idle rank, or four "
+            "times as long for a rank that computes.",
         ),
     ] = 30.0,
     grace: Annotated[
@@ -79,12 +78,12 @@ def watch(
         list[str] | None,
         typer.Option(
             metavar="LAW[:PATTERN]",
-            help="What the job does on purpose, such as replicas-apart, everywhere or for "
+            help="Accept what the job does on purpose, such as replicas-apart: everywhere, or for "
             "parameters whose names match PATTERN.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 1 also for what is only suspicious.")
+        bool, typer.Option("--strict", help="Exit with code 1 also for what is only suspicious.")
     ] = False,
     notify: o.Notify = None,
     every: Annotated[

@@ -23,7 +23,7 @@ from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
 from moediag.diagnosis.numbers.replicas import ReplicaFacts, replica_facts
 from moediag.diagnosis.numbers.resume import ResumeFacts, resume_facts
 from moediag.diagnosis.numbers.scale_factor import FactorFacts, factor_facts
-from moediag.diagnosis.schedules import device_frontier, surplus
+from moediag.diagnosis.schedules import device_frontier, surplus, transfers
 from moediag.diagnosis.schedules.align import Aligned, align, was_recorded
 from moediag.diagnosis.schedules.device_frontier import Front
 from moediag.diagnosis.schedules.diverge import Divergence, divergences
@@ -101,8 +101,25 @@ class Facts:
         replayed = replay(self.aligned, self.evidence)
         found = divergences(self.aligned, replayed, self.evidence, self.failed)
         if self.evidence.watched:
+            found = self._transfers(found)
             return tuple(surplus.before(one, self.aligned, self.evidence) for one in found)
         return found
+
+    def _transfers(self, found: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
+        """``found``, or the transfer that departs from those of other ranks, if that names nobody:
+        for a peer that is wrong by what calls met, for a count by what was usual as well."""
+        tokens = tokens_of(self.evidence)
+        named = [blame(one, tokens) for one in found]
+        if any(one.culprits for one in named):
+            return found
+        told = transfers.misaddressed(self.aligned, self.evidence)
+        pairs = zip(found, named, strict=True)
+        if told is None and not any(
+            by_usual_order(one, who, self.evidence).basis in ("majority", "peers")
+            for one, who in pairs
+        ):
+            told = transfers.miscounted(self.aligned, self.evidence)
+        return found if told is None else (told,)
 
     @property
     def divergence(self) -> Divergence | None:

@@ -108,7 +108,7 @@ def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]
 
     A SIGTERM came from the launcher.
     """
-    at = text.rfind(_SUMMARY)
+    at = _summary_at(text)
     if at < 0:
         return {}, ()
     first: tuple[int, ...] = ()
@@ -122,6 +122,12 @@ def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]
     return found, first
 
 
+def _summary_at(text: str) -> int:
+    """Where the launcher's last summary begins; people also paste it without its first lines."""
+    at = text.rfind(_SUMMARY)
+    return 0 if at < 0 and _ROOT in text else at
+
+
 def tasks_are_ranks(text: str) -> bool:
     """Whether the numbers that a scheduler gives its tasks are those of ranks, unless nothing shows
     it: with one task per node they are not."""
@@ -133,7 +139,7 @@ def tasks_are_ranks(text: str) -> bool:
 def summary_errors(text: str) -> dict[int, RankError]:
     """The exceptions in the launcher's summary, by rank: the `traceback` of each block
     (torch/distributed/elastic/multiprocessing/errors, `_FAILURE_FORMAT_TEMPLATE`)."""
-    at = text.rfind(_SUMMARY)
+    at = _summary_at(text)
     if at < 0:
         return {}
     rows = list(_ROW.finditer(text, at))

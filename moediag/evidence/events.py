@@ -220,6 +220,8 @@ class _Reader:
             splits_in=_splits(event.get("splits_in")),
             splits_out=_splits(event.get("splits_out")),
             peer=None if peer is None else int(peer),
+            tag=int(event.get("tag") or 0),
+            members=_splits(event.get("members")),
             reduce=_text(event.get("reduce")),
             parameters=carried,
             parameters_missing=missing,

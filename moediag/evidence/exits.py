@@ -100,7 +100,7 @@ def error_in_excerpt(text: str) -> RankError | None:
     for at in range(len(lines) - 1, -1, -1):
         kind, _, message = lines[at].partition(": ")
         if message and tracebacks.is_error(lines[at]):
-            return RankError(short_type(kind), message)
+            return RankError(short_type(kind), tracebacks.continued(message, lines[at + 1 :]))
         if _PROGRESS.search(lines[at]):
             return None
     return None

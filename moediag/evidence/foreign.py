@@ -36,7 +36,7 @@ from moediag.result.wording import ranks as of_ranks
 
 # Seconds. A dump written sooner than this after the youngest call shows calls in flight.
 IN_FLIGHT = 30.0
-NO_WORLD_SIZE = "how many ranks the job has (no line tells it)"
+NO_WORLD_SIZE = "how many ranks the job has (no line says)"
 
 
 def evidence(found: Found) -> Evidence:

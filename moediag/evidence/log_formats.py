@@ -135,7 +135,7 @@ _PRINT = (
     r"(?:,\s*TensorShape=\[(?P<shape{n}>[^\]]{{0,500}})\])?(?:,\s*TensorDtypes=(?P<dtype{n}>\w+))?"
 )
 _NOT_REPORTED = (
-    "{about} did not come to a collective operation of Ray Train, such as ray.train.report"
+    "{about} did not reach a collective operation of Ray Train, such as ray.train.report"
 )
 _FOLLOWING = (
     "The following ranks (?:are not reaching the collective operation|have not called it|have not "
@@ -320,9 +320,9 @@ FORMATS = (
     _format(
         Meaning(
             "no-id", "unnamed",
-            says="rank {place} of a group waited for {about} of it to set up NCCL's communicator "
-            "and gave up: {about} of that group did not come to its first collective in time, or "
-            "its store was not reachable",
+            says="rank {place} of a group waited for {about} of that group to set up NCCL's "
+            "communicator and gave up: {about} of that group did not reach its first collective in "
+            "time, or its store was not reachable",
         ),
         "NCCL communicator", "torch 1.9",
         r"\[(?P<place>\d{1,15})\] is setting up NCCL communicator and retr\w+ ncclUniqueId from ",
@@ -348,7 +348,7 @@ FORMATS = (
     ),
     _format(
         _peer("socket", "{writer} waited for the store or for another rank and gave up"),
-        "Socket Timeout", "torch 1.9", r"(?<!got error: )\bSocket Timeout\b",
+        "Timeout", "torch 1.9", r"(?<!got error: )\bSocket Timeout\b|\bRendezvousTimeoutError\b",
     ),
     _format(
         _peer("gloo", "{writer} waited {seconds:g} s in gloo to {why} (Timed out waiting for {why} "
@@ -403,7 +403,7 @@ FORMATS = (
     # -- the machine and the launchers
     _format(
         MACHINE, "NVRM: Xid", "NVIDIA's driver, in the kernel's log",
-        r"NVRM: Xid \([^)]*\): \d+[^\n]{0,120}",
+        r"(?:\S{1,80} kernel: (?:\[[ \d.]{1,20}\] )?)?NVRM: Xid \([^)]*\): \d+[^\n]{0,120}",
     ),
     _format(
         MACHINE, "fallen off", "NVIDIA's driver, in the kernel's log",
@@ -417,8 +417,18 @@ FORMATS = (
         NODE, "remote daemon", "mpirun",
         r"(?:ORTE|PRTE) has lost communication with a remote daemon",
     ),
+    _format(
+        NODE, "NCCL WARN", "NCCL 2.7",
+        r"(?:\S{1,80}:\d{1,9}:\d{1,9} \[\d{1,3}\] )?(?:\S{1,60}:\d{1,6} )?NCCL WARN [^\n]{0,80}",
+        r"(?:No route to host|Network is unreachable)[^\n]{0,80}",
+    ),
     _format(NODE, "Remote daemon", "mpirun", r"Remote daemon *: \S{1,80} on node \S{1,80}"),
     _format(NODE, "Node failure", "Slurm", r"srun: error: Node failure on \S{1,80}"),
+    _format(
+        NODE, "DUE TO NODE", "Slurm",
+        r"\*\*\* (?:JOB|STEP) \S{1,40} ON \S{1,80} CANCELLED AT \S{1,40} ",
+        r"DUE TO NODE \S{1,80} FAILURE",
+    ),
     _format(
         KILLED, "Killed process", "Linux",
         r"Out of memory:? Killed process \d+[^\n]{0,60}",
@@ -426,12 +436,20 @@ FORMATS = (
     _format(KILLED, "oom", "Slurm", r"[Dd]etected \d+ oom[-_ ]kill event[^\n]{0,80}"),
     _format(KILLED, "OOMKilled", "Kubernetes", r"OOMKilled"),
     _format(
+        KILLED, "was low on resource", "Kubernetes",
+        r"(?:pods?/\S{1,120} +)?The node was low on resource: [^\n]{1,120}",
+    ),
+    _format(
         KILLED, "Killed ", "a shell",
         r"^(?:[\w./-]{1,80}: line \d{1,6}: +)?\d{1,9} Killed  +\S[^\n]{0,80}",
     ),
     _format(
         KILLED, "running low on memory", "Ray",
         r"Task was killed due to the node running low on memory",
+    ),
+    _format(
+        KILLED, "killed due to memory pressure", "Ray's raylet",
+        r"[1-9]\d{0,6} Workers \(tasks / actors\) killed due to memory pressure[^\n]{0,240}",
     ),
     _format(
         ENDED, "srun: error", "Slurm",

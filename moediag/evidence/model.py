@@ -41,6 +41,9 @@ class Collective:
     splits_in: tuple[int, ...] | None = None
     splits_out: tuple[int, ...] | None = None
     peer: int | None = None
+    tag: int = 0  # of a send or receive
+    #: Global ranks of the group that new_group makes; None for other calls.
+    members: tuple[int, ...] | None = None
     reduce: str | None = None
     #: FQNs it carries; None if unknown, which is different from none.
     parameters: tuple[str, ...] | None = None

@@ -36,7 +36,7 @@ _FAULT_THREAD = re.compile(
     r"\(most recent call first\):"
 )
 _FAULT_FRAME = re.compile(
-    r'^  File "(?P<file>[^"]*)", line (?P<line>\d{1,9}|\?+) in (?P<function>.*?)$'
+    r'^  File "(?P<file>[^"]*)", line (?P<line>\d{1,9}|\?+),? in (?P<function>.*?)$'
 )
 
 

@@ -230,6 +230,16 @@ class _Collector:
             kind = "communication" if waits else ""
             self.found.reports.append(Report("stack", op=kind, text=what, detail=whose))
 
+    def of_processes(self, path: Path, found: tuple[Stack, ...]) -> None:
+        """Threads in a text that names no process. A process has one main thread, which began at
+        the top of a module; people paste those of several."""
+        main = [one for one in found if one.frames and one.frames[-1].function == "<module>"]
+        if len(main) < 2:
+            self.section(None, f"a process in {path.name}", found)
+            return
+        for number, one in enumerate(main, start=1):
+            self.section(None, f"process {number} of {path.name}", (one,))
+
     def log(self, path: Path, root: Path, text: str) -> None:
         """The output of one rank, of several with prefixes, or the launcher's."""
         lines = log_lines.read(text)
@@ -263,7 +273,7 @@ class _Collector:
             marked |= {(e.type, e.message) for e in self.found.told.values()}
             rest_errors = [e for e in unmarked.errors(rest) if (e.type, e.message) not in marked]
             self.found.reports += map(unmarked.report, rest_errors)
-            self.section(None, f"a process in {path.name}", stacks.parse_faulthandler(rest))
+            self.of_processes(path, stacks.parse_faulthandler(rest))
         self.found.files += 1
         if not reports:
             self.found.quoted += unmarked.quoted(path, text)
@@ -275,8 +285,7 @@ class _Collector:
         """A log that names no rank: its messages count, and so does an exception."""
         errors = unmarked.errors(text)
         dumped = stacks.parse_faulthandler(text)
-        if dumped:
-            self.section(None, f"a process in {path.name}", dumped)
+        self.of_processes(path, dumped)
         self.found.reports += map(unmarked.report, errors)
         understood = bool(reports or dumped or errors)
         quoted = [] if understood else unmarked.quoted(path, text)

@@ -10,7 +10,7 @@ multiprocessing, concurrent.futures and joblib (``RemoteTraceback``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from moediag.evidence.model import Frame, RankError
@@ -39,6 +39,7 @@ _GROUP = re.compile(r"^\s*\+ Exception Group Traceback \(most recent call last\)
 _MEMBER = re.compile(r"^\s*\+[-+]*-{4,} (?:\d{1,9}|\.\.\.) -{4,}$")
 _MOST_MEMBERS = 4
 _MOST_CONTINUED = 6  # lines of a message that are told
+_OF_NCCL = re.compile(r"nccl[A-Z]\w+: |Last error:|Cuda failure ")  # below a DistBackendError
 
 
 def error_at(lines: Sequence[str], at: int, libraries: Sequence[str] = ()) -> RankError | None:
@@ -81,8 +82,8 @@ def traceback(lines: Sequence[str], libraries: Sequence[str] = ()) -> RankError 
             whole = f"{message}\n{rest}"
             if _WRAPPED.match(whole) or (_HEAD.search(whole) and _opens(message, lines[at + 1 :])):
                 message = whole
-            elif message.endswith((":", "finishing this task.")):
-                message = " ".join([message, *_continued(lines[at + 1 :])])
+            else:
+                message = continued(message, lines[at + 1 :])
             where = user_frame(frames, libraries)
             found = RankError(short_type(last["type"]), message, where, frames=frames_in(frames))
             return unwrapped(found, libraries)
@@ -96,12 +97,18 @@ def _opens(message: str, following: Sequence[str]) -> bool:
     return head or bool(_PROCESS.search(first)) or "ray::" in first
 
 
-def _continued(following: Sequence[str]) -> Iterator[str]:
-    """The lines of a message after its first one, as a list below a colon or Ray's of an actor."""
+def continued(message: str, following: Sequence[str]) -> str:
+    """A message with its lines after the first one: a list below a colon, Ray's of an actor, NCCL's
+    last error."""
+    nccl = bool(following) and _OF_NCCL.match(following[0])
+    if not nccl and not message.endswith((":", "finishing this task.")):
+        return message
+    found = [message]
     for line in following[:_MOST_CONTINUED]:
-        if not line.startswith((" ", "\t", "/")):
-            return
-        yield line.strip()
+        if not line.startswith((" ", "\t", "/")) and not _OF_NCCL.match(line):
+            break
+        found.append(line.strip())
+    return " ".join(found)
 
 
 def unwrapped(error: RankError, libraries: Sequence[str] = ()) -> RankError:
@@ -218,7 +225,8 @@ def is_frame(line: str) -> bool:
 def is_error(line: str) -> bool:
     """Whether a line is the last one of a traceback: others that look like it are messages."""
     last = _LAST.match(line)
-    return last is not None and last["type"].endswith(("Error", "Exception"))
+    named = last is not None and last["type"].endswith(("Error", "Exception"))
+    return named and not _OF_NCCL.match(line)
 
 
 def unprefixed(line: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -21,31 +22,49 @@ _LAUNCHERS = {
     "mpiexec": ("-n", "-np"),
     "srun": ("-n", "--ntasks", "--ntasks-per-node", "-N", "--nodes"),
 }
-# Options of programs that are told it, too.
-_PROGRAMS = ("--world-size", "--world_size")
+# Options of programs that are told it, too, or along how many ranks each kind of parallelism goes:
+# --tp 2, --tensor-model-parallel-size 2, --parallelism.tensor_parallel_degree=2, trainer.cp_size=2.
+_PROGRAMS = re.compile(
+    r"world-size|([tpdces]p|etp|ddp|fsdp|hsdp|ulysses|ring"
+    r"|(tensor|pipeline|context|expert|data|sequence|model)(-(model|tensor|data))?-parallel(ism)?)"
+    r"(-(shard|replicate))?(-(size|degree|dim|world-size))?"
+)
 _COUNT = re.compile(r"\d+(?::\d+)?|auto|gpu|cpu")
 
 
 def one_process(command: Sequence[str]) -> list[str]:
-    """Returns ``command`` with one process; [] if it has no option of a launcher that is known."""
+    """Returns ``command`` with one process; [] if it has no option of a launcher that is known.
+    Options of the program that say how many ranks share a model or a batch become 1, too, where the
+    number of ranks is a multiple of them."""
     names = [PurePath(word).name for word in command]
     at = next((i for i, name in enumerate(names) if name in _LAUNCHERS), None)
     if at is None:
         return []
-    wanted, found, changed = _LAUNCHERS[names[at]], list(command), False
+    options, found = _LAUNCHERS[names[at]], list(command)
+    counts: list[str] = []
+    program = False
     for i in range(at + 1, len(found)):
-        if found[i].endswith(".py"):
-            if not changed:
+        if found[i].endswith(".py") or (i > at + 1 and found[i - 1] in ("-m", "--module")):
+            if not counts:
                 return []
-            wanted = _PROGRAMS
+            program = True
         option, equals, count = found[i].partition("=")
-        if option not in wanted:
-            continue
-        if equals and _COUNT.fullmatch(count):
-            found[i], changed = f"{option}=1", True
-        elif not equals and i + 1 < len(found) and _COUNT.fullmatch(found[i + 1]):
-            found[i + 1], changed = "1", True
-    return found if changed else []
+        count = count if equals else "".join(found[i + 1 : i + 2])
+        known = _divides(option, count, counts) if program else option in options
+        if known and _COUNT.fullmatch(count):
+            found[i if equals else i + 1] = f"{option}=1" if equals else "1"
+            counts += [] if program else [count]
+    return found if counts else []
+
+
+def _divides(option: str, count: str, launched: Sequence[str]) -> bool:
+    """Whether an option of the program tells how many of the ``launched`` processes do something
+    together."""
+    name = option.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
+    if not _PROGRAMS.fullmatch(name) or not count.isdecimal():
+        return False
+    known = all(one.isdecimal() for one in launched)
+    return int(count) > 0 and (not known or math.prod(map(int, launched)) % int(count) == 0)
 
 
 def verify_command(command: Sequence[str], reference: Sequence[str] = ()) -> str:

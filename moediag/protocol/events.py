@@ -27,7 +27,8 @@ from moediag.protocol.stored import open_stored
 #             of(names id|null: all parameters of that FSDP group)  sizes(numel of each carried)
 #             site("file.py:12 function": innermost line outside torch)
 #             callers(names id|null: the user's lines around it, the nearest first)
-#             step(int) async(bool)
+#             step(int) async(bool)  tag(of a send or receive, absent: 0)
+#             members(global ranks of the group that new_group makes; absent for other calls)
 # done        n                    the collective was waited for and completed
 # failed      n type message       it raised, or its Work completed with an error; the program may
 #             have swallowed that

@@ -93,6 +93,8 @@ class Call(NamedTuple):
     fake: bool  # no data: a torch.compile trace or a meta tensor
     device: bool  # runs on an accelerator, so waiting does not block the host
     tensors: Tuple[Any, ...]  # outputs, which identify the call when they are waited for
+    tag: int = 0  # of a send or receive
+    members: Optional[List[int]] = None  # global ranks of the group that new_group makes
 
 
 def describe(
@@ -139,7 +141,19 @@ def describe(
         fake,
         device,
         tuple(outputs),
+        _tag(args, kwargs) if op in ("send", "recv") else 0,
     )
+
+
+def making(members: List[int]) -> Call:
+    """Returns the call that makes a process group of these global ranks."""
+    return Call("new_group", 0, 0, "", None, None, None, None, True, False, False, (), 0, members)
+
+
+def _tag(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The tag of a send or receive; 0 of one from any source, which meets no certain send."""
+    tag = kwargs.get("tag", args[2] if len(args) > 2 else 0)
+    return tag if isinstance(tag, int) else 0
 
 
 def _argument(

@@ -15,10 +15,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from moediag.recorder.calls import METHODS, OPERATORS, REDUCES, Shape, describe
+from moediag.recorder.calls import METHODS, OPERATORS, REDUCES, Shape, describe, making
 from moediag.recorder.capturing import Captures
 from moediag.recorder.completion import Completion
 from moediag.recorder.core import Recorder
+from moediag.recorder.groups import Makers
 from moediag.recorder.native_wait import DeviceWait, NativeWait
 
 WATCHER = "collectives"
@@ -41,6 +42,8 @@ def install(recorder: Recorder) -> None:
     recorder.patches.replace(dist.ProcessGroup, "_start_coalescing", _start(recorder))
     recorder.patches.replace(dist.ProcessGroup, "_end_coalescing", _end(recorder, completion))
     recorder.patches.replace(dist.Work, "wait", _wait(recorder, completion))
+    # What new_group, new_subgroups, device meshes and others call.
+    recorder.patches.replace(dist.distributed_c10d, "_new_group_with_tag", _making(recorder))
     _install_operators(recorder, completion)
 
 
@@ -114,6 +117,46 @@ def _caller_waits() -> bool:
     if frame.f_code.co_filename.endswith("distributed_c10d.py"):
         return not frame.f_locals.get("async_op", True)
     return False
+
+
+def _making(recorder: Recorder) -> Callable[[Any], Any]:
+    """Records what makes process groups. All ranks must do so in one order, members or not, and
+    members wait for each other."""
+
+    def make(original: Any) -> Any:
+        def _new_group_with_tag(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+            thread = recorder.thread
+            if thread.inside or not recorder.active or recorder.broken(WATCHER):
+                return original(ranks, *args, **kwargs)
+            number = -1
+            try:
+                everyone = list(range(dist.get_world_size()))
+                members = everyone if ranks is None else sorted(map(int, ranks))
+                local = bool(kwargs.get("use_local_synchronization"))
+                if not local or dist.get_rank() in members:
+                    number = recorder.before(
+                        making(members), Makers(members if local else everyone)
+                    )
+            except Exception as error:
+                recorder.fault(WATCHER, error)
+            if number < 0:
+                return original(ranks, *args, **kwargs)
+            thread.inside = True
+            held = recorder.heartbeat.enter(number, 1)
+            try:
+                group = original(ranks, *args, **kwargs)
+            except Exception as error:
+                recorder.failed(number, error)
+                raise
+            finally:
+                thread.inside = False
+                recorder.heartbeat.leave(held)
+            recorder.done(number)
+            return group
+
+        return _new_group_with_tag
+
+    return make
 
 
 def _start(recorder: Recorder) -> Callable[[Any], Any]:

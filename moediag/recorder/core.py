@@ -331,9 +331,9 @@ class Recorder:
         self, call: Call, info: GroupInfo, phase: str, module: str, names: Tuple[str, str, str]
     ) -> str:
         """Returns the JSON fields of a call that are the same each time it is repeated."""
-        if call.splits_in is not None:
+        if call.splits_in is not None or call.members is not None:
             return _fields(call, info, phase, module, names)
-        key = call[:4], call.peer, call.reduce, call.waits, info, phase, module, names
+        key = call[:4], call.peer, call.tag, call.reduce, call.waits, info, phase, module, names
         text = self._repeated.get(key)
         if text is None:
             if len(self._repeated) > _MAX_REPEATED:
@@ -388,9 +388,11 @@ def _details(call: Call, info: GroupInfo) -> str:
     if peer is not None and 0 <= peer < len(info.ranks):
         peer = info.ranks[peer]
     reduce = "null" if call.reduce is None else f'"{call.reduce}"'
+    rare = f',"tag":{call.tag}' if call.tag else ""
+    rare += f',"members":{_list(call.members)}' if call.members is not None else ""
     return (
         f'"splits_in":{_list(call.splits_in)},"splits_out":{_list(call.splits_out)},'
-        f'"peer":{"null" if peer is None else peer},"reduce":{reduce}'
+        f'"peer":{"null" if peer is None else peer},"reduce":{reduce}{rare}'
     )
 
 

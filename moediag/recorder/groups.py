@@ -11,6 +11,17 @@ from moediag.recorder.log import EventLog
 from moediag.recorder.patches import Patches
 
 
+class Makers:
+    """Stands for the ranks that must make a process group together, in one order: all ranks, or
+    under local synchronization its members."""
+
+    def __init__(self, ranks: List[int]) -> None:
+        self.ranks = ranks
+        all_ranks = ranks == _ranks(dist.group.WORLD)
+        self.group_name = "new_group" if all_ranks else f"new_group {ranks}"
+        self.group_desc = "all ranks" if all_ranks else ""
+
+
 class GroupInfo:
     """One process group as written to the log."""
 
@@ -113,6 +124,8 @@ def _dims(mesh: Any) -> List[Tuple[str, str]]:
 
 
 def _ranks(group: Any) -> List[int]:
+    if isinstance(group, Makers):
+        return group.ranks
     try:
         return [int(rank) for rank in dist.get_process_group_ranks(group)]
     except (KeyError, ValueError, RuntimeError):
@@ -121,6 +134,6 @@ def _ranks(group: Any) -> List[int]:
 
 def _backend(group: Any) -> str:
     try:
-        return str(dist.get_backend(group))
+        return str(dist.get_backend(None if isinstance(group, Makers) else group))
     except (KeyError, ValueError, AssertionError, RuntimeError):
         return str(group.name())

@@ -45,13 +45,13 @@ def mismatch(label: Label, sides: Sequence[Mapping[str, Any]]) -> str:
         together.setdefault(_side(side, sides, len(modules) > 1), []).append(rank)
     lines = [f"  {ranks(who)}: {text}" for text, who in together.items()]
     if len(modules) > 1:
-        head = f"ranks came to reductions of different FSDP2 groups, {label.where}"
+        head = f"ranks reached reductions of different FSDP2 groups, {label.where}"
         lines.append(
             "A rank reduces no group of which no parameter has a gradient, and goes on to the next."
         )
     else:
         head = (
-            f"ranks came to the {label.op} of {modules[0]} with different parameters, {label.where}"
+            f"ranks reached the {label.op} of {modules[0]} with different parameters, {label.where}"
         )
     lines.append(_NEXT_APART if len(modules) > 1 else _NEXT)
     return "\n".join([f"{head}. It was stopped before it began.", *lines])
@@ -66,13 +66,13 @@ def absent(
     there = [rank for rank in label.ranks if rank not in gone]
     if not gone:
         return (
-            f"all ranks came to the {label.op} of {_place(own)} {label.where}, but could not tell "
+            f"all ranks reached the {label.op} of {_place(own)} {label.where}, but could not tell "
             f"each other so within {timeout:g} s.\n"
             "Next: see whether their hosts reach each other."
         )
-    before = f" The last one that all came to was that of {last}." if last else ""
+    before = f" The last one that all reached was that of {last}." if last else ""
     return (
-        f"{ranks(gone)} did not come to the {label.op} of {_place(own)} within {timeout:g} s, "
+        f"{ranks(gone)} did not reach the {label.op} of {_place(own)} within {timeout:g} s, "
         f"{label.where}; {ranks(there)} waited there.{before}\n{_NEXT_ABSENT}"
     )
 

@@ -71,7 +71,7 @@ def test_the_guard_stops_a_mismatch_that_no_backend_detects(ran: Ran) -> None:
 def test_a_rank_that_waits_in_another_call_is_reported_as_absent(ran: Ran) -> None:
     """The waiting rank is not the culprit: the other one skipped an all-gather."""
     text = errors(ran, "absent")[0]
-    assert "rank 0 did not come to the reduce_scatter of model.layers.0.mlp.experts" in text
+    assert "rank 0 did not reach the reduce_scatter of model.layers.0.mlp.experts" in text
     assert "within 1 s" in text
     assert ran.trial("absent")["culprits"] == [1]
 

@@ -374,7 +374,7 @@ def composable(rank):
 # ------------------------------------------------------------------------ without a wrapper
 
 
-class _Exchange(torch.autograd.Function):
+class _OwnTables(torch.autograd.Function):
     """From the rows of a rank's own tables to all tables of the rank's own samples."""
 
     @staticmethod
@@ -413,7 +413,7 @@ def _tables(rank, numbers):
         own = index[:, sum(numbers[:rank]) : sum(numbers[: rank + 1])]
         optimizer.zero_grad()
         rows = torch.cat([table(own[:, n]) for n, table in enumerate(model["tables"])], 1)
-        seen = _Exchange.apply(rows, [number * width for number in numbers])
+        seen = _OwnTables.apply(rows, [number * width for number in numbers])
         model["top"](seen).square().mean().backward()
         optimizer.step()
 

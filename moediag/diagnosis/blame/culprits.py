@@ -65,6 +65,8 @@ def blame(divergence: Divergence, tokens: Tokens) -> Blame:
         return _order(divergence)
     if divergence.kind == "splits":
         return _pairs(divergence)
+    if divergence.odd is not None:
+        return Blame((divergence.odd,), "peers")
     if any(call.op in ("send", "recv") for call in calls.values()):
         return Blame()
     found = _left_out(calls, tokens) or _skipped(divergence, calls, tokens)

@@ -38,7 +38,8 @@ class Side:
 
 def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Side]:
     schedule = next((s for s in aligned.schedules.values() if s.group == found.group), None)
-    if schedule is None or found.surplus or found.kind in ("order", "splits", "parameters"):
+    without = ("order", "splits", "parameters", "peer", "transfer")
+    if schedule is None or found.surplus or found.kind in without:
         return []
     own = frozenset(path.rpartition("/")[2] for path in evidence.sources)
     together: dict[tuple[Line, ...], list[int]] = {}

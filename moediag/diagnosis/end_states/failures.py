@@ -25,14 +25,18 @@ _COMMUNICATION = re.compile(
     r"mpi_err_(?:proc_failed|other)|\bUCX error|transport retry count",
     re.IGNORECASE,
 )
-_COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+_COMMUNICATION_TYPES = frozenset(
+    {"DistBackendError", "DistNetworkError", "DistStoreError", "RendezvousTimeoutError"}
+)
 # Errors of Python itself, whose messages may name a library ("communication hook required NCCL
 # 2.10+", "Operator c10d.allgather_.default does not have a sharding strategy"), and the guard's own
 # (moediag.recorder.guard): no peer received anything.
 GUARD = "ReductionMismatch"
 # A device that failed under this rank, whichever thread noticed it first.
 _OF_DEVICE = re.compile(
-    r"CUDA error:(?! *(?:CUDA_ERROR_)?(?:NCCL|system not))|uncorrectable ECC", re.I
+    r"CUDA error:(?! *(?:CUDA_ERROR_)?(?:NCCL|system not))|uncorrectable ECC|"
+    r"Cuda failure (?:\d+ )?'out of memory'",
+    re.IGNORECASE,
 )
 _NEVER_SENT = frozenset(
     {

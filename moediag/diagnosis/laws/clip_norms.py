@@ -7,11 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import REDUCTIONS, elements
+from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
-from moediag.diagnosis.numbers.reduced_gradients import OwnGradients, own_gradients
+from moediag.diagnosis.numbers.reduced_gradients import (
+    REDUCTIONS,
+    OwnGradients,
+    own_gradients,
+)
 from moediag.evidence.law_model import (
     NO_GRADIENT,
     PART,
@@ -57,9 +61,9 @@ def _of_shards(step: int, norms: dict[int, ClipNorm]) -> Broken:
     first = next(iter(norms.values()))
     told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
     return Broken(
-        f"In step {step} clip_grad_norm_{at_line(first.line)} returned another norm on each rank "
-        f"({told}): it computed the norm of each rank's own shard, so the shards of one gradient "
-        "were scaled by different factors.",
+        f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on each "
+        f"rank ({told}): it computed the norm of each rank's own shard, so the shards of one "
+        "gradient were scaled by different factors.",
         pattern="local norms",
         next_step="Call clip_grad_norm_ of the FSDP module: it sums over all shards.",
         lasting=True,
@@ -111,8 +115,8 @@ def clipped_before_reduction(facts: Facts) -> Findings:
         if inside:
             when = "the optimizer reduces gradients inside its step()"
         text = (
-            f"In step {step} clip_grad_norm_{at_line(first.line)} returned another norm on each "
-            f"rank ({told}), and {when}: each rank clipped its own gradients, and they were "
+            f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
+            f"each rank ({told}), and {when}: each rank clipped its own gradients, and they were "
             "reduced afterwards."
         )
         # Some bound what each micro-batch adds; what an optimizer reduces is not known for sure.
@@ -151,8 +155,8 @@ def norm_incomplete(facts: Facts) -> Findings:
         yield Broken(
             f"In step {step} DeepSpeed{at_line(one.line)} clipped by the norm {one.norm:.6g}, and "
             f"the norm of all gradients is {owned:.6g}: {plural(len(parts), 'parameter')} "
-            f"({listed(parts)}) have other gradients on other ranks, and each rank's norm has its "
-            "own alone.",
+            f"({listed(parts)}) {'has' if len(parts) == 1 else 'have'} different gradients on "
+            "other ranks, and each rank's norm includes only its own.",
             pattern="norm incomplete",
             next_step="Set `gradient_clipping` to 0 and clip in the program, by a norm that adds "
             "up the squared norms of these parameters over the ranks (DeepSpeed issue 8475).",
@@ -174,9 +178,14 @@ def _owned(rows: Iterable[Iterable[float]], tolerance: float) -> float:
 def _calls_of_all(
     facts: Facts,
 ) -> Iterator[tuple[int, Mapping[int, LawCheck], list[dict[int, ClipNorm]]]]:
-    """Each checked step of all ranks, and its calls that clipped if all ranks made as many."""
-    laws = facts.of(recorded)
+    """Each checked step of all ranks, and its calls that clipped if all ranks made as many. A
+    second update of the same parameters in a step (DiLoCo's outer one) has other gradients."""
+    laws, updated = facts.of(recorded), set[tuple[int, str]]()
     for (_, step), by_rank in facts.of(checks_of).items():
+        own = {(step, piece.name) for check in by_rank.values() for piece in check.pieces}
+        again, updated = bool(updated & own), updated | own
+        if again:
+            continue
         calls = [[one for one in laws[rank].norms if one.step == step] for rank in by_rank]
         if len(by_rank) >= max(facts.evidence.world_size, 2) and len(set(map(len, calls))) == 1:
             each = (dict(zip(by_rank, one, strict=True)) for one in zip(*calls, strict=True))
@@ -203,9 +212,9 @@ def norms_told(facts: Facts, names: Sequence[str]) -> str:
         told = ", ".join(f"{one.norm:.6g} on rank {r}" for r, one in norms.items() if one)
         first = next(one for one in norms.values() if one)
         return (
-            f"In step {step} clip_grad_norm_{at_line(first.line)} returned another norm on each "
-            f"rank ({told}), and before it these gradients were equal: each rank took the norm of "
-            "its own part of the model. Add up the squares over the ranks that hold parts."
+            f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
+            f"each rank ({told}), and before it these gradients were equal: each rank took the "
+            "norm of its own part of the model. Add up the squares over the ranks that hold parts."
         )
     return ""
 

@@ -102,9 +102,9 @@ def starts_apart(facts: Facts) -> Findings:
     apart = tuple(name for name, values in found.items() if len(values) > 1 and None not in values)
     if apart:
         yield Suspicious(
-            f"{plural(len(apart), 'parameter')} ({listed(apart)}) began with other values on each "
-            "rank, though their gradients are added up over the ranks: the ranks train different "
-            "models by the same gradients. Broadcast the parameters from one rank first.",
+            f"{plural(len(apart), 'parameter')} ({listed(apart)}) began with different values on "
+            "each rank, though their gradients are added up over the ranks: the ranks train "
+            "different models by the same gradients. Broadcast the parameters from one rank first.",
             apart,
         )
 

@@ -7,8 +7,6 @@ import math
 from moediag.diagnosis.schedules.align import lost_prefix
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 
-#: Calls that add up tensors of ranks.
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 _ADDS = ("all_reduce", "reduce")
 _INSIDE = ("forward", "backward")
 

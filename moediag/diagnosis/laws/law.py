@@ -74,7 +74,7 @@ class Law:
     def suspicious(self, facts: Facts) -> tuple[str, ...]:
         """What is suspicious and not allowed, with the option that would allow it."""
         return tuple(
-            f"{one.text} If it is meant: --allow {self.name}"
+            f"{one.text} If intended: --allow {self.name}"
             for one in self._found(facts)
             if isinstance(one, Suspicious)
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import REDUCTIONS, large_calls
+from moediag.diagnosis.laws.large_calls import least_matrix
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
+from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS
 from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -121,20 +122,32 @@ def _constant(steps: _Steps) -> bool:
 
 
 def _averaging(evidence: Evidence) -> set[tuple[int, ...]]:
-    """The sets of ranks that average gradients: those of wrappers; without one all ranks, if each
-    of them adds up matrices over the ranks outside the forward and none communicates in it."""
+    """The sets of ranks that average gradients: those of wrappers; without one the members of each
+    group over which all of them add up matrices, if no two of them communicate in the forward."""
     overs = {one.over for own in recorded(evidence).values() for one in own.inputs}
-    if any(overs) or _meets_in_forward(evidence):
+    if any(overs):
         return overs
-    adds = {
-        rank
-        for rank, seen in evidence.ranks.items()
-        for call in seen.collectives
-        if call.op in REDUCTIONS and call.step >= _ENOUGH
+    every, least = tuple(sorted(evidence.ranks)), least_matrix(evidence)
+    adds: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    large: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    meet: set[frozenset[int]] = set()
+    for rank, seen in evidence.ranks.items():
+        for call in seen.collectives:
+            group = seen.groups.get(call.group)
+            over = tuple(sorted(group.ranks)) if group and group.ranks else every
+            if call.phase == "forward" and call.op != "broadcast":
+                meet.add(frozenset(over if call.peer is None else (rank, call.peer)))
+            elif call.op in REDUCTIONS and call.step >= _ENOUGH:
+                adds[over].add(rank)
+                if "float" in call.dtype and max(call.numel_in, call.numel_out) >= least:
+                    large[over].add(call.step)
+    return {
+        over
+        for over, who in adds.items()
+        if who == set(over)
+        and len(large[over]) >= _ENOUGH
+        and all(len(met.intersection(over)) < 2 for met in meet)
     }
-    many = {call.step for call in large_calls(evidence) if call.op in REDUCTIONS}
-    every = tuple(sorted(evidence.ranks))
-    return {every} if adds == set(every) and len(many) >= _ENOUGH else set()
 
 
 def _shared(found: dict[int, _Steps], overs: set[tuple[int, ...]]) -> SharedSamples | None:

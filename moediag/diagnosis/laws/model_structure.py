@@ -47,8 +47,8 @@ def layers_missing(facts: Facts) -> Findings:
             names = [f"{name}.{at}".lstrip(".") for at in missing]
             kinds = {kind for rows in ranks for kind, holds in rows.values() if holds}
             yield Suspicious(
-                f"No rank holds {listed(names)}: every rank has there what it has in place of "
-                f"other ranks' layers ({', '.join(sorted(kinds))}).",
+                f"No rank holds {listed(names)}: every rank has there the placeholder "
+                f"that it has for other ranks' layers ({', '.join(sorted(kinds))}).",
                 tuple(names),
             )
 

@@ -89,7 +89,7 @@ def ties_lost(facts: Facts) -> Findings:
         if all(own.get(names) == step for own in lost):
             yield Broken(
                 f"{names[0]} and {names[1]} were one parameter at first. Since step {step} "
-                f"{names[1]} is another one, which no optimizer has, so it does not train.",
+                f"{names[1]} is a different one, which no optimizer has, so it does not train.",
                 pattern="tie lost",
                 next_step="Tie the two again after whatever replaces parameters (loading, moving, "
                 "sharding), before the optimizer is made.",
@@ -140,7 +140,7 @@ def buffers_apart(facts: Facts) -> Findings:
         yield (
             f"{plural(len(names), 'buffer')} ({listed(names)}) never changed "
             f"and {'differ' if len(names) > 1 else 'differs'} between {ranks(first)}, "
-            "which average their gradients: each computes with other constants."
+            "which average their gradients: each computes with different constants."
         )
 
 
@@ -192,7 +192,7 @@ def routers_frozen(facts: Facts) -> Findings:
 
 @law()
 def averages_apart(facts: Facts) -> Findings:
-    """An averaged model was not updated equally often on all ranks."""
+    """An averaged model was not updated the same number of times on all ranks."""
     states = facts.of(_states)
     of_steps: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
     for rank, of in states.items():
@@ -210,8 +210,8 @@ def averages_apart(facts: Facts) -> Findings:
     one = next(at for at, row in enumerate(zip(*last.values(), strict=True)) if len(set(row)) > 1)
     told = ", ".join(f"{n[one]} times on rank {rank}" for rank, n in list(last.items())[:4])
     yield (
-        f"An AveragedModel was not updated equally often on all ranks ({told}), since step "
-        f"{apart[0]}: the average is complete on some ranks only."
+        f"An AveragedModel was not updated the same number of times on all ranks ({told}), since "
+        f"step {apart[0]}: the average is complete on some ranks only."
     )
 
 

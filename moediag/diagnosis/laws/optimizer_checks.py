@@ -92,7 +92,7 @@ def parameters_not_finite(facts: Facts) -> Findings:
     )
     if seen and not spread and len(names) < _MOST_NAMES:
         # An expert that is pruned by a bias of -inf, for example: no gradient is affected.
-        yield Suspicious(f"{text} All gradients are finite, so it may be meant.", tuple(names))
+        yield Suspicious(f"{text} All gradients are finite, so it may be intended.", tuple(names))
         return
     yield Broken(
         text,

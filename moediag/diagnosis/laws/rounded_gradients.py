@@ -9,6 +9,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import LOCAL
 from moediag.evidence.model import Evidence
+from moediag.result.wording import plural
 
 _ENOUGH = 2  # steps
 _MANY = 4  # micro-batches; with autocast the gradient of a single one has few digits
@@ -29,10 +30,11 @@ def gradients_rounded(facts: Facts) -> Findings:
         if len(wrong) >= _ENOUGH and len(wrong) == len(rows):
             optimizer, step, matrices, _ = wrong[0]
             yield Suspicious(
-                f"In step {step} and {len(wrong) - 1} more, {times[optimizer, step]} micro-batches "
-                f"added to the gradients of {optimizer}, and no element of its {matrices} matrices "
-                "of float32 has more digits than bfloat16: they were added up in bfloat16, where "
-                "a small gradient is lost beside a large sum. Add them up in float32."
+                f"In step {step} and {plural(len(wrong) - 1, 'more step')}, "
+                f"{times[optimizer, step]} micro-batches added to the gradients of {optimizer}, "
+                f"and no element of its {matrices} matrices of float32 has more digits than "
+                "bfloat16: they were added up in bfloat16, where a small gradient is lost beside a "
+                "large sum. Add them up in float32."
             )
             return
 

@@ -50,10 +50,10 @@ def samplers_apart(facts: Facts) -> Findings:
             if len(found) >= _ENOUGH:
                 first = single[found[0]]
                 yield Suspicious(
-                    f"In step {found[0]} the {_named(first)} shuffled with another {what} on each "
-                    f"of these ranks ({_told(first, read)}): their parts belong to different "
-                    "orders, so some samples come twice in a pass and others never. "
-                    + ("Call set_epoch on every rank." if what == "epoch" else "")
+                    f"In step {found[0]} the {_named(first)} shuffled with a different {what} on "
+                    f"each of these ranks ({_told(first, read)}): their parts belong to different "
+                    "orders, so some samples come twice in a pass and others never."
+                    + (" Call set_epoch on every rank." if what == "epoch" else "")
                 )
                 return
         other = [s for s, of in single.items() if any(_foreign(one) for one in of.values())]
@@ -77,8 +77,8 @@ def autocast_apart(facts: Facts) -> Findings:
             told = ", ".join(f"{one.autocast or 'off'} on rank {r}" for r, one in of.items())
             yield Suspicious(
                 f"In all compared steps ({', '.join(map(str, found[:6]))}) ranks called their "
-                f"model under another autocast ({told}): the gradients that they average were "
-                "computed in different precision."
+                f"model under different autocast settings ({told}): the gradients that they "
+                "average were computed in different precision."
             )
 
 

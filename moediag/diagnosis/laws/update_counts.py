@@ -40,7 +40,7 @@ def updates_left_out(facts: Facts) -> Findings:
         told = ", ".join(f"{_calls(clocks)} on {ranks(who)}" for clocks, who in sides.items())
         yield Broken(
             f"Before call {later[0] + 1} of the optimizer's step(){at_line(line)}, the calls on "
-            f"its groups were {told}; before call {equal[-1] + 1} they were equally many on all "
+            f"its groups were {told}; before call {equal[-1] + 1} they were equal on all "
             f"ranks. For the same reductions {ranks(fewest)} updated less often: a step() was "
             "left out or made twice on some ranks only, and parameters and optimizers differ "
             "since.",

@@ -55,8 +55,8 @@ def what_is_lost(found: Mapping[int, ResumeOutcome]) -> tuple[str, str]:
             f"Before anything was saved, {plural(len(apart), 'parameter')} of which every rank has "
             f"a copy had drifted apart between the ranks ({listed(apart)}). A checkpoint keeps one "
             f"copy, so after loading {where} "
-            f"{'goes' if where.startswith('rank ') else 'go'} on with another's, which differs "
-            f"{far}."
+            f"{'continues' if where.startswith('rank ') else 'continue'} with another's, which "
+            f"differs {far}."
         )
         return APART, text
     if weights:
@@ -67,12 +67,14 @@ def what_is_lost(found: Mapping[int, ResumeOutcome]) -> tuple[str, str]:
     settings = dict.fromkeys(text for one in outcomes for text in one.at_load.settings)
     if optimizer:
         far = by(max(most(one.at_load.optimizer.values()) for one in outcomes))
-        text = "After loading every weight is as at the save, but not the optimizer: "
+        text = "After loading every weight equals that at the save; the optimizer does not: "
         verb = "differs" if len(optimizer) == 1 else "differ"
         text += f"{plural(len(optimizer), 'tensor')} of it {verb} {far}: {listed(optimizer)}."
         return OPTIMIZER, text
     if settings:
-        text = "After loading every tensor is as at the save, but not the optimizer's settings: "
+        text = (
+            "After loading every tensor equals that at the save; the optimizer's settings do not: "
+        )
         return OPTIMIZER, f"{text}{'; '.join(list(settings)[:_FEW])}."
     return "", ""
 

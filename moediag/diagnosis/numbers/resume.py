@@ -75,10 +75,10 @@ def resume_facts(evidence: Evidence) -> ResumeFacts:
         sure = Confidence.MEDIUM if noise else Confidence.HIGH
         return ResumeFacts(Verdict.RESUME_DRIFT, sure, f"{cause} {steps}", pattern, tables)
     if noise:
-        text = f"Loading restored every tensor bit by bit. {_no_control(noise, some)}"
+        text = f"Loading restored every tensor bit for bit. {_no_control(noise, some)}"
         return ResumeFacts(Verdict.INCONCLUSIVE, Confidence.LOW, text, tables=tables)
     if drifted:
-        text = "Every tensor of model and optimizer was restored bit by bit, and the steps still "
+        text = "Every tensor of model and optimizer was restored bit for bit, and the steps still "
         text += f"differ: something else they depend on was not saved. {_told(drift, some)}"
         return ResumeFacts(Verdict.RESUME_DRIFT, Confidence.HIGH, text, OUTSIDE, tables)
     return ResumeFacts(Verdict.CLEAN, Confidence.HIGH, _clean(some), tables=tables)
@@ -178,9 +178,9 @@ def _others(outcome: ResumeOutcome) -> str:
 def _clean(outcome: ResumeOutcome) -> str:
     where = f" at {outcome.layout}" if outcome.layout else ""
     text = f"After saving and loading{where}, {plural(outcome.at_load.compared, 'tensor')} of "
-    text += f"model and optimizer are as at the save on every rank, and {_span(outcome)} exactly "
-    text += f"those of {_other(outcome)} (loss, gradient norm, weights, optimizer: difference 0)."
-    return text
+    text += f"model and optimizer equal those at the save on every rank, and {_span(outcome)} "
+    text += f"exactly those of {_other(outcome)} "
+    return f"{text}(loss, gradient norm, weights, optimizer: difference 0)."
 
 
 def _steps(found: Mapping[int, ResumeOutcome]) -> Table:

@@ -253,7 +253,7 @@ def lost_connection(facts: Facts) -> Judgement | None:
     else:
         late = _came_late(facts)
         calls = (describe(c) for r in late if (c := open_call(evidence, r)) is not None)
-        text = f"{ranks(late).capitalize()} came to {next(calls, 'a call')} too late."
+        text = f"{ranks(late).capitalize()} reached {next(calls, 'a call')} too late."
     if late:
         who = ranks(f.rank for f in gave_up).capitalize()
         return Judgement(

@@ -78,7 +78,7 @@ def unmet_ranks(facts: Facts) -> Judgement | None:
         old = ""
     else:
         old = meeting.old_store(evidence)
-        text = f"All {len(found)} ranks wait in init_process_group and do not find each other. "
+        text = f"All {len(found)} ranks wait in init_process_group and cannot find each other. "
         text += old or "The evidence does not show why, nor which rank is at fault."
     return Judgement(
         Confidence.MEDIUM if old else Confidence.LOW,

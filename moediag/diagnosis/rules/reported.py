@@ -23,7 +23,7 @@ _LAUNCHERS = frozenset({
 })  # fmt: skip
 _ASK_AGAIN = (
     "Run `ncclras` again after a minute and diagnose both outputs: if the counts have not moved, "
-    "the job stands."
+    "the job is stuck."
 )
 
 
@@ -78,7 +78,7 @@ def reported_mismatch(facts: Facts) -> Judgement | None:
 
 @detector(Verdict.HANG)
 def reported_absence(facts: Facts) -> Judgement | None:
-    """A library reports ranks that did not come to a barrier, a collective or the start of a
+    """A library reports ranks that did not reach a barrier, a collective or the start of a
     group."""
     evidence = facts.evidence
     found = _absences(facts)
@@ -226,7 +226,7 @@ def _causes_told(causes: list[Report]) -> str:
     for one in ends[:_MANY]:
         whose = "" if one.rank is None else f" of rank {one.rank}"
         texts.append(f"The log{whose} says: {one.text}")
-    return " ".join(sentence(text) for text in dict.fromkeys(texts))
+    return " ".join(sentence(text.rstrip(".")) for text in dict.fromkeys(texts))
 
 
 def _find_the_process(cause: Report) -> str:
@@ -307,9 +307,7 @@ def unchanged_counts(facts: Facts) -> Judgement | None:
         return None
     # A rank may be behind in one communicator because it waits in another.
     behind = found[0].about if len({one.about for one in found}) == 1 else ()
-    text = (
-        f"{' '.join(sentence(one.text) for one in found)} Two readings of NCCL's RAS show it alike."
-    )
+    text = f"{' '.join(sentence(one.text) for one in found)} Two readings of NCCL's RAS agree."
     if not behind:
         text += " It is not known which rank the job waits for."
     return Judgement(

@@ -23,7 +23,7 @@ from moediag.result.wording import agreeing, ranks
 _ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
 _BUSY = 4.0  # times the patience, as for watched jobs
 _DEVICES = (
-    "See whether the job's output goes on. If not, start it again under `moediag watch`, which "
+    "Check whether the job's output continues. If not, start it again under `moediag watch`, which "
     "asks the devices."
 )
 _AGAIN = (
@@ -40,7 +40,7 @@ def progressing(facts: Facts) -> Judgement | None:
         return None
     if _overdue(seen):
         return None
-    text = f"No hang: in {seen.seconds:.0f} s of looks, {'; '.join(_doing(evidence, seen))}."
+    text = f"No hang: observed for {seen.seconds:.0f} s, {'; '.join(_doing(evidence, seen))}."
     if _computes(seen):
         return Judgement(Confidence.LOW, f"{text} {_AGAIN}")
     return Judgement(Confidence.MEDIUM, text)
@@ -189,11 +189,11 @@ def undecided_looks(facts: Facts) -> Judgement | None:
     if seen is None or (facts.evidence.stall is not None and facts.waiting):
         return None
     if len(seen.doing(looks.GONE)) == len(seen.ranks):
-        return undecided("The job ended while it was looked at.")
+        return undecided("The job ended while it was being examined.")
     if _suspended(seen):
         return undecided("The job is suspended: all its ranks are stopped by a signal (SIGSTOP).",
                          _let_go(seen))  # fmt: skip
-    text = f"In {seen.seconds:.0f} s of looks, {'; '.join(_doing(facts.evidence, seen))}."
+    text = f"Observed for {seen.seconds:.0f} s: {'; '.join(_doing(facts.evidence, seen))}."
     if seen.ended:
         who = ranks(seen.ended)
         return undecided(
@@ -204,7 +204,7 @@ def undecided_looks(facts: Facts) -> Judgement | None:
         text += (
             f" The others have waited for {_still(seen)} s: a long computation or an endless loop."
         )
-        return undecided(text, "See whether that line may take so long.")
+        return undecided(text, "Check whether that line can take this long.")
     if seen.doing(looks.UNREAD):
         unread = ranks(seen.doing(looks.UNREAD))
         return undecided(f"{text} The Python frames of {unread} could not be read.")

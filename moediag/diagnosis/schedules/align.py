@@ -53,10 +53,17 @@ class Channel:
     group: Group
     sender: int
     receiver: int
+    tag: int = 0
+    """0 also for a backend that ignores tags."""
     sends: list[Collective] = field(default_factory=list)
     receives: list[Collective] = field(default_factory=list)
     whole: bool = True
     """Both sides are known from the beginning, so the n-th send meets the n-th receive."""
+
+    @property
+    def ends(self) -> tuple[str, int, int, int]:
+        """What no other channel has."""
+        return self.group.name, self.sender, self.receiver, self.tag
 
 
 @dataclass(slots=True)
@@ -104,6 +111,11 @@ def align(evidence: Evidence) -> Aligned:
         aligned.channels += _channels(schedule.group, calls[key], evidence)
     aligned.not_seen = tuple(dict.fromkeys(lost))
     return aligned
+
+
+def further(group: Group, rank: int, peer: int) -> int:
+    """How many positions after ``rank`` its ``peer`` comes in the group, around its end."""
+    return (group.ranks.index(peer) - group.ranks.index(rank)) % len(group.ranks)
 
 
 def own_calls(seen: RankEvidence) -> Iterable[Collective]:
@@ -207,7 +219,8 @@ def _channels(
     """Both ends of each channel. A receive from any source hides every channel to that rank. A
     channel that lost its beginning on either side counts only in foreign evidence, where the calls
     show whether they completed."""
-    found: dict[tuple[int, int], Channel] = {}
+    found: dict[tuple[int, int, int], Channel] = {}
+    tagged = "nccl" not in (group.backend or evidence.backend)
     unknowable: set[int] = set()
     for rank, own in calls.items():
         for call in own:
@@ -217,10 +230,11 @@ def _channels(
                 unknowable.add(rank)
                 continue
             ends = (rank, call.peer) if call.op == "send" else (call.peer, rank)
-            channel = found.get(ends) or found.setdefault(ends, Channel(group, *ends))
+            at = *ends, call.tag if tagged else 0
+            channel = found.get(at) or found.setdefault(at, Channel(group, *at))
             (channel.sends if call.op == "send" else channel.receives).append(call)
     known = []
-    for (sender, receiver), channel in found.items():
+    for (sender, receiver, _), channel in found.items():
         ends_seen = [evidence.ranks.get(rank) for rank in (sender, receiver)]
         if receiver in unknowable or not all(s is not None and was_recorded(s) for s in ends_seen):
             continue

@@ -27,8 +27,9 @@ class Divergence:
     """The first place where the ranks' schedules disagree."""
 
     kind: str
-    """One of matching.KINDS, ``missing`` (a rank made no call where others wait) or ``order``
-    (ranks wait for each other in calls of different groups)."""
+    """One of matching.KINDS, ``missing`` (a rank made no call where others wait), ``order`` (ranks
+    wait for each other in calls of different groups), ``peer`` or ``transfer`` (a rank sends to
+    another peer, or more or less often, than the others: :mod:`transfers`)."""
     group: Group
     position: int
     calls: Mapping[int, Collective | None]
@@ -42,17 +43,22 @@ class Divergence:
     pairs: tuple[tuple[int, int], ...] = ()
     """For ``splits``: (sender, receiver)."""
     events: Mapping[int, Event] = field(default_factory=dict)
-    """For ``order``: the event at which each rank waits."""
+    """For ``order``: the event of the circle to which each rank came first."""
     groups: tuple[Group, ...] = ()
     """For ``order``: the groups of the circle."""
     counts: Mapping[int, int] = field(default_factory=dict)
-    """For ``missing`` in a job that ended: each rank's number of calls on the group."""
+    """For ``missing`` in a job that ended: each rank's number of calls on the group. For
+    ``transfer``: those of the two ranks from their lines in that step."""
     inferred: bool = False
     """No rank was seen elsewhere; the dumps of the absent ranks only show no open call."""
     waiting: int = 0
     """How many ranks of the job wait, here or elsewhere."""
     waiters: tuple[int, ...] = ()
     """For ``missing``: the ranks that wait for one of the absent ranks, in any group."""
+    odd: int | None = None
+    """For ``peer`` and ``transfer``: the rank that departs, if that is known."""
+    agreeing: tuple[int, ...] = ()
+    """The ranks from which it departs."""
     surplus: bool = False
     """For ``missing``: the call met another one of the absent ranks (:mod:`surplus`)."""
 
@@ -238,7 +244,9 @@ def _left_over(
             rank: None if rank in absent else schedule.at(rank, max(position, start))
             for rank, start in schedule.starts.items()
         }
-        if any(calls.values()):
+        # A job that ended waited for no group.
+        made = [call for call in calls.values() if call is not None]
+        if made and made[0].members is None:
             found.append(
                 Divergence(
                     "missing",
@@ -298,13 +306,18 @@ def _circle(run: Replay, ring: tuple[int, ...]) -> Divergence:
     counts = {event: sum(at == event for at in waiting.values()) for event in events}
     main = max(events, key=lambda event: (counts[event], -min(_at(waiting, event))))
     calls = {rank: run.calls[rank] for rank in sorted(waiting)}
+    # Who is no member of a new group has made that call and gone on.
+    came = {
+        rank: next((e for e in sorted(events) if e != at and rank in run.there.get(e, ())), at)
+        for rank, at in waiting.items()
+    }
     position = run.calls[min(_at(waiting, main))].position
     return Divergence(
         "order",
         run.groups[main],
         position,
         calls,
-        events=waiting,
+        events=came,
         groups=tuple(run.groups[event] for event in sorted(events)),
     )
 

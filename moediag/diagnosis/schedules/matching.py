@@ -18,7 +18,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 # Kinds of divergence, by priority. Only ``parameters`` is silent: the same bytes travel, with
 # another meaning.
-KINDS = ("op", "size", "splits", "dtype", "reduce", "root", "parameters")
+KINDS = ("op", "members", "size", "splits", "dtype", "reduce", "root", "parameters")
 
 
 def key(call: Collective) -> tuple[Any, ...]:
@@ -31,6 +31,7 @@ def key(call: Collective) -> tuple[Any, ...]:
         call.parameters,
         call.reduce,
         call.peer,
+        call.members,
         call.splits_in,
         call.splits_out,
     )
@@ -45,6 +46,7 @@ def wire_numel(call: Collective) -> int:
 
 _VIEWS: dict[str, Callable[[Collective], Any]] = {
     "op": lambda c: c.op or None,
+    "members": lambda c: c.members,
     "size": lambda c: None if c.op in ("", "barrier", "all_to_all") else wire_numel(c),
     "dtype": lambda c: None if c.op == "barrier" else c.dtype or None,
     "reduce": lambda c: c.reduce,
@@ -67,11 +69,20 @@ def differs(calls: Calls, order: tuple[int, ...]) -> str | None:
                 return kind
             continue
         values = {value for call in calls.values() if (value := _VIEWS[kind](call)) is not None}
+        if kind == "members" and not _members_disagree(calls):
+            continue
         if len(values) > 1:
             return kind
         if kind == "size" and _parts_disagree(calls):
             return kind
     return None
+
+
+def _members_disagree(calls: Calls) -> bool:
+    """Whether a rank makes a group with another that makes a different one meanwhile. Ranks that
+    only make groups of their own, side by side, do not wait for each other."""
+    made = {rank: call.members for rank, call in calls.items() if call.members is not None}
+    return any(made.get(r, own) != own for rank, own in made.items() if rank in own for r in own)
 
 
 def _parts_disagree(calls: Calls) -> bool:

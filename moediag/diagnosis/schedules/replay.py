@@ -7,7 +7,7 @@ really stopped: by a rank that never arrived, or by one that itself waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from moediag.diagnosis.schedules.align import Aligned, Channel, Key, own_calls
@@ -29,6 +29,8 @@ class Replay:
     """Rank -> its own call there."""
     groups: dict[Event, Group] = field(default_factory=dict)
     """Event -> its group."""
+    there: Mapping[Event, Collection[int]] = field(default_factory=dict)
+    """Event of collectives -> the ranks that made the call."""
 
     def add(
         self, rank: int, event: Event, call: Collective, absent: tuple[int, ...], group: Group
@@ -41,7 +43,7 @@ def replay(aligned: Aligned, evidence: Evidence) -> Replay:
     """The replayed state, in linear time in the number of calls."""
     run = _Run(aligned, evidence)
     run.to_the_end()
-    result = Replay()
+    result = Replay(there=run.who)
     for rank in run.queues:
         stop = run.stop(rank)
         if stop is not None:
@@ -76,7 +78,8 @@ def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
         if waiter in result.waits and result.calls[waiter].index < call.index:
             return
     else:
-        last = evidence.ranks[waiter].collectives[-1]
+        later = (c for c in reversed(evidence.ranks[waiter].collectives) if not c.asynchronous)
+        last = next(later, call)  # what was issued with the call that it waits for does not count
         # Whoever else a failed rank waited for, this peer came to its end without the call.
         left = evidence.ranks[waiter].error is not None and evidence.ranks[peer].finished
         late = call.asynchronous or last.index != call.index
@@ -171,8 +174,13 @@ class _Run:
         if event not in self.absent:  # all members that wait there ask
             key, position = event
             schedule, there = self.aligned.schedules[key], set(self.who.get(event, ()))
+            # Members of a new group wait for each other only.
+            made = [schedule.at(rank, position) for rank in there]
+            those = {r for call in made if call is not None for r in call.members or ()}
             self.absent[event] = tuple(
-                r for r, s in schedule.starts.items() if s <= position and r not in there
+                r
+                for r, s in schedule.starts.items()
+                if s <= position and r not in there and (not those or r in those)
             )
         return self.absent[event]
 

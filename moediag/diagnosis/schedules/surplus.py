@@ -22,7 +22,7 @@ LEAST = 3  # calls that the ranks must have made alike
 
 def before(found: Divergence, aligned: Aligned, evidence: Evidence) -> Divergence:
     """The first call that only some ranks made, if such calls explain ``found``; else ``found``."""
-    if found.kind in ("order", "splits"):
+    if found.kind in ("order", "splits", "peer", "transfer"):
         return found
     schedule = next((s for s in aligned.schedules.values() if s.group == found.group), None)
     made = _made(schedule) if schedule is not None else {}

@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moediag.diagnosis.schedules.align import POINT_TO_POINT, further
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 from moediag.protocol import natural
@@ -110,6 +111,7 @@ def _tracks(
     examples: dict[int, Collective] = {}
     tracks: dict[int, _Track] = {}
     roles = _roles(evidence)
+    rings = _rings(evidence)
     total = 0
     for rank in (*sides, *(rank for rank in sorted(evidence.ranks) if rank not in sides)):
         seen = evidence.ranks[rank]
@@ -119,6 +121,8 @@ def _tracks(
         own: list[int] = []
         for call in seen.collectives:
             toward = 0 if call.peer is None else 1 if call.peer > rank else -1
+            if toward and line_of(call) in rings:
+                toward = further(seen.groups[call.group], rank, call.peer or 0)
             sizes = () if call.op == "all_to_all" else (call.numel_in, call.numel_out)
             group = roles.get((rank, call.group), call.group)
             place = (call.site, call.callers)
@@ -128,6 +132,31 @@ def _tracks(
             examples.setdefault(number, call)
         tracks[rank] = _Track(seen.collectives, own)
     return tracks, examples
+
+
+def _rings(evidence: Evidence) -> set[object]:
+    """The lines in which all ranks of a group, but one perhaps, send to or receive from the rank
+    that is equally far from them, around the end of the group."""
+    lines: dict[object, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    size: dict[object, int] = {}
+    for rank, seen in evidence.ranks.items():
+        for call in seen.collectives:
+            group = seen.groups.get(call.group)
+            if call.op not in POINT_TO_POINT or group is None or call.peer not in group.ranks:
+                continue
+            lines[line_of(call)][rank].add(further(group, rank, call.peer or 0))
+            size[line_of(call)] = len(group.ranks)
+    found = set()
+    for place, by_rank in lines.items():
+        usual, times = Counter(map(frozenset, by_rank.values())).most_common(1)[0]
+        if len(by_rank) == size[place] > 2 and len(usual) == 1 and times >= size[place] - 1:
+            found.add(place)
+    return found
+
+
+def line_of(call: Collective) -> tuple[object, ...]:
+    """The group, the operation and the lines of a call."""
+    return call.group, call.op, call.site, call.callers
 
 
 def _roles(evidence: Evidence) -> dict[tuple[int, str], Any]:
@@ -194,7 +223,9 @@ def _from_peers(
     for place, those in sorted(ways.items()):
         usual, times = Counter(those.values()).most_common(1)[0]
         with_it = sum(reached > place for reached in farther)
-        if times < 2 or with_it or times < len(those) or not _in_a_loop(own, place):
+        if times < 2 or with_it or times < len(those):
+            continue
+        if not (_in_a_loop(own, place) or (times > 2 and _again(own, place, examples[usual]))):
             continue
         return Departure(rank, own.calls[place], examples[usual], tuple(sorted(those)))
     return None
@@ -229,6 +260,13 @@ def _in_a_loop(own: _Track, place: int) -> bool:
         if own.tokens[end - 1] == before[-1] and own.tokens[end - SHARED : end] == before:
             return True
     return False
+
+
+def _again(own: _Track, place: int, usual: Collective) -> bool:
+    """Whether the rank repeats a send or receive that all made before, without the collective that
+    the others made after it."""
+    sends = own.calls[place].op in POINT_TO_POINT and usual.op not in POINT_TO_POINT
+    return sends and own.tokens[place] in own.tokens[max(0, place - SHARED) : place]
 
 
 # ------------------------------------------------------------------------ what was always the same

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.evidence.model import Collective
@@ -26,18 +27,36 @@ def describe(call: Collective) -> str:
         of = f" at {call.site}"
     if not call.op:
         return "a call"
+    if call.members is not None:
+        return f"{call.op} of {ranks(call.members)}{of}"
     details = [] if call.op == "barrier" else [plural(wire_numel(call), "element")]
     details += [call.dtype] if call.dtype else []
     details += [call.reduce] if call.reduce and call.op in ("all_reduce", "reduce") else []
     return f"{call.op}{of}" + (f" ({', '.join(details)})" if details else "")
 
 
+def addressed(call: Collective, text: str = "") -> str:
+    """``send at ring.py:55 pass (8 elements, float32) to rank 1``; without a peer
+    :func:`describe`. ``text`` replaces that."""
+    text = text or describe(call)
+    if call.peer is None or call.op not in POINT_TO_POINT:
+        return text
+    tag = f" with tag {call.tag}" if call.tag else ""
+    return f"{text} {'to' if call.op == 'send' else 'from'} rank {call.peer}{tag}"
+
+
+def all_first(calls: Mapping[int, Collective]) -> str | None:
+    """``send`` or ``receive``, if all ranks of a circle wait in that; else None."""
+    ops = {call.op for call in calls.values()}
+    return {"send": "send", "recv": "receive"}.get(*ops) if len(ops) == 1 else None
+
+
 def sides(calls: Mapping[int, Collective], with_group: Divergence | None = None) -> str:
     """``rank 0 is in all_gather of …, ranks 1, 2 are in reduce_scatter of …``."""
     sides: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
-        text = describe(call)
-        if with_group is not None:
+        text = describe(call) if with_group is None else addressed(call)
+        if with_group is not None and call.members is None:
             text += f" on {_label(call.group, with_group)}"
         sides.setdefault(text, []).append(rank)
     pieces = [

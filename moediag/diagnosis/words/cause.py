@@ -15,7 +15,15 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.diagnosis.schedules.starvation import Starved, layer_name
 from moediag.diagnosis.schedules.usual_order import Departure
-from moediag.diagnosis.words.calls import FEW, describe, first_few, sentence, sides
+from moediag.diagnosis.words.calls import (
+    FEW,
+    addressed,
+    all_first,
+    describe,
+    first_few,
+    sentence,
+    sides,
+)
 from moediag.diagnosis.words.places import words
 from moediag.evidence.model import Collective, Evidence
 from moediag.protocol.tolerance import SAME_LOSS
@@ -34,6 +42,8 @@ def of_divergence(
         text = _order(divergence, calls, blame)
     elif divergence.kind == "splits":
         text = _splits(divergence, calls)
+    elif divergence.kind in ("peer", "transfer"):
+        text = _transfer(divergence, calls)
     elif blame.basis == "left-out":
         text = _left_out(calls, blame)
     elif blame.basis == "skipped":
@@ -106,13 +116,15 @@ def _skipped(calls: Mapping[int, Collective], blame: Blame) -> str:
 def _differing(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
     differ = {
         "op": "different operations meet",
+        "members": "the members of a new group differ",
         "size": "sizes differ",
         "dtype": "dtypes differ",
         "reduce": "reductions differ",
         "root": "roots differ",
         "parameters": "different parameters meet in one operation",
     }[divergence.kind]
-    text = sentence(f"{differ} on {divergence.group.label}: {sides(calls)}")
+    on = "" if divergence.kind == "members" else f" on {divergence.group.label}"
+    text = sentence(f"{differ}{on}: {sides(calls)}")
     return text + _inputs(divergence, calls) + _basis(blame)
 
 
@@ -194,13 +206,13 @@ def _missing(
         text = f"{here}; {gone} had no call open. It is not known which side is wrong"
         return sentence(text) + _parted(blame)
     if divergence.inferred and blame.basis in ("peers", "habit"):
-        return sentence(f"{here}, which {gone} did not come to") + _parted(blame)
+        return sentence(f"{here}, which {gone} did not reach") + _parted(blame)
     if divergence.left and {*divergence.absent} == {*divergence.left}:
         how = " and ".join(dict.fromkeys(left.text for left in divergence.left.values()))
         return sentence(f"{here}, but {gone} ended by {how} without that call")
     if set(divergence.absent) == set(divergence.ended):
         return sentence(f"{here}, but {gone} reached the end without that call")
-    return sentence(f"{here}, but {gone} never came to that call")
+    return sentence(f"{here}, but {gone} never reached that call")
 
 
 def _left_over(divergence: Divergence, calls: Mapping[int, Collective], what: str) -> str:
@@ -221,10 +233,35 @@ def _left_over(divergence: Divergence, calls: Mapping[int, Collective], what: st
 def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
     return (
         sentence(f"ranks wait for each other in a circle: {sides(calls, with_group=divergence)}")
-        + " They disagree about which of these comes first."
-        + ("" if blame.culprits else " The evidence does not show whose order is wrong.")
+        + _whose_order(calls, blame)
         + _parted(blame)
     )
+
+
+def _whose_order(calls: Mapping[int, Collective], blame: Blame) -> str:
+    if (first := all_first(calls)) is not None:
+        return f" All of them {first} first."
+    unknown = "" if blame.culprits else " The evidence does not show whose order is wrong."
+    return f" They disagree about which of these comes first.{unknown}"
+
+
+def _transfer(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
+    """A send or receive with another peer or tag, or made more or less often, than the others."""
+    (one, mine), (two, theirs) = calls.items()
+    like = ranks(divergence.agreeing)
+    if divergence.kind == "transfer":
+        made = divergence.counts
+        return sentence(
+            f"rank {one} waits in {addressed(mine)}: its line made {made[one]} in this step, that "
+            f"of rank {two} {made[two]}. {like.capitalize()} agree on "
+            f"{next(count for rank, count in made.items() if rank != divergence.odd)}, "
+            f"{ranks([divergence.odd or 0])} alone differs"
+        )
+    text = f"rank {one} called {addressed(mine)}, while rank {two} waits in {addressed(theirs)}"
+    if divergence.odd is None:
+        return sentence(f"{text}: their tags differ, so they never meet")
+    usual = f"rank {two}" + (f" with tag {theirs.tag}" if mine.tag != theirs.tag else "")
+    return sentence(f"{text}. What {like} do in that line would be a {mine.op} with {usual} here")
 
 
 def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
@@ -365,16 +402,12 @@ def _elsewhere(starved: Sequence[Starved]) -> str:
 
 def of_gradients(facts: GradientFacts) -> str:
     """``18 of 69 parameters have wrong gradients in step 1, worst …``."""
-    verb = (
-        "parameter has a wrong gradient"
-        if len(facts.wrong) == 1
-        else "parameters have wrong gradients"
-    )
-    text = (
-        f"in step {facts.step}, {len(facts.wrong)} of {facts.compared} {verb} against the reference"
-    )
+    verb = "has a wrong gradient" if len(facts.wrong) == 1 else "have wrong gradients"
+    own = "has" if len(facts.missing) == 1 else "have"
+    text = f"in step {facts.step}, {len(facts.wrong)} of {plural(facts.compared, 'parameter')} "
+    text += f"{verb} against the reference"
     if facts.missing:
-        text += f" ({len(facts.missing)} have none on some rank)"
+        text += f" ({len(facts.missing)} {own} none on some rank)"
     if facts.worst is not None:
         text += f"; largest error {error_size(facts.error)} in {facts.worst}"
     text = sentence(text)

@@ -23,11 +23,11 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
         text = f"Every rank that was seen has issued {what} and it does not complete. "
         text += f"Nothing is known of {ranks(found.unseen)}, which must take part"
         if found.suspects:
-            text += (
-                ": every rank that waits, waits for it. It ended, or its dump was not collected."
-            )
-            return text
-        return f"{text}{_more(found)}. It is not known which rank the others wait for."
+            gone = "It ended, or its dump was not collected."
+            return f"{text}: all waiting ranks wait for it. {gone}"
+        if found.others:
+            text += f"; {plural(found.others, 'other call')} elsewhere did not complete either"
+        return f"{text}. It is not known which rank the others wait for."
     if found.basis == "habit":
         return (
             f"{ranks(found.suspects)} {agreeing(f'waits in {what}', found.suspects)}, where other "
@@ -40,15 +40,13 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
             f"{done} on {ranks(found.ahead)} and not on {ranks(found.suspects)}: not a mismatch "
             "of code, but a device or a link that is stuck."
         )
+    stuck = "it does not complete"
+    if found.others:
+        stuck = f"it and {plural(found.others, 'call')} elsewhere never complete"
     return (
-        f"All members issued {what}, their calls match, but it does not complete{_more(found)}: "
-        "not a mismatch of code, but a device, the network, or an unrecorded call. It is not known "
-        "which rank is stuck."
+        f"All members issued {what}, their calls match, but {stuck}: not a mismatch of code, but a "
+        "device, the network, or an unrecorded call. It is not known which rank is stuck."
     )
-
-
-def _more(found: Frontier) -> str:
-    return f", nor {plural(found.others, 'other call')} elsewhere" if found.others else ""
 
 
 def may_be_late(absent: Sequence[int]) -> str:
@@ -120,7 +118,8 @@ def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
     text = f"Collect {' and '.join(wanted)}." if wanted else ""
     if culprits:
         whose = ranks(culprits)
-        text = f"See what {whose} did instead: its log, its stack while it hangs. {text}"
+        their = "its log, its stack" if len(culprits) == 1 else "their logs, their stacks"
+        text = f"See what {whose} did instead: {their} while the job hangs. {text}"
     return text.rstrip()
 
 

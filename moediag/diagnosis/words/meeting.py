@@ -47,7 +47,7 @@ def unequal(evidence: Evidence) -> str:
         f"{what} is {', '.join(f'{value} on {ranks(who)}' for value, who in sides.items())}"
         for what, sides in _apart(evidence)
     ]
-    return f"They were told to meet differently: {'; '.join(texts)}." if texts else ""
+    return f"They were configured differently: {'; '.join(texts)}." if texts else ""
 
 
 def odd(evidence: Evidence) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from moediag.diagnosis.end_states.whereabouts import (
     busy_workers,
 )
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.words.calls import first_few
+from moediag.diagnosis.words.calls import addressed, all_first, first_few
 from moediag.diagnosis.words.paths import advice
 from moediag.diagnosis.words.places import words
 from moediag.diagnosis.words.user_facts import unequal_batches
@@ -26,6 +26,7 @@ from moediag.evidence.program_source import Program
 from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
 
+_ALL = ("world", "all ranks")  # labels of groups
 _LOOPS = 2  # that are told, outermost first
 # Raised by torch's handler of SIGCHLD, whatever the main thread does.
 _LOADER_DIED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal")
@@ -45,11 +46,16 @@ def next_step(
         return ""
     if failure is not None:
         return _after_failure(failure, culprits, evidence)
+    if divergence is not None and divergence.kind in ("peer", "transfer"):
+        return _alike(divergence, evidence)
     if divergence is not None:
         sure = forked is not None and len(forked.decisions) == 1 and not culprits
         if {call.op for call in divergence.calls.values() if call is not None} <= {"send", "recv"}:
             # A send and its receive are rightly under different conditions.
             paired = "Pair each send with a receive: these ranks wait for each other."
+            if all_first({r: c for r, c in divergence.calls.items() if c is not None}) is not None:
+                paired = "Let some of these ranks begin with the other of send and recv, or use "
+                paired += "batch_isend_irecv."
             return paired if divergence.kind == "order" else _diverged(divergence, found, evidence)
         return (
             (_caught(evidence, found) or _by_batches(evidence) or advice(forked) if sure else "")
@@ -132,12 +138,12 @@ def _either(divergence: Divergence, found: Sequence[Standing], culprits: Sequenc
 
 def _every(divergence: Divergence) -> str:
     label = divergence.group.label
-    return "Every rank" if label == "world" else f"Every rank of {label}"
+    return "Every rank" if label in _ALL else f"Every rank of {label}"
 
 
 def _all(divergence: Divergence) -> str:
     label = divergence.group.label
-    return "all ranks" if label == "world" else f"all ranks of {label}"
+    return "all ranks" if label in _ALL else f"all ranks of {label}"
 
 
 def _by_batches(evidence: Evidence) -> str:
@@ -145,7 +151,8 @@ def _by_batches(evidence: Evidence) -> str:
     if found is None:
         return ""
     at = found.line.partition(" ")[0]
-    return f"Give all ranks equally many batches at {at} (drop_last, or an even split of the data)."
+    how = "drop_last, or an even split of the data"
+    return f"Give all ranks the same number of batches at {at} ({how})."
 
 
 # ------------------------------------------------------------------------ by the calls
@@ -177,6 +184,20 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
         at = next(iter(lines.values()))
         return f"Make what each rank sends match what the other expects{at and f', at {at}'}."
     return ""
+
+
+def _alike(divergence: Divergence, evidence: Evidence) -> str:
+    """Which transfer to make as the other ranks do."""
+    own = {path.rpartition("/")[2] for path in evidence.sources}
+    calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
+    lines = {rank: _line(call, own) for rank, call in calls.items()}
+    sites = _sites(calls, lines, lambda call: addressed(call, call.op))
+    if divergence.odd is None:
+        return f"Use one tag for both: {sites}."
+    who, like = f"rank {divergence.odd}", ranks(divergence.agreeing)
+    if divergence.kind == "peer":
+        return f"Give {who} the peer and tag that {like} have in that line: {sites}."
+    return f"Let {who} make as many transfers as {like}: {sites}."
 
 
 def _line(call: Collective, own: Collection[str]) -> str:
@@ -254,8 +275,8 @@ def _repeats(waiting: Standing, evidence: Evidence) -> str:
     if not repeated and not decided:
         return "run the same number of steps"
     kinds = (
-        ("decide {} alike", [*dict.fromkeys(decided)]),
-        (f"run the loop{'s' * (len(repeated) > 1)} {{}} equally often", repeated),
+        ("decide {} the same way", [*dict.fromkeys(decided)]),
+        (f"run the loop{'s' * (len(repeated) > 1)} {{}} the same number of times", repeated),
     )
     return " and ".join(text.format(" and ".join(of[:_LOOPS])) for text, of in kinds if of)
 
@@ -267,7 +288,11 @@ def _skips(sides: Sequence[Standing], evidence: Evidence) -> str:
     shared = [c for c in around[0] if all(c in other for other in around)] if around else []
     program = Program(evidence.sources, evidence.one_node)
     told = [*dict.fromkeys(leaf for loop in shared for leaf in _leaves(loop, program)[1])]
-    return f" Do all ranks decide {' and '.join(told)} alike?" if 0 < len(told) <= _LOOPS else ""
+    return (
+        f" Do all ranks decide {' and '.join(told)} the same way?"
+        if 0 < len(told) <= _LOOPS
+        else ""
+    )
 
 
 def _leaves(loop: Condition, program: Program) -> tuple[bool, list[str]]:
@@ -286,7 +311,7 @@ def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence
         at = f" at {passes[-1].line.partition(' ')[0]}" if passes and passes[-1].line else ""
         return (
             f"Find out what killed a worker of {who}'s data loader{at}: memory, /dev/shm or a "
-            "crash. The exception was raised where the rank was by then."
+            "crash. The exception was raised wherever the rank happened to be."
         )
     if failure.message or failure.where:
         at = f" at {failure.where.partition(' ')[0]}" if failure.where else ""

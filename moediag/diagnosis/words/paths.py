@@ -125,22 +125,24 @@ def advice(found: Fork | None) -> str:
         told = [f"`{one.text}` at {one.file}:{one.line}" for one in found.decisions]
         return (
             f"{_both(found)} diverged at one of these: {', '.join(told)}. Make all ranks decide "
-            "alike there."
+            "the same way there."
         )
     (one,) = found.decisions
     at = f"{one.file}:{one.line}"
     if CAUGHT in one.ways:
         side = found.sides[one.ways.index(CAUGHT)]
         if "StopIteration" in one.text:
-            return f"Give all ranks equally many items: {ranks(side.ranks)} had no more at {at}."
+            return (
+                f"Give all ranks the same number of items: {ranks(side.ranks)} had no more at {at}."
+            )
         return (
             f"Only {ranks(side.ranks)} caught an exception at {at} (`{one.text}`) and left the "
             "path of the others: do not catch it there, or let all ranks leave together."
         )
     how = _how(found, one)
     if TURN in one.ways or OVER in one.ways:
-        return f"Make all ranks take equally many turns of `{one.text}` at {at}{how}."
-    return f"Make all ranks decide alike at {at}: `{one.text}`{how}."
+        return f"Make all ranks run `{one.text}` at {at} the same number of times{how}."
+    return f"Make all ranks decide the same way at {at}: `{one.text}`{how}."
 
 
 def _how(found: Fork, one: Decision) -> str:

@@ -69,15 +69,15 @@ def _norm(d: Disagreement, facts: ReplicaFacts) -> str:
         whose, kind = ("its own", "plain tensors") if scope.plain else ("its mesh's", "DTensors")
         text += (
             f": each rank sums only {whose} {what} ({_rows(scope.rows or {}, what)}, {kind} "
-            f"in {listed(scope.parameters)}), so each clips by another factor"
+            f"in {listed(scope.parameters)}), so each clips by a different factor"
         )
     elif scope.kind == "own":
         text += (
             ": each is the norm of what that rank holds, nothing is summed over ranks, so each "
-            "clips by another factor"
+            "clips by a different factor"
         )
     else:
-        text += ", so each clips by another factor"
+        text += ", so each clips by a different factor"
     text = _sentence(text)
     if facts.true_norm is not None:
         whole = _digits(values).format(facts.true_norm)
@@ -140,7 +140,7 @@ def of_wrong_norm(wrong: WrongNorm) -> str:
     return _sentence(
         f"{where}the norm used for clipping is {times:.4g} times the true one on every rank "
         f"({wrong.norm:.4f}, single process {wrong.true:.4f}), although the gradients before "
-        "clipping are right: what the optimizer gets is scaled by another factor"
+        "clipping are right: what the optimizer gets is scaled by a different factor"
     )
 
 

@@ -9,7 +9,7 @@ from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules.align import Aligned, Schedule, was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.words.calls import describe
+from moediag.diagnosis.words.calls import addressed, describe
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 from moediag.result import Lane, LaneCell, RankState, SideBySide
 from moediag.result.wording import listed
@@ -98,9 +98,8 @@ def _own(seen: RankEvidence, here: Collective | None) -> tuple[LaneCell, ...]:
             continue
         call = calls[place]
         group = seen.groups.get(call.group)
-        text = describe(call)
-        if call.peer is not None and place == at:  # elsewhere it would only make ranks differ
-            text += f" {'to' if call.op == 'send' else 'from'} rank {call.peer}"
+        # Elsewhere the peer would only make ranks differ.
+        text = addressed(call) if place == at else describe(call)
         text += f" on {group.label if group else call.group}"
         cells.append(LaneCell(text, "done" if call.completed else "open"))
     return tuple(cells)

@@ -212,7 +212,7 @@ def check(
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Check a model, a layout and releases before a job is launched.
+    """Check a model, a layout and releases before you launch a job.
 
     Needs no GPU and no weights. The library's own code shards the model without weights, on
     simulated ranks. With --script, your own program is run on them. Exit code 1: something fails;

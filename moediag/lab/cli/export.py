@@ -24,7 +24,7 @@ def export(
     set_: o.SetPairs = [],  # noqa: B006
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Write a variant as one Python file that torchrun runs without moediag.
+    """Write a variant as one Python file that runs under torchrun without moediag.
 
     Attach it to an upstream issue: it names the library versions, builds the model, skews the
     routing, runs the steps and compares every gradient with a single process.

@@ -29,7 +29,7 @@ def init(
     set_: o.SetPairs = [],  # noqa: B006
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
-    """Write a scenario of your own, as a copy of another with your changes.
+    """Write your own scenario: a copy of another one with your changes.
 
     In a terminal, what no option says is asked for: the scenario to begin with, the title, the
     model family and the release of transformers. A file that exists is not overwritten.

@@ -76,7 +76,7 @@ def matrix(
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Show which release has which failure: scenarios, or families of one, by release.
+    """Show which releases have which failures, for scenarios or for the families of one.
 
     Each cell is a run of the unfixed variant and its controls, like a probe of `moediag bisect`.
     """

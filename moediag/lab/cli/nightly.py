@@ -93,7 +93,7 @@ def nightly(
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:  # fmt: skip
-    """Run the catalogue on pinned and new releases, and report what changed since past nights.
+    """Run the catalogue on pinned and new releases, and report what changed since earlier nights.
 
     One package changes at a time. After the runs, a hunt says which findings appeared and went away
     between the newest transformers and the release before. Each new failure is bisected between the

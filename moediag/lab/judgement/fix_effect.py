@@ -99,14 +99,14 @@ def detector(t: TrialResult) -> str:
 
 
 def extent(t: TrialResult) -> str:
-    """How much is wrong and what detected it: "12 of 69 gradients, largest error 3.0e-03, seen by
-    gradients against the reference"."""
+    """How much is wrong and what detected it: "12 of 69 gradients, largest error 3.0e-03, detected
+    by gradients against the reference"."""
     pieces = []
     if t.wrong_parameters:
         compared = plural(t.parameters_compared, "gradient")
         pieces.append(f"{len(t.wrong_parameters)} of {compared}")
         pieces.append(f"largest error {error_size(t.gradient_error)}")
-    pieces.append(f"seen by {detector(t)}")
+    pieces.append(f"detected by {detector(t)}")
     if t.verdict == Verdict.CRASH and _error(t):
         pieces[-1] += f", {' in '.join(_parts(t)[1:])}"
     return ", ".join(pieces)

@@ -71,6 +71,9 @@ def _readable(parameter: Any) -> bool:
         and gradient.dim() > 1
         and gradient.layout is torch.strided
         and gradient.numel() <= _MOST_ELEMENTS
+        # A hook of the program may divide or reduce the gradient before it is read here.
+        and not parameter._backward_hooks
+        and not parameter._post_accumulate_grad_hooks
     )
 
 

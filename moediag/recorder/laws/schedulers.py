@@ -40,7 +40,11 @@ class Schedulers:
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
-        recorder.patches.replace(lr_scheduler.LRScheduler, "step", self._wrapped)
+        # torch 2.13 has _update_lr. A frame around step() would be in its warnings, in place of the
+        # caller's.
+        kind = lr_scheduler.LRScheduler
+        if not recorder.patches.replace(kind, "_update_lr", self._wrapped):
+            recorder.patches.replace(kind, "step", self._wrapped)
         recorder.on_uninstall.append(when_imported(_DEEPSPEED, self._watch_deepspeed))
         recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
         self._context.on_step.append(self._write)

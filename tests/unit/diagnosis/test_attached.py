@@ -304,4 +304,4 @@ def test_a_job_that_ended_meanwhile() -> None:
     ended = RankLook(11, looks.GONE)
     found = judged(RankEvidence(0), RankEvidence(1), does={0: ended, 1: ended})
     assert found.verdict == "inconclusive"
-    assert found.cause == "The job ended while it was looked at."
+    assert found.cause == "The job ended while it was being examined."

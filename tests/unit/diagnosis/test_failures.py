@@ -705,7 +705,7 @@ def stopped(job: Job, text: str) -> Evidence:
 
 
 def test_an_error_of_the_guard_is_a_crash_with_its_divergence() -> None:
-    text = "ranks came to the reduce_scatter of model.layers.1 with different parameters"
+    text = "ranks reached the reduce_scatter of model.layers.1 with different parameters"
     found = diagnose(stopped(fsdp2_job(STARVED, set(), set()), text))
     assert found.verdict == Verdict.CRASH
     assert (found.culprits, found.victims) == ((0,), (1, 2))

@@ -194,7 +194,7 @@ def test_a_late_rank_is_no_culprit_where_a_dump_tells_when_it_was_written() -> N
     assert "on request" not in known.cause
     known = of(late, timing=True)
     assert (known.verdict, known.culprits) == ("inconclusive", ())
-    assert "never came to that call" in known.cause and "may have been running" in known.cause
+    assert "never reached that call" in known.cause and "may have been running" in known.cause
     for job in (stuck, late):  # the same calls, and nothing tells the time
         unknown = of(job, timing=False)
         assert (unknown.verdict, unknown.culprits) == ("hang", stuck.culprits)

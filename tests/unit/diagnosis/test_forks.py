@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import replace
 from typing import Any
@@ -67,9 +68,16 @@ def fork_of(source: str, **known: Any) -> Fork | None:
 
 
 def decisions(source: str, **known: Any) -> list[tuple[str, tuple[str, str]]]:
+    """The decisions between ranks 0 and 1; the same the other way round, if both made a call."""
     found = fork_of(source, **known)
     assert found is not None
-    return [(one.text, one.ways) for one in found.decisions]
+    told = [(one.text, one.ways) for one in found.decisions]
+    if not known and re.search("# .*B", source) and "if rank ==" not in source:
+        swapped = str.maketrans("ABab", "BAba")
+        other = fork_of(re.sub("(?<=# ).*", lambda m: m[0].translate(swapped), source))
+        assert other is not None
+        assert [(one.text, one.ways[::-1]) for one in other.decisions] == told
+    return told
 
 
 BREAK = """
@@ -528,8 +536,8 @@ class TestPage:
         found = diagnose(job(BREAK))
         assert found.culprits == ()
         assert found.next_step == (
-            "Make all ranks decide alike at train.py:6: `if stopper.update(loss)` was false on "
-            "rank 0, true on rank 1."
+            "Make all ranks decide the same way at train.py:6: `if stopper.update(loss)` was "
+            "false on rank 0, true on rank 1."
         )
 
     def test_the_paths_from_the_last_common_call_on(self) -> None:
@@ -559,8 +567,8 @@ class TestEndedByACall:
         assert found.culprits == (1,) and found.victims == (0,)
         assert "rank 1 ended by os._exit(0) at train.py:5 without that call" in found.cause
         assert found.next_step == (
-            "Make all ranks decide alike at train.py:4: `if loss > 100` was true on rank 1, false "
-            "on rank 0."
+            "Make all ranks decide the same way at train.py:4: `if loss > 100` was true on rank 1, "
+            "false on rank 0."
         )
         without = diagnose(replace(job(EXIT), sources={}))
         assert without.culprits == (1,)
@@ -585,8 +593,8 @@ class TestEndedByACall:
         assert found.culprits == ()
         assert "rank 1 ended by sys.exit(0) at train.py:5" in found.cause
         assert found.next_step == (
-            "Make all ranks decide alike at train.py:4: `if loss > 100` was true on rank 1, false "
-            "on rank 0."
+            "Make all ranks decide the same way at train.py:4: `if loss > 100` was true on rank 1, "
+            "false on rank 0."
         )
 
     def test_for_a_rank_that_the_program_singles_out(self) -> None:

@@ -103,7 +103,7 @@ def test_what_ranks_were_told_differently_is_why_they_do_not_meet(
 @pytest.mark.parametrize("other", [HERE, Meeting(), replace(HERE, address="node-0:29500")])
 def test_ranks_that_were_told_the_same_do_not_meet_for_another_reason(other: Meeting) -> None:
     found = diagnose(told(job(Stall(4.0, 12.0, (0, 1)), (MEETS,), (MEETS,)), HERE, other))
-    assert "do not find each other. The evidence does not show why" in found.cause
+    assert "cannot find each other. The evidence does not show why" in found.cause
 
 
 @pytest.mark.parametrize(

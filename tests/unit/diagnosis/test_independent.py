@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.blame.independent import independent
+from moediag.diagnosis.blame.nodes import explained
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Collective, Group
+from tests.unit.evidence_builder import Job, Op
 
 
 def divergence(
@@ -57,3 +60,18 @@ def test_a_rank_after_its_own_unmatched_call_misses_nobody() -> None:
 
 def test_no_divergence_is_none() -> None:
     assert independent((), lambda one: Blame()) == ()
+
+
+def test_a_rank_waits_for_one_that_is_gone_directly_or_through_others() -> None:
+    pairs: dict[str, tuple[tuple[int, ...], str | None]] = {
+        name: (members, "dp") for name, members in (("a", (0, 1)), ("b", (1, 2)), ("c", (2, 3)))
+    }
+    programs = [[Op("a")], [Op("b"), Op("a")], [Op("c"), Op("b")], [Op("c", peer=2)]]
+    seen = Job(pairs, programs).whole()
+    calls = {rank: one.collectives[0] for rank, one in seen.ranks.items()}
+    assert explained(seen, {rank: calls[rank] for rank in (0, 1, 2)}, {3}) == {0, 1, 2}
+    assert explained(seen, {rank: calls[rank] for rank in (0, 2)}, {3}) == {2}
+    assert explained(seen, {0: calls[0], 3: calls[3]}, {3}) == set()  # it waits for rank 2 alone
+    assert explained(seen, calls, set()) == set()
+    unknown = {0: replace(calls[0], group="d"), 1: calls[1]}
+    assert explained(seen, unknown, {1, 2}) == {1}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.diagnosis.laws import replica_sets
+from moediag.diagnosis.laws import breach_words
 from moediag.evidence.law_model import (
     LOCAL,
     PART,
@@ -93,7 +93,7 @@ def test_ranks_that_hold_nothing_in_common_were_not_compared() -> None:
     ],
 )
 def test_numbers_are_short_if_they_still_differ(values: list[str], shown: list[str]) -> None:
-    assert list(replica_sets.short(values)) == shown
+    assert list(breach_words.short(values)) == shown
 
 
 def test_another_learning_rate_explains_other_parameters() -> None:
@@ -512,7 +512,7 @@ class TestPlainParameters:
 
         (text,) = found("forward").suspicious
         assert "1 parameter (wte.weight) was equal on all ranks at first" in text
-        told = "clip_grad_norm_ at train.py:7 main returned another norm on each rank" in text
+        told = "clip_grad_norm_ at train.py:7 main returned a different norm on each rank" in text
         assert told is (norms[0] != norms[1])
         assert not found("backward").suspicious
 

@@ -21,7 +21,7 @@ from moediag.evidence.law_model import (
     RankLaws,
     SameOrder,
 )
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective, Evidence, Group
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job, with_events
 
@@ -99,6 +99,29 @@ class TestSamples:
         ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
         of = with_laws(replace(evidence, ranks=ranks), add)
         assert of.verdict == ("clean" if phase == "forward" else "wrong-gradients")
+
+    @pytest.mark.parametrize("axis", ["dp", "tp"])
+    def test_ranks_of_a_group_that_does_not_communicate_in_the_forward(self, axis: str) -> None:
+        """Parallelism by hand: parts of one layer have the same samples, replicas have not."""
+
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            pair = rank % 2 if axis == "dp" else rank // 2
+            inputs = (ModelInputs(step, 0, f"{step} {pair}", ()) for step in STEPS)
+            return replace(laws, inputs=tuple(inputs))
+
+        def call(at: int, group: str, phase: str, step: int) -> Collective:
+            return Collective(at, group, at, "all_reduce", 64, 64, "float32", phase, step=step)
+
+        evidence, ranks = job(4, how=PLAIN), {}
+        for rank, seen in evidence.ranks.items():
+            calls = [call(step, "dp", "backward", step) for step in STEPS]
+            calls += [call(9 + step, "tp", "forward", step) for step in STEPS]
+            dp, tp = (rank % 2, rank % 2 + 2), (rank // 2 * 2, rank // 2 * 2 + 1)
+            groups = {"dp": Group("dp", dp), "tp": Group("tp", tp)}
+            ranks[rank] = replace(seen, collectives=tuple(calls), groups=groups)
+        of = with_laws(replace(evidence, ranks=ranks), add)
+        found = ["the model of ranks 0, 2 was called" in text for text in of.suspicious]
+        assert found == [True] * (axis == "dp") and of.verdict == "clean"
 
     def test_the_same_samples_without_a_loader_are_suspicious(self) -> None:
         of = self.found(lambda rank, step: f"{max(rank, 1)} {step}", ranks=4)

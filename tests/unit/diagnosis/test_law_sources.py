@@ -28,10 +28,13 @@ class TestSources:
     @pytest.mark.parametrize(
         ("odd", "told"),
         [
-            ({"seed": 1}, "another seed on each of these ranks (0 on rank 0, 1 on rank 1)"),
+            ({"seed": 1}, "a different seed on each of these ranks (0 on rank 0, 1 on rank 1)"),
             ({"epoch": 0}, "Call set_epoch on every rank"),
             ({"drawn": 16}, "for a dataset of 16 samples, and its loader has another one of 64"),
-            ({"autocast": ""}, "another autocast (cpu, torch.bfloat16 on rank 0, off on rank 1)"),
+            (
+                {"autocast": ""},
+                "different autocast settings (cpu, torch.bfloat16 on rank 0, off on rank 1)",
+            ),
         ],
     )
     def test_what_differs_is_suspicious(self, odd: dict[str, Any], told: str) -> None:

@@ -148,6 +148,21 @@ class TestScale:
         each = losses(*[8] * backwards, total=2 / backwards, per=per)
         assert not self.found(0.5, losses=each)
 
+    @pytest.mark.parametrize("asynchronous", [True, False])
+    def test_a_backward_that_began_to_reduce_says_nothing_of_its_gradients(
+        self, asynchronous: bool
+    ) -> None:
+        calls = tuple(
+            Collective(
+                index=step, group="world", position=step, op="all_reduce", phase="backward",
+                dtype="float32", numel_in=8, numel_out=8, step=step, asynchronous=asynchronous,
+            )
+            for step in STEPS
+        )  # fmt: skip
+        evidence = plain()
+        ranks = {rank: replace(seen, collectives=calls) for rank, seen in evidence.ranks.items()}
+        assert len(self.found(1.0, evidence=replace(evidence, ranks=ranks))) == (not asynchronous)
+
     def test_clipping_is_no_scale(self) -> None:
         def add(_: int, laws: RankLaws) -> RankLaws:
             return replace(laws, norms=tuple(ClipNorm(s, MATRICES, 2.0, 1.0) for s in STEPS))
@@ -322,7 +337,7 @@ class TestStartsApart:
 
     def test_models_that_begin_apart_and_add_up_gradients_are_suspicious(self) -> None:
         (text,) = self.found(MATRICES).suspicious
-        assert "4 parameters ({a,b,c,d}.weight) began with other values on each rank" in text
+        assert "4 parameters ({a,b,c,d}.weight) began with different values on each rank" in text
 
     def test_parts_that_are_clipped_by_norms_of_their_own(self) -> None:
         """An actor and a critic: two factors."""
@@ -356,6 +371,18 @@ class TestClippedFirst:
         of = self.found()
         assert of.verdict == "wrong-gradients"
         assert "(3 on rank 0, 2 on rank 1)" in of.cause and "train.py:8 main" in of.cause
+
+    def test_a_second_update_of_a_step_has_gradients_of_its_own(self) -> None:
+        """DiLoCo: ranks differ in the inner update, and average for the outer one."""
+
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            one = ClipNorm(1, ("net.weight", "net.bias"), 3.0 - rank, 1.0, "train.py:8 main")
+            outer = tuple(replace(one, key="b.0", optimizer="SGD") for one in laws.checks)
+            inner = tuple(apart(rank, one) for one in laws.checks)
+            norms = tuple(replace(one, step=step) for step in STEPS)
+            return replace(laws, norms=norms, checks=(*inner, *outer))
+
+        assert diagnose(with_laws(plain(), add)).verdict == "clean"
 
     def test_clipping_of_each_micro_batch_may_be_meant(self) -> None:
         def add(rank: int, laws: RankLaws) -> RankLaws:
@@ -557,7 +584,7 @@ class TestTies:
     def test_a_lost_tie_is_a_failure(self) -> None:
         of = self.found()
         assert of.verdict == "wrong-weights"
-        assert "Since step 2 head.weight is another one" in of.cause
+        assert "Since step 2 head.weight is a different one" in of.cause
 
     @pytest.mark.parametrize("more", [{"lost": 9}, {"left_out": False}, {"ranks": 1}])
     def test_a_kept_tie_and_one_that_an_optimizer_trains(self, more: dict[str, Any]) -> None:

@@ -168,11 +168,11 @@ def test_copies_that_differed_before_the_save_are_described() -> None:
     assert what_is_lost(one) == (
         "copies-were-apart",
         "Before anything was saved, 2 parameters of which every rank has a copy had drifted apart "
-        "between the ranks (a, b.c). A checkpoint keeps one copy, so after loading rank 1 goes on "
-        "with another's, which differs by up to 5.0e-01.",
+        "between the ranks (a, b.c). A checkpoint keeps one copy, so after loading rank 1 "
+        "continues with another's, which differs by up to 5.0e-01.",
     )
     both = {**one, 0: outcome(apart=("a", "b.c"), weights={"b.c": 0.125})}
-    assert "so after loading ranks 0, 1 go on with another's" in what_is_lost(both)[1]
+    assert "so after loading ranks 0, 1 continue with another's" in what_is_lost(both)[1]
     # A weight that was equal before was lost by the save.
     other = {**one, 1: outcome(apart=("a",), weights={"a": 0.5, "c": 0.5})}
     assert what_is_lost({1: other[1]})[0] == "weights"
@@ -185,8 +185,8 @@ def test_a_different_optimizer_state_is_described() -> None:
     found = {0: outcome(optimizer={"a exp_avg": 0.25}), 1: outcome(optimizer={"a exp_avg": 0.5})}
     assert what_is_lost(found) == (
         "optimizer",
-        "After loading every weight is as at the save, but not the optimizer: 1 tensor of it "
-        "differs by up to 5.0e-01: a exp_avg.",
+        "After loading every weight equals that at the save; the optimizer does not: 1 tensor of "
+        "it differs by up to 5.0e-01: a exp_avg.",
     )
     more = {**found, 0: outcome(optimizer={"a exp_avg": 0.25, "b exp_avg": 0.1})}
     assert "2 tensors of it differ by up to 5.0e-01: " in what_is_lost(more)[1]
@@ -196,7 +196,7 @@ def test_at_most_three_different_settings_are_listed() -> None:
     said = ["lr 0.1, then 0.2", "eps 1, then 2", "betas 1, then 2", "decay 1, then 2"]
     assert what_is_lost({0: outcome(settings=said), 1: outcome(settings=said[:1])}) == (
         "optimizer",
-        "After loading every tensor is as at the save, but not the optimizer's settings: "
+        "After loading every tensor equals that at the save; the optimizer's settings do not: "
         "lr 0.1, then 0.2; eps 1, then 2; betas 1, then 2.",
     )
 

@@ -54,7 +54,7 @@ def test_ranks_that_were_never_started_again_abstain() -> None:
     found = diagnose(waits(INSIDE, INSIDE))
     assert (found.verdict, found.culprits, found.victims) == ("hang", (), (0, 1))
     assert found.confidence == "low"
-    assert "do not find each other" in found.cause
+    assert "cannot find each other" in found.cause
     assert "does not show why" in found.cause
     assert "MASTER_PORT" in found.next_step
 

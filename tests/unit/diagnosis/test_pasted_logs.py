@@ -363,9 +363,9 @@ def test_ray_train_names_the_ranks_that_it_waits_for(tmp_path: Path) -> None:
     said = "The following ranks have not joined the collective operation: [2]\n"
     found = page(tmp_path, f"(TrainController pid=9) {said}")
     assert told(found) == ("hang", (2,), ())
-    assert "Rank 2 did not come to a collective operation of Ray Train" in found.cause
+    assert "Rank 2 did not reach a collective operation of Ray Train" in found.cause
     many = page(tmp_path, f"(TrainController pid=9) {said.replace('[2]', '[0, 2]')}")
-    assert told(many) == ("hang", (), ()) and "Ranks 0, 2 did not come" in many.cause
+    assert told(many) == ("hang", (), ()) and "Ranks 0, 2 did not reach" in many.cause
 
 
 def test_a_gpu_that_reported_a_hang(tmp_path: Path) -> None:

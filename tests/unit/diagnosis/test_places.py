@@ -83,6 +83,8 @@ def away() -> Evidence:
 class TestConditionsThatPartRanks:
     def test_a_call_under_a_condition_that_keeps_the_other_rank_out(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
+        assert (one.culprits, one.victims, str(one.confidence)) == ((0,), (1,), "medium")
+        assert "under `if rank == 0` at train.py:94, which singles out rank 0" in one.cause
         assert one.next_step == (
             "Every rank must reach train.py:96 (all_reduce), or none: it is under `if rank == 0` "
             "at train.py:94."
@@ -92,7 +94,9 @@ class TestConditionsThatPartRanks:
         assert place.conditions == ("under `if rank == 0` at train.py:94",)
 
     def test_two_branches_of_one_condition(self) -> None:
+        """`if rank == 0` and `if rank == 1` with the branches exchanged do the same."""
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [ELSE]})
+        assert one.culprits == ()
         assert one.next_step == (
             "`if rank == 0` at train.py:94 sends rank 0 to train.py:96 and rank 1 to train.py:99: "
             "all ranks must make the same calls."
@@ -128,7 +132,10 @@ class TestConditionsThatPartRanks:
     @pytest.mark.parametrize(
         ("first", "asks"),
         [
-            ("if nan(loss): continue", "decide `if nan(loss): continue` at train.py:4 alike?"),
+            (
+                "if nan(loss): continue",
+                "decide `if nan(loss): continue` at train.py:4 the same way?",
+            ),
             ("if args.dry: continue", ""),  # the same on all ranks
             ("log(loss)", ""),
             (None, ""),  # the source is not known
@@ -196,11 +203,6 @@ class TestBlameByCondition:
 
     NOT_ONE = Condition("train.py", 94, "if rank != 1", "under", True, "", frozenset({1}), 1)
 
-    def test_the_rank_that_has_a_branch_of_its_own(self) -> None:
-        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
-        assert (one.culprits, one.victims, str(one.confidence)) == ((0,), (1,), "medium")
-        assert "under `if rank == 0` at train.py:94, which singles out rank 0" in one.cause
-
     def test_of_two_ranks_none_is_named_that_a_branch_leaves_out(self) -> None:
         """`if rank != 1: all_reduce()` does what `if rank == 0: all_reduce()` does: one text
         singles out rank 1, the other one rank 0."""
@@ -228,11 +230,6 @@ class TestBlameByCondition:
         assert found(job, stacks).culprits == (1, 2)
         alone = replace(UNDER, keeps_out=frozenset({1, 2, 3}))
         assert found(job, stacks, {0: [alone], 1: [], 2: [], 3: []}).culprits == ()
-
-    def test_two_branches_of_one_condition(self) -> None:
-        """`if rank == 0` and `if rank == 1` with the branches exchanged do the same."""
-        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [ELSE]})
-        assert one.culprits == ()
 
     def test_each_rank_has_a_branch_of_its_own(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [branch_of(1)]})
@@ -272,10 +269,6 @@ class TestBlameByCondition:
         one = found(replace(job, ranks=ranks), {0: at(96), 1: at(99)}, known)
         assert one.culprits != (0,)
         assert "under `if rank == 0`" in one.next_step
-
-    def test_a_rank_that_is_elsewhere_stays_the_culprit(self) -> None:
-        one = found(away(), {0: at(96), 1: at(50, inner=DATA)}, {0: [UNDER], 1: []})
-        assert one.culprits == (1,)
 
     def test_a_call_of_one_rank_after_the_others_ended(self) -> None:
         evidence = Job(GROUP, [[Op("a")], []]).run()
@@ -368,6 +361,7 @@ class TestRanksElsewhere:
 
     def test_a_condition_that_keeps_it_from_the_call_comes_first(self) -> None:
         one = found(away(), {0: at(96), 1: at(50, inner=DATA)}, {0: [UNDER], 1: []})
+        assert one.culprits == (1,)  # who is elsewhere
         assert "it is under `if rank == 0`" in one.next_step
 
     def test_a_rank_that_ended(self) -> None:
@@ -390,16 +384,20 @@ class TestRanksElsewhere:
         one = found(evidence, {0: at(96)}, {0: [forever, epochs, batches], 1: []})
         assert one.next_step.endswith(
             "rank 1 ends without it. Do all ranks run the loops `for e in range(n)` at train.py:80 "
-            "and `for x in loader` at train.py:90 equally often?"
+            "and `for x in loader` at train.py:90 the same number of times?"
         )
         assert all(not place.conditions for place in one.places)
 
     @pytest.mark.parametrize(
         ("turns", "test", "asks"),
         [
-            ("range(4)", "kl > 0.1", "decide `if kl > 0.1` at train.py:5 alike?"),
+            ("range(4)", "kl > 0.1", "decide `if kl > 0.1` at train.py:5 the same way?"),
             ("range(4)", "args.once", "run the same number of steps?"),
-            ("loader", "kl > 0.1", "run the loop `for x in loader` at train.py:3 equally often?"),
+            (
+                "loader",
+                "kl > 0.1",
+                "run the loop `for x in loader` at train.py:3 the same number of times?",
+            ),
         ],
     )
     def test_a_loop_of_equal_turns_that_a_rank_may_leave(

@@ -280,7 +280,7 @@ def test_late_ranks_on_gloo_are_no_hang_without_a_time() -> None:
             entry["profiling_name"] = entry["profiling_name"].replace("nccl", "gloo")
     found = diagnosed(dumps)
     assert (found.verdict, found.culprits) == ("inconclusive", ())
-    assert "If it hung: " in found.cause and "rank 3 never came to that call" in found.cause
+    assert "If it hung: " in found.cause and "rank 3 never reached that call" in found.cause
     assert diagnosed(dumps, taken_at=LATER).culprits == (3,)
 
 

@@ -195,8 +195,8 @@ class TestNumbers:
         assert found.verdict == Verdict.REPLICA_DIVERGENCE
         assert found.cause == (
             "The gradient norm differs between ranks: rank 0 2.2540, rank 1 2.3010: each is the "
-            "norm of what that rank holds, nothing is summed over ranks, so each clips by another "
-            "factor. The norm of the whole gradient is 3.2210 (single process)."
+            "norm of what that rank holds, nothing is summed over ranks, so each clips by a "
+            "different factor. The norm of the whole gradient is 3.2210 (single process)."
         )
 
     def test_a_norm_without_plain_experts_of_other_ranks_is_explained(self) -> None:
@@ -209,7 +209,7 @@ class TestNumbers:
         found = diagnose(evidence)
         assert (
             "each rank sums only its own experts (experts 0-3 on rank 0, 4-7 on rank 1, plain "
-            f"tensors in {EXPERTS}), so each clips by another factor" in found.cause
+            f"tensors in {EXPERTS}), so each clips by a different factor" in found.cause
         )
 
     def test_a_norm_without_experts_of_other_meshes_is_explained(self) -> None:
@@ -228,7 +228,7 @@ class TestNumbers:
         assert (found.culprits, found.signature) == ((), "replica-divergence:gradient norm:no-rank")
         assert (
             "each rank sums only its mesh's experts (experts 0-3 on ranks 0, 2, 4-7 on ranks 1, 3, "
-            f"DTensors in {EXPERTS}), so each clips by another factor" in found.cause
+            f"DTensors in {EXPERTS}), so each clips by a different factor" in found.cause
         )
 
     def test_experts_on_other_meshes_explain_only_matching_differences(self) -> None:
@@ -243,7 +243,7 @@ class TestNumbers:
         found = diagnose(norms(job(4), [1.2, 1.2, 1.3, 1.2]))
         assert found.cause == (
             "The gradient norm differs between ranks: rank 0 1.2000, rank 1 1.2000, rank 2 1.3000, "
-            "rank 3 1.2000, so each clips by another factor."
+            "rank 3 1.2000, so each clips by a different factor."
         )
         assert found.culprits == (2,)
 

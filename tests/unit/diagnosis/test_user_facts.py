@@ -36,7 +36,9 @@ class TestBatches:
         found = diagnose(with_batches((going(32),), (done(31),)))
         assert "The data loader at train.py:88 gave 31 batches on rank 1, at least 32 batches on " \
             "rank 0." in found.cause  # fmt: skip
-        assert found.next_step.startswith("Give all ranks equally many batches at train.py:88")
+        assert found.next_step.startswith(
+            "Give all ranks the same number of batches at train.py:88"
+        )
 
     def test_two_loaders_that_ended(self) -> None:
         found = diagnose(with_batches((done(32),), (done(31), done(5, "train.py:99 test"))))

@@ -6,6 +6,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,3 +240,22 @@ def test_json_and_pickle_give_equal_evidence() -> None:
 
 def test_no_dumps_give_no_ranks() -> None:
     assert flight_recorder.recorded({}).ranks == {}
+
+
+@pytest.mark.parametrize(
+    ("most", "calls", "start", "kept"),
+    [
+        (1000, 900, 900, [(852, 900)]),  # some before the place of interest
+        (1000, 900, 20, [(0, 900)]),
+        (1000, 1500, 60, [(12, 512), (1000, 1500)]),  # the beginning and the end
+        (10, 900, 100, [(52, 148), (804, 900)]),  # a few of each rank, of however many ranks
+    ],
+)
+def test_a_rank_with_many_calls_keeps_their_beginning_and_end(
+    monkeypatch: pytest.MonkeyPatch, most: int, calls: int, start: int, kept: Any
+) -> None:
+    monkeypatch.setattr(window, "MOST", 2 * most)
+    dumps: Any = {0: SimpleNamespace(kind=range(calls)), 1: SimpleNamespace(kind=[])}
+    chosen = window.Chosen(done={0: bytearray(calls)})
+    rows = window._wanted(dumps, 0, Tracks(apart={0: []}), {0: start}, chosen)
+    assert list(rows) == [row for part in kept for row in range(*part)]

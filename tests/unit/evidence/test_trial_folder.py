@@ -11,6 +11,8 @@ import pytest
 from moediag import protocol
 from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
+from moediag.evidence import trial_folder
+from moediag.evidence.events import RankLog
 from moediag.evidence.exits import read_error_file
 from moediag.evidence.model import (
     Evidence,
@@ -415,3 +417,25 @@ def test_a_crash_without_a_traceback_has_no_frames(tmp_path: Path) -> None:
     protocol.write_json(tmp_path / protocol.error_file(0), {"message": "ValueError: no row"})
     error = read_error_file(tmp_path / "rank-0.error.json")
     assert error is not None and (error.frames, error.after) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("started", "runs", "earlier"),
+    [
+        ((0.0, 0.0), ("a", "b"), []),  # not known
+        ((5000.0, 5000.0), ("a", "a"), []),
+        ((5000.0, 5000.0), ("", "b"), []),
+        ((5000.0, 5001.0), ("a", "b"), [0]),
+        ((5000.0, 5700.0), ("", ""), []),  # it ended 600 s before the other began
+        ((5000.0, 5700.5), ("", ""), [0]),
+        ((0.0, 9000.0), ("a", "b"), []),
+    ],
+)
+def test_records_that_an_earlier_run_left(
+    started: tuple[float, float], runs: tuple[str, str], earlier: list[int]
+) -> None:
+    logs = {
+        rank: RankLog(rank, run=run, started=began, last=began + 100)
+        for rank, (run, began) in enumerate(zip(runs, started, strict=True))
+    }
+    assert list(trial_folder._of_earlier_runs(logs)) == earlier

@@ -102,21 +102,21 @@ def test_different_repeats_are_wrong_unless_one_makes_it_worse() -> None:
 
 def test_extent_names_the_error_and_its_detector() -> None:
     assert extent(QUIET) == (
-        "2 of 20 gradients, largest error 5.0e-01, seen by gradients against the reference"
+        "2 of 20 gradients, largest error 5.0e-01, detected by gradients against the reference"
     )
     assert extent(LOUD) == (
-        "seen by the exception, CheckpointError in checkpoint.py check_recomputed_tensors_match"
+        "detected by the exception, CheckpointError in checkpoint.py check_recomputed_tensors_match"
     )
-    assert extent(trial("f", "fix", "crash")) == "seen by the exception"
+    assert extent(trial("f", "fix", "crash")) == "detected by the exception"
     weights = trial("f", "fix", "wrong-weights", signature="wrong-weights:lost:one-rank")
-    assert extent(weights) == "seen by weights against the checkpoint"
+    assert extent(weights) == "detected by weights against the checkpoint"
     for name in OF_UPDATE:
         left = changed(weights, signature=f"wrong-weights:{name}:one-rank")
-        assert extent(left) == "seen by what the optimizer left against the reference"
+        assert extent(left) == "detected by what the optimizer left against the reference"
     of_inputs = wrong("f", "fix", 0.0)
-    assert extent(of_inputs) == "seen by gradients of the blocks' inputs against the reference"
+    assert extent(of_inputs) == "detected by gradients of the blocks' inputs against the reference"
     norm = trial("f", "fix", "wrong-gradients", signature="wrong-gradients:clipping norm:no-rank")
-    assert extent(norm) == "seen by the clipping norm against the reference"
+    assert extent(norm) == "detected by the clipping norm against the reference"
 
 
 def test_a_clean_trial_has_no_detector() -> None:
@@ -127,18 +127,18 @@ def test_remark_on_a_worse_fix_names_the_failure_and_its_detector() -> None:
     silent = wrong("f", "fix", 0.25, "a")
     assert effect([silent], [LOUD])[1] == (
         "silently wrong where the verdict without it is crash: 1 of 20 gradients, largest error "
-        "2.5e-01, seen by gradients against the reference"
+        "2.5e-01, detected by gradients against the reference"
     )
     assert effect([trial("f", "fix", "hang")], [LOUD])[1] == (
         "hangs where the verdict without it is crash: "
-        "seen by ranks that wait in a collective without progress"
+        "detected by ranks that wait in a collective without progress"
     )
     assert effect([trial("f", "fix", "crash")], [trial("myth", "unfixed", "clean")])[1] == (
-        "fails where the verdict without it is clean: seen by the exception"
+        "fails where the verdict without it is clean: detected by the exception"
     )
     regresses = replace(trial("f", "fix", "crash"), clean_without="control")
     assert effect([regresses], [LOUD])[1] == (
-        "seen by the exception; the same run without it is clean (control)"
+        "detected by the exception; the same run without it is clean (control)"
     )
 
 
@@ -174,7 +174,7 @@ def test_errors_within_one_percent_are_equal(error: float, same: bool) -> None:
 @pytest.mark.parametrize(
     ("trials", "reproduced", "said"),
     [
-        ([LOUD], True, "crash, seen by the exception"),
+        ([LOUD], True, "crash, detected by the exception"),
         ([LOUD, LOUD], True, "crash"),
         ([trial("m", "unfixed", "clean", parameters_compared=9, gradient_error=1e-8)], False,
          "2 ranks ran to the end, 9 gradients match the reference (largest error 1.0e-08)"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -75,3 +78,27 @@ def test_peers_and_reductions_are_recorded() -> None:
 def test_calls_on_meta_tensors_are_fake() -> None:
     assert describe(METHODS["allreduce"], ([torch.zeros(2, device="meta")],), {}).fake
     assert not describe(METHODS["allreduce"], ([A],), {}).fake
+
+
+def test_new_groups_are_recorded_with_their_members(tmp_path: Path) -> None:
+    from moediag.recorder import install
+
+    recorder = install(str(tmp_path), 0, 1)
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.new_group([0])
+        dist.new_group([0], use_local_synchronization=True)
+    finally:
+        recorder.uninstall()
+        dist.destroy_process_group()
+    log = (tmp_path / "rank-0.events.jsonl").read_text().splitlines()
+    calls = [event for line in log if (event := json.loads(line))["e"] == "collective"]
+    assert [(c["op"], c["members"]) for c in calls] == [("new_group", [0])] * 2
+    assert sum('"e":"done"' in line for line in log) == 2
+
+
+def test_tags_are_recorded() -> None:
+    assert describe(METHODS["send"], ([A], 1, 7), {}).tag == 7
+    assert describe(METHODS["recv"], ([A], 1), {"tag": 3}).tag == 3
+    assert describe(OPERATORS["recv_"], ([A], 1, 5), {}).tag == 5
+    assert describe(METHODS["recv_anysource"], ([A], 4), {}).tag == 0

@@ -143,7 +143,7 @@ def label() -> guard_messages.Label:
 def test_the_error_names_ranks_and_missing_parameters() -> None:
     text = guard_messages.mismatch(label(), [side(), side(1), side()])
     assert text.splitlines()[:3] == [
-        "ranks came to the reduce_scatter of model.layers.1 with different parameters, on ranks "
+        "ranks reached the reduce_scatter of model.layers.1 with different parameters, on ranks "
         "0..2 of dp_shard, step 2. It was stopped before it began.",
         "  ranks 0, 2: 3 of 3 parameters",
         f"  rank 1: 2 of 3 parameters; no gradient for {NAMES[1]}",
@@ -171,9 +171,9 @@ def test_a_different_dtype_is_reported() -> None:
 
 def test_absent_and_waiting_ranks_are_listed() -> None:
     text = guard_messages.absent(label(), side(), (1,), 300.0, "model.layers.2")
-    assert "rank 1 did not come to the reduce_scatter of model.layers.1 within 300 s" in text
+    assert "rank 1 did not reach the reduce_scatter of model.layers.1 within 300 s" in text
     assert "ranks 0, 2 waited there" in text
-    assert "all came to was that of model.layers.2" in text
+    assert "all reached was that of model.layers.2" in text
     assert "MOEDIAG_GUARD_TIMEOUT" in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from moediag.lab.check import simulated_group  # noqa: E402
-from moediag.lab.check.activations import chosen, extended  # noqa: E402
+from moediag.lab.check.activations import chosen, extended, shorten  # noqa: E402
 from moediag.lab.check.fused_attention import fused_attention  # noqa: E402
 from moediag.lab.check.simulated_group import in_child  # noqa: E402
 from moediag.lab.check.traffic import Sent  # noqa: E402
@@ -32,6 +33,25 @@ def test_the_first_and_the_last_layer_of_each_kind_are_kept() -> None:
     assert chosen("a") == ([0], [])
     with pytest.raises(NotApplicable, match="5 kinds"):
         chosen("abcde")
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [
+        ({"layer_types": list("abcd"), "num_hidden_layers": 4},
+         {"layer_types": list("ad"), "num_hidden_layers": 2}),
+        ({"layer_types": list("abc"), "num_hidden_layers": 6}, None),  # of another tower
+        ({"layer_types": None}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_a_configuration_tells_the_layers_that_are_left(told: Any, left: Any) -> None:
+    text, model = SimpleNamespace(**told), torch.nn.Module()
+    model.config = SimpleNamespace(get_text_config=lambda: text)  # type: ignore[assignment]
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(1, n) for n in range(1, 5))
+    assert [number for number, _ in shorten(model, "layers", [0, 3])] == [0, 3]
+    assert [one.out_features for one in model.layers] == [1, 4]  # type: ignore[union-attr]
+    assert vars(text) == (told if left is None else left)
 
 
 def test_each_layer_more_adds_what_one_more_added() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from moediag.protocol.tolerance import GRADIENT
-from moediag.ranks.verify import comparison, noise, updates
+from moediag.ranks.verify import comparability, comparison, noise, updates
 from moediag.ranks.verify.runs import Alone, Run
 from moediag.ranks.verify.tensor_files import Stored
-from moediag.recorder.step.pieces import Where
+from moediag.recorder.step.pieces import WHOLE, Where
 from moediag.result import Verdict
 from tests import golden_lines
 from tests.unit.measured_runs import EXPERTS, Change, Job, gradients, judged, reference
@@ -250,3 +250,20 @@ def test_what_rounding_did_in_a_step_and_in_the_update() -> None:
     assert errors([0.8, -1.5381, 0.4]) == {"w": (0.0619, 0.4, False), **still}
     assert errors([0.8, -1.5353, 0.4]) == {"w": (0.0647, 0.4, True), **still}
     assert errors([0.8, -1.6, 0.32]) == {"w": (0.08, 0.4, True), **still}
+
+
+@pytest.mark.parametrize(
+    ("own", "whole", "tied", "apart"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], {"embed": "head"}, False),
+        ([1.0, 2.0], [1.0, 3.0], {"embed": "head"}, True),
+        ([1.0, 2.0], [1.0, 3.0], {"embed": "other"}, False),  # one process has no such parameter
+        (None, [1.0, 3.0], {"embed": "head"}, False),  # of another rank
+    ],
+)
+def test_a_shared_parameter_begins_equal(own: Any, whole: Any, tied: Any, apart: bool) -> None:
+    held = Stored(Where(WHOLE, (2,)), None if own is None else torch.tensor(own))
+    start = Alone({"head": torch.tensor(whole)})
+    found = comparability.tied_apart({0: {"embed": held}}, start, tied)
+    assert (found is not None) == apart
+    assert found is None or "embed on rank 0 did not begin with the values of head" in found.reason

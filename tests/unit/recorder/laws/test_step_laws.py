@@ -66,6 +66,7 @@ class TestLossWeights:
         [
             lambda x, y: functional.cross_entropy(x, y) + x.square().mean(),
             lambda x, y: functional.cross_entropy(x, y) * x.mean(),
+            lambda x, y: functional.cross_entropy(x, y).exp(),
         ],
     )
     def test_other_parts_of_a_loss(self, tmp_path: Path, loss: Callable[[Any, Any], Any]) -> None:
@@ -102,6 +103,18 @@ def test_gradients_after_the_backward_and_before_the_update(
     assert event["names"] == ["0.weight", "1.weight"]
     assert event["used"][0] == pytest.approx([one / 2 for one in event["made"][0]])
     assert event["used"][1] == event["made"][1]
+
+
+def test_a_gradient_that_a_hook_changes_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hook may have divided or reduced it when the backward ends."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    net[0].weight.register_hook(lambda gradient: gradient / 2)
+    net[1].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad / 2))
+    monkeypatch.setattr(hand_reduction, "_several", lambda: True)
+    train(net, lambda _: net(torch.randn(2, 4)).square().sum().backward())
+    assert written(tmp_path, "own_gradients")[-1]["names"] == ["2.weight"]
 
 
 class Recomputes(nn.Module):

@@ -469,3 +469,13 @@ def test_schedulers_of_deepspeed_are_counted(
     ranks = {0: replace(job(1).ranks[0], laws=laws(tmp_path))}
     text = " ".join(diagnose(replace(job(1), ranks=ranks)).suspicious)
     assert ("WarmupLR.step() at" in text and f"{times} times for each" in text) is (times > 1)
+
+
+def test_warnings_of_torch_name_the_line_of_the_caller(tmp_path: Path) -> None:
+    """A frame of moediag between a call and what warns would be named in its place."""
+    optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    with pytest.warns(UserWarning, match="before `optimizer.step") as told:
+        scheduler.step()
+    if hasattr(scheduler, "_update_lr"):  # torch 2.13
+        assert [Path(one.filename).name for one in told] == [Path(__file__).name]

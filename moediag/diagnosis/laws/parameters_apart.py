@@ -1,0 +1,199 @@
+"""Parameters that no wrapper keeps equal, and that were equal on several ranks at first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.breach_words import reason_of
+from moediag.diagnosis.laws.clip_norms import norms_told
+from moediag.diagnosis.laws.large_calls import (
+    adds_in_forward,
+    all_calls_small,
+    averaged,
+    exchanges,
+    sends_nothing,
+)
+from moediag.diagnosis.laws.law import Broken, Suspicious, recorded
+from moediag.diagnosis.laws.unreduced_calls import line_of, lines_of
+from moediag.diagnosis.numbers.law_breaches import Apart, law_facts
+from moediag.diagnosis.numbers.reduced_gradients import not_reduced
+from moediag.evidence.law_model import PLAIN
+from moediag.evidence.model import Evidence
+from moediag.result.wording import at_line, listed, plural, ranks
+
+
+def parameters_apart(facts: Facts) -> Apart | None:
+    """Parameters that nothing keeps equal. Local SGD averages those that its wrapper does not, and
+    copies that were discarded may differ if calls can keep the model equal."""
+    found = facts.of(law_facts)
+    apart = found.apart if facts.of(all_calls_small) else found.apart_kept
+    if apart is None or (apart.unsynchronised and not facts.of(sends_nothing)):
+        return None
+    # Nothing else shows that ranks whose other matrices differ from the beginning train one model.
+    return apart if not apart.alone or facts.of(adds_in_forward) else None
+
+
+def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
+    """What is said of parameters that no wrapper keeps equal."""
+    if facts.of(exchanges) and not apart.still:
+        apart = replace(apart, names=apart.every)
+    many, names = plural(len(apart.names), "parameter"), listed(apart.names)
+    one = len(apart.names) == 1
+    was, differ = ("was", "differs") if one else ("were", "differ")
+    if apart.still:
+        others = "the others" if len(facts.of(recorded)) > 2 else "the other rank"
+        return Broken(
+            f"{many} ({names}) kept {'its' if one else 'their'} first value on "
+            f"{ranks(apart.still)}, with gradients in all checked steps, and changed on {others}; "
+            "the remaining parameters are updated alike on all ranks: an update that one rank made "
+            "did not reach the others.",
+            pattern="update not sent",
+            next_step="Send every updated parameter from the rank that updates it to all others.",
+            names=apart.names,
+        )
+    if facts.of(exchanges):
+        text = (
+            f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
+            f"{apart.since}. The ranks exchange samples or their gradients (all_to_all), so each "
+            "may have experts or tables of its own"
+        )
+        held = tuple(name for name in apart.names if "expert" not in name.lower())
+        if not facts.of(_has_experts) or not held:
+            return f"{text}."
+        return Suspicious(
+            f"{text}, but not a router, or layers outside the experts ({listed(held)}): nothing "
+            f"keeps these equal.{_reasons(replace(apart, names=held), facts)}",
+            held,
+        )
+    if apart.alone:
+        return Suspicious(
+            f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
+            f"{apart.since}, though the ranks add up activations in the forward, as parts of one "
+            f"model do: what all of them hold must stay equal.{_reasons(apart, facts)}",
+            apart.names,
+        )
+    if not apart.whole:
+        others = "the other parameters stay equal while they train"
+        if apart.same_loss:
+            others = (
+                "before the first update the ranks computed equal gradients of other matrices and "
+                "different ones of these"
+            )
+        own = [name for name in apart.names if name in facts.of(not_reduced)]
+        why = "a reduction of their gradients or of their values may be missing."
+        if own:
+            why = (
+                f"the gradients of other parameters are added up over the ranks between backward "
+                f"and update, and those of {listed(own)} are not."
+            )
+        return Suspicious(
+            f"{many} ({names}) {differ} between ranks since step {apart.since}. "
+            f"{'It' if one else 'They'} {was} equal at first, and {others}: {why}",
+            apart.names,
+        )
+    text = (
+        f"{'The parameter' if one else f'All {many}'} that no wrapper keeps equal ({names}) {was} "
+        f"equal on all ranks at first and {differ} since step {apart.since}"
+    )
+    why, step = _why_unwrapped(apart, facts)
+    if why and not facts.of(averaged) and not facts.of(_searches):
+        return Broken(
+            f"{text}: every rank trains a model of its own. {why}",
+            pattern="not wrapped",
+            next_step=step,
+            beside=True,
+            names=apart.names,
+        )
+    return Suspicious(
+        f"{text}: if the ranks train one model, nothing keeps them equal.{_reasons(apart, facts)}",
+        apart.names,
+    )
+
+
+def _reasons(apart: Apart, facts: Facts) -> str:
+    """What differed before the parameters did, after a blank; or ""."""
+    if told := norms_told(facts, apart.names) or facts.of(_renewed):
+        return f" {told}"
+    return f" {reason_of(apart.breach)}" if apart.breach is not None else ""
+
+
+def _renewed(evidence: Evidence) -> str:
+    """How many optimizers each rank made for the same parameters, if that differs; else ""."""
+    keys: dict[str, dict[int, set[str]]] = {}
+    for rank, own in recorded(evidence).items():
+        for check in own.checks:
+            keys.setdefault(check.key.partition(".")[0], {}).setdefault(rank, set()).add(check.key)
+    for of in keys.values():
+        if len({len(made) for made in of.values()}) > 1:
+            told = ", ".join(f"{len(made)} on rank {rank}" for rank, made in list(of.items())[:4])
+            return (
+                f"Optimizers were made anew for them on some ranks (seen: {told}): a new one "
+                "begins without moments."
+            )
+    return ""
+
+
+def _has_experts(evidence: Evidence) -> bool:
+    """Whether names of parameters say which ones are those of experts."""
+    every = (check for own in recorded(evidence).values() for check in own.checks[:1])
+    return any("expert" in piece.name.lower() for check in every for piece in check.pieces)
+
+
+def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
+    """What says that the ranks train one model, and what to change; ("", "") if nothing does."""
+    laws = facts.of(recorded)
+    unwrapped = [own.of("unwrapped", line_of) for own in laws.values()]
+    if all(unwrapped) and len(laws) > 1:
+        model, line = unwrapped[0][0]
+        return (
+            f"accelerate's prepare{at_line(line)} returned {model} without "
+            "DistributedDataParallel, though it runs several processes.",
+            "Do not prepare the model before training, as Trainer.evaluate() and "
+            "prepare_model(evaluation_mode=True) do: accelerate 1.14 and 1.15 then take it for "
+            "wrapped. Or use accelerate 1.13.",
+        )
+    bare = lines_of(facts, "bare")
+    hows = {piece.how for own in laws.values() for one in own.checks for piece in one.pieces}
+    if len(bare) == len(laws) > 1 and hows == {PLAIN}:
+        return (
+            "DistributedDataParallel wrapped the model, and the wrapper does not exist any more: "
+            f"the model is called without it{_at(bare[0])}.",
+            "Train what the wrapping call returned, as model = accelerator.prepare(model) does.",
+        )
+    if apart.unsynchronised:
+        line = next((line for line in lines_of(facts, "unreduced") if line), "")
+        return (
+            f"DistributedDataParallel was told not to reduce gradients in every update{_at(line)}, "
+            "and no call of the ranks carried gradients or parameters.",
+            "Leave no_sync, or set require_backward_grad_sync, for the last backward before each "
+            "update.",
+        )
+    if apart.lone_group:
+        return (
+            "DistributedDataParallel was given a process group of one rank, so it reduces nothing.",
+            "Give DistributedDataParallel a group of all ranks that train these parameters, those "
+            "of sequence parallelism included.",
+        )
+    samplers = {one for own in laws.values() for one in own.inputs if one.replicas > 1}
+    numbers = {one.number for one in samplers}
+    if len(numbers) == len(laws) > 1 and all_calls_small(facts.evidence):
+        first = next(iter(sorted(samplers, key=lambda one: one.number)))
+        return (
+            f"Its {first.sampler}{at_line(first.line)} divides the samples among {first.replicas} "
+            "ranks, and no call of the ranks was large enough to carry gradients or parameters.",
+            "Wrap the model in DistributedDataParallel, or reduce its gradients before each "
+            "update.",
+        )
+    return "", ""
+
+
+def _at(line: str) -> str:
+    return f" (first at {line})" if line else ""
+
+
+def _searches(evidence: Evidence) -> bool:
+    """Whether ranks began with other numbers of the optimizer: a search trains a model of its own
+    on each."""
+    numbers = [own.checks[0].hyper for own in recorded(evidence).values() if own.checks]
+    return any(one != numbers[0] for one in numbers)

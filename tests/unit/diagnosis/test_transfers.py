@@ -1,0 +1,96 @@
+"""Who sends to another peer, or more or less often, than the others: never an innocent rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from tests.unit.transfer_jobs import (
+    Call,
+    Fault,
+    Program,
+    gossip,
+    pipeline,
+    recv,
+    ring,
+    run,
+    send,
+)
+
+MADE: dict[str, Callable[[Fault], Program]] = {
+    "ring": ring,
+    "gossip": gossip,
+    "gpipe": pipeline,
+    "1f1b": partial(pipeline, schedule="1f1b"),
+}
+KINDS = {
+    "ring": ("stop", "less", "more", "neighbour", "source", "tag", "barrier"),
+    "gossip": ("stop", "neighbour", "less"),
+    "gpipe": ("stop", "no-send", "no-gradient", "less", "more", "barrier"),
+    "1f1b": ("stop", "no-send", "no-gradient", "less", "more", "barrier"),
+}
+
+
+@pytest.mark.parametrize("program", MADE)
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+def test_no_innocent_rank_is_named(program: str, world: int) -> None:
+    if program == "gossip" and world != 4:
+        return
+    assert run(MADE[program](Fault()), world).stall is None
+    for kind in KINDS[program]:
+        for rank in range(world):
+            for step in (1, 3):
+                found = diagnose(run(MADE[program](Fault(kind, rank, step)), world))
+                assert set(found.culprits) <= {rank}, (kind, rank, step, found.cause)
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "words"),
+    [
+        ("ring", "less", "ranks 0, 1, 3 called send at ring.py:5 move"),
+        ("ring", "more", "called all_reduce"),
+        ("ring", "neighbour", "ranks 0, 1, 3 do in that line would be a send with rank 3 here"),
+        ("ring", "source", "would be a recv with rank 1 here"),
+        ("ring", "tag", "to rank 3 with tag 7"),
+        ("ring", "barrier", "called barrier at ring.py:8 move"),
+        ("gossip", "neighbour", "ranks 0, 1, 3 do in that line would be"),
+        ("gossip", "less", "that of rank 2 0. Ranks 0, 1, 3 agree on 1, rank 2 alone differs"),
+        ("gpipe", "no-send", "rank 3 waits in recv at pipe.py:3 forward"),
+        ("gpipe", "less", "that of rank 2 3"),
+        ("1f1b", "no-gradient", "rank 2 alone differs"),
+    ],
+)
+def test_the_rank_that_departs_is_named(program: str, kind: str, words: str) -> None:
+    found = diagnose(run(MADE[program](Fault(kind, 2)), 4))
+    assert (found.verdict, found.culprits) == ("hang", (2,)), found.cause
+    assert words in found.cause
+    assert found.next_step
+
+
+def test_two_ranks_with_different_tags_are_both_shown() -> None:
+    found = diagnose(run(ring(Fault("tag", 0)), 2))
+    assert found.culprits == ()
+    assert "with tag 7" in found.cause
+
+
+def test_ranks_that_all_send_first_are_told_so() -> None:
+    def program(rank: int, world: int) -> Iterator[Call]:
+        yield send((rank + 1) % world, "swap.py:3 swap")
+        yield recv((rank - 1) % world, "swap.py:4 swap")
+
+    found = diagnose(run(program, 3))
+    assert found.culprits == () and "All of them send first." in found.cause
+    assert "batch_isend_irecv" in found.next_step
+
+
+def test_without_the_other_ranks_nobody_is_named() -> None:
+    """Evidence is missing: two of the ranks that would agree left no record."""
+    job = run(ring(Fault("neighbour", 2)), 4)
+    for lost in ((0, 1), (0, 3)):
+        seen = {r: replace(one, collectives=(), groups={}, versions={})
+                if r in lost else one for r, one in job.ranks.items()}  # fmt: skip
+        assert diagnose(replace(job, ranks=seen)).culprits in ((), (2,))

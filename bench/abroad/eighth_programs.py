@@ -136,6 +136,9 @@ EIGHTH_PROGRAMS = (
             *imports_on_cpu(f"{_FED}/client.py", "import argparse"),
             *on_cpu(f"{_FED}/client.py", ("root='../../", "dataset = PathologicalMNIST(root='data',"
                     ), ("path=\"../../", "path='data',")),
+            # As published, the server draws one client a round, though its sample is to be all.
+            *on_cpu(f"{_FED}/server.py", ("global_round=args.round",
+                    "global_round=args.round, num_clients=args.world_size - 1,")),
             # As published, the clients of this example do not send the weights that it wants.
             *on_cpu("fedlab/contrib/algorithm/fedavg.py",
                     ("weights = [ele[1]", "weights = [1.0 for ele in buffer]")),

@@ -27,6 +27,7 @@ from bench import sections
 from bench.abroad import launchers, page, running
 from bench.abroad.cases import Case
 from bench.abroad.edits import AnchorError
+from bench.abroad.eighth_programs import EIGHTH_PROGRAMS
 from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.quiet_programs import QUIET_PROGRAMS
@@ -81,7 +82,10 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
-    every = (*PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS)
+    every = (
+        *PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS,
+        *EIGHTH_PROGRAMS,
+    )  # fmt: skip
     programs = {program.name: program for program in every}
     for case in CASES:
         if options.only and not any(word in case.name for word in options.only):

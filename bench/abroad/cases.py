@@ -67,3 +67,7 @@ def edit(file: str, has: str, new: str, nth: int = 0) -> Edit:
 
 def lines(file: str, *has: str | tuple[str, int]) -> tuple[Line, ...]:
     return tuple(Line(file, one) if isinstance(one, str) else Line(file, *one) for one in has)
+
+
+def healthy(*programs: str) -> tuple[Case, ...]:
+    return tuple(Case(program, "healthy", CLEAN) for program in programs)

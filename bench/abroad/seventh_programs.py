@@ -17,11 +17,11 @@ _MOE, _PIPE, _SGP = "cifar10_deepspeed.py", "train.py", "gossip_sgd.py"
 _GOSSIP = "gossip/distributed.py"
 _DIFFUSION = "denoising_diffusion_pytorch/denoising_diffusion_pytorch_1d.py"
 # In programs that start their ranks by themselves.
-_TELLS = (
+TELLS = (
     "import builtins, os\nbuiltins.bad_shard = str(rank) == os.environ.get('ABROAD_RANK')\n"
     "os.environ['RANK'] = str(rank)\n{line}"
 )
-_NO_KERNEL = "{line}\nimport sys\nsys.modules['deepspeed.comm.torch'].build_shm_op = lambda: None"
+NO_KERNEL = "{line}\nimport sys\nsys.modules['deepspeed.comm.torch'].build_shm_op = lambda: None"
 _LIBROSA = """import sys, types, numpy, wave
 util, filters, wavfile = map(types.ModuleType, ("librosa.util", "librosa.filters", "wavfile"))
 util.normalize = lambda audio: audio / max(1e-9, abs(audio).max())
@@ -79,7 +79,7 @@ SEVENTH_PROGRAMS = (
         needs=("deepspeed",), prepare=beside(_MOE, "torchvision"), prints=r"loss: +[0-9.]+",
         env=(("DS_ACCELERATOR", "cpu"),),
         adapt=on_cpu(
-            _MOE, ("import deepspeed", _NO_KERNEL),
+            _MOE, ("import deepspeed", NO_KERNEL),
             ('"lr": 0.001,', '"lr": 0.001, "torch_adam": True,'),
         ),
     ),
@@ -95,7 +95,7 @@ SEVENTH_PROGRAMS = (
                  "(), torch.nn.Linear(3072, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32), "
                  "torch.nn.ReLU(), torch.nn.Linear(32, 10)]"),
                 ("from torchvision.models import vgg19", "import on_cpu"),
-                ("import deepspeed", _NO_KERNEL),
+                ("import deepspeed", NO_KERNEL),
                 ("net = PipelineModule(layers=", "net = PipelineModule(layers=net,"),
             ),
             *on_cpu("ds_config.json", ('"train_batch_size"', '"train_batch_size": 16,'),
@@ -116,7 +116,7 @@ SEVENTH_PROGRAMS = (
                  "    {line}\n    ring_out.mean().backward()\n    optimizer.step()"),
             ),
             Edit(Line("assert.py", "ring_out.mean().backward()", 1), ""),
-            Edit(Line("assert.py", "setup(rank, world_size, use_cuda)"), _TELLS),
+            Edit(Line("assert.py", "setup(rank, world_size, use_cuda)"), TELLS),
         ),
     ),
     Program(  # e682064
@@ -174,7 +174,7 @@ SEVENTH_PROGRAMS = (
             *on_cpu(
                 "train.py",
                 ("device = torch.device(", "device = torch.device('cpu')"),
-                ("if h.num_gpus > 1:", _TELLS),
+                ("if h.num_gpus > 1:", TELLS),
                 ("from torch.utils.tensorboard", "from unittest.mock import MagicMock\n"
                  "SummaryWriter = lambda *_: MagicMock()"),
                 ("plot_spectrogram, scan", "from utils import scan_checkpoint, load_checkpoint, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from textwrap import indent
 
-from bench.abroad.cases import CLEAN, LEFT, Case, Truth, edit, lines
+from bench.abroad.cases import CLEAN, LEFT, Case, Truth, edit, healthy, lines
 from bench.abroad.edits import Edit, Line
 from bench.abroad.fourth_round import BUSY, SLOW_FILE
 
@@ -367,12 +367,9 @@ SLOW = (
     ),
 )  # fmt: skip
 
-HEALTHY = tuple(
-    Case(name, "healthy", CLEAN)
-    for name in (
-        "ds-moe", "ds-pipe", "ring-attention", "sgp", "hifi-gan", "adaptive-span", "rsl-rl",
-        "diffusion",
-    )
+HEALTHY = healthy(
+    "ds-moe", "ds-pipe", "ring-attention", "sgp", "hifi-gan", "adaptive-span", "rsl-rl",
+    "diffusion",
 )  # fmt: skip
 
 SEVENTH_ROUND = (*FAULTS, *HEALTHY, *SLOW)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bench.abroad import elsewhere
 from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
+from bench.abroad.eighth_round import EIGHTH_ROUND
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
@@ -341,6 +342,7 @@ _KNOWN = (
     *QUIET_ROUND,
     *SIXTH_ROUND,
     *SEVENTH_ROUND,
+    *EIGHTH_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )

@@ -61,6 +61,11 @@ def pid_file(rank: int) -> str:
     return f"rank-{rank}.pid"
 
 
+def child_end_file(pid: int | str) -> str:
+    """What the parent of that process got when it ended, if not 0; a signal is below 0."""
+    return f"child-{pid}.end"
+
+
 def job_file(rank: int) -> str:
     """JSON of a watched job: ``job``, a token that all ranks of one start of the job have in common
     and no other start has; ``node``, the number of this rank's node (null where nodes have no

@@ -58,11 +58,11 @@ def _standing(standings: Sequence[Standing], evidence: Evidence) -> Iterator[Pat
             yield PathLine(file, int(line), "", ((one.ranks, one.what),))
         # A helper's line says less than the one that called it, in another file or on one side.
         there = [o.callers for o in standings if o.at == one.at]
-        caller = next((at for at in one.callers if at.rpartition(":")[0] != file
-                       or not all(at in callers for callers in there)), "")  # fmt: skip
         others = [o.callers for o in standings if o is not one]
-        alike = bool(others) and all(caller in callers for callers in others)
-        if file and caller and not alike and not any(c.names_rank for c in one.apart):
+        caller = next((at for at in one.callers if not (others and all(at in o for o in others))
+                       and (at.rpartition(":")[0] != file or not all(at in o for o in there))),
+                      "")  # fmt: skip
+        if file and caller and not any(c.names_rank for c in one.apart):
             file, _, line = caller.partition(" ")[0].rpartition(":")
             yield PathLine(file, int(line), "", ((one.ranks, "came from here"),))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence.launch_record import Death
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
-from moediag.evidence.signal_names import named_in
+from moediag.evidence.signal_names import named_in, status_of
 from moediag.launch.processes import Process
 from moediag.launch.rank_sample import RankSample
 from moediag.result import wording
@@ -19,6 +19,7 @@ from moediag.result import wording
 # Messages of gloo, the store and NCCL when the connection to another rank is lost.
 LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited")
 
+_TERMINATED = "-15"
 _SHOWN = 4  # ranks of which a note tells what they did
 
 
@@ -63,8 +64,9 @@ def _error(folder: Path, rank: int) -> tuple[str, float | None]:
     return "", None
 
 
-def traces(folder: Path, sample: RankSample) -> ExitStatus | None:
-    """How a rank ended, from its files; None if it finished normally or never began."""
+def traces(folder: Path, sample: RankSample, pid: int) -> ExitStatus | None:
+    """How a rank ended, from its files and from what its parent noted; None if it finished normally
+    or never began."""
     rank = sample.rank
     if (folder / protocol.error_file(rank)).exists():
         return ExitStatus(code=1)
@@ -76,6 +78,10 @@ def traces(folder: Path, sample: RankSample) -> ExitStatus | None:
         text = path.read_text(encoding="utf-8", errors="replace")
     if name := named_in(text, before="Fatal Python error: "):
         return ExitStatus(signal=name)
+    told = {path.name: path.read_text() for path in folder.glob(protocol.child_end_file("*"))}
+    if (code := told.get(protocol.child_end_file(pid))) and code.lstrip("-").isdigit():
+        others = code == _TERMINATED and {*told.values()} != {code}  # a parent ends the others so
+        return replace(status_of(int(code)), by_us=others)
     if text and not (folder / "capture" / f"rank-{rank}.proc.txt").exists():
         return ExitStatus(signal="SIGTERM", by_us=True)  # its launcher ended it with the others
     return ExitStatus(signal=UNTOLD)

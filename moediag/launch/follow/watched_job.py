@@ -82,6 +82,7 @@ class JobSupervisor(Supervisor):
         self._again = False
         self._told_death = False
         self._told_at: tuple[tuple[int, int], ...] | None = None
+        self._gone = frozenset[int]()  # ranks that had ended when the stall was seen
         self._expected: int | None = None
         self._local: int | None = None
         self._last_found = time.monotonic()
@@ -248,8 +249,9 @@ class JobSupervisor(Supervisor):
         certain = self.seen.stall is not None or self._root_code not in (None, 0)
         for s in samples:
             gone = s.known and not s.alive and s.rank not in self.seen.exits
-            if gone and self._of([s.rank])[s.rank].pid != self.running.root:
-                status = traces(self.folder, s)
+            pid = self._of([s.rank])[s.rank].pid if gone else self.running.root
+            if pid != self.running.root:
+                status = traces(self.folder, s, pid)
                 if status is not None and (certain or status.signal != UNTOLD):
                     self.seen.exits[s.rank] = status
                     self.seen.ended_at[s.rank] = time.time()
@@ -264,13 +266,14 @@ class JobSupervisor(Supervisor):
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:
         self._note_ends(samples)
         self._told_at = _progress(samples)
+        self._gone = frozenset(s.rank for s in samples if not s.alive)
         return self._stands() and self._tell_trouble()
 
     def _stands(self) -> bool:
-        """Whether no rank has made progress since the stall was seen, and none of those that others
-        wait for has ended. Stacks take seconds to collect, and an abort cannot be taken back."""
+        """Whether, since the stall was seen, no rank has made progress and none of those that
+        others wait for has ended. Stacks take seconds to collect; an abort cannot be taken back."""
         samples, stall = super()._look(), self.seen.stall
-        ended = {s.rank for s in samples if not s.alive}
+        ended = {s.rank for s in samples if not s.alive} - self._gone
         stood = self._told_at is None or self._told_at == _progress(samples)
         return stood and not (stall is not None and ended & {*stall.elsewhere})
 

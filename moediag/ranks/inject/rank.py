@@ -201,6 +201,26 @@ def distributed(module: Any) -> None:
         _guarded(_become, rank, _number("WORLD_SIZE"))
     if protocol.ENV_SIMULATE not in os.environ:
         _follow(module)
+        _guarded(_note_children)
+
+
+def _note_children() -> None:
+    """Makes ``multiprocessing`` in this process note how its children ended, if not with 0: a
+    launcher such as ``torch.multiprocessing.spawn`` learns it, and nobody else."""
+    from multiprocessing.popen_fork import Popen
+
+    poll = Popen.poll
+
+    @functools.wraps(poll)
+    def polled(self: Any, flag: int = os.WNOHANG) -> int | None:
+        known = self.returncode is not None
+        code: int | None = poll(self, flag)
+        if code and not known and _folder().is_dir():
+            with contextlib.suppress(OSError):
+                (_folder() / protocol.child_end_file(self.pid)).write_text(str(code))
+        return code
+
+    Popen.poll = polled  # type: ignore[method-assign]
 
 
 def _follow(module: Any) -> None:

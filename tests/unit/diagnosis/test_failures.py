@@ -438,6 +438,25 @@ def test_point_to_point_calls_are_paired_by_peer() -> None:
     assert "Different operations meet" in diagnose(measured(job.whole())).notes[0]
 
 
+@pytest.mark.parametrize(
+    ("room", "backend", "differ"),
+    [((9, 9), "gloo", False), ((9, 8), "gloo", True), ((7, 7), "gloo", True),
+     ((9, 9), "nccl", True)],
+)  # fmt: skip
+def test_gloo_fills_the_beginning_of_a_larger_buffer(
+    room: tuple[int, int], backend: str, differ: bool
+) -> None:
+    """A program may always give it one; once, in a line whose sizes agree, it is a mismatch."""
+    receives = [Op("pp", "recv", size, peer=0) for size in room]
+    evidence = pipeline([Op("pp", "send", 8, peer=1)] * 2, receives).whole()
+    ranks = {
+        rank: replace(seen, collectives=tuple(replace(c, completed=True) for c in seen.collectives))
+        for rank, seen in evidence.ranks.items()
+    }
+    found = diagnose(measured(replace(evidence, backend=backend, ranks=ranks)))
+    assert ("Sizes differ" in " ".join(found.notes)) == differ
+
+
 def test_a_receive_without_a_send_is_a_hang() -> None:
     """Rank 0 left out the send, or rank 1 receives once too often."""
     evidence = pipeline([], [Op("pp", "recv", 8, peer=0)]).whole()

@@ -346,12 +346,15 @@ def test_a_stall_that_was_told_early_is_told_again_once_it_is_not(
 
 
 def test_a_rank_that_ended_stands_no_longer(ended: Ended, other: subprocess.Popen[bytes]) -> None:
+    """One that had ended before the others stood still does."""
     ended.job.ranks, ended.job.seen.stall = [0], STALL
     ended.job.seen.processes[0] = Process.of(other.pid)
     assert ended.job._stands()
     other.kill()
     other.wait()
     assert not ended.job._stands()
+    ended.job._tell_trouble = lambda: True  # type: ignore[method-assign]
+    assert ended.job._ends_after_stall(ended.job._look())
 
 
 def test_a_rank_that_outlives_its_launcher_did_not_end_well(
@@ -369,6 +372,20 @@ def test_an_end_without_a_trace_may_be_normal(ended: Ended) -> None:
     assert ended.status() is None
     ended.job._root_code = 1  # until the job fails
     assert ended.status() == ExitStatus(signal=UNTOLD)
+
+
+@pytest.mark.parametrize(
+    ("told", "others", "expected"),
+    [("-9", (), ExitStatus(signal="SIGKILL")), ("3", (), ExitStatus(code=3)),
+     ("-15", ("-15",), ExitStatus(signal="SIGTERM")), ("-15", ("-9",), BY_LAUNCHER)],
+)  # fmt: skip
+def test_a_parent_tells_how_a_rank_ended(
+    ended: Ended, told: str, others: tuple[str, ...], expected: ExitStatus
+) -> None:
+    ended.job._root_code = 1
+    for pid, code in zip((ended.process.pid, 1), (told, *others), strict=False):
+        (ended.folder / protocol.child_end_file(pid)).write_text(code)
+    assert ended.status() == expected
 
 
 def test_a_finished_rank_is_not_a_death(ended: Ended) -> None:

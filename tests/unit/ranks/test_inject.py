@@ -71,6 +71,16 @@ def test_a_process_without_torch_is_not_affected(job: Job) -> None:
     assert list(job.run.iterdir()) == []
 
 
+@pytest.mark.parametrize(("end", "told"), [("os.abort", "-6"), ("os.getpid", None)])
+def test_a_parent_notes_how_its_children_ended(job: Job, end: str, told: str | None) -> None:
+    job.file("").mkdir()
+    done = job.python("import os, torch.distributed, multiprocessing as m\n"
+                      f"p = m.get_context('fork').Process(target={end})\n"
+                      "p.start(), p.join(); print(p.pid)")  # fmt: skip
+    note = job.file(protocol.child_end_file(done.stdout.strip()))
+    assert (note.read_text() if note.exists() else None) == told
+
+
 def test_a_hidden_sitecustomize_still_runs(job: Job) -> None:
     (job.lib / "sitecustomize.py").write_text("print('theirs')\nvalue = 3\n")
     done = job.python("import sitecustomize; print(sitecustomize.value, sitecustomize.__file__)")

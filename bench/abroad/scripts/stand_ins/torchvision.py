@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
+__version__ = "0"
 COUNT = 192  # images of a training set; a third of it for others
 
 
@@ -16,6 +17,8 @@ class Images(torch.utils.data.Dataset):
         return self.count
 
     def __getitem__(self, index):
+        if index >= self.count:
+            raise IndexError(index)
         draw = torch.Generator().manual_seed(index)
         image = torch.randn(self.shape, generator=draw)
         return (self.transform(image) if self.transform else image), index % 10
@@ -42,6 +45,11 @@ def images(channels, size):
     return dataset
 
 
+class ImageFolder(Images):
+    def __init__(self, root, transform=None):
+        super().__init__(3, 16, transform, COUNT // 3 if "val" in str(root) else COUNT)
+
+
 class Nothing(ModuleType):
     """A module in which each name makes something that returns what it is given."""
 
@@ -56,7 +64,7 @@ transforms = Nothing("torchvision.transforms")
 transforms.InterpolationMode = SimpleNamespace(BICUBIC=3)
 datasets.MNIST, datasets.CIFAR10 = images(1, 28), images(3, 32)
 datasets.CelebA = images(3, 64)
-datasets.ImageFolder = lambda root, transform=None: images(3, 16)(root, transform)
+datasets.ImageFolder = ImageFolder
 models.resnet50 = models.resnet18 = Network
 models.__path__, models.resnet = [], ModuleType("torchvision.models.resnet")
 models.VGG16_Weights = models.vgg16 = Network

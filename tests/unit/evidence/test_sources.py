@@ -71,7 +71,7 @@ def test_other_numbers_in_names_are_no_ranks(tmp_path: Path, numbers: tuple[int,
 def test_an_exception_of_an_unknown_rank_is_kept_and_noted(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(TRACEBACK)
     found = read([tmp_path])
-    assert name in found.refused[0] and "tells its rank" in found.refused[0]
+    assert name in found.refused[0] and "shows the rank" in found.refused[0]
     assert [(one.kind, one.rank) for one in found.reports] == [("error", None)]
     assert not found.outputs and found.files == 1
 

@@ -267,3 +267,15 @@ def test_a_shared_parameter_begins_equal(own: Any, whole: Any, tied: Any, apart:
     found = comparability.tied_apart({0: {"embed": held}}, start, tied)
     assert (found is not None) == apart
     assert found is None or "embed on rank 0 did not begin with the values of head" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [({"steps": 0}, "it took no optimizer step then"), ({"problems": ("no disk",)}, "no disk")],
+)
+def test_a_second_run_that_was_not_measured(tmp_path: Path, second: Any, why: str) -> None:
+    runs = reference(tmp_path)
+    runs[1] = Job(tmp_path / "other", world=1, **second).write()
+    found = judged(Job(tmp_path / "job"), runs)
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert f"could not be run a second time: {why}" in found.cause

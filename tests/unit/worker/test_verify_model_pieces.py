@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 from moediag.protocol import MeasuredStep
 from moediag.protocol.measured import split_alike
 from moediag.ranks.verify import samples, tensor_files
-from moediag.ranks.verify.model_pieces import pieces
+from moediag.ranks.verify.model_pieces import owners, pieces
 from moediag.ranks.verify.tensor_files import Stored
 from moediag.recorder.step.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where
 from tests.unit.sharded import fully_sharded, numbered, placed, rank_of
@@ -28,6 +28,8 @@ def test_a_plain_model_is_named_as_without_wrappers() -> None:
     model[0].bias.requires_grad_(False)
     found = {piece.name: piece for piece in pieces(DistributedDataParallel(model), "model2.")}
     assert set(found) == {"model2." + name for name in model.state_dict()}
+    everything = owners(DistributedDataParallel(model), "model2.")
+    assert set(everything) == {"model2." + name for name, _ in model.named_parameters()}
     assert found["model2.0.weight"].trainable
     assert not found["model2.0.bias"].trainable
     assert found["model2.1.running_mean"].owner is None

@@ -1,4 +1,4 @@
-"""Holds answers against a stored file with one line for each.
+"""Holds answers against stored files.
 
 After an intended change write the file with ``MOEDIAG_GOLDEN=write``, and read its difference.
 """
@@ -14,15 +14,13 @@ FOLDER = Path(__file__).parent / "golden"
 
 
 def hold(name: str, key: str, found: Any, needed: bool = True) -> None:
-    """Compares ``found`` with line ``key`` of ``tests/golden/NAME``, as JSON. ``needed``: whether
-    there must be such a line."""
+    """Compares ``found`` with entry ``key`` of ``tests/golden/NAME``, as JSON. ``needed``: whether
+    there must be such an entry."""
     file = FOLDER / name
     stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if os.environ.get("MOEDIAG_GOLDEN") == "write":
         stored[key] = found
-        lines = (
-            f"{json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(stored.items())
-        )
-        file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        text = json.dumps(stored, indent=1, sort_keys=True)
+        file.write_text(f"{text}\n", encoding="utf-8")
     elif needed or key in stored:
         assert json.loads(json.dumps(found)) == stored.get(key), f"{key} in {name}"

@@ -27,14 +27,9 @@ from bench import sections
 from bench.abroad import launchers, page, running
 from bench.abroad.cases import Case
 from bench.abroad.edits import AnchorError
-from bench.abroad.eighth_programs import EIGHTH_PROGRAMS
-from bench.abroad.later_programs import LATER_PROGRAMS
-from bench.abroad.programs import PROGRAMS, Program
-from bench.abroad.quiet_programs import QUIET_PROGRAMS
+from bench.abroad.programs import Program
 from bench.abroad.running import Answer
-from bench.abroad.seventh_programs import SEVENTH_PROGRAMS
-from bench.abroad.sixth_programs import SIXTH_PROGRAMS
-from bench.abroad.table import CASES
+from bench.abroad.table import CASES, EVERY_PROGRAM
 from tests import cluster
 
 ROOT = Path(__file__).parents[2]
@@ -82,11 +77,7 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
-    every = (
-        *PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS,
-        *EIGHTH_PROGRAMS,
-    )  # fmt: skip
-    programs = {program.name: program for program in every}
+    programs = {program.name: program for program in EVERY_PROGRAM}
     for case in CASES:
         if options.only and not any(word in case.name for word in options.only):
             continue

@@ -6,14 +6,20 @@ from __future__ import annotations
 
 from bench.abroad import elsewhere
 from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
+from bench.abroad.eighth_programs import EIGHTH_PROGRAMS
 from bench.abroad.eighth_round import EIGHTH_ROUND
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
+from bench.abroad.later_programs import LATER_PROGRAMS
+from bench.abroad.programs import PROGRAMS
+from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.quiet_round import QUIET_ROUND
 from bench.abroad.second_round import SECOND_ROUND
+from bench.abroad.seventh_programs import SEVENTH_PROGRAMS
 from bench.abroad.seventh_round import SEVENTH_ROUND
 from bench.abroad.silent import SILENT
+from bench.abroad.sixth_programs import SIXTH_PROGRAMS
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.third_round import THIRD_ROUND
 from tests.victims.table import healthy_programs
@@ -348,3 +354,7 @@ _KNOWN = (
 )
 
 CASES = (*_KNOWN, *elsewhere.cases(_KNOWN))
+EVERY_PROGRAM = (
+    *PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS,
+    *EIGHTH_PROGRAMS,
+)  # fmt: skip

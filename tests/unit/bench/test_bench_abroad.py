@@ -15,26 +15,21 @@ from bench import sections
 from bench.abroad import edits, page, running, silent_runs
 from bench.abroad.cases import CLEAN, Case, Truth
 from bench.abroad.edits import AnchorError, Edit, Line
+from bench.abroad.eighth_round import EIGHTH_ROUND
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
-from bench.abroad.later_programs import LATER_PROGRAMS
-from bench.abroad.programs import PROGRAMS as EARLIER_PROGRAMS
-from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
 from bench.abroad.second_round import SECOND_ROUND
-from bench.abroad.seventh_programs import SEVENTH_PROGRAMS
 from bench.abroad.seventh_round import SEVENTH_ROUND
 from bench.abroad.silent_programs import SILENT_PROGRAMS
 from bench.abroad.silent_round import Silent
-from bench.abroad.sixth_programs import SIXTH_PROGRAMS
 from bench.abroad.sixth_round import SIXTH_ROUND
-from bench.abroad.table import CASES
+from bench.abroad.table import CASES, EVERY_PROGRAM
 from bench.abroad.third_round import THIRD_ROUND
 from moediag.result import Verdict
 
-PROGRAMS = (*EARLIER_PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS)
 PROGRAM = "import time\n\nfor step in range(3):\n    print(step)\n"
 HANG = Truth(("hang",), (1,))
 RIGHT = Said("hang", (1,), "rank 1 at train.py:42, under train.py:40", alarm=True)
@@ -46,14 +41,14 @@ RIGHT = Said("hang", (1,), "rank 1 at train.py:42, under train.py:40", alarm=Tru
 def test_every_case_has_a_program_and_a_name_of_its_own() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
-    assert {case.program for case in CASES} == {program.name for program in PROGRAMS}
-    assert len({program.script for program in PROGRAMS}) >= 12
+    assert {case.program for case in CASES} == {program.name for program in EVERY_PROGRAM}
+    assert len({program.script for program in EVERY_PROGRAM}) >= 12
     assert sum(not case.truth.healthy for case in CASES) >= 25
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_truth_of_a_case_is_possible(case: Case) -> None:
-    (program,) = [one for one in PROGRAMS if one.name == case.program]
+    (program,) = [one for one in EVERY_PROGRAM if one.name == case.program]
     assert set(case.truth.verdicts) <= set(Verdict)
     assert all(rank < program.ranks for rank in case.truth.ranks)
     assert case.truth.healthy or case.truth.ranks or case.truth.says
@@ -66,7 +61,8 @@ def test_the_truth_of_a_case_is_possible(case: Case) -> None:
 def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_seen() -> None:
     faults = [case for case in CASES if not case.truth.healthy and not case.laws]
     rounds = (
-        FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, SEVENTH_ROUND, HELD_OUT,
+        FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, SEVENTH_ROUND,
+        EIGHTH_ROUND, HELD_OUT,
     )  # fmt: skip
     unseen = {case.name for one in rounds for case in one}
     assert 4 * sum(case.name in unseen for case in faults) >= len(faults)
@@ -74,7 +70,7 @@ def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_se
 
 @pytest.mark.parametrize("case", [one for one in CASES if one.program == "megatron"])
 def test_a_case_of_our_own_script_can_be_made(case: Case, tmp_path: Path) -> None:
-    (program,) = [one for one in PROGRAMS if one.name == case.program]
+    (program,) = [one for one in EVERY_PROGRAM if one.name == case.program]
     places = running.place(case, program, tmp_path / "program", None)
     ast.parse((tmp_path / "program" / program.script).read_text())
     assert len(places) == len(case.truth.lines)
@@ -226,7 +222,7 @@ def test_every_silent_fault_has_a_program_and_a_place_if_one_run_shows_it() -> N
     for faults in silent_runs.ROUNDS.values():
         names = [silent.name for silent in faults]
         assert len(set(names)) == len(names)
-        programs = {program.name for program in (*PROGRAMS, *SILENT_PROGRAMS)}
+        programs = {program.name for program in (*EVERY_PROGRAM, *SILENT_PROGRAMS)}
         assert {silent.program for silent in faults} <= programs
         assert all(silent.named for silent in faults if silent.level in silent_runs.ALARMS)
         assert {silent.level for silent in faults} == set(silent_runs.LEVELS)

@@ -21,6 +21,7 @@ def hold(name: str, key: str, found: Any, needed: bool = True) -> None:
     if os.environ.get("MOEDIAG_GOLDEN") == "write":
         stored[key] = found
         text = json.dumps(stored, indent=1, sort_keys=True)
+        file.parent.mkdir(exist_ok=True)
         file.write_text(f"{text}\n", encoding="utf-8")
     elif needed or key in stored:
         assert json.loads(json.dumps(found)) == stored.get(key), f"{key} in {name}"

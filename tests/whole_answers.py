@@ -21,7 +21,7 @@ import pytest
 
 from tests import golden_lines
 
-LONGEST = 2_000  # characters of one value
+LONGEST = 1_000, 8_000  # characters of one value, of an answer
 
 
 def hold(item: pytest.Function, answers: list[Any]) -> None:
@@ -30,7 +30,8 @@ def hold(item: pytest.Function, answers: list[Any]) -> None:
     if answers:
         place = str(item.funcargs.get("tmp_path", "\0"))
         module = Path(item.path)
-        found = [_stored(one, place) for one in answers]
+        every = (_stored(one, place) for one in answers)
+        found = [one for one in every if len(json.dumps(one)) < LONGEST[1]]
         name = f"answers/{module.parent.name}-{module.stem.removeprefix('test_')}.json"
         golden_lines.hold(name, item.nodeid.partition("::")[2], found, needed=False)
 
@@ -68,7 +69,7 @@ def _stored(value: Any, place: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if _told(value, f)}
         full = {name: _stored(one, place) for name, one in own.items()}
-        return {name: one for name, one in full.items() if len(json.dumps(one)) < LONGEST}
+        return {name: one for name, one in full.items() if len(json.dumps(one)) < LONGEST[0]}
     if isinstance(value, dict):
         return {str(key): _stored(one, place) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

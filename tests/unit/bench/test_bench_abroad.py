@@ -28,6 +28,7 @@ from bench.abroad.silent_round import Silent
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.table import CASES, EVERY_PROGRAM
 from bench.abroad.third_round import THIRD_ROUND
+from bench.abroad.third_silent_programs import THIRD_SILENT_PROGRAMS
 from moediag.result import Verdict
 
 PROGRAM = "import time\n\nfor step in range(3):\n    print(step)\n"
@@ -222,10 +223,14 @@ def test_every_silent_fault_has_a_program_and_a_place_if_one_run_shows_it() -> N
     for faults in silent_runs.ROUNDS.values():
         names = [silent.name for silent in faults]
         assert len(set(names)) == len(names)
-        programs = {program.name for program in (*EVERY_PROGRAM, *SILENT_PROGRAMS)}
+        programs = {
+            program.name for program in (*EVERY_PROGRAM, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS)
+        }
         assert {silent.program for silent in faults} <= programs
         assert all(silent.named for silent in faults if silent.level in silent_runs.ALARMS)
-        assert {silent.level for silent in faults} == set(silent_runs.LEVELS)
+        assert {silent.level for silent in faults} <= set(silent_runs.LEVELS)
+    every = {silent.level for faults in silent_runs.ROUNDS.values() for silent in faults}
+    assert every == set(silent_runs.LEVELS)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,9 @@ _NEVER_SENT = frozenset(
         "ModuleNotFoundError", "KeyError", "IndexError", "ValueError", GUARD,
     }
 )  # fmt: skip
-# "Cannot use ReduceOp.PREMUL_SUM with Gloo": nothing was sent either.
-_REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
+# "Cannot use ReduceOp.PREMUL_SUM with Gloo": nothing was sent either, nor by a rank whose port
+# another process has.
+_REFUSED = re.compile(r"cannot use reduceop|address already in use", re.IGNORECASE)
 # The messages of gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper.
 _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE

@@ -111,7 +111,8 @@ class _Rank:
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit) and error.code:
             error = error.__context__  # torch turns an exception into an exit code
-        if isinstance(error, Exception):
+        # torch's CheckpointException is no Exception.
+        if error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
             self.error(error)
         self.end()
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -292,3 +293,24 @@ import torch
     assert job.python(code, measure=asked).stdout.split() == ["3", "True"]
     assert job.notes() == ""
     assert job.python(code).stdout == ""
+
+
+@pytest.mark.parametrize(("raised", "kept"), [("Lost", True), ("SystemExit", False)])
+def test_the_exception_of_a_child_that_is_no_plain_one(job: Job, raised: str, kept: bool) -> None:
+    """As torch's CheckpointException: multiprocessing prints it and ends the child with 1."""
+    code = f"""
+        import multiprocessing, os
+        class Lost(BaseException):
+            pass
+        def rank():
+            os.environ.update(RANK="0", WORLD_SIZE="1")
+            import torch.distributed as dist
+            dist.init_process_group("gloo")
+            raise {raised}("no space")
+        child = multiprocessing.get_context("fork").Process(target=rank)
+        child.start()
+        child.join()
+    """
+    job.python(textwrap.dedent(code))
+    found = job.file(protocol.error_file(0)).exists()
+    assert found == kept

@@ -85,7 +85,7 @@ gpu:  ## run the GPU suite on the available GPUs, into reports/gpu (exit code 4 
 
 golden: $(STAMP)  ## rewrite the snapshot files under tests/golden and the pages in docs/reference
 	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/reference \
-		tests/unit/diagnosis tests/unit/evidence \
+		tests/unit/diagnosis \
 		tests/unit/worker/test_verify_comparison.py::test_the_whole_answer tests/unit/worker/test_check.py::test_the_whole_plan
 
 clean:  ## remove .venv, caches and run directories

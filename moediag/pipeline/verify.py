@@ -145,7 +145,7 @@ def _told(
     """Says which reference was made, and what to type if it does not do."""
     text = f"the reference is {shlex.join(masked_command(reference))}"
     if how.replayed:
-        text += "; it would see other samples, so it is given those that the ranks drew"
+        text += "; it draws different samples, so it is given those of the ranks"
         text += ", in one batch" if how.replayed == JOINED else ""
     if how.merged > 1:
         text += f"; {how.merged} of its steps are made one, because a step of it has as many "
@@ -161,7 +161,7 @@ def _told(
 def _references(
     command: Sequence[str], folder: Path, options: MeasuringOptions
 ) -> tuple[str, _How]:
-    """Runs the reference three times, and first once more if it sees other samples. Returns why it
+    """Runs the reference three times, and once before that to see its samples. Returns why it
     cannot be used, or "", and how it was run."""
     job = read_measured(folder / MEASURED)
 

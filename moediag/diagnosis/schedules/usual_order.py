@@ -376,7 +376,21 @@ def _from_steps(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -
     if len(found) < 3 or None in found:
         return []
     odd = [one for one in found if isinstance(one, Departure) and one.rank in sides]
-    return odd if found.count(False) == len(found) - 1 else []
+    if not odd or found.count(False) < len(found) - 1:
+        return []
+    # Ranks that were not held up may have departed in that step, and be steps ahead now.
+    others = (track for rank, track in tracks.items() if rank != odd[0].rank)
+    return odd if all(_as_before(track, odd[0].step) for track in others) else []
+
+
+def _as_before(track: _Track, step: int) -> bool:
+    """Whether the rank made the calls of the step before again in ``step``, as far as it came."""
+    now, before = (
+        [t for call, t in zip(track.calls, track.tokens, strict=True) if call.step == one]
+        for one in (step, step - 1)
+    )
+    whole = bool(track.calls) and track.calls[-1].step > step
+    return bool(now) and now == before[: len(before) if whole else len(now)]
 
 
 def _in_steps(rank: int, track: _Track) -> Departure | bool | None:

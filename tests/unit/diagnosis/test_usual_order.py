@@ -259,8 +259,10 @@ def test_a_send_that_differs_from_that_line_on_the_other_ranks(
     assert departed(calls, Evidence(4, ranks)) == named
 
 
-def pipeline(batches: Mapping[tuple[int, int], int], news: Collection[int] = ()) -> Evidence:
-    """Ranks 0 and 1 are the first stage, 2 and 3 the second one. In each of five steps the second
+def pipeline(
+    batches: Mapping[tuple[int, int], int], news: Collection[int] = (), steps: int = 5
+) -> Evidence:
+    """Ranks 0 and 1 are the first stage, 2 and 3 the second one. In each step the second
     stage receives each micro-batch (two, but for ``batches`` by rank and step), then sends. The
     ranks in ``news`` do something for the first time in step 5."""
 
@@ -268,7 +270,7 @@ def pipeline(batches: Mapping[tuple[int, int], int], news: Collection[int] = ())
         first, peer = rank < 2, (rank + 2) % 4
         there, back = (send, recv) if first else (recv, send)
         ways = ((there, "job.py:2 forward"), (back, "job.py:3 backward"))
-        for step in range(1, 6):
+        for step in range(1, steps + 1):
             for number, (way, site) in enumerate(ways):
                 if number and step == 5 and rank in news:
                     yield everyone("all_gather", "job.py:5 evaluate")
@@ -296,6 +298,13 @@ def test_calls_of_a_step_that_were_always_the_same(
     calls = {rank: evidence.ranks[rank].collectives[-1] for rank in (0, 2)}
     assert departed(calls, evidence) == named
     assert departed(calls, replace(evidence, world_size=5)) == ()  # a rank was not seen
+
+
+def test_ranks_that_ran_ahead_may_have_departed_as_well() -> None:
+    """Ranks 0, 2 and 3 have one micro-batch in step 5; ranks 0 and 2 go on for four steps."""
+    evidence = pipeline({(0, 5): 1, (2, 5): 1, (3, 5): 1}, steps=9)
+    calls = {rank: evidence.ranks[rank].collectives[-1] for rank in (1, 3)}
+    assert departed(calls, evidence) == ()
 
 
 def test_the_sentence_about_a_step() -> None:

@@ -109,17 +109,12 @@ class Report:
 
 def questions(gpus: int, nccl: str | None) -> Iterator[Question]:
     """Yields the suite: one rank per GPU if there are several, and always shared GPUs."""
-    shares = nccl is not None and _release(nccl) >= devices.NCCL_SHARES_FROM
-    shared = devices.SHARED_NCCL if shares else devices.SHARED  # as --share-gpu chooses
+    shared = devices.shared(nccl)  # as --share-gpu chooses
     for name in (*STARVATION, *EXPERT_PARALLEL):
         if gpus >= 2:
             yield Question(name, 4 if gpus >= 4 else 2, "gpu")
         for ranks in (2, 4) if name in STARVATION else (4,) if name in FOUR_RANKS else (2,):
             yield Question(name, ranks, shared)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def row(question: Question, ran: Ran | None, problem: str = "") -> Row:

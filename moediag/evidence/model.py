@@ -411,8 +411,8 @@ class Stall:
     certain: bool = True
     #: What is known was written just after the newest call.
     at_once: bool = False
-    #: Ranks wait for what is no rank, before the first call of the job or after its last, and may
-    #: still continue.
+    #: Ranks prepare or wait for what is no rank, before they train or after the job's last call,
+    #: and may still continue.
     early: bool = False
 
 

@@ -55,6 +55,7 @@ class RankLog:
     files: list[str] = field(default_factory=list)
     batches: list[BatchCount] = field(default_factory=list)
     handling: RankError | None = None
+    thread_errors: list[RankError] = field(default_factory=list)
     left: Left | None = None
     tested: dict[str, PassedCondition] = field(default_factory=dict)
     last_phase: str = ""
@@ -141,6 +142,7 @@ class _Reader:
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
             "batches": self.batches, "handling": self.handling,
+            "thread_error": self.thread_error,
             "leaves": self.leaves, "conditions": self.conditions,
             "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
@@ -309,6 +311,11 @@ class _Reader:
         self.log.handling = RankError(
             str(event["type"]), str(event.get("message") or ""), str(event.get("where") or "")
         )
+
+    def thread_error(self, event: Mapping[str, Any]) -> None:
+        where, at = str(event.get("where") or ""), float(event.get("t") or 0.0)
+        error = RankError(str(event["type"]), str(event.get("message") or ""), where, at)
+        self.log.thread_errors.append(replace(error, thread=str(event.get("thread") or "")))
 
     def leaves(self, event: Mapping[str, Any]) -> None:
         site, callers = str(event["site"]), self.resolve(event.get("callers")) or ()

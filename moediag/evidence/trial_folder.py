@@ -257,6 +257,7 @@ def _rank(
         decisions=tuple(log.decisions),
         batches=tuple(log.batches),
         handling=log.handling,
+        thread_errors=tuple(log.thread_errors),
         left=log.left,
         tested=log.tested,
         workers=loader_workers.read(folder / CAPTURE, rank),

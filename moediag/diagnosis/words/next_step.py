@@ -53,7 +53,7 @@ def next_step(
         if {call.op for call in divergence.calls.values() if call is not None} <= {"send", "recv"}:
             # A send and its receive are rightly under different conditions.
             paired = "Pair each send with a receive: these ranks wait for each other."
-            if all_first({r: c for r, c in divergence.calls.items() if c is not None}) is not None:
+            if all_first(divergence) is not None:
                 paired = "Let some of these ranks begin with the other of send and recv, or use "
                 paired += "batch_isend_irecv."
             if culprits:

@@ -61,7 +61,7 @@ def _standing(standings: Sequence[Standing], evidence: Evidence) -> Iterator[Pat
         others = [o.callers for o in standings if o is not one]
         caller = next((at for at in one.callers if not (others and all(at in o for o in others))
                        and (at.rpartition(":")[0] != file or not all(at in o for o in there))),
-                      "")  # fmt: skip
+                      "" if others else next(iter(one.callers), ""))  # fmt: skip
         if file and caller and not any(c.names_rank for c in one.apart):
             file, _, line = caller.partition(" ")[0].rpartition(":")
             yield PathLine(file, int(line), "", ((one.ranks, "came from here"),))

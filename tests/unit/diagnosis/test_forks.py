@@ -167,6 +167,40 @@ class TestOneDecision:
         """
         assert decisions(source) == [("if not preds", ("false", "true"))]
 
+    @pytest.mark.parametrize(
+        ("call", "holds"),
+        [
+            ("shown = reduced(x) if finite(x) else x", True),
+            ("shown = x if finite(x) else reduced(x)", False),
+            ("shown = finite(x) and reduced(x)", True),
+            ("shown = finite(x) or reduced(x)", False),
+        ],
+    )
+    def test_an_expression_that_decides_about_a_call(self, call: str, holds: bool) -> None:
+        source = f"""
+            def reduced(x):
+                return gather(x)  # A
+            def main():
+                for x in items():
+                    all_reduce(x)  # C B
+                    {call}  # Aa
+        """
+        ways = ("true", "false") if holds else ("false", "true")
+        assert decisions(source) == [("finite(x)", ways)]
+
+    def test_an_element_of_a_list_of_lists_is_not_the_same_on_all_ranks(self) -> None:
+        """Only the number of its elements is."""
+        source = """
+            def main():
+                for chunk in [[1, 2], [3, odd(), 5]]:
+                    for row in chunk:
+                        all_reduce(row)  # C A
+                        if row > 90:
+                            break
+                    barrier()  # B
+        """
+        assert decisions(source) == [("if row > 90", ("false", "true"))]
+
     def test_a_rank_that_ended(self) -> None:
         source = """
             def main():

@@ -581,6 +581,37 @@ class TestEqualCallsOfOtherLines:
 
 
 class TestPage:
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            ("trainer.stop = True", "; it is set at train.py:4."),
+            ("trainer.stop = bool(value)", "."),  # what decides is not known
+        ],
+    )
+    def test_the_next_step_tells_what_set_the_attribute_that_decides(
+        self, more: str, told: str
+    ) -> None:
+        source = f"""
+            class Stopper:
+                def after(self, trainer, value):
+                    if value > self.best:
+                        {more}
+            class Trainer:
+                def __init__(self):
+                    self.stop = False
+                def main(self):
+                    while True:
+                        all_reduce(1)  # C A
+                        if self.stop:
+                            break
+                    barrier()  # B
+        """
+        found = diagnose(job(source))
+        assert found.next_step == (
+            "Make all ranks decide the same way at train.py:11: `if self.stop` was false on rank "
+            f"0, true on rank 1{told}"
+        )
+
     def test_the_next_step_names_the_decision(self) -> None:
         found = diagnose(job(BREAK))
         assert found.culprits == ()

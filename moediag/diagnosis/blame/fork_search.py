@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from moediag.diagnosis.blame.fork_sides import Line, Side, made_at, part_from
 from moediag.evidence.control_flow import BEGIN, CAUGHT, END, FALSE, TRUE, Edge, Flow, Node
+from moediag.evidence.definitions import last_name
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.program_source import Program, ProgramFile
-from moediag.evidence.source_tree import Scope, calls_once, communicates
+from moediag.evidence.source_tree import Scope, calls_once, communicates, own_expressions
 from moediag.records import dataclass
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -197,7 +198,8 @@ class Search:
             inner = chains[own][1:]
             through = any(edge.to is targets[own] for edge in ways[other])
             if through and targets[own] is not targets[other]:
-                found += self._inside(inner, own, depth)
+                inside = self._inside(inner, own, depth)
+                found += inside or _chosen(file, targets[own], inner, own)
         return found
 
     def _never(
@@ -236,7 +238,7 @@ class Search:
         for line, called in self._lines(file, function):
             node = file.node(line)
             if node is not None and (not called or self._always(called)):
-                found.add(node)
+                found |= set() if _choice(node, called) else {node}
         return frozenset(found)
 
     def _always(self, function: str) -> bool:
@@ -326,6 +328,32 @@ def _calls_always(node: Node) -> bool:
     """Whether a statement has no expression that may be left out."""
     sometimes = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.comprehension)
     return isinstance(node, ast.stmt) and not any(isinstance(n, sometimes) for n in ast.walk(node))
+
+
+def _choice(node: Node, called: str) -> tuple[ast.expr, bool] | None:
+    """The expression in a statement that decides whether it calls a function, and its value if it
+    does: ``x > 1`` of ``f(x) if x > 1 else y`` and of ``x > 1 and f(x)``."""
+    for part in own_expressions(node) if isinstance(node, ast.stmt) and called else ():
+        choices: list[tuple[ast.expr, ast.expr, bool]] = []
+        if isinstance(part, ast.IfExp):
+            choices = [(part.body, part.test, True), (part.orelse, part.test, False)]
+        elif isinstance(part, ast.BoolOp):
+            holds = isinstance(part.op, ast.And)
+            pairs = zip(part.values[1:], part.values, strict=False)
+            choices = [(value, before, holds) for value, before in pairs]
+        for value, test, holds in choices:
+            if any(isinstance(n, ast.Call) and last_name(n) == called for n in ast.walk(value)):
+                return test, holds
+    return None
+
+
+def _chosen(file: ProgramFile, node: Node, inner: tuple[Line, ...], own: int) -> Iterator[Decision]:
+    """That one side made a call which an expression of its statement decides."""
+    if inner and (choice := _choice(node, inner[0].function)) is not None:
+        test, holds = choice
+        ways = (TRUE, FALSE) if holds == (own == 0) else (FALSE, TRUE)
+        text = ast.get_source_segment("\n".join(file.lines), test) or ast.unparse(test)
+        yield Decision(file.name, test.lineno, text, ways, ((0, ""), (0, "")))
 
 
 def _caught(file: ProgramFile, edge: Edge, own: int) -> Decision:

@@ -200,9 +200,8 @@ def _nccl() -> Optional[str]:
 
 
 def _loaded_nccl() -> Optional[Tuple[int, ...]]:
-    """Returns what the library says that this process calls: one of LD_PRELOAD comes before torch's,
-    which is loaded as well. None if there is none, or before NCCL 2.9, which counted differently.
-    """
+    """Returns what the library says that this process calls: LD_PRELOAD's, else torch's, which
+    is loaded as well. None if there is none, or before NCCL 2.9, which counted differently."""
     number = ctypes.c_int()
     try:
         library = ctypes.CDLL(None)  # symbols in the order in which they are searched

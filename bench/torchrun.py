@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from moediag.lab.stacks import environment
 
@@ -42,7 +44,10 @@ def launch(arguments: Sequence[str], values: Mapping[str, str], folder: str, tim
             return f"it took more than {timeout:g} s"
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                # torchrun starts each rank in a session of its own.
+                for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        one.kill()
                 process.wait()
     return f"exit code {code}: {_cause(log.read_text(errors='replace'))}" if code else ""
 

@@ -30,6 +30,7 @@ from moediag.evidence.law_model import LawCheck
 from moediag.evidence.law_records import read_laws
 from moediag.evidence.line_conditions import Sources
 from moediag.evidence.model import (
+    ISSUED,
     STARTED_THERE,
     Collective,
     Evidence,
@@ -104,7 +105,7 @@ def _read(folder: Path) -> Evidence:
     }
     ranks |= {rank: RankEvidence(rank, not_seen=(text,)) for rank, text in earlier.items()}
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
-    stall = launch.stall or _on_devices(launch, ranks)
+    stall = _held(launch.stall, ranks) if launch.stall else _on_devices(launch, ranks)
     return Evidence(
         world_size=world_size,
         ranks=ranks,
@@ -143,6 +144,21 @@ def _on_devices(launch: LaunchRecord, ranks: Mapping[int, RankEvidence]) -> Stal
     if not launch.timed_out or not devices or quiet < _LONG:
         return None
     return Stall(newest - launch.started, round(quiet, 1), tuple(sorted(ranks)))
+
+
+def _held(stall: Stall, ranks: Mapping[int, RankEvidence]) -> Stall:
+    """``stall``, where ranks also wait whose device has not completed a call and whose stack waits
+    for the device, as in ``destroy_process_group``."""
+    held = {
+        rank
+        for rank in stall.elsewhere
+        if any(c.on_device in (ISSUED, STARTED_THERE) for c in ranks[rank].collectives)
+        and rank_stacks.waits_for_device(ranks[rank].stacks)
+    }
+    waiting = tuple(sorted({*stall.waiting, *held}))
+    return replace(
+        stall, waiting=waiting, elsewhere=tuple(r for r in stall.elsewhere if r not in held)
+    )
 
 
 def _earlier(folder: Path, ranks: Iterable[int]) -> dict[int, tuple[LawCheck, ...]]:

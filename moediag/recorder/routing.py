@@ -57,6 +57,7 @@ def install(recorder: Recorder) -> None:
     recorder.deferred_tokens = Deferred(recorder)
     recorder.on_flush.append(lambda: _flush_running(recorder))
     recorder.on_flush.append(recorder.deferred_tokens.write)
+    recorder.on_stop.append(recorder.deferred_tokens.write)
     for owner in (torch, torch.Tensor):
         recorder.patches.replace(owner, "topk", _topk(recorder))
     _tell_torchscript()
@@ -152,9 +153,12 @@ class Deferred:
         self.write()
 
     def write(self) -> None:
-        """Writes the counts that have arrived, in order."""
-        if not self._pending or torch.cuda.is_current_stream_capturing():
+        """Writes the counts that have arrived, in order. The recorder's thread calls it, too, once
+        the rank has stopped: the last counts show who routed no token to an expert."""
+        captures = self._recorder.captures
+        if not self._pending or captures is None:
             return
-        while self._pending and self._pending[0][3].query():
-            step, layer, host, _ = self._pending.pop(0)
-            self._recorder.event("tokens", step=step, layer=layer, counts=host.tolist())
+        with captures.question() as allowed:
+            while allowed and self._pending and self._pending[0][3].query():
+                step, layer, host, _ = self._pending.pop(0)
+                self._recorder.event("tokens", step=step, layer=layer, counts=host.tolist())

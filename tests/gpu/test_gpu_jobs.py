@@ -105,5 +105,7 @@ def test_attach_to_a_job_that_computes(backend: str, tmp_path: Path) -> None:
         code, trial = attached(process, tmp_path / "run")
         (tmp_path / "end").touch()
         output, _ = process.communicate(timeout=120)
-    assert (code, trial["verdict"], trial["culprits"]) == (0, "clean", []), trial["cause"]
+    # On a busy GPU each look finds both ranks at the wait for the device, which is undecided.
+    assert (code, trial["verdict"]) in ((0, "clean"), (3, "inconclusive")), trial["cause"]
+    assert trial["culprits"] == []
     assert (process.returncode, sorted(output.splitlines())) == (0, SAID)

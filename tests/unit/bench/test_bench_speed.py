@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -202,6 +203,11 @@ def test_a_failing_or_slow_run_is_reported(tmp_path: Path) -> None:
     assert torchrun.launch(failing, {}, folder, 60) == "exit code 1: ValueError: no such thing"
     endless = [sys.executable, "-c", "import signal; signal.pause()"]
     assert torchrun.launch(endless, {}, folder, 0.2) == "it took more than 0.2 s"
+    pause = "import os, signal; open('rank', 'w').write(str(os.getpid())); signal.pause()"
+    rank = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {pause!r}], "
+    rank += "start_new_session=True)"  # as torchrun does
+    assert "more than" in torchrun.launch([sys.executable, "-c", rank], {}, folder, 5)
+    assert not psutil.pid_exists(int((tmp_path / "rank").read_text()))
     assert torchrun.launch([sys.executable, "-c", ""], {}, folder, 60) == ""
 
 

@@ -728,3 +728,36 @@ class TestValuesOfTheCondition:
     def test_without_them_nobody_is_named(self, known: dict[str, Any]) -> None:
         evidence = job(VALUES, **known)
         assert diagnose(evidence).culprits == ()
+
+
+class TestOnce:
+    """A break out of a loop in a function that runs once."""
+
+    SOURCE = """
+        def save(model):
+            if full:
+                for p in model:
+                    gather(p)  # B
+        def main():
+            for step in range(10):
+                if rank == 1 and step == 6:
+                    break
+                forward()  # A
+                clip()  # C
+            save(model)  # Bb
+        main()  # Cc Aa
+    """
+
+    def test_it_is_the_decision_and_names_the_rank(self) -> None:
+        assert decisions(self.SOURCE) == [("if rank == 1 and step == 6", ("false", "true"))]
+        found = diagnose(job(self.SOURCE))
+        assert (found.verdict, found.culprits) == ("hang", (1,)), found.cause
+
+    def test_a_function_that_runs_again_may_have_parted_the_ranks_elsewhere(self) -> None:
+        again = self.SOURCE.replace("main()  # Cc Aa", "while True: main()  # Cc Aa")
+        assert ("if full", ("false", "true")) in decisions(again)
+        assert diagnose(job(again)).culprits == ()
+
+    def test_two_ranks_may_have_left_by_data(self) -> None:
+        data = self.SOURCE.replace("rank == 1 and step == 6", "step == limit")
+        assert diagnose(job(data)).culprits == ()

@@ -37,16 +37,42 @@ def stuck_earlier(folder: Path) -> None:
         file.write_text(json.dumps(dump))
 
 
+def ran_on(folder: Path) -> None:
+    """The two calls that differ completed, and the device is in the one behind them."""
+    for file in folder.glob("*.flight.json"):
+        dump = json.loads(file.read_text())
+        done = {"state": "completed", "retired": True, "time_discovered_completed_ns": 1}
+        dump["entries"][1] |= done
+        dump["pg_status"]["0"]["last_completed_collective"] = "2"
+        file.write_text(json.dumps(dump))
+
+
+def called_away(folder: Path) -> None:
+    """The watchdog knew of no rank that it waits in a call, as in destroy_process_group."""
+    launch = json.loads((folder / "launch.json").read_text())
+    launch["stall"] |= {"waiting": [], "elsewhere": [0, 1]}
+    (folder / "launch.json").write_text(json.dumps(launch))
+
+
 @pytest.mark.parametrize(
     ("change", "culprits"),
     [
         (without("nothing"), (0,)),
+        (ran_on, (0,)),
+        (called_away, (0,)),
         # The stacks alone show both ranks in the same call.
         (without("*.flight.json"), ()),
         (without("source.json"), ()),
         (stuck_earlier, ()),
     ],
-    ids=["all evidence", "no Flight Recorder", "no source", "stuck before that"],
+    ids=[
+        "all evidence",
+        "ran on",
+        "called away",
+        "no Flight Recorder",
+        "no source",
+        "stuck before that",
+    ],
 )
 def test_the_rank_is_named_where_its_device_waits(
     change: Callable[[Path], None], culprits: tuple[int, ...], tmp_path: Path

@@ -478,12 +478,17 @@ def test_ranks_of_other_nodes_may_still_join() -> None:
     assert joining((0, 1), whole=False) is None
 
 
-def spinning(stacks: dict[int, str], until: float) -> tuple[float, Stall] | None:
-    """Two ranks that compute without end; ``stacks``: the innermost native function of each."""
+def spinning(
+    stacks: dict[int, str], until: float, caller: Callable[[int], int] = lambda _: 7
+) -> tuple[float, Stall] | None:
+    """Two ranks that compute without end; ``stacks``: the innermost native function of each,
+    ``caller``: the line that called it, by the number of the look."""
+    count = iter(range(1000))
 
     def look(ranks: Sequence[int], native: bool) -> dict[int, bytes]:
         assert native
-        frames = {r: [{"name": stacks[r], "filename": "lib.so"}] for r in ranks}
+        by = {"name": "step", "filename": "train.py", "line": caller(next(count))}
+        frames = {r: [{"name": stacks[r], "filename": "lib.so"}, by] for r in ranks}
         main = {"thread_name": "MainThread"}
         return {r: json.dumps([{**main, "frames": f}]).encode() for r, f in frames.items()}
 
@@ -501,6 +506,37 @@ def test_ranks_that_spin_for_their_devices_are_waiting() -> None:
     assert found is not None
     assert 10.0 <= found[0] < 11.0
     assert found[1].waiting == (0, 1)
+
+
+def test_ranks_that_are_held_in_one_launch_are_waiting() -> None:
+    """The driver loads a kernel's code at its first launch, which waits for a busy device."""
+    launches = {0: "cuLaunchKernel", 1: "cudaLaunchKernelExC"}
+    found = spinning(launches, 60)
+    assert found is not None and 10.0 <= found[0] < 12.0
+    assert found[1].waiting == (0, 1)
+    assert spinning(launches, 200, caller=lambda look: look) is None  # they launch one by one
+    found = spinning({0: "cuLaunchKernel", 1: "matmul"}, 60)
+    assert found is not None and found[1].elsewhere == (1,)
+
+
+def test_the_cpu_time_of_destroy_process_group_is_no_work() -> None:
+    """NCCL spins there."""
+
+    def at_the_end(name: str) -> tuple[float, bool] | None:
+        frames = [{"name": name, "filename": "/x/torch/distributed/distributed_c10d.py"}]
+        dump = json.dumps([{"thread_name": "MainThread", "active": True, "frames": frames}])
+        look = {0: dump.encode(), 1: dump.encode()}
+        patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda _, __: look)
+        for tick in range(int(200 / TURN)):
+            t = tick * TURN
+            ranks = [replace(s, state="running", cpu=t) for s in (WAITS, IDLE)]
+            if stall := patience.observe(t, ranks, whole=True):
+                return t, stall.early
+        return None
+
+    found = at_the_end("destroy_process_group")
+    assert found is not None and 40.0 <= found[0] < 41.0 and found[1]
+    assert at_the_end("wait") is None
 
 
 def test_a_rank_that_spins_for_its_device_waits_for_a_computing_rank() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +45,27 @@ def test_a_trial_has_the_installed_version(tmp_path: Path, monkeypatch: pytest.M
     made.uninstall()
     first = json.loads((tmp_path / "rank-0.events.jsonl").read_text().splitlines()[0])
     assert first["transformers"] is not None
+
+
+def test_the_nccl_that_the_process_calls_is_told(tmp_path: Path) -> None:
+    """LD_PRELOAD's comes first although torch's is loaded from its own file as well."""
+    ask = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)\n"
+    ask += "from moediag.recorder import start; print(start._loaded_nccl())"
+
+    def library(folder: str, code: int) -> str:
+        path = tmp_path / folder / "libnccl.so.2"
+        path.parent.mkdir()
+        source = f"int ncclGetVersion(int *v) {{ *v = {code}; return 0; }}"
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-o", str(path), "-"]
+        subprocess.run(command, input=source, text=True, check=True)
+        return str(path)
+
+    newer, own = library("newer", 23007), library("own", 22809)
+    for preload, argument, found in (
+        (newer, [own], "(2, 30, 7)"), ("", [own], "(2, 28, 9)"),
+    ):  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", ask, *argument], capture_output=True, text=True, check=True,
+            env=os.environ | {"LD_PRELOAD": preload},
+        )  # fmt: skip
+        assert done.stdout.strip() == found

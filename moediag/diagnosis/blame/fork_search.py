@@ -99,7 +99,8 @@ class Search:
             if any(self._same_visit(side, level, start) for side in self._sides):
                 return []
             before = level == one.before[-1] if one.before else False
-            found += self._between(file, scope, start, chains, 0, before)
+            again = self._called_again(level)
+            found += self._between(file, scope, start, chains, 0, before, again)
             if all(chains):
                 break
         return found
@@ -112,6 +113,22 @@ class Search:
         if level != side.before[-1] or side.call.step > side.common.step:
             return False
         return not (isinstance(start, ast.stmt) and calls_once(start))
+
+    def _called_again(self, level: Line) -> bool:
+        """Whether the function of ``level`` may have been called again from the same lines: one of
+        these is in a loop, or they are not known."""
+        before = self._sides[0].before
+        above = before[: before.index(level)] if level in before else ()
+        if not above or above[0].function != "<module>":
+            return True
+        for line in above:
+            file = self.program.file(line.file)
+            node = file.node(line.line) if file is not None else None
+            if file is None or node is None:
+                return True
+            if any(isinstance(outer, _LOOPS) for outer in file.around(node)):
+                return True
+        return False
 
     def _levels(self) -> list[Line]:
         """The lines of the last common call, innermost first, as far as both sides made it there;
@@ -130,10 +147,12 @@ class Search:
         chains: tuple[tuple[Line, ...], tuple[Line, ...]],
         depth: int,
         before: bool = False,
+        again: bool = True,
     ) -> list[Decision]:
         """The decisions from ``start`` in a function to the places of both chains; an empty chain
         is the function's end. ``before``: the last common call was made in ``start`` itself, before
-        what the user's functions did that it calls."""
+        what the user's functions did that it calls. ``again``: the function may run again from its
+        beginning."""
         if depth > _DEEP:
             return []
         function = getattr(scope, "name", "<module>")
@@ -145,7 +164,7 @@ class Search:
         targets = [node for node in nodes if node is not None]
         if start is None or len(targets) < len(nodes):
             return []
-        repeats = function != "<module>" and END not in targets and start != BEGIN
+        repeats = again and function != "<module>" and END not in targets and start != BEGIN
         full = [n for n in file.around(start) if file.same_on_all_ranks(n, scope)]
         flow = Flow(scope, repeats=repeats, full=full)
         closed = self._closed(file, function)

@@ -11,8 +11,8 @@ history:
   that reads or writes files, or that waits for a child process that works: forty times that;
 - each of these counts by itself: the time of a save is not that of the wait after it;
 - a call over a slow network, whose connections carry bytes, has that longest time, too;
-- ranks whose native stacks show that they wait for their devices, or in C++ for a collective,
-  count as waiting;
+- ranks whose native stacks show that they wait for their devices, twice that they are in the same
+  launch of a kernel, or in C++ for a collective, count as waiting;
 - ranks in ``init_process_group`` count as waiting once every rank of the job has been there for
   that time;
 - before a rank's first batch, forward or step and after a job's last call, it prepares or waits for
@@ -33,7 +33,14 @@ from dataclasses import replace
 
 from moediag.evidence.model import Stall
 from moediag.launch.capture.activity import NETWORK, WAITS
-from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.py_spy import (
+    in_collective,
+    in_last_call,
+    joins,
+    launch,
+    main_frames,
+    on_device,
+)
 from moediag.launch.capture.shown_work import leaves, work_at_the_end, work_of
 from moediag.launch.capture.worker_stacks import waits_for_data
 from moediag.launch.follow.watchdog import Watchdog
@@ -110,6 +117,8 @@ class Patience:
         self._blocked: set[int] = set()
         self._joined: set[int] = set()  # ranks in the rendezvous
         self._leaving: set[int] = set()  # ranks of which only the end is left
+        self._spins: set[int] = set()  # ranks in destroy_process_group, where NCCL uses a CPU
+        self._launches: dict[int, object] = {}  # the launch in which the last look found a rank
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
         # When each rank was observed, by its node's clock, or ours once that node is silent.
         self._last: dict[int, tuple[bool, float]] = {}
@@ -254,11 +263,17 @@ class Patience:
         self._note(self._work)
         for rank in ranks:
             self._own.setdefault(rank, _Time()).looked(rank in self._work)
+        launches = {rank: launch(dump) for rank, dump in found.items()} if native else {}
+        held = {
+            r for r, callers in launches.items() if callers and callers == self._launches.get(r)
+        }
+        self._launches = dict(launches)
         # An evaluation on one rank also waits for its device.
         self._on_device = {
             rank for rank, dump in found.items()
-            if native and on_device(dump) and rank not in self._work
+            if native and (on_device(dump) or rank in held) and rank not in self._work
         }  # fmt: skip
+        self._spins = {rank for rank, dump in found.items() if in_last_call(dump)}
         self._blocked = {rank for rank, dump in found.items() if in_collective(dump)}
         self._joined = {rank for rank, dump in found.items() if joins(dump)}
 
@@ -292,6 +307,7 @@ class Patience:
         self._work, self._on_device, self._blocked = {}, set(), set()
         self._listened, self._carries = -_LOOK_AGAIN, {}
         self._loading, self._joined, self._leaving = set(), set(), set()
+        self._spins, self._launches = set(), {}
         self._seen = {}
         self._joining = float("inf")
         self._cpu = {s.rank: s.cpu for s in samples}
@@ -310,7 +326,8 @@ class Patience:
         busy = s.unseen or s.rank in self._loading
         own = self._own[s.rank]  # on a busy machine a rank that computes has little of the time
         least = 0.1 * (STARVED if s.runnable else 1.0) * (own.at_work + own.otherwise)
-        busy = busy or s.cpu - self._cpu.get(s.rank, 0.0) > least
+        spent = s.cpu - self._cpu.get(s.rank, 0.0)
+        busy = busy or (spent > least and s.rank not in self._spins)
         if self._work_of(s) or (early and busy):
             return AT_WORK * self.seconds
         return BUSY * self.seconds if early or (busy and not s.silent) else self.seconds

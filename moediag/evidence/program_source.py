@@ -16,8 +16,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 class Program:
-    """The files of a program by path, and by base name where only one file has it. ``one_node``:
-    see :class:`.RankNames`."""
+    """The files of a program by path and by base name. ``one_node``: see :class:`.RankNames`."""
 
     def __init__(self, texts: Mapping[str, str], one_node: bool = False) -> None:
         self._texts = texts
@@ -32,9 +31,23 @@ class Program:
             self._files[path] = ProgramFile.parse(name, text, self._one_node, self._having)
         return self._files.get(path)
 
-    def file(self, name: str) -> ProgramFile | None:
-        paths = [path for path in self._texts if path.rpartition("/")[2] == name]
-        return self.at(paths[0]) if len(paths) == 1 else None
+    def file(self, name: str, line: int = 0, function: str = "") -> ProgramFile | None:
+        """The file of that base name; of several the only one in which the line is in the
+        function. None if it is not known."""
+        paths = self._named(name)
+        found = [file for path in paths if (file := self.at(path)) is not None]
+        if len(paths) > 1:
+            found = [file for file in found if function and file.scope(line, function)]
+        return found[0] if len(found) == 1 else None
+
+    def shown(self, file: ProgramFile) -> str:
+        """Its base name, after that of its folder if other files have the same."""
+        paths = self._named(file.name)
+        path = next(path for path in paths if self._files.get(path) is file)
+        return "/".join(path.split("/")[-2:]) if len(paths) > 1 else file.name
+
+    def _named(self, name: str) -> list[str]:
+        return [path for path in self._texts if path.rpartition("/")[2] == name]
 
     def set_at(self, test: ast.expr, file: ProgramFile) -> list[str]:
         """``callbacks.py:15``: where the program gives an attribute that is tested a constant, but

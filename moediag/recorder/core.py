@@ -190,13 +190,13 @@ class Recorder:
             # Without a beat: a capture that looks whether the rank moves can write this itself.
             self.log.event("not_seen", text=text)
 
-    def error(self, exception: BaseException) -> None:
-        """Records the exception that ends the rank."""
+    def error(self, exception: BaseException, where: str = "") -> None:
+        """Records the exception that ends the rank. ``where``: by default, the innermost frame
+        outside torch."""
         self._tell(self.on_error + self.on_end)
         frames = traceback.extract_tb(exception.__traceback__)
         own = [f for f in frames if not f.filename.startswith((_TORCH, _OWN))] or list(frames)
-        where = ""
-        if own:
+        if own and not where:
             where = f"{Path(own[-1].filename).name}:{own[-1].lineno} {own[-1].name}"
         name = type(exception).__name__
         self.event("error", type=name, message=error_text(exception), where=where)

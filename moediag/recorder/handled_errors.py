@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 from moediag.masking import masked
 from moediag.recorder.core import Recorder
@@ -37,15 +37,15 @@ def install(recorder: Recorder) -> None:
 
 
 def _follow_threads(recorder: Recorder) -> None:
-    previous, told = threading.excepthook, []
+    previous = threading.excepthook
+    told: List[str] = []
 
     @functools.wraps(previous)
     def hook(args: Any) -> None:
         if not isinstance(args.exc_value, (SystemExit, type(None))) and len(told) < _MOST:
-            told.append(args.thread)
+            told.append(getattr(args.thread, "name", ""))
             try:
-                name = getattr(args.thread, "name", "")
-                _tell(recorder, "thread_error", args.exc_value, thread=name)
+                _tell(recorder, "thread_error", args.exc_value, thread=told[-1])
             except Exception as error:
                 recorder.fault("exceptions of threads", error)
         previous(args)

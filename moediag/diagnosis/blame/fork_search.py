@@ -77,7 +77,7 @@ class Search:
     def _of_buffers(self, call: Collective, line: Line) -> bool:
         """Whether DDP seems to make the call in a forward: the next one after an evaluation
         broadcasts no buffers."""
-        file = self.program.file(line.file)
+        file = self.program.file(line.file, line.line, line.function)
         node = file.node(line.line) if file is not None else None
         written = isinstance(node, ast.stmt) and communicates([node])
         return call.op == "broadcast" and not written
@@ -225,7 +225,7 @@ class Search:
 
     def _scope(self, line: Line) -> tuple[ProgramFile, Scope] | None:
         """The file and the function of a line, if its source is known."""
-        file = self.program.file(line.file)
+        file = self.program.file(line.file, line.line, line.function)
         scope = file.scope(line.line, line.function) if file is not None else None
         return (file, scope) if file is not None and scope is not None else None
 

@@ -34,7 +34,7 @@ class Fork:
 
     def text(self, line: Line) -> str:
         """A line as written; "" if its file is not known."""
-        file = self.program.file(line.file)
+        file = self.program.file(line.file, line.line, line.function)
         return file.text(line.line) if file is not None else ""
 
 

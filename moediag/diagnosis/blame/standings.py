@@ -49,6 +49,11 @@ class Standing:
         """``train.py:96``."""
         return self.line.partition(" ")[0]
 
+    @property
+    def function(self) -> str:
+        """The name of the line's function, "" if unknown."""
+        return self.line.partition(" ")[2]
+
 
 def standings(
     evidence: Evidence,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from moediag.evidence.model import Evidence, RankError
 
-_SOON = 10.0  # seconds between the exception and the newest call of the job
+_SOON = 10.0  # seconds from the exception to the newest call of the job
+_AFTER = 2.0  # the other way round: later, a thread may fail because the job stands still
 _CALLS = 8  # of its rank after it, at most
 _MOST = 3  # that are told
 _MESSAGE = 120  # characters
@@ -20,7 +21,8 @@ def ended_thread(evidence: Evidence) -> tuple[int, RankError] | None:
         return None
     rank, error = found[0]
     later = sum(call.time > error.time for call in evidence.ranks[rank].collectives)
-    return found[0] if later <= _CALLS and abs(newest - error.time) <= _SOON else None
+    near = -_AFTER <= newest - error.time <= _SOON
+    return found[0] if later <= _CALLS and near else None
 
 
 def sentences(evidence: Evidence) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.expert_holders import numbers
 from moediag.protocol import natural
-from moediag.result.wording import compact, error_size, plural, ranks
+from moediag.result.wording import error_size, listed, plural, ranks
 
 if TYPE_CHECKING:
     from moediag.protocol import ExpertRows, ResumeOutcome
@@ -153,12 +153,6 @@ def _layers(fqns: Iterable[str]) -> str:
 def _optimizer_too(found: Mapping[int, ResumeOutcome]) -> str:
     lost = {name for one in found.values() for name in one.at_load.optimizer}
     return f" {plural(len(lost), 'tensor')} of the optimizer went with them." if lost else ""
-
-
-def listed(fqns: Iterable[str]) -> str:
-    patterns = compact(fqns)
-    more = len(patterns) - _FEW
-    return ", ".join(patterns[:_FEW]) + (f" and {more} more" if more > 0 else "")
 
 
 def most(differences: Iterable[float | None]) -> float:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers import resumed_run
 from moediag.diagnosis.numbers.expert_holders import numbers
-from moediag.diagnosis.numbers.lost_in_resume import by, by_parameter, listed, most, what_is_lost
+from moediag.diagnosis.numbers.lost_in_resume import by, by_parameter, most, what_is_lost
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result import Cell, Confidence, Table, Verdict
-from moediag.result.wording import error_size, plural
+from moediag.result.wording import error_size, listed, plural
 
 if TYPE_CHECKING:
     from moediag.protocol import ResumeOutcome

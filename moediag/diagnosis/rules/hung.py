@@ -17,6 +17,7 @@ from moediag.diagnosis.judgement import (
     unseen,
     victims,
 )
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.diagnosis.words import cause, foreign_jobs, log_sentences, places
@@ -218,8 +219,32 @@ def unexplained_wait(facts: Facts) -> Judgement | None:
     return Judgement(confidence, text, victims=tuple(sorted(found)), next_step=step)
 
 
+def _of_anyone(facts: Facts) -> str:
+    """How many messages a rank got from each, if it waits for one of any rank; "" otherwise."""
+    ranks_of = facts.evidence.ranks
+    for rank in facts.waiting:
+        calls = ranks_of[rank].collectives if rank in ranks_of else ()
+        if not calls or calls[-1].completed or (calls[-1].op, calls[-1].peer) != ("recv", None):
+            continue
+        made = {r: seen.collectives for r, seen in sorted(ranks_of.items()) if r != rank}
+        sent = {r: sum((c.op, c.peer) == ("send", rank) for c in own) for r, own in made.items()}
+        told = [
+            f"{plural(number, 'message')} by {ranks(who)}"
+            for number, who in agreement.sides(sent).items()
+        ]
+        if len(told) > 1:
+            return (
+                f"Rank {rank} waits for a message of any rank{_last(calls)}. It was sent "
+                f"{'; '.join(told)}. It is not known which rank is at fault."
+            )
+    return ""
+
+
 def _unmatched(facts: Facts) -> str:
-    """The first pair of ranks whose point-to-point calls have no counterpart, or ""."""
+    """What a rank that waits for any other was sent, else the first pair of ranks whose
+    point-to-point calls have no counterpart; or ""."""
+    if told := _of_anyone(facts):
+        return told
     for channel in facts.aligned.channels:
         sent, received = len(channel.sends), len(channel.receives)
         if channel.whole and sent != received:

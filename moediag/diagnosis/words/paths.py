@@ -36,35 +36,39 @@ def path_lines(
     conditions that the others do not have. Only lines whose source is known."""
     program = found.program if found is not None else Program(evidence.sources, evidence.one_node)
     lines = _lines(found, evidence) if found and found.decisions else _standing(standings, evidence)
-    shown = (_as_written(one, program) for one in dict.fromkeys(lines))
+    shown = (_as_written(*one, program) for one in dict.fromkeys(lines))
     return tuple(one for one in shown if one.text)
 
 
-def _as_written(line: PathLine, program: Program) -> PathLine:
-    file = program.file(line.file)
+def _as_written(line: PathLine, function: str, program: Program) -> PathLine:
+    file = program.file(line.file, line.line, function.rpartition(".")[2])
     if file is None or not 0 < line.line <= len(file.lines):
         return line
     text = file.lines[line.line - 1]
-    return replace(line, text=text.strip(), indent=len(text) - len(text.lstrip()))
+    indent = len(text) - len(text.lstrip())
+    return replace(line, file=program.shown(file), text=text.strip(), indent=indent)
 
 
-def _standing(standings: Sequence[Standing], evidence: Evidence) -> Iterator[PathLine]:
+def _standing(standings: Sequence[Standing], evidence: Evidence) -> Iterator[tuple[PathLine, str]]:
+    """Each with the name of its function, or ""."""
     for one in standings[:_MOST_PLACES]:
         for condition in one.apart[:_MOST_CONDITIONS]:
             acts = ((one.ranks, _way(condition)), *_others(condition, one, evidence))
-            yield PathLine(condition.file, condition.line, "", acts)
+            yield PathLine(condition.file, condition.line, "", acts), ""
         file, _, line = one.at.rpartition(":")
         if file and line.isdigit():
-            yield PathLine(file, int(line), "", ((one.ranks, one.what),))
+            yield PathLine(file, int(line), "", ((one.ranks, one.what),)), one.function
         # A helper's line says less than the one that called it, in another file or on one side.
         there = [o.callers for o in standings if o.at == one.at]
         others = [o.callers for o in standings if o is not one]
         caller = next((at for at in one.callers if not (others and all(at in o for o in others))
                        and (at.rpartition(":")[0] != file or not all(at in o for o in there))),
                       "" if others else next(iter(one.callers), ""))  # fmt: skip
-        if file and caller and not any(c.names_rank for c in one.apart):
-            file, _, line = caller.partition(" ")[0].rpartition(":")
-            yield PathLine(file, int(line), "", ((one.ranks, "came from here"),))
+        place, _, function = caller.partition(" ")
+        above, _, line = place.rpartition(":")
+        guarded = any(c.names_rank and (c.side, c.file) == ("under", above) for c in one.apart)
+        if file and caller and not guarded:
+            yield PathLine(above, int(line), "", ((one.ranks, "came from here"),)), function
 
 
 def _others(
@@ -88,25 +92,25 @@ def _way(condition: Condition) -> str:
     return f"{way}, unlike for those that {condition.leaves}" if condition.leaves else way
 
 
-def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
+def _lines(found: Fork, evidence: Evidence) -> Iterator[tuple[PathLine, str]]:
     for side in found.sides:
         if side.common is not None and side.before:
             last = side.before[-1]
             both = len({one.before[-1:] for one in found.sides}) == 1
             who = tuple(sorted(r for s in found.sides for r in s.ranks)) if both else side.ranks
             did = f"last made the same call, {side.common.op}"
-            yield PathLine(last.file, last.line, found.text(last), ((who, did),))
+            yield PathLine(last.file, last.line, found.text(last), ((who, did),)), last.function
     certain = len(found.decisions) == 1
     for one in found.decisions:
         pairs = list(zip(found.sides, one.ways, one.only, strict=True))
         known = [(s.ranks, way) for s, way, _ in pairs if certain and way in _WAYS]
         ways = _WAYS | {FALSE: "had no exception"} if one.text.startswith("except") else _WAYS
         acts = tuple((who, ways[way]) for who, way in known)
-        yield PathLine(one.file, one.line, one.text, acts, certain)
+        yield PathLine(one.file, one.line, one.text, acts, certain), ""
         for side, _, (line, text) in pairs:
             chain = {(at.file, at.line) for at in side.chain}
             if certain and line not in (0, one.line) and (one.file, line) not in chain:
-                yield PathLine(one.file, line, text, ((side.ranks, "alone came here"),))
+                yield PathLine(one.file, line, text, ((side.ranks, "alone came here"),)), ""
     for side in found.sides:
         if side.chain:
             stall, made = evidence.stall, side.call is not None and side.call.completed
@@ -114,7 +118,8 @@ def _lines(found: Fork, evidence: Evidence) -> Iterator[PathLine]:
             waits = "waits in" if stands else "called"
             did = f"{waits} {side.call.op}" if side.call is not None else "ended here"
             last = side.chain[-1]
-            yield PathLine(last.file, last.line, found.text(last), ((side.ranks, did),))
+            told = ((side.ranks, did),)
+            yield PathLine(last.file, last.line, found.text(last), told), last.function
 
 
 def advice(found: Fork | None) -> str:

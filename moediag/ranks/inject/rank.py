@@ -159,9 +159,7 @@ class _Rank:
         content = error_content(error)
         protocol.write_json(self.folder / protocol.error_file(self.rank), content)
         if self.recorder is not None:
-            text = protocol.error_text(error)
-            where = _user_frame(error)
-            self.recorder.event("error", type=type(error).__name__, message=text, where=where)
+            self.recorder.error(error, _user_frame(error))
 
     def end(self) -> None:
         """Records the end of the interpreter. A replaced hook may have hidden an exception."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.numbers.lost_in_resume import by, listed, most, what_is_lost
+from moediag.diagnosis.numbers.lost_in_resume import by, most, what_is_lost
 from moediag.protocol import ExpertRows, ResumeOutcome, StateDifference, StepNumbers
+from moediag.result.wording import listed
 
 
 def outcome(

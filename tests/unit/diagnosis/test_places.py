@@ -494,6 +494,8 @@ def test_a_healthy_job_has_no_next_step() -> None:
         (("sync.py:1 all", "train.py:2 main"), (), True),
         (("sync.py:1 all",), (), False),  # nothing is known of who called it
         (("sync.py:1 all", "train.py:2 main"), (UNDER,), False),  # the guard says more
+        (("sync.py:1 all", "train.py:2 main"), (replace(UNDER, side="decorator"),), True),
+        (("sync.py:1 all", "train.py:2 main"), (replace(UNDER, file="sync.py"),), True),
     ],
 )
 def test_a_line_of_a_helper_is_shown_with_the_one_that_called_it(
@@ -504,6 +506,24 @@ def test_a_line_of_a_helper_is_shown_with_the_one_that_called_it(
     lines = path_lines(None, [stands], Evidence(2, {}, sources=sources))
     assert any(one.text == "sync.all(x)" for one in lines) is told
     assert any(one.text == "reduce(x)" for one in lines)
+
+
+@pytest.mark.parametrize(
+    ("function", "file"), [("send", "client/sync.py"), ("other", None), ("", None)]
+)
+def test_files_of_one_name_are_told_apart_by_the_functions_in_them(
+    function: str, file: str | None
+) -> None:
+    """Not if both have the function in that line, or none."""
+    sources = {
+        "/me/client/sync.py": "def send():\n    give(x)\n",
+        "/me/server/sync.py": "def receive():\n    take(x)\n",
+    }
+    stands = Standing((1,), f"sync.py:2 {function}".rstrip(), "waits", None, (), None)
+    lines = path_lines(None, [stands], Evidence(2, {}, sources=sources))
+    assert [(one.file, one.text) for one in lines] == ([(file, "give(x)")] if file else [])
+    sources["/me/server/sync.py"] = sources["/me/client/sync.py"]
+    assert path_lines(None, [stands], Evidence(2, {}, sources=sources)) == ()
 
 
 def test_a_line_that_two_sides_share_is_shown_with_both_that_called_it() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Evidence, Stall
 from tests.unit.evidence_builder import Job, Op
 from tests.unit.transfer_jobs import (
     Call,
@@ -101,6 +101,31 @@ def test_a_line_that_sends_and_receives_at_once_is_not_told_to_do_so() -> None:
     found = diagnose(run(program, 2))
     assert found.culprits == () and "sends and receives at once" in found.cause
     assert found.next_step == "Pair each send with a receive: these ranks wait for each other."
+
+
+@pytest.mark.parametrize("left_out", [True, False])
+def test_what_a_rank_that_waits_for_anybody_was_sent_is_counted(left_out: bool) -> None:
+    """A server and three clients, of which rank 2 does not answer once."""
+    everyone: dict[str, tuple[tuple[int, ...], str | None]] = {"0": ((0, 1, 2, 3), None)}
+    asks = [Op("0", "send", peer=client) for client in (1, 2, 3)]
+    hears = [Op("0", "recv") for _ in range(3)]
+    client = [Op("0", "recv", peer=0), Op("0", "send", peer=0)]
+    programs = [[*asks, *hears] * 2] + [[*client, *client, client[0]] for _ in range(3)]
+    if left_out:
+        del programs[2][-2]
+    made = Job(everyone, programs).whole()
+    ranks = {
+        rank: replace(
+            seen,
+            collectives=tuple(replace(c, completed=True) for c in seen.collectives[:-1])
+            + seen.collectives[-1:],
+            finished=False, exit=None,
+        )
+        for rank, seen in made.ranks.items()
+    }  # fmt: skip
+    found = diagnose(replace(made, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1, 2, 3)), watched=True))
+    told = "It was sent 2 messages by ranks 1, 3; 1 message by rank 2."
+    assert found.culprits == () and (told in found.cause) == left_out
 
 
 def test_without_the_other_ranks_nobody_is_named() -> None:

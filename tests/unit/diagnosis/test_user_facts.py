@@ -113,10 +113,11 @@ class TestEndedThreads:
             lambda self: self.evidence(),
             lambda self: self.evidence((1, self.ERROR), (0, self.ERROR)),
             lambda self: self.evidence((1, replace(self.ERROR, time=-60.0))),  # long before
+            lambda self: self.evidence((1, replace(self.ERROR, time=5.0))),  # a watchdog of theirs
             lambda self: self.evidence((1, self.ERROR), calls=9),  # the job went on
             lambda self: self.evidence((1, replace(self.ERROR, where=""))),  # a library's
         ],
-        ids=["none", "both", "long-before", "went-on", "of-a-library"],
+        ids=["none", "both", "long-before", "after", "went-on", "of-a-library"],
     )  # fmt: skip
     def test_a_thread_that_may_have_ended_for_another_reason_names_nobody(
         self, evidence: Callable[[object], Evidence]

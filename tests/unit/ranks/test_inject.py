@@ -148,16 +148,20 @@ def test_a_caught_exit_is_an_error_unless_training_goes_on(job: Job, steps: int)
     program = (
         "import sys, types, torch.distributed\n"
         "from moediag.ranks.inject import rank\n"
-        "recorder = types.SimpleNamespace(current_step=1, event=print, finish=print)\n"
+        "told = lambda error, where: print('told', error)\n"
+        "recorder = types.SimpleNamespace(current_step=1, error=told, finish=print)\n"
         "rank._this.recorder = recorder\n"
+        "rank._user_frame = str\n"  # it needs the real torch
         "try:\n"
         "    try:\n        raise ValueError('bad row')\n"
         "    except ValueError:\n        sys.exit(2)\n"
         "except SystemExit:\n"
         f"    recorder.current_step += {steps}\n"
     )
-    assert job.python(program, RANK="0").returncode == 0
+    done = job.python(program, RANK="0")
+    assert done.returncode == 0
     assert job.file(protocol.error_file(0)).exists() == (steps == 0)
+    assert ("told bad row" in done.stdout) == (steps == 0)
 
 
 def test_an_exception_that_ray_catches_is_recorded(job: Job) -> None:

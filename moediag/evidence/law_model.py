@@ -125,6 +125,8 @@ class ClipNorm:
     scale: float = 0.0
     #: The squared norm of each gradient, as far as this rank has it; only of DeepSpeed's.
     squares: tuple[float, ...] = ()
+    #: An update had used these gradients already.
+    late: bool = False
 
     @property
     def factor(self) -> float:
@@ -167,6 +169,8 @@ class ModelState:
     frozen_routers: tuple[Name, ...] = ()
     #: Updates of each AveragedModel so far.
     averages: tuple[int, ...] = ()
+    #: Of each model that runs and does not train, the class and some matrices.
+    followers: tuple[tuple[str, Mapping[Name, str | None]], ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.
     idle: bool = False
     #: Classes of models in DistributedDataParallel of which no optimizer that stepped has a

@@ -32,6 +32,8 @@ class OwnGradients:
     """By the backward."""
     used: Mapping[str, _Sketch]
     """By the update."""
+    hooked: bool = False
+    """What the backward made was read before anything could change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Reduced:
 
 def own_gradients(evidence: Evidence) -> dict[int, dict[int, OwnGradients]]:
     """By step and rank; only steps that all ranks of the job recorded, and in which the backward
-    itself began no reduction that may still have changed what was read after it."""
+    itself began no reduction that may have changed what was read after it."""
     found: dict[int, dict[int, OwnGradients]] = {}
     begun = set()
     for rank, seen in sorted(evidence.ranks.items()):
@@ -61,7 +63,8 @@ def own_gradients(evidence: Evidence) -> dict[int, dict[int, OwnGradients]]:
     return {
         step: by_rank
         for step, by_rank in sorted(found.items())
-        if len(by_rank) == evidence.world_size > 1 and step not in begun
+        if len(by_rank) == evidence.world_size > 1
+        and (step not in begun or all(one.hooked for one in by_rank.values()))
     }
 
 
@@ -122,6 +125,7 @@ def _read(event: Mapping[str, Any]) -> OwnGradients:
         int(event["step"]),
         dict(zip(names, made, strict=True)),
         dict(zip(names, used, strict=True)),
+        bool(event.get("hooked")),
     )
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.modules import unwrapped
 from moediag.recorder.step.numbers import Fingerprints, capturing
 
 WATCHER = "laws of data"
@@ -73,7 +74,7 @@ class ModelInputs:
 
     def _called(self, root: Any, args: Any, kwargs: Any) -> None:
         step = self._context.recorder.current_step
-        if not self._context.is_checked(step) or not root.training:
+        if not self._context.is_checked(step) or not unwrapped(root).training:
             return
         before = self._forwards[1] if self._forwards[0] == step else 0
         self._forwards = step, before + 1

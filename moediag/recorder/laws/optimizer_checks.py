@@ -10,6 +10,7 @@ discarded   model[the part of the key of its checks before the dot]
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import weakref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -19,7 +20,7 @@ import torch
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext, next_checked
 from moediag.recorder.laws.loss_scale import LossScale
-from moediag.recorder.laws.replica_sets import PLACED, Piece
+from moediag.recorder.laws.replica_sets import PART, PLACED, Piece
 from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local, placed_alike
 
@@ -71,8 +72,10 @@ class OptimizerChecks:
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
         self._backwards = 0  # calls of backward() so far
         self._told = 0  # the last step of which ``on_step`` was told
+        self.none = True  # the program has made no optimizer of torch: it updates by itself
 
     def install(self) -> None:
+        self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", self._making)
         self._recorder.hooks.after_backward(self._after_backward)
         self._recorder.hooks.before_step(self._before)
         self._recorder.hooks.after_step(
@@ -80,12 +83,31 @@ class OptimizerChecks:
         )
 
     def owned(self) -> List[Any]:
-        """The parameters of the optimizers that stepped and still exist."""
+        """The parameters of the optimizers that stepped and still exist; of a program that updates
+        by itself those of all models that train."""
+        if self.none:
+            models = self._recorder.models.owners()
+            return [p for model in models for p in model.parameters() if p.requires_grad]
         groups = [group for one in self._optimizers.owners() for group in one.param_groups]
         return [parameter for group in groups for parameter in group["params"]]
 
+    def _making(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def add_param_group(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.none = False
+            original(optimizer, *args, **kwargs)
+
+        return add_param_group
+
     def _after_backward(self) -> None:
+        """Where the program updates by itself, the next forward begins a step, and a checked one is
+        read here, before an update."""
         self._backwards += 1
+        if self.none and self._recorder.active:
+            step, self._recorder.stepped = self._recorder.current_step, True
+            if self._context.is_checked(step) and step != self._told and not capturing():
+                with torch.no_grad():
+                    self._tell(step)
 
     def _step_of(self, known: Known) -> int:
         """The number of the running step. A forward after an optimizer's step begins a new one, so
@@ -125,9 +147,7 @@ class OptimizerChecks:
                 context.log.event("discarded", keep=True, model=model)
             with torch.no_grad():
                 self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
-                first, self._told = step != self._told, step
-                for tell in [*(context.on_step if first else ()), *context.on_check]:
-                    context.guarded(WATCHER, tell, step)
+                self._tell(step)
         many = len(known.saved) >= _OFTEN and step < known.saved[-1] + _OFTEN
         if known.saves != context.saves and known.count and not many and not capturing():
             known.saves = context.saves
@@ -135,6 +155,11 @@ class OptimizerChecks:
             with torch.no_grad():
                 self._check(optimizer, known, step, "", KEPT)
         known.count += 1
+
+    def _tell(self, step: int) -> None:
+        first, self._told = step != self._told, step
+        for tell in [*(self._context.on_step if first else ()), *self._context.on_check]:
+            self._context.guarded(WATCHER, tell, step)
 
     def _check(
         self, optimizer: Any, known: Known, step: int, line: str, kind: str = "check"
@@ -146,6 +171,9 @@ class OptimizerChecks:
         ]
         names = self._context.names.of([parameter for parameter, _ in found])
         named = [(p, g, n) for (p, g), n in zip(found, names) if n is not None]  # noqa: B905
+        ranks = self._context.sets.engine_ranks(optimizer) if not named else ()
+        if ranks:
+            named = [(p, number, f"partition {at}") for at, (p, number) in enumerate(found)]
         if len(named) < len(found) and not known.looked:
             known.looked = step
             known.due = min(known.due, step + 2)  # when its model has been seen running
@@ -158,7 +186,8 @@ class OptimizerChecks:
         if not named:
             return
         parameters = [parameter for parameter, _, _ in named]
-        pieces = self._context.sets.pieces(parameters)
+        part = Piece(f"{self._recorder.rank}", PART, ranks, None)
+        pieces = [part] * len(named) if ranks else self._context.sets.pieces(parameters)
         layout = self.layout(type(optimizer).__name__, known, named, pieces)
         if layout is None:
             return

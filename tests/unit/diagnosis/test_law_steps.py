@@ -153,21 +153,6 @@ class TestScale:
         each = losses(*[8] * backwards, total=2 / backwards, per=per)
         assert not self.found(0.5, losses=each)
 
-    @pytest.mark.parametrize("asynchronous", [True, False])
-    def test_a_backward_that_began_to_reduce_says_nothing_of_its_gradients(
-        self, asynchronous: bool
-    ) -> None:
-        calls = tuple(
-            Collective(
-                index=step, group="world", position=step, op="all_reduce", phase="backward",
-                dtype="float32", numel_in=8, numel_out=8, step=step, asynchronous=asynchronous,
-            )
-            for step in STEPS
-        )  # fmt: skip
-        evidence = plain()
-        ranks = {rank: replace(seen, collectives=calls) for rank, seen in evidence.ranks.items()}
-        assert len(self.found(1.0, evidence=replace(evidence, ranks=ranks))) == (not asynchronous)
-
     def test_clipping_is_no_scale(self) -> None:
         def add(_: int, laws: RankLaws) -> RankLaws:
             return replace(laws, norms=tuple(ClipNorm(s, MATRICES, 2.0, 1.0) for s in STEPS))

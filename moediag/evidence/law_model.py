@@ -100,6 +100,14 @@ class ModelInputs:
     line: str = ""
     #: The user's line that made the data loader, or "".
     made: str = ""
+    #: The device and dtype of autocast, or "".
+    autocast: str = ""
+    #: Of a DistributedSampler that shuffles.
+    seed: int = 0
+    epoch: int = 0
+    #: Samples that a DistributedSampler knows of, and those of the loader that uses it.
+    drawn: int = 0
+    given: int = 0
 
 
 @dataclass(frozen=True, slots=True)

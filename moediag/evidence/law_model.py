@@ -57,6 +57,8 @@ class LawCheck:
     pieces: tuple[LawPiece, ...]
     #: Calls on the group of each replica set so far; None where there is no group.
     clocks: tuple[int | None, ...] = ()
+    #: Before each of the last updates: the updates so far, and the clocks.
+    past: tuple[tuple[int | None, ...], ...] = ()
     params: tuple[str | None, ...] = ()
     #: NO_GRADIENT or ZERO_GRADIENT where that is known.
     grads: tuple[str | None, ...] = ()

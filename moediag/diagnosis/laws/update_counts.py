@@ -15,6 +15,7 @@ from moediag.result import Verdict
 from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # checks
+_MANY = 3  # updates
 
 # Calls on the groups that keep the parameters of an optimizer equal.
 _Clocks = tuple[int | None, ...]
@@ -25,6 +26,7 @@ def updates_left_out(facts: Facts) -> Findings:
     """Ranks of a watched job that hold the same parameters updated them a different number of times
     for the same reductions of gradients."""
     for key in dict.fromkeys(key for key, _ in facts.of(checks_of)):
+        yield from _of_past(facts, key)
         rows = _rows(facts, key)
         equal = [count for count, clocks in rows.items() if len(set(clocks.values())) == 1]
         apart = [count for count, clocks in rows.items() if len(set(clocks.values())) > 1]
@@ -51,6 +53,34 @@ def updates_left_out(facts: Facts) -> Findings:
             lasting=True,
         )
         return
+
+
+def _of_past(facts: Facts, key: str) -> Findings:
+    """Updates that ranks made after the same calls, again and again different ones."""
+    laws = facts.of(recorded)
+    found: dict[_Clocks, dict[int, int]] = defaultdict(dict)
+    for rank, own in laws.items():
+        for check in own.checks:
+            if check.key == key and check.optimizer and _over_all(check, len(laws)):
+                for updates, *clocks in check.past:
+                    found[tuple(clocks)].setdefault(rank, updates or 0)
+    whole = [found[c] for c in sorted(found, key=_calls) if len(found[c]) == len(laws) > 1]
+    lags = [max(counts.values()) - min(counts.values()) for counts in whole]
+    apart = [counts for counts, lag in zip(whole, lags, strict=True) if lag]
+    if len(apart) >= _MANY and lags[0] == 0 and lags == sorted(lags) and lags[-1] > 1:
+        last = apart[-1]
+        fewest = [rank for rank, count in last.items() if count == min(last.values())]
+        told = ", ".join(f"{count} on rank {rank}" for rank, count in list(last.items())[:4])
+        yield Broken(
+            "After the same calls on the groups of an optimizer, ranks had made different numbers "
+            f"of updates by its step(){at_line(_line(facts.evidence, key))} (at last {told}): "
+            f"{ranks(fewest)} left out updates, again and again, and parameters and optimizers "
+            "differ since.",
+            pattern="updates left out",
+            next_step="Look for a branch around step() that ranks take differently.",
+            culprits=tuple(fewest) if len(fewest) == 1 < len(laws) - 1 else (),
+            lasting=True,
+        )
 
 
 def _steady(rows: dict[int, dict[int, _Clocks]]) -> bool:

@@ -10,10 +10,11 @@ discarded   model[the part of the key of its checks before the dot]
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -31,6 +32,7 @@ _MAX_STILL = 64  # parameters that are read again after an update
 _MAX_NONFINITE = 20  # names that are listed
 
 
+_PAST = 32  # updates that a check tells of
 _OFTEN = 10  # states that are kept of saves that follow each other closely, and steps between them
 KEPT = "kept"  # the check of the step after a save: a restart may begin with it
 
@@ -39,8 +41,8 @@ class Known:
     """What is known of one optimizer."""
 
     __slots__ = (
-        "backwards", "count", "due", "looked", "model", "ordinal", "same", "saved", "saves", "step",
-        "still", "values",
+        "backwards", "count", "due", "groups", "looked", "model", "ordinal", "past", "same",
+        "saved", "saves", "step", "still", "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -50,6 +52,9 @@ class Known:
         self.count = 0  # calls of step() so far
         self.saves = 0  # calls of torch.save when a state was last kept
         self.saved: List[int] = []  # steps whose state was kept
+        self.groups: List[Any] = []  # of the sets of its last check: what is known of each
+        # The updates so far and the calls on these groups, before each of the last updates.
+        self.past: Deque[List[Optional[int]]] = collections.deque(maxlen=_PAST)
         self.looked = 0  # the step in which a model that has its parameters was looked for
         self.due = 1  # the next step to check, or the first one after it
         self.model = ""  # the optimizer's class, its parameter names, and which model of these
@@ -132,6 +137,8 @@ class OptimizerChecks:
             known = self._optimizers.set(optimizer, Known())
         step = self._step_of(known)
         known.backwards = self._backwards
+        if known.groups:
+            known.past.append([known.count, *map(_issued, known.groups)])
         known.same = known.same + 1 if step == known.step else 0
         known.step = step
         if known.same == 1 and self._recorder.current_step:
@@ -192,6 +199,10 @@ class OptimizerChecks:
         if layout is None:
             return
         number, groups = layout
+        known.groups = [None if g is None else self._recorder.groups.info(g) for g in groups]
+        clocks = [*map(_issued, known.groups)]
+        if not known.past:  # the first check
+            known.past.append([known.count, *clocks])
         prints = Fingerprints()
         values = [prints.add(local(p)) for p in parameters]
         finite = [prints.add_finite(local(p)) for p in parameters]
@@ -216,7 +227,7 @@ class OptimizerChecks:
 
         self._context.log.event(
             kind, pieces=number, step=step, count=known.count,
-            clocks=[self.clock(group) for group in groups],
+            clocks=clocks, past=list(known.past),
             params=shown(values),
             grads=[shown_gradient(p, g, one, self._context.closure) for p, g, one
                    in zip(parameters, gradients, shown(of_gradients))],  # noqa: B905
@@ -291,8 +302,12 @@ class OptimizerChecks:
         return next((m for m in alive if any(p is parameter for p in m.parameters())), parameter)
 
     def clock(self, group: Any) -> Optional[int]:
-        """Calls on the group so far: the same on all members at the same point of the program."""
-        return None if group is None else self._recorder.groups.info(group).issued
+        return _issued(None if group is None else self._recorder.groups.info(group))
+
+
+def _issued(known: Any) -> Optional[int]:
+    """Calls on a group so far: the same on all members at the same point of the program."""
+    return None if known is None else known.issued
 
 
 def _gradient(parameter: Any) -> Any:

@@ -705,6 +705,25 @@ class TestUpdates:
     def test_equal_counts_are_healthy(self, calls: Callable[[int, int], int]) -> None:
         assert self.found(calls).verdict == "clean"
 
+    @pytest.mark.parametrize(
+        ("lag", "told"),
+        [(lambda count: count // 2, True), (lambda count: 1, False), (lambda count: 0, False),
+         (lambda count: count % 2, False)],
+    )  # fmt: skip
+    def test_updates_that_are_left_out_again_and_again(
+        self, lag: Callable[[int], int], told: bool
+    ) -> None:
+        """Such a rank's steps have other numbers."""
+
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            counts = range(one.count + 1)
+            past = tuple((n - (lag(n) if rank else 0), 2 * n) for n in counts)
+            return replace(one, past=past, step=one.step + 100 * rank)
+
+        of = diagnose(job(2, change))
+        assert (of.verdict == "replica-divergence") == told
+        assert not told or "(at last 5 on rank 0, 3 on rank 1): rank 1 left out" in of.cause
+
     def test_plain_parameters_say_nothing(self) -> None:
         late = lambda rank, step: 2 * (step + (rank == 1 and step > 1))  # noqa: E731
         assert self.found(late, PLAIN).verdict == "clean"

@@ -137,7 +137,7 @@ class OptimizerChecks:
             known = self._optimizers.set(optimizer, Known())
         step = self._step_of(known)
         known.backwards = self._backwards
-        if known.groups:
+        if known.groups and not context.sets.joins():
             known.past.append([known.count, *map(_issued, known.groups)])
         known.same = known.same + 1 if step == known.step else 0
         known.step = step

@@ -132,6 +132,11 @@ class ReplicaSets:
         over = {self.data_parallel(model) for model in trained}
         return list(over.pop()) if len(over) == 1 and not (divided or summed) else []
 
+    def joins(self) -> bool:
+        """Whether a rank without samples may answer the calls of others (``Join``)."""
+        alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]
+        return any(ddp._join_config.enable for ddp in alive)
+
     def keep_gradients(self) -> bool:
         """Whether a wrapper keeps gradients of an earlier micro-batch where the program does not
         see them."""

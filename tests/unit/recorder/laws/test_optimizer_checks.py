@@ -230,6 +230,18 @@ def test_a_last_backward_inside_no_sync_is_told(
     assert len(laws(tmp_path).others.get("late", ())) == (reduced == (True, False))
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_the_calls_before_each_update(
+    recorder: Recorder, tmp_path: Path, group: None, joins: bool
+) -> None:
+    wrapped = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with wrapped.join(enable=joins):
+        train(wrapped, optimizer, DataLoader(samples(3)))
+    *_, last = laws(tmp_path).checks
+    assert [one[0] for one in last.past] == ([0] if joins else [0, 1, 2])
+
+
 def test_a_wrapper_in_another_mode_than_its_model(
     recorder: Recorder, tmp_path: Path, group: None
 ) -> None:

@@ -57,6 +57,8 @@ class LawCheck:
     pieces: tuple[LawPiece, ...]
     #: Calls on the group of each replica set so far; None where there is no group.
     clocks: tuple[int | None, ...] = ()
+    #: Before each of the last updates: the updates so far, and the clocks.
+    past: tuple[tuple[int | None, ...], ...] = ()
     params: tuple[str | None, ...] = ()
     #: NO_GRADIENT or ZERO_GRADIENT where that is known.
     grads: tuple[str | None, ...] = ()
@@ -100,6 +102,14 @@ class ModelInputs:
     line: str = ""
     #: The user's line that made the data loader, or "".
     made: str = ""
+    #: The device and dtype of autocast, or "".
+    autocast: str = ""
+    #: Of a DistributedSampler that shuffles.
+    seed: int = 0
+    epoch: int = 0
+    #: Samples that a DistributedSampler knows of, and those of the loader that uses it.
+    drawn: int = 0
+    given: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,8 @@ class ClipNorm:
     scale: float = 0.0
     #: The squared norm of each gradient, as far as this rank has it; only of DeepSpeed's.
     squares: tuple[float, ...] = ()
+    #: An update had used these gradients already.
+    late: bool = False
 
     @property
     def factor(self) -> float:
@@ -167,6 +179,8 @@ class ModelState:
     frozen_routers: tuple[Name, ...] = ()
     #: Updates of each AveragedModel so far.
     averages: tuple[int, ...] = ()
+    #: Of each model that runs and does not train, the class and some matrices.
+    followers: tuple[tuple[str, Mapping[Name, str | None]], ...] = ()
     #: No parameter of an optimizer that stepped had a gradient.
     idle: bool = False
     #: Classes of models in DistributedDataParallel of which no optimizer that stepped has a

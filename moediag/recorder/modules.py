@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import warnings
 import weakref
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -113,7 +114,7 @@ class Observer:
             if self._filter in warnings.filters:
                 warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
 
-    def _before_any(self, recorder: Recorder, module: Any, _args: Any) -> None:
+    def _before_any(self, recorder: Recorder, module: Any, args: Any) -> None:
         """The global hook; cheap for modules inside a running root."""
         if recorder.thread.blocks:
             return
@@ -127,18 +128,16 @@ class Observer:
             return  # part of a model, recomputed in the backward
         if next(module.parameters(), None) is None:
             return  # a loss or a metric
-        self._observe(module)
+        self._observe(module, args)
         if self._roots >= _FIRST_ROOTS:
             self._disarm()
 
-    def _observe(self, root: Any) -> None:
+    def _observe(self, root: Any, args: Any) -> None:
         recorder = self._recorder
         recorder.models.set(root, True)
         self._roots += 1
         self._found += 1
-        inner = root
-        while (at := _OUTER.get(type(inner).__name__)) is not None and hasattr(inner, at):
-            inner = getattr(inner, at)
+        inner = unwrapped(root)
         prefix = _name_in_known_root(recorder, inner)
         recorder.roots.append((prefix, weakref.ref(inner)))
         compiled = False
@@ -168,8 +167,10 @@ class Observer:
         if recorder.on_forward:
             hook = Hook(_tell_forward)
             self._handles.append(root.register_forward_pre_hook(hook, with_kwargs=True))
-        # The root's own pre-hook was added too late for the running call.
+        # The root's own pre-hooks were added too late for the running call.
         _enter(recorder, root, ())
+        caller: Any = sys._getframe(3)  # torch's, of this global hook, which gets no kwargs
+        _tell_forward(recorder, root, args, caller.f_locals.get("kwargs") or {})
 
     def _hook(self, module: Any, fqn: str, experts: Tuple[int, ...]) -> None:
         known = _blocks.get(id(module))
@@ -179,6 +180,13 @@ class Observer:
         # Run before and after FSDP's hooks: what they issue belongs to the module, too.
         self._handles.append(module.register_forward_pre_hook(Hook(_enter), prepend=True))
         self._handles.append(module.register_forward_hook(Hook(_leave), always_call=True))
+
+
+def unwrapped(root: Any) -> Any:
+    """The model inside its wrappers."""
+    while (at := _OUTER.get(type(root).__name__)) is not None and hasattr(root, at):
+        root = getattr(root, at)
+    return root
 
 
 def _name_in_known_root(recorder: Recorder, module: Any) -> str:

@@ -16,22 +16,30 @@ _ENOUGH = 2  # checked steps
 
 @law(Verdict.WRONG_GRADIENTS)
 def gradients_kept(facts: Facts) -> Findings:
-    """The gradients of a watched job were never cleared between two updates."""
+    """The gradients of a watched job were never cleared between two updates, or after some updates
+    only."""
     for (optimizer, names), by_rank in facts.of(_optimizers).items():
         who = [rank for rank, records in by_rank.items() if _never(records)]
-        # If a rank sometimes clears them, the program accumulates over steps on purpose.
-        if not who or any(one.kept for r, of in by_rank.items() if r not in who for one in of):
-            continue
-        records = by_rank[who[0]]
-        steps = sorted({one.step for one in records})
-        where = "After" if len(who) == len(by_rank) else f"On {ranks(who)}, after"
-        yield Broken(
-            f"{where} the checked steps ({', '.join(map(str, steps[:6]))}) nothing cleared the "
-            f"gradients of {listed(names)} before {optimizer}.step(){at_line(records[0].line)} "
-            "was called again: each update also used the gradients of all updates before it.",
-            pattern="kept",
-            next_step="Call `optimizer.zero_grad()` once for each update, before the backward.",
-        )
+        records = by_rank[who[0]] if who else next(iter(by_rank.values()))
+        kept = sorted({one.step for one in records if one.kept})
+        told = f"({', '.join(map(str, kept[:6]))}) nothing cleared the gradients of {listed(names)}"
+        told += f" before {optimizer}.step(){at_line(records[0].line)} was called again"
+        if who and not any(one.kept for r, of in by_rank.items() if r not in who for one in of):
+            where = "After" if len(who) == len(by_rank) else f"On {ranks(who)}, after"
+            yield Broken(
+                f"{where} the checked steps {told}: each update also used the gradients of all "
+                "updates before it.",
+                pattern="kept",
+                next_step="Call `optimizer.zero_grad()` once for each update, before the backward.",
+            )
+        # If a rank sometimes clears them, the program may accumulate over steps on purpose.
+        elif not who and len(kept) >= _ENOUGH:
+            yield Suspicious(
+                f"After some of the checked steps {told}, and after others they were cleared: "
+                "several updates used the same gradients. Call zero_grad() once for each update, "
+                "or step() once for all backwards.",
+                names,
+            )
 
 
 @law(suspects=True)

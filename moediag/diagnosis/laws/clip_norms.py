@@ -90,6 +90,22 @@ def scaled_gradients_clipped(facts: Facts) -> Findings:
     )
 
 
+@law(suspects=True)
+def clipped_after_update(facts: Facts) -> Findings:
+    """Gradients were clipped after the update that used them, and never before it."""
+    for own in facts.of(recorded).values():
+        calls = [norm for norm in own.norms if norm.factor < 1 - _ROUNDING]
+        steps = sorted({norm.step for norm in calls})
+        if len(steps) >= _ENOUGH and all(norm.late for norm in own.norms):
+            yield Suspicious(
+                f"In steps {', '.join(map(str, steps[:6]))} clip_grad_norm_"
+                f"{at_line(calls[0].line)} clipped gradients that the optimizer's update had "
+                "already used, and nothing had added to them since: the clipping has no effect. "
+                "Call it between the backward and step()."
+            )
+            return
+
+
 @law(Verdict.WRONG_GRADIENTS)
 def clipped_before_reduction(facts: Facts) -> Findings:
     """Each rank of a watched job clipped its own gradients, and they were reduced afterwards."""

@@ -14,7 +14,7 @@ from moediag.diagnosis.numbers.reduced_gradients import (
     own_gradients,
     reductions,
 )
-from moediag.evidence.law_model import REDUCED
+from moediag.evidence.law_model import PLAIN, REDUCED
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural
@@ -87,26 +87,36 @@ def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
 
 @law(suspects=True)
 def starts_apart(facts: Facts) -> Findings:
-    """Parameters whose gradients a job adds up over its ranks begin with other values on each
-    rank."""
+    """Parameters whose gradients a job adds up over its ranks, or that its first update makes
+    equal, begin with other values on each rank."""
     often = Counter(name for one in facts.of(reductions) for name in one.names)
     reduced = {name for name, steps in often.items() if steps >= _ENOUGH}
-    found: dict[str, set[str | None]] = {}
-    for by_rank in facts.of(checks_of).values():
-        if len(by_rank) < facts.evidence.world_size or any(c.count for c in by_rank.values()):
-            continue
-        for check in by_rank.values():
-            for piece, value in zip(check.pieces, check.params, strict=True):
-                if piece.name in reduced:
-                    found.setdefault(piece.name, set()).add(value)
-    apart = tuple(name for name, values in found.items() if len(values) > 1 and None not in values)
+    found: dict[tuple[str, str], list[set[str | None]]] = defaultdict(list)
+    for (key, _), by_rank in facts.of(checks_of).items():
+        first, *others = by_rank.values()
+        alike = len(by_rank) == facts.evidence.world_size and {o.key for o in others} == {first.key}
+        for at, piece in enumerate(first.pieces if alike else ()):
+            rows = found[key, piece.name]
+            if piece.how == PLAIN and "x" in piece.shape and (rows or not first.count):
+                rows.append({check.params[at] for check in by_rank.values()})
+    began = {n: rows for (_, n), rows in found.items() if rows and len(rows[0] - {None}) > 1}
+    apart, why = tuple(filter(reduced.__contains__, began)), "their gradients are added up"
+    if not apart:
+        apart = tuple(name for name, rows in began.items() if _equal_later(rows[1:]))
+        why = "after the first update they are equal"
     if apart:
         yield Suspicious(
             f"{plural(len(apart), 'parameter')} ({listed(apart)}) began with different values on "
-            "each rank, though their gradients are added up over the ranks: the ranks train "
-            "different models by the same gradients. Broadcast the parameters from one rank first.",
+            f"each rank, though {why}: the ranks compute gradients of different models. "
+            "Broadcast the parameters from one rank first.",
             apart,
         )
+
+
+def _equal_later(rows: list[set[str | None]]) -> bool:
+    """Whether all ranks have the same values from then on, which change."""
+    same = len(rows) >= _ENOUGH and all(len(row) == 1 and None not in row for row in rows)
+    return same and len(set.union(*rows)) > 1
 
 
 def _stale(name: str, steps: dict[int, dict[int, OwnGradients]], factors: dict[int, float]) -> bool:

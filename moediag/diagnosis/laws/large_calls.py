@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from moediag.diagnosis.schedules.align import lost_prefix
+from moediag.evidence.law_model import PLAIN, LawCheck
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 
 _ADDS = ("all_reduce", "reduce")
@@ -16,11 +18,15 @@ def elements(shape: str) -> int:
     return math.prod(map(int, shape.split("x")))
 
 
+def _has_matrix(check: LawCheck) -> bool:
+    return any("x" in piece.shape for piece in check.pieces)
+
+
 def _matrices(seen: RankEvidence) -> list[int]:
     """Elements of each matrix of the rank's models."""
     return [
         elements(piece.shape)
-        for check in (seen.laws.checks[:1] if seen.laws is not None else ())
+        for check in islice(filter(_has_matrix, seen.laws.checks if seen.laws else ()), 1)
         for piece in check.pieces
         if piece.shape.count("x")
     ]
@@ -66,9 +72,13 @@ def exchanges(evidence: Evidence) -> bool:
     )
 
 
-def adds_in_forward(evidence: Evidence) -> bool:
-    """Whether ranks added up activations in the forward: statistics are smaller."""
-    steps = {c.step for c in large_calls(evidence) if c.phase == "forward" and c.op in _ADDS}
+def adds_inside(evidence: Evidence) -> bool:
+    """Whether ranks added up activations in the forward, or their gradients in the backward without
+    a wrapper: statistics are smaller."""
+    laws = (seen.laws for seen in evidence.ranks.values() if seen.laws is not None)
+    hows = {piece.how for own in laws for one in own.checks for piece in one.pieces}
+    phases = _INSIDE if hows == {PLAIN} else _INSIDE[:1]
+    steps = {c.step for c in large_calls(evidence) if c.phase in phases and c.op in _ADDS}
     return len(steps) > 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from moediag.diagnosis.laws.checkpointed_inputs import recomputed_otherwise
 from moediag.diagnosis.laws.cleared_gradients import gradients_kept, gradients_mixed
 from moediag.diagnosis.laws.clip_norms import (
+    clipped_after_update,
     clipped_before_reduction,
     local_norms,
     norm_incomplete,
@@ -55,6 +56,7 @@ from moediag.diagnosis.laws.sample_sources import autocast_apart, samplers_apart
 from moediag.diagnosis.laws.schedulers import schedulers_ahead, schedulers_misplaced
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
+from moediag.diagnosis.laws.unreduced_calls import last_backward_unreduced
 from moediag.diagnosis.laws.update_counts import updates_left_out
 
 LAWS: tuple[Law, ...] = (
@@ -64,6 +66,7 @@ LAWS: tuple[Law, ...] = (
     replicas_apart,
     updates_left_out,
     declared_inputs_apart,
+    last_backward_unreduced,
     local_norms,
     gradients_kept,
     clipped_before_reduction,
@@ -93,6 +96,7 @@ LAWS: tuple[Law, ...] = (
     averages_apart,
     stage_matrices_apart,
     gradients_mixed,
+    clipped_after_update,
     exchanges_one_way,
     schedulers_ahead,
     schedulers_misplaced,

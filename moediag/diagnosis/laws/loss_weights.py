@@ -8,7 +8,7 @@ from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
-from moediag.diagnosis.numbers.reduced_gradients import reductions
+from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
 from moediag.evidence.law_model import REDUCED
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -16,6 +16,7 @@ from moediag.records import dataclass
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
 _CLOSE = 1e-3  # of weights that are meant to be equal
+_MANY = 64  # elements that are no numbers for a log
 _UNEQUAL = 1.25  # times that a token counts more than another one
 _SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
 
@@ -45,21 +46,29 @@ class StepLosses:
     """The user's line that computed the last one, or ""."""
     added: bool = False
     """Each backward but the first added to gradients of the one before."""
+    dropped: bool = False
+    """No backward added to gradients of the one before."""
     changed: int = 0
     """How often a gradient was changed in place after the last backward; -1: it was replaced."""
+    mean: tuple[int, ...] = ()
+    """Ranks over whose samples FSDP or DeepSpeed takes the mean of gradients; () if unknown."""
 
     @property
     def total(self) -> float:
         return sum(one.total for of in self.backwards for one in of)
 
     @property
-    def micro_batches(self) -> Sequence[TokenLoss]:
-        """One cross entropy for each backward, alike in all but their targets; () of others."""
+    def single(self) -> Sequence[TokenLoss]:
+        """One cross entropy of the same kind for each backward; () of others."""
         losses = [one for of in self.backwards for one in of]
-        single = all(len(of) == 1 for of in self.backwards)
-        if not single or len({one.classes for one in losses}) != 1:
-            return ()
-        return losses if all(one.alike and one.count for one in losses) else ()
+        alone = all(len(of) == 1 for of in self.backwards)
+        return losses if alone and len({one.classes for one in losses}) == 1 else ()
+
+    @property
+    def micro_batches(self) -> Sequence[TokenLoss]:
+        """The same, alike in all but their targets."""
+        alike = all(one.alike and one.count for one in self.single)
+        return self.single if alike else ()
 
 
 @law(suspects=True)
@@ -123,13 +132,18 @@ def gradients_scaled(facts: Facts) -> Findings:
     norms = facts.of(_clip_factors)
     several: dict[tuple[float, str], list[int]] = defaultdict(list)
     for step, ranks in facts.of(_whole_steps).items():
-        factor = factors.get(step, facts.of(_averaged_by_wrapper))
-        if step not in factors and _rescaled(facts, step, ranks):
-            continue
-        if factor and norms.get(step, 1.0) and step in facts.of(_unscaled_steps):
-            factor *= len(ranks) / norms.get(step, 1.0)
-            if found := _scaled(factor, list(ranks.values())):
-                several[found].append(step)
+        clip = norms.get(step, 1.0)  # a part of the factor
+        factor = factors[step] * len(ranks) / clip if clip and step in factors else 0.0
+        averaged = facts.of(_averaged_by_wrapper) or all(
+            len(one.mean) == len(ranks) for one in ranks.values()
+        )
+        if step not in factors and averaged and not _rescaled(facts, step, ranks):
+            factor = 1.0
+        scaled = factor and step in facts.of(_unscaled_steps)
+        if scaled and (found := _scaled(factor, list(ranks.values()))):
+            several[found].append(step)
+    if not several:
+        yield from _means_added(facts)
     for (times, why), steps in several.items():
         if len(steps) < _ENOUGH:
             continue
@@ -143,6 +157,38 @@ def gradients_scaled(facts: Facts) -> Findings:
         )
 
 
+def _means_added(facts: Facts) -> Findings:
+    """Whether a job adds up gradients of losses that contain the mean over a rank's samples, as it
+    is. A loss that ranks compute together may be a sum of parts."""
+    steps = []
+    for one in facts.of(reductions):
+        clip, events = facts.of(_clip_factors).get(one.step, 1.0), []
+        for own in facts.of(recorded).values():
+            events += [of for step, of in own.of("losses", _means) if step == one.step]
+        alone = len(events) == facts.evidence.world_size and all(len(of) == 1 for of in events)
+        whole = alone and all(any(abs(w - 1) < _CLOSE for w in of[0]) for of in events)
+        if whole and clip and abs(one.factor / clip - 1) <= _NEAR:
+            steps.append(one.step)
+    together = any(
+        call.op not in REDUCTIONS + ("broadcast",) or call.phase == "forward"
+        for seen in facts.evidence.ranks.values()
+        for call in seen.collectives
+        if call.step in steps and "float" in call.dtype and call.numel_in >= _MANY
+    )
+    if len(steps) >= _ENOUGH and not together:
+        number = facts.evidence.world_size
+        yield Suspicious(
+            f"In steps {', '.join(map(str, steps[:6]))} the gradients are added up over the ranks "
+            f"and divided neither before nor after it, and each loss has a mean over the rank's "
+            f"own samples: the update is {number} times that of the mean over all samples. Divide "
+            "the sum or the loss by the number of ranks."
+        )
+
+
+def _means(event: Mapping[str, Any]) -> tuple[int, list[list[float]]]:
+    return int(event["step"]), [[float(w) for w in one["means"]] for one in event["backwards"]]
+
+
 def _rescaled(facts: Facts, step: int, ranks: Mapping[int, StepLosses]) -> bool:
     """Whether something but clipping changed gradients after the last backward, as
     ``p.grad /= micro_batches`` does."""
@@ -153,14 +199,21 @@ def _rescaled(facts: Facts, step: int, ranks: Mapping[int, StepLosses]) -> bool:
 def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | None:
     """By what the gradients of a step are multiplied, and why it seems so; None if by nothing that
     is known. ``factor``: what reductions multiply the mean over ranks by."""
-    many = {len(one.micro_batches) if one.added else 0 for one in ranks}
-    micro, own = (many.pop() if len(many) == 1 else 0), {round(one.total, 2) for one in ranks}
+    many = {(len(one.single), one.added, one.dropped) for one in ranks}
+    micro, added, dropped = many.pop() if len(many) == 1 else (0, False, False)
+    own = {round(one.total, 2) for one in ranks}
     if micro > 1 and abs(factor - 1) <= _NEAR:
         there = f"There are {micro} micro-batches in each update, so it seems that "
-        if own == {float(micro)}:
+        if added and own == {float(micro)}:
             return float(micro), f"{there}the loss is not divided by their number."
-        if own == {round(1 / micro, 2)}:
+        if added and own == {round(1 / micro, 2)}:
             return 1 / micro, f"{there}the loss is divided by their number once too often."
+        if dropped and own == {1.0} and ranks[0].backwards[0][0].total < 1 - _NEAR:
+            return 1 / micro, (
+                f"There are {micro} micro-batches in each update, and the loss is divided by their "
+                "number, but something clears the gradients before each backward: the update has "
+                "those of the last micro-batch only."
+            )
     total = factor * sum(one.total for one in ranks) / len(ranks)
     # So many mean losses that the program adds up without dividing give the same sum.
     alike = {n for r in ranks for n in (len(r.backwards), sum(map(len, r.backwards)))}
@@ -201,14 +254,12 @@ def _unscaled_steps(evidence: Evidence) -> set[int]:
     return {check.step for check in checks} - scaled
 
 
-def _averaged_by_wrapper(evidence: Evidence) -> float:
-    """What DistributedDataParallel over all ranks multiplies the sum of gradients by; 0.0 without
-    it."""
+def _averaged_by_wrapper(evidence: Evidence) -> bool:
+    """Whether DistributedDataParallel takes the mean of all gradients over all ranks."""
     world = evidence.world_size
     pieces = [p for own in recorded(evidence).values() for c in own.checks for p in c.pieces]
     whole = bool(pieces) and all(p.how == REDUCED and len(p.ranks) == world for p in pieces)
-    plain = whole and all(not piece.part for piece in pieces)
-    return 1 / world if plain else 0.0
+    return whole and all(not piece.part for piece in pieces)
 
 
 def _clip_factors(evidence: Evidence) -> dict[int, float]:
@@ -241,9 +292,12 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
     if not all(one["direct"] and one["of"] for one in backwards):
         return None
     losses = tuple(tuple(map(_loss, one["of"])) for one in backwards)
-    added = all(one.get("added") for one in backwards[1:])
-    changed = int(event.get("changed", 0))
-    return StepLosses(int(event["step"]), losses, str(event.get("line", "")), added, changed)
+    added = [bool(one.get("added")) for one in backwards[1:]]
+    return StepLosses(
+        int(event["step"]), losses, str(event.get("line", "")), all(added),
+        len(added) > 0 and not any(added), int(event.get("changed", 0)),
+        tuple(event.get("mean", ())),
+    )  # fmt: skip
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:

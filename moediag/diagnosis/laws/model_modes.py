@@ -66,10 +66,10 @@ def left_in_evaluation(facts: Facts) -> Findings:
 
 def _left(modes: Sequence[Mode], changes: Sequence[ModeChange]) -> _Left | None:
     last = modes[-1]
-    trained = any(mode.training for mode in modes)
     if last.training or not last.kinds or not changes or len(changes) >= _MOST_CHANGES:
         return None
     since = changes[-1]
+    trained = any(mode.training and mode.step < since.step for mode in modes)
     if since.training or last.step - since.step < _STEPS:
         return None
     if not trained and len(changes) > 1:

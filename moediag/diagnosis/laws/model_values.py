@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import dropwhile
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
+from moediag.diagnosis.numbers.law_breaches import law_facts
 from moediag.evidence.law_model import ModelState
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -191,10 +192,26 @@ def routers_frozen(facts: Facts) -> Findings:
         )
 
 
-@law()
+@law(suspects=True)
 def averages_apart(facts: Facts) -> Findings:
-    """An averaged model was not updated the same number of times on all ranks."""
-    states = facts.of(_states)
+    """An averaged model was not updated the same number of times on all ranks, or a model that
+    follows the one that trains, as a teacher does, has other values on each rank."""
+    states, trained = facts.of(_states), facts.of(law_facts)
+    if trained.checked and trained.breach is None and trained.apart is None:
+        for (kind, _), copies in facts.of(_followers).items():
+            names = tuple(name for name, rows in copies.items() if _part_later(rows))
+            each = copies.values()
+            moved = {r for rows in each for r in states if len({row[r] for row in rows}) > 1}
+            if names and moved:
+                still = f" and only changes on {ranks(moved)}" if len(moved) < len(states) else ""
+                yield Suspicious(
+                    f"{plural(len(names), 'parameter')} ({listed(names)}) of {kind}, which runs in "
+                    "each step and is in no optimizer, began equal on all ranks, now "
+                    f"{'differ' if len(names) > 1 else 'differs'} between them{still}, though the "
+                    "model that trains is equal: update it in the same steps on all ranks.",
+                    names,
+                )
+                return
     of_steps: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
     for rank, of in states.items():
         for state in of:
@@ -214,6 +231,27 @@ def averages_apart(facts: Facts) -> Findings:
         f"An AveragedModel was not updated the same number of times on all ranks ({told}), since "
         f"step {apart[0]}: the average is complete on some ranks only."
     )
+
+
+def _followers(evidence: Evidence) -> dict[tuple[str, int], dict[str, list[dict[int, str]]]]:
+    """The values of models that do not train by rank, in each step, where all ranks have them."""
+    found: dict[tuple[str, int], dict[str, list[dict[int, str]]]] = defaultdict(dict)
+    own = _states(evidence)
+    for together in zip(*own.values(), strict=False):
+        if len(own) < max(evidence.world_size, 2) or len({one.step for one in together}) > 1:
+            return {}
+        for number, models in enumerate(zip(*(one.followers for one in together), strict=False)):
+            for name in set.intersection(*(set(values) for _, values in models)):
+                row = {r: values[name] for r, (_, values) in zip(own, models, strict=True)}
+                rows = found[models[0][0], number].setdefault(name, [])
+                rows += [row] if None not in row.values() else []
+    return found
+
+
+def _part_later(rows: Sequence[Mapping[int, str]]) -> bool:
+    """Whether values are equal on all ranks at first, and differ in each of the last steps."""
+    apart = [len(set(row.values())) > 1 for row in rows]
+    return len(apart) > _ENOUGH and not apart[0] and all(apart[-_ENOUGH:])
 
 
 def _states(evidence: Evidence) -> dict[int, tuple[ModelState, ...]]:

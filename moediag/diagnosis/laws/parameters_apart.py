@@ -8,7 +8,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.breach_words import reason_of
 from moediag.diagnosis.laws.clip_norms import norms_told
 from moediag.diagnosis.laws.large_calls import (
-    adds_in_forward,
+    adds_inside,
     all_calls_small,
     averaged,
     exchanges,
@@ -31,7 +31,7 @@ def parameters_apart(facts: Facts) -> Apart | None:
     if apart is None or (apart.unsynchronised and not facts.of(sends_nothing)):
         return None
     # Nothing else shows that ranks whose other matrices differ from the beginning train one model.
-    return apart if not apart.alone or facts.of(adds_in_forward) else None
+    return apart if not apart.alone or facts.of(adds_inside) else None
 
 
 def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
@@ -69,8 +69,9 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     if apart.alone:
         return Suspicious(
             f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
-            f"{apart.since}, though the ranks add up activations in the forward, as parts of one "
-            f"model do: what all of them hold must stay equal.{_reasons(apart, facts)}",
+            f"{apart.since}, though the ranks add up activations or their gradients inside the "
+            f"model, as parts of one do: what all of them hold must stay equal."
+            f"{_reasons(apart, facts)}",
             apart.names,
         )
     if not apart.whole:

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
-from moediag.protocol import build
-from moediag.records import dataclass
 from moediag.result.wording import ranks
 
 _ENOUGH = 2  # steps
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a rank's samples come from, when its model was called."""
-
-    step: int
-    over: tuple[int, ...]
-    """Ranks that average their gradients."""
-    autocast: str
-    """The dtype of autocast, or ""."""
-    sampler: str = ""
-    """Class of a DistributedSampler, or ""."""
-    line: str = ""
-    """The user's line that made the loader or asked for the batch, or ""."""
-    replicas: int = 0
-    number: int = -1
-    seed: int = 0
-    epoch: int = 0
-    drawn: int = 0
-    """Samples that the sampler knows of."""
-    given: int = 0
-    """Samples of the loader that uses it."""
 
 
 @law(suspects=True)
@@ -44,7 +19,7 @@ def samplers_apart(facts: Facts) -> Findings:
     """The DistributedSamplers of ranks that average their gradients do not divide one order of the
     samples: they shuffle with different seeds or epochs, or one belongs to another dataset."""
     for steps in facts.of(_steps).values():
-        single = {s: of for s, of in steps.items() if all(one.sampler for one in of.values())}
+        single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
         for what, read in (("seed", _seed), ("epoch", _epoch)):
             found = [step for step, of in single.items() if len(set(map(read, of.values()))) > 1]
             if len(found) >= _ENOUGH:
@@ -82,12 +57,13 @@ def autocast_apart(facts: Facts) -> Findings:
             )
 
 
-def _steps(evidence: Evidence) -> dict[tuple[int, ...], dict[int, dict[int, Source]]]:
+def _steps(evidence: Evidence) -> dict[tuple[int, ...], dict[int, dict[int, ModelInputs]]]:
     """By set of ranks, step and rank; only steps that all ranks of the set recorded."""
-    found: dict[tuple[int, ...], dict[int, dict[int, Source]]] = defaultdict(dict)
+    found: dict[tuple[int, ...], dict[int, dict[int, ModelInputs]]] = defaultdict(dict)
     for rank, own in recorded(evidence).items():
-        for one in own.of("source", functools.partial(build, Source)):
-            found[one.over].setdefault(one.step, {})[rank] = one
+        for one in own.inputs:
+            if not one.forward:
+                found[one.over].setdefault(one.step, {})[rank] = one
     return {
         over: {step: of for step, of in sorted(steps.items()) if of.keys() == set(over)}
         for over, steps in found.items()
@@ -95,22 +71,23 @@ def _steps(evidence: Evidence) -> dict[tuple[int, ...], dict[int, dict[int, Sour
     }
 
 
-def _seed(one: Source) -> int:
+def _seed(one: ModelInputs) -> int:
     return one.seed
 
 
-def _epoch(one: Source) -> int:
+def _epoch(one: ModelInputs) -> int:
     return one.epoch
 
 
-def _foreign(one: Source) -> bool:
+def _foreign(one: ModelInputs) -> bool:
     return one.drawn > 0 and one.given > 0 and one.drawn != one.given
 
 
-def _named(of: Mapping[int, Source]) -> str:
+def _named(of: Mapping[int, ModelInputs]) -> str:
     first = next(iter(of.values()))
-    return first.sampler + (f" of the loader at {first.line}" if first.line else "")
+    line = first.made or first.line
+    return first.sampler + (f" of the loader at {line}" if line else "")
 
 
-def _told(of: Mapping[int, Source], read: Callable[[Source], int]) -> str:
+def _told(of: Mapping[int, ModelInputs], read: Callable[[ModelInputs], int]) -> str:
     return ", ".join(f"{read(one)} on {ranks((rank,))}" for rank, one in list(of.items())[:4])

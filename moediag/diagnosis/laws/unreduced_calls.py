@@ -6,9 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import recorded
+from moediag.diagnosis.laws.large_calls import averaged
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers.law_breaches import Breach
 from moediag.diagnosis.numbers.law_splits import GRADIENTS
+from moediag.result import Verdict
+
+
+@law(Verdict.WRONG_GRADIENTS)
+def last_backward_unreduced(facts: Facts) -> Findings:
+    """A wrapper of a watched job reduced gradients of some backwards before an update, and not
+    those of the last one."""
+    lines = lines_of(facts, "late")
+    if lines and len(lines) == len(facts.of(recorded)):
+        text = (
+            f"Before updates{f' at {lines[0]}' if lines[0] else ''} the wrapper reduced the "
+            "gradients of earlier backwards, and those of the last one were computed inside "
+            "no_sync or with set_requires_gradient_sync(False): these are not in the update, or "
+            "only each rank's own."
+        )
+        if facts.of(averaged):
+            yield Suspicious(f"{text} The program also averages or sends values itself.")
+            return
+        yield Broken(
+            text,
+            pattern="last backward unreduced",
+            next_step="Reduce in the last backward before each update, and only in that one.",
+        )
 
 
 def why_unreduced(breach: Breach, facts: Facts) -> str:
@@ -33,7 +57,8 @@ def why_unreduced(breach: Breach, facts: Facts) -> str:
 
 def lines_of(facts: Facts, kind: str) -> list[str]:
     """The lines, one for each rank: "unreduced", of an update before which every call of a wrapper
-    was inside no_sync; "bare", that called a wrapped model without its wrapper."""
+    was inside no_sync; "late", of one before which the last call was; "bare", that called a wrapped
+    model without its wrapper."""
     return [line for own in facts.of(recorded).values() for _, line in own.of(kind, line_of)[:1]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
@@ -14,35 +13,34 @@ from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import at_line, ranks
 
-_ENOUGH = 2  # checks
-
-# Calls on the groups that keep the parameters of an optimizer equal.
-_Clocks = tuple[int | None, ...]
+_ENOUGH = 2  # updates
 
 
 @law(Verdict.REPLICA_DIVERGENCE)
 def updates_left_out(facts: Facts) -> Findings:
     """Ranks of a watched job that hold the same parameters updated them a different number of times
     for the same reductions of gradients."""
+    seen = facts.evidence.ranks.values()
+    if any(call.peer is not None for one in seen for call in one.collectives):
+        return  # with transfers a rank may make more calls than another
     for key in dict.fromkeys(key for key, _ in facts.of(checks_of)):
         rows = _rows(facts, key)
-        equal = [count for count, clocks in rows.items() if len(set(clocks.values())) == 1]
-        apart = [count for count, clocks in rows.items() if len(set(clocks.values())) > 1]
-        later = [count for count in apart if equal and count > equal[0]]
-        if len(later) < _ENOUGH or (equal and equal[-1] > later[0]):
+        lags = [max(counts.values()) - min(counts.values()) for counts in rows]
+        apart = [counts for counts, lag in zip(rows, lags, strict=True) if lag]
+        if len(apart) < _ENOUGH or lags[0] or lags != sorted(lags):
             continue
-        sides = agreement.sides(rows[later[0]])
-        if not _steady({count: rows[count] for count in later}):
-            continue
+        sides = agreement.sides(apart[0])
+        fewest = sides[min(sides)]
         alone = agreement.minority(sides.values())
-        fewest = sides[max(sides, key=_calls)]
-        line = _line(facts.evidence, key)
-        told = ", ".join(f"{_calls(clocks)} on {ranks(who)}" for clocks, who in sides.items())
+        first, last = (
+            ", ".join(f"{count} on rank {rank}" for rank, count in list(of.items())[:4])
+            for of in (apart[0], apart[-1])
+        )
         yield Broken(
-            f"Before call {later[0] + 1} of the optimizer's step(){at_line(line)}, the calls on "
-            f"its groups were {told}; before call {equal[-1] + 1} they were equal on all "
-            f"ranks. For the same reductions {ranks(fewest)} updated less often: a step() was "
-            "left out or made twice on some ranks only, and parameters and optimizers differ "
+            "After the same calls on the groups of an optimizer, ranks had made different numbers "
+            f"of updates by its step(){at_line(_line(facts.evidence, key))}: first {first}, at "
+            f"last {last}. For the same reductions {ranks(fewest)} updated less often: a step() "
+            "was left out or made twice on some ranks only, and parameters and optimizers differ "
             "since.",
             pattern="update left out",
             next_step="Look for a branch around step() that ranks may take differently: a skipped "
@@ -53,34 +51,19 @@ def updates_left_out(facts: Facts) -> Findings:
         return
 
 
-def _steady(rows: dict[int, dict[int, _Clocks]]) -> bool:
-    """Whether all ranks made the same calls from one of these updates to the next, and before the
-    first one some made the calls of whole updates more. DDP's ``join`` adds calls on ranks that
-    have no samples left."""
-    for (earlier, first), (count, then) in pairwise(rows.items()):
-        calls = {_calls(then[rank]) - _calls(first[rank]) for rank in then}
-        each, rest = divmod(calls.pop(), count - earlier)
-        least = min(map(_calls, first.values()))
-        if calls or rest or each < 1 or any((_calls(c) - least) % each for c in first.values()):
-            return False
-    return True
-
-
-def _calls(clocks: _Clocks) -> int:
-    return sum(one or 0 for one in clocks)
-
-
-def _rows(facts: Facts, key: str) -> dict[int, dict[int, _Clocks]]:
-    """Earlier updates of an optimizer -> rank -> calls so far; only where all ranks checked, have
-    the same pieces, and all pieces belong to all of them."""
+def _rows(facts: Facts, key: str) -> list[dict[int, int]]:
+    """The updates so far of each rank, after equal calls of all ranks; only if all pieces belong to
+    all of them."""
     laws = facts.of(recorded)
-    found: dict[int, dict[int, _Clocks]] = defaultdict(dict)
+    found: dict[tuple[int | None, ...], dict[int, int]] = defaultdict(dict)
     for rank, own in laws.items():
         for check in own.checks:
             if check.key == key and check.optimizer and _over_all(check, len(laws)):
-                found[check.count][rank] = check.clocks
+                for updates, *clocks in check.past:
+                    found[tuple(clocks)].setdefault(rank, updates or 0)
+    ordered = sorted(found, key=lambda clocks: sum(one or 0 for one in clocks))
     world = facts.evidence.world_size
-    return {count: of for count, of in sorted(found.items()) if len(of) == world > 1}
+    return [found[clocks] for clocks in ordered if len(found[clocks]) == world > 1]
 
 
 def _over_all(check: LawCheck, world: int) -> bool:

@@ -46,23 +46,13 @@ class Reduced:
 
 
 def own_gradients(evidence: Evidence) -> dict[int, dict[int, OwnGradients]]:
-    """By step and rank; only steps that all ranks of the job recorded, and in which the backward
-    itself began no reduction that may still have changed what was read after it."""
+    """By step and rank; only steps that all ranks of the job recorded."""
     found: dict[int, dict[int, OwnGradients]] = {}
-    begun = set()
     for rank, seen in sorted(evidence.ranks.items()):
         for one in seen.laws.of("own_gradients", _read) if seen.laws is not None else ():
             found.setdefault(one.step, {})[rank] = one
-        begun |= {
-            call.step
-            for call in seen.collectives
-            if call.asynchronous and call.phase == "backward" and call.op in REDUCTIONS
-        }
-    return {
-        step: by_rank
-        for step, by_rank in sorted(found.items())
-        if len(by_rank) == evidence.world_size > 1 and step not in begun
-    }
+    world = evidence.world_size
+    return {step: of for step, of in sorted(found.items()) if len(of) == world > 1}
 
 
 def reductions(evidence: Evidence) -> tuple[Reduced, ...]:

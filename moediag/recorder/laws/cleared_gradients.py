@@ -5,7 +5,7 @@ backward before another optimizer's update."""
 from __future__ import annotations
 
 import functools
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 
@@ -15,7 +15,7 @@ from moediag.recorder.step.numbers import capturing
 from moediag.recorder.step.pieces import distributed, local
 
 WATCHER = "laws of cleared gradients"
-_SAMPLE = 3  # parameters of an optimizer that are followed
+_SAMPLE = 3  # parameters of a model that are followed
 _MOST_ELEMENTS = 1 << 16  # of one of them
 
 
@@ -39,18 +39,22 @@ class _Followed:
         self.looked: Any = None  # the gradient of the last look
         self.handle: Any = None
 
-    def begin(self, context: LawContext) -> None:
-        """Hooks the node that adds to ``.grad``. A hook of the tensor itself would make
-        torch.compile trace the program again. A node keeps the stream and the shape of its making,
-        so it is made where the forward would make it: one from before may break the capture of a
-        CUDA graph, and a parameter that the program gave another shape."""
+    def begin(self, context: LawContext) -> bool:
+        """Returns whether it is followed now: a program may switch parameters off until the forward
+        that trains them.
+
+        Hooks the node that adds to ``.grad``. A hook of the tensor itself would make torch.compile
+        trace the program again. A node keeps the stream and the shape of its making, so it is made
+        where the forward would make it: one from before may break the capture of a CUDA graph, and
+        a parameter that the program gave another shape."""
         parameter = self.parameter
         if distributed(parameter) or not (parameter.is_leaf and parameter.requires_grad):
-            return
+            return distributed(parameter)
         with torch.enable_grad():
             self.node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
         look = functools.partial(context.guarded, WATCHER, self._look)
         self.handle = self.node.register_prehook(lambda _gradients: look())
+        return True
 
     def _look(self) -> None:
         """A gradient is about to be added."""
@@ -86,12 +90,16 @@ class _Followed:
 class _Steps:
     """The calls of ``step()`` of an optimizer."""
 
-    __slots__ = ("count", "followed", "last")
+    __slots__ = ("count", "last", "parts")
 
     def __init__(self) -> None:
         self.count = 0
         self.last = 0  # the training step of the last checked one
-        self.followed: List[_Followed] = []  # since the last checked one
+        self.parts: List[List[_Followed]] = []  # by model, since the last checked one
+
+    @property
+    def followed(self) -> List[_Followed]:
+        return [one for part in self.parts for one in part]
 
 
 class ClearedGradients:
@@ -115,18 +123,21 @@ class ClearedGradients:
         steps.count += 1
         if not self._context.is_checked(steps.count) or capturing():
             return
-        chosen = sorted(
-            (p for group in optimizer.param_groups for p in group["params"] if _followed(p)),
-            key=lambda p: local(p).numel(),
-        )[:_SAMPLE]
-        steps.followed = [_Followed(parameter) for parameter in chosen]
+        every = [p for group in optimizer.param_groups for p in group["params"] if _followed(p)]
+        every.sort(key=lambda p: local(p).numel())
+        models = [one() for _, one in self._context.recorder.roots]
+        of = {id(p): n for n, m in enumerate(models) if m is not None for p in m.parameters()}
+        parts: Dict[Any, List[_Followed]] = {}  # a program may clear one model of several
+        for parameter in every:
+            own = parts.setdefault(of.get(id(parameter)), [])
+            if len(own) < _SAMPLE:
+                own.append(_Followed(parameter))
+        steps.parts = list(parts.values())
         self._waiting += steps.followed
         steps.last = self._context.recorder.current_step
 
     def _forward(self, *_: Any) -> None:
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            one.begin(self._context)
+        self._waiting = [one for one in self._waiting if not one.begin(self._context)]
 
     def _backward(self, _loss: Any) -> None:
         """FSDP2 itself adds to the gradients of shards, after autograd."""
@@ -136,18 +147,20 @@ class ClearedGradients:
                     one.look()
 
     def _end(self, optimizer: Any, _closure: bool, frame: Any) -> None:
-        mark = _mark(optimizer)
+        used = mark(optimizer)
         for other in self._optimizers.owners():
             for one in self._optimizers.get(other).followed if other is not optimizer else ():
                 one.crossed = one.accumulated
-                one.other = one.other if one.mixed else mark
+                one.other = one.other if one.mixed else used
         steps = self._optimizers.get(optimizer)
-        if steps is None or not steps.followed:
+        if steps is None:
             return
-        followed, steps.followed = steps.followed, []
-        self._waiting = [one for one in self._waiting if one not in followed]
-        kept = [one.end() for one in followed]
-        if None not in kept:
+        parts, steps.parts = steps.parts, []
+        for followed in parts:
+            self._waiting = [one for one in self._waiting if one not in followed]
+            kept = [one.end() for one in followed]
+            if None in kept:
+                continue
             self._context.log.event(
                 "cleared", optimizer=type(optimizer).__name__, step=steps.last, kept=all(kept),
                 times=min(one.times for one in followed),
@@ -162,19 +175,19 @@ class ClearedGradients:
                 one.end()
 
 
-def _mark(optimizer: Any) -> Any:
+def mark(optimizer: Any) -> Any:
     """A parameter of the optimizer with a gradient, that gradient and its version."""
     every = (p for group in optimizer.param_groups for p in group["params"])
     one = next((p for p in every if type(p.grad) is torch.Tensor), None)
     return None if one is None else (one, one.grad, one.grad._version)
 
 
-def _untouched(mark: Any) -> bool:
+def _untouched(used: Any) -> bool:
     """Whether no backward added to a gradient since: one that trains both optimizers accumulates
     on purpose for the one that steps less often."""
-    if mark is None:
+    if used is None:
         return False
-    parameter, gradient, version = mark
+    parameter, gradient, version = used
     now = parameter.grad
     return now is None or (now is gradient and now._version == version) or not bool(now.any())
 

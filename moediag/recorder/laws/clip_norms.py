@@ -7,6 +7,8 @@ from typing import Any, List, Optional
 
 import torch
 
+from moediag.recorder.core import ByObject
+from moediag.recorder.laws.cleared_gradients import mark
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.loss_scale import LossScale
 from moediag.recorder.step.hooks import clipping
@@ -18,6 +20,17 @@ _DEEPSPEED = "deepspeed.runtime.engine"
 
 def install(context: LawContext, scale: LossScale) -> None:
     recorder = context.recorder
+    updated = ByObject()  # optimizer -> a gradient that its last update used
+
+    def remember(optimizer: Any) -> None:
+        if context.checking:
+            updated.set(optimizer, mark(optimizer))
+
+    def used(parameters: List[Any]) -> bool:
+        """Whether an update used the gradients, and nothing has added to them since."""
+        ids = set(map(id, parameters))
+        marks = filter(None, (updated.get(optimizer) for optimizer in updated.owners()))
+        return any(id(p) in ids and p.grad is g and g._version == v for p, g, v in marks)
 
     def record(
         parameters: List[Any], max_norm: float, norm: Any, frame: Any, squares: Any = None
@@ -29,7 +42,7 @@ def install(context: LawContext, scale: LossScale) -> None:
             "norm", step=recorder.current_step, names=known, norm=repr(float(norm)),
             max_norm=float(max_norm), line=recorder.user_lines.innermost(frame),
             scale=scale.still_in(parameters),
-            squares=None if squares is None else squares.tolist(),
+            squares=None if squares is None else squares.tolist(), late=used(parameters),
         )  # fmt: skip
 
     def before(*given: Any) -> None:
@@ -50,6 +63,7 @@ def install(context: LawContext, scale: LossScale) -> None:
     def after(found: Any, *given: Any) -> None:
         context.guarded(WATCHER, record, found[0], *given, found[1])
 
+    recorder.hooks.after_step(lambda optimizer: context.guarded(WATCHER, remember, optimizer))
     if not recorder.hooks.before_clipping(before):
         recorder.note_not_seen("laws: norms of clip_grad_norm_ (this torch has another one)")
     context.replace_late(_DEEPSPEED, "", "clip_grad_norm_", clipping(measured, after))

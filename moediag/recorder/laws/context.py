@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, List
 
 import torch
+import torch.distributed as dist
 
 from moediag.protocol import ENV_ALLOW, ENV_LAWS, laws_file, older_laws_file
 from moediag.recorder.core import Recorder
@@ -76,6 +77,10 @@ class LawContext:
                 act(*args)
             except Exception as error:
                 recorder.fault(watcher, error)
+
+
+def several_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def is_checked(step: int, every: int = 0) -> bool:

@@ -1,18 +1,18 @@
 """Records, at checked steps, what a program does between the backward and the update with gradients
 that no wrapper reduces: sketches of both.
 
-own_gradients   step names[] made[sketch after the last backward] used[sketch before the update]
+own_gradients   step names[] made[sketch of what the backwards made] used[sketch before the update]
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, List
+from itertools import islice
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
-import torch.distributed as dist
 
-from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.context import LawContext, several_ranks
 from moediag.recorder.step.numbers import Fingerprints, capturing
 
 WATCHER = "laws of gradients"
@@ -21,61 +21,78 @@ _MOST_ELEMENTS = 1 << 22  # of one
 
 
 class HandReduction:
-    """Reads the gradients of some matrices after each backward of a checked step."""
+    """Reads the gradients of some matrices in each backward of a checked step, before hooks of the
+    program, which may divide or reduce them."""
 
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._step = 0
-        self._made: List[Any] = []  # matrices, in the order of the sketches
+        # Id -> a matrix, and the numbers of the sketches whose sum is what was made.
+        self._rows: Dict[int, Tuple[Any, List[int]]] = {}
         self._prints = Fingerprints()
+        self._made = 0  # sketches
+        self._handles: List[Any] = []
 
     def install(self) -> None:
-        context = self._context
-        after = functools.partial(context.guarded, WATCHER, self._after)
-        context.recorder.hooks.after_backward(after)
-        context.on_check.append(self._write)
+        hooks, guarded = self._context.recorder.hooks, self._context.guarded
+        hooks.before_backward(functools.partial(guarded, WATCHER, self._before))
+        hooks.after_backward(functools.partial(guarded, WATCHER, self._after))
+        self._context.on_check.append(self._write)
+
+    def _before(self, _loss: Any) -> None:
+        self._after()  # of a backward that raised
+        step = self._context.recorder.current_step
+        if step != self._step:
+            self._step, self._rows, self._prints = step, {}, Fingerprints()
+        if not self._context.checking or capturing() or not several_ranks():
+            return
+        models = self._context.sets.plain_models()
+        every = (p for model in models for p in model.parameters() if _small(p))
+        for parameter in islice(every, _MOST):
+            row = self._rows.setdefault(id(parameter), (parameter, []))[1]
+            if parameter.grad is None:
+                row.clear()
+            add = functools.partial(self._context.guarded, WATCHER, self._add, row)
+            self._handles.append(_first_hook(parameter, add))
+
+    def _add(self, row: List[int], gradient: Any) -> None:
+        self._prints.add_sketch(self._made, gradient)
+        row.append(self._made)
+        self._made += 1
 
     def _after(self) -> None:
-        if not self._context.checking or capturing() or not _several():
-            return
-        self._step = self._context.recorder.current_step
-        self._prints = Fingerprints()
-        self._made = []
-        for model in self._context.sets.plain_models():
-            for parameter in model.parameters():
-                if len(self._made) < _MOST and _readable(parameter):
-                    self._prints.add_sketch(len(self._made), parameter.grad)
-                    self._made.append(parameter)
+        while self._handles:
+            self._handles.pop().remove()
 
     def _write(self, step: int) -> None:
-        made, self._made = self._made, []
-        if step != self._step or not made:
+        rows = [(p, own) for p, own in self._rows.values() if own and _readable(p.grad)]
+        self._rows = {}
+        if step != self._step or not rows:
             return
-        now = Fingerprints()
-        for at, parameter in enumerate(made):
-            if _readable(parameter):
-                now.add_sketch(at, parameter.grad)
-        before, after = self._prints.sketches(), now.sketches()
-        names = {at: name for at, name in enumerate(self._context.names.of(made)) if name}
-        rows = [at for at in names if at in before and at in after]
+        now, made = Fingerprints(), self._prints.sketches()
+        for at, (parameter, _) in enumerate(rows):
+            now.add_sketch(at, parameter.grad)
+        used, names = now.sketches(), self._context.names.of([p for p, _ in rows])
+        found = [at for at, (_, own) in enumerate(rows) if names[at] and {*own} <= made.keys()]
         self._context.log.event(
-            "own_gradients", step=step, names=[names[at] for at in rows],
-            made=[before[at] for at in rows], used=[after[at] for at in rows],
+            "own_gradients", step=step, names=[names[at] for at in found],
+            made=[[sum(made[one][k] for one in rows[at][1]) for k in (0, 1)] for at in found],
+            used=[used[at] for at in found],
         )  # fmt: skip
 
 
-def _readable(parameter: Any) -> bool:
-    gradient = parameter.grad
-    return (
-        type(gradient) is torch.Tensor
-        and gradient.dim() > 1
-        and gradient.layout is torch.strided
-        and gradient.numel() <= _MOST_ELEMENTS
-        # A hook of the program may divide or reduce the gradient before it is read here.
-        and not parameter._backward_hooks
-        and not parameter._post_accumulate_grad_hooks
-    )
+def _small(parameter: Any) -> bool:
+    return parameter.requires_grad and parameter.dim() > 1 and parameter.numel() <= _MOST_ELEMENTS
 
 
-def _several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def _readable(gradient: Any) -> bool:
+    return type(gradient) is torch.Tensor and gradient.layout is torch.strided
+
+
+def _first_hook(parameter: Any, act: Callable[[Any], None]) -> Any:
+    """A hook that runs before those that the parameter has."""
+    handle = parameter.register_hook(act)
+    hooks = parameter._backward_hooks
+    for key in [key for key in hooks if key != handle.id]:
+        hooks[key] = hooks.pop(key)
+    return handle

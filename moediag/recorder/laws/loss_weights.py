@@ -1,10 +1,13 @@
 """Records, at checked steps, how much each token counts in the gradient: of each cross entropy the
-targets that count, and the gradient that its result gets in the backward.
+targets that count, and the gradient that its result gets in the backward; and how much each mean
+counts that is a part of a loss.
 
 losses      step line(the user's that computed the last one) changed(how often a gradient was
-            changed in place after the last backward; -1: replaced) backwards[{
+            changed in place after the last backward; -1: replaced) mean[ranks over whose samples
+            FSDP or DeepSpeed takes the mean of gradients] backwards[{
             direct(bool: the loss is made of cross entropies and constants alone)
             added(bool: parameters had gradients before it)
+            means[the gradient of each mean of which the loss is a sum]
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
             and the largest weight]]}]
 """
@@ -13,27 +16,31 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Dict, List, Tuple
+from itertools import islice
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 from torch.jit import _builtins
 
-from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.context import LawContext, several_ranks
 from moediag.recorder.step.numbers import capturing
+from moediag.recorder.step.pieces import local
 
 WATCHER = "laws of losses"
 _MOST = 64  # of one step
 _SMALL = 1 << 16  # elements of a parameter that is read
+_FEW = 16  # such parameters
 _MOST_NODES = 256  # of the graph of a loss
 # Functions that torch.jit knows by their id, which no other object may get.
 _kept: List[Any] = []
 _CROSS_ENTROPY = ("NllLoss", "CrossEntropyLoss")
 _ARGUMENTS = ("input", "target", "weight", "reduction", "ignore_index", "label_smoothing")
 _REDUCTIONS = ("none", "mean", "sum")  # by torch's number
-# Nodes of autograd that add, or multiply by a constant; the last one is of a wrapper and copies.
+_WRAPPER = "_DDPSink"
+# Nodes of autograd that add, or multiply by a constant.
 _LINEAR = (
     "Add", "Clone", "Div", "Index", "MaskedSelect", "Mean", "Mul", "Neg", "Reshape", "Select",
-    "Squeeze", "Stack", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View", "_DDPSink",
+    "Squeeze", "Stack", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View", _WRAPPER,
 )  # fmt: skip
 
 
@@ -69,9 +76,10 @@ class LossWeights:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._step = 0
+        self._waiting = 0  # a step whose losses are not complete
         self._line = ""
         self._new: List[_Loss] = []  # since the last backward
-        self._backwards: List[Tuple[Dict[str, bool], List[_Loss]]] = []
+        self._backwards: List[Tuple[Dict[str, Any], List[_Loss]]] = []
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
 
     def install(self) -> None:
@@ -84,6 +92,7 @@ class LossWeights:
             _kept.append(getattr(torch._C._nn, name))
         recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
         recorder.hooks.after_backward(functools.partial(guarded, WATCHER, self._made))
+        recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
         self._context.on_check.append(self._write)
 
     def _wrapped(self, original: Any) -> Any:
@@ -125,54 +134,102 @@ class LossWeights:
             self._begin()
             new, self._new = self._new, []
             if len(self._backwards) < _MOST:
-                direct = _made_of_cross_entropies(loss.grad_fn)
-                about = {"direct": direct, "added": direct and bool(new) and self._has_gradients()}
+                direct = _made_of_cross_entropies(loss)
+                added = direct and bool(new) and self._has_gradients()
+                means: List[Any] = []
+                about = {"direct": direct, "added": added, "means": means}
                 self._backwards.append((about, new))
+                for node in _means_of(loss) if several_ranks() else ():
+                    node.register_prehook(
+                        lambda given: self._context.guarded(WATCHER, _keep, means, given[0])
+                    )
 
     def _has_gradients(self) -> bool:
-        """Whether a small parameter has a gradient that is not zero."""
+        """Whether some small parameters have a gradient that is not zero, or their wrapper keeps
+        gradients elsewhere until the last micro-batch."""
+        if capturing() or self._context.sets.keep_gradients():
+            return not capturing()
+        small = (local(p.grad) for p in self._parameters() if p.numel() <= _SMALL)
+        found = [one.any().cpu() for one in islice(filter(torch.numel, small), _FEW)]
+        return bool(found) and bool(torch.stack(found).any())
+
+    def _parameters(self) -> Iterator[Any]:
+        """Those with a gradient of elements in order."""
         for model in self._context.recorder.models.owners():
             for one in model.parameters():
-                gradient = one.grad
-                if type(gradient) is torch.Tensor and one.numel() <= _SMALL and not capturing():
-                    return bool(gradient.any())
-        return False
+                if one.grad is not None and one.grad.layout is torch.strided:
+                    yield one
 
     def _made(self) -> None:
         if self._context.checking and self._backwards:
-            every = (
-                p for model in self._context.recorder.models.owners() for p in model.parameters()
-            )
-            one = next((p for p in every if type(p.grad) is torch.Tensor), None)
+            one = next(self._parameters(), None)
             if one is not None:
                 self._after = one, one.grad, one.grad._version
 
     def _write(self, step: int) -> None:
+        """A closure of the optimizer may make the last backward of the update."""
+        self._waiting = step if self._context.closure else 0
+        if not self._waiting:
+            self._record(step)
+
+    def _updated(self, _optimizer: Any) -> None:
+        step, self._waiting = self._waiting, 0
+        if step:
+            self._record(step)
+
+    def _record(self, step: int) -> None:
         backwards, self._backwards = self._backwards, []
         (one, made, version), self._after = self._after, (None, None, 0)
-        changed = 0 if one is None else -1 if one.grad is not made else made._version - version
-        if step == self._step and any(new for _, new in backwards):
+        changed = 0
+        if one is not None and one.grad is not None:  # DeepSpeed takes them away
+            changed = -1 if one.grad is not made else made._version - version
+        if step == self._step and any(new or about["means"] for about, new in backwards):
             rows = [
-                {**about, "of": [one.read() for one in new if one.weights is not None]}
+                {**about, "of": [one.read() for one in new if one.weights is not None],
+                 "means": [float(one) for one in about["means"]]}
                 for about, new in backwards
-            ]
+            ]  # fmt: skip
             self._context.log.event(
-                "losses", step=step, line=self._line, changed=changed, backwards=rows
-            )
+                "losses", step=step, line=self._line, changed=changed, backwards=rows,
+                mean=self._context.sets.means(),
+            )  # fmt: skip
 
 
-def _made_of_cross_entropies(node: Any) -> bool:
+def _made_of_cross_entropies(loss: Any) -> bool:
     """Whether a loss is the sum of cross entropies times constants."""
-    seen = {node}
-    waiting = [node]
+    return all(type(one).__name__.startswith(_CROSS_ENTROPY) for one in _terms(loss, _LINEAR))
+
+
+def _means_of(loss: Any) -> List[Any]:
+    """The nodes of the means of which a loss is a sum, times constants."""
+    linear = tuple(name for name in _LINEAR if name != "Mean")
+    return [
+        one
+        for one in _terms(loss, linear)
+        if type(one).__name__.startswith("Mean") or getattr(one, "_saved_reduction", 0) == 1
+    ]
+
+
+def _keep(found: List[Any], gradient: Any) -> None:
+    """Keeps the gradient of one number."""
+    if gradient is not None and gradient.numel() == 1:
+        found.append(gradient.detach().clone())
+
+
+def _terms(loss: Any, linear: Tuple[str, ...]) -> List[Any]:
+    """The nodes of which a loss is a sum, times constants; [None] if there are too many."""
+    first = loss.grad_fn, loss.output_nr
+    seen, waiting, found = {first}, [first], []
     while waiting and len(seen) < _MOST_NODES:
-        name = type(waiting[-1]).__name__
-        node = waiting.pop()
-        if name.startswith(_CROSS_ENTROPY):
-            continue
-        inner = [one for one, _ in getattr(node, "next_functions", ()) if one is not None]
-        if not inner or not name.startswith(_LINEAR):
-            return False
-        waiting += [one for one in inner if one not in seen]
-        seen.update(inner)
-    return not waiting
+        node, output = waiting.pop()
+        name = type(node).__name__
+        edges = getattr(node, "next_functions", ())
+        if name.startswith(_WRAPPER):  # it copies each output of the model from an input
+            edges = edges[output : output + 1]
+        inner = [edge for edge in edges if edge[0] is not None]
+        if name.startswith(_CROSS_ENTROPY) or not inner or not name.startswith(linear):
+            found.append(node)
+        else:
+            waiting += [edge for edge in inner if edge not in seen]
+            seen.update(inner)
+    return [None] if waiting else found

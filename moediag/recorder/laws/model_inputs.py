@@ -1,23 +1,19 @@
 """Records, at checked steps, fingerprints of what the model is called with, and the passes of data
-loaders: which samples a rank trains on, and in which precision.
-
-source      step over[ranks] autocast(device and dtype, or ""); of a DistributedSampler also
-            sampler(class) line(that made the loader) replicas number seed epoch(0 where it does
-            not shuffle) drawn(samples that it knows) given(samples of its loader)
-"""
+loaders: which samples a rank trains on, and in which precision."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch.utils.data import DataLoader
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.modules import unwrapped
 from moediag.recorder.step.numbers import Fingerprints, capturing
 
 WATCHER = "laws of data"
@@ -73,7 +69,7 @@ class ModelInputs:
 
     def _called(self, root: Any, args: Any, kwargs: Any) -> None:
         step = self._context.recorder.current_step
-        if not self._context.is_checked(step) or not root.training:
+        if not self._context.is_checked(step) or not unwrapped(root).training:
             return
         before = self._forwards[1] if self._forwards[0] == step else 0
         self._forwards = step, before + 1
@@ -86,26 +82,18 @@ class ModelInputs:
         if not read or None in read:
             return
         of = self._latest
-        over = list(self._context.sets.averaged(root))
-        if before == 0 and over:
-            self._source(step, over, of)
+        known: Dict[str, Any] = {}
+        if of is not None:
+            known = {
+                "sampler": of.name, "replicas": of.replicas, "number": of.number, "line": of.line,
+                "made": of.made, "drawn": of.drawn, "given": of.given,
+                "seed": getattr(of.sampler, "seed", 0) if of.shuffled else 0,
+                "epoch": of.epoch if of.shuffled else 0,
+            }  # fmt: skip
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=over, sampler=of.name if of else "",
-            replicas=of.replicas if of else 0, number=of.number if of else -1,
-            line=of.line if of else "", made=of.made if of else "",
+            over=list(self._context.sets.averaged(root)), autocast=_autocast(), **known,
         )  # fmt: skip
-
-    def _source(self, step: int, over: List[int], of: Optional[_Pass]) -> None:
-        known: Dict[str, Any] = {}
-        if of is not None and of.replicas:
-            known = {
-                "sampler": of.name, "line": of.made or of.line, "replicas": of.replicas,
-                "number": of.number,
-                "seed": getattr(of.sampler, "seed", 0) if of.shuffled else 0,
-                "epoch": of.epoch if of.shuffled else 0, "drawn": of.drawn, "given": of.given,
-            }  # fmt: skip
-        self._context.log.event("source", step=step, over=over, autocast=_autocast(), **known)
 
     # ------------------------------------------------------------------ data loaders
 

@@ -10,6 +10,7 @@ from torch.nn.modules import batchnorm, dropout
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.modules import unwrapped
 
 MOST_CHANGES = 100  # of one model that are recorded
 
@@ -48,7 +49,8 @@ class ModelModes:
         if ran is None:
             ran = self._models.set(root, _Ran(self._seen))
             self._seen += 1
-        training = bool(root.training)
+        # Lightning changes the mode of the model and not of the wrapper.
+        training = bool(unwrapped(root).training)
         if ran.step != step:
             ran.step, ran.modes, ran.told = step, set(), set()
         ran.modes.add(training)

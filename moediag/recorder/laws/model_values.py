@@ -1,5 +1,5 @@
 """Records, at checked steps, what no optimizer changes: buffers, parameters that no optimizer has,
-frozen routers, and how often averages of a model were updated."""
+frozen routers and models, and how often averages of a model were updated."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import torch
 
 from moediag.protocol.names import plain_name
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.modules import unwrapped
 from moediag.recorder.routing import expert_counts
 from moediag.recorder.step.numbers import Fingerprints
 from moediag.recorder.step.pieces import local
 
 _AVERAGES = "torch.optim.swa_utils"
-_MOST_ELEMENTS = 1 << 22  # of a buffer
+_MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
+_MOST_FROZEN = 16  # matrices of a model that does not train
 _ROUTER = ("gate", "router")
 
 
@@ -50,6 +52,10 @@ class ModelValues:
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
             left = []
         found = {n: prints.add(local(p)) for n, p in zip(names.of(left), left) if n}  # noqa: B905
+        followers = [
+            (type(unwrapped(model)).__name__, {n: prints.add(p) for n, p in self._frozen(model)})
+            for model in self._context.recorder.models.owners()
+        ]
         read = prints.read()
         for model in models:
             model["buffers"] = {name: read[at] for name, at in model["buffers"].items()}
@@ -60,6 +66,7 @@ class ModelValues:
             replaced=list(found) if found and self._replaced(owned, known, left) else [],
             unowned=self._unowned(owned) if found else [],
             averages=[int(average.n_averaged) for average in alive],
+            followers=[(k, {n: read[at] for n, at in of.items()}) for k, of in followers if of],
             tied=[names for model in self._context.recorder.models.owners()
                   for names in _tied(model)],
             idle=bool(owned) and not self._context.closure and all(p.grad is None for p in owned),
@@ -80,6 +87,15 @@ class ModelValues:
                     buffers[name] = prints.add(buffer)
             routers += _frozen_routers(module, prefix)
         return {"over": list(over), "buffers": buffers, "frozen_routers": routers}
+
+    def _frozen(self, model: Any) -> List[Any]:
+        """Some matrices, with names, of a model that does not train; [] of one that does."""
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            return []
+        plain = [p for p in model.parameters() if type(p.data) is torch.Tensor and p.dim() > 1]
+        small = [p for p in plain if p.numel() <= _MOST_ELEMENTS]
+        some = small[:: 1 + len(small) // _MOST_FROZEN]
+        return [(n, p) for n, p in zip(self._context.names.of(some), some) if n]  # noqa: B905
 
     def _left(self, owned: List[Any]) -> List[Any]:
         """Parameters with a gradient that are not in ``owned``."""

@@ -10,16 +10,18 @@ discarded   model[the part of the key of its checks before the dot]
 
 from __future__ import annotations
 
+import collections
+import functools
 import hashlib
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext, next_checked
 from moediag.recorder.laws.loss_scale import LossScale
-from moediag.recorder.laws.replica_sets import PLACED, Piece
+from moediag.recorder.laws.replica_sets import PART, PLACED, Piece
 from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local, placed_alike
 
@@ -30,6 +32,7 @@ _MAX_STILL = 64  # parameters that are read again after an update
 _MAX_NONFINITE = 20  # names that are listed
 
 
+_PAST = 32  # updates that a check tells of
 _OFTEN = 10  # states that are kept of saves that follow each other closely, and steps between them
 KEPT = "kept"  # the check of the step after a save: a restart may begin with it
 
@@ -38,8 +41,8 @@ class Known:
     """What is known of one optimizer."""
 
     __slots__ = (
-        "backwards", "count", "due", "looked", "model", "ordinal", "same", "saved", "saves", "step",
-        "still", "values",
+        "backwards", "count", "due", "groups", "looked", "model", "ordinal", "past", "same",
+        "saved", "saves", "step", "still", "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -49,6 +52,9 @@ class Known:
         self.count = 0  # calls of step() so far
         self.saves = 0  # calls of torch.save when a state was last kept
         self.saved: List[int] = []  # steps whose state was kept
+        self.groups: List[Any] = []  # of the sets of its last check: what is known of each
+        # The updates so far and the calls on these groups, before each of the last updates.
+        self.past: Deque[List[Optional[int]]] = collections.deque(maxlen=_PAST)
         self.looked = 0  # the step in which a model that has its parameters was looked for
         self.due = 1  # the next step to check, or the first one after it
         self.model = ""  # the optimizer's class, its parameter names, and which model of these
@@ -71,8 +77,10 @@ class OptimizerChecks:
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
         self._backwards = 0  # calls of backward() so far
         self._told = 0  # the last step of which ``on_step`` was told
+        self.none = True  # the program has made no optimizer of torch: it updates by itself
 
     def install(self) -> None:
+        self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", self._making)
         self._recorder.hooks.after_backward(self._after_backward)
         self._recorder.hooks.before_step(self._before)
         self._recorder.hooks.after_step(
@@ -80,12 +88,31 @@ class OptimizerChecks:
         )
 
     def owned(self) -> List[Any]:
-        """The parameters of the optimizers that stepped and still exist."""
+        """The parameters of the optimizers that stepped and still exist; of a program that updates
+        by itself those of all models that train."""
+        if self.none:
+            models = self._recorder.models.owners()
+            return [p for model in models for p in model.parameters() if p.requires_grad]
         groups = [group for one in self._optimizers.owners() for group in one.param_groups]
         return [parameter for group in groups for parameter in group["params"]]
 
+    def _making(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def add_param_group(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.none = False
+            original(optimizer, *args, **kwargs)
+
+        return add_param_group
+
     def _after_backward(self) -> None:
+        """Where the program updates by itself, the next forward begins a step, and a checked one is
+        read here, before an update."""
         self._backwards += 1
+        if self.none and self._recorder.active:
+            step, self._recorder.stepped = self._recorder.current_step, True
+            if self._context.is_checked(step) and step != self._told and not capturing():
+                with torch.no_grad():
+                    self._tell(step)
 
     def _step_of(self, known: Known) -> int:
         """The number of the running step. A forward after an optimizer's step begins a new one, so
@@ -110,6 +137,8 @@ class OptimizerChecks:
             known = self._optimizers.set(optimizer, Known())
         step = self._step_of(known)
         known.backwards = self._backwards
+        if known.groups and not context.sets.joins():
+            known.past.append([known.count, *map(_issued, known.groups)])
         known.same = known.same + 1 if step == known.step else 0
         known.step = step
         if known.same == 1 and self._recorder.current_step:
@@ -125,9 +154,7 @@ class OptimizerChecks:
                 context.log.event("discarded", keep=True, model=model)
             with torch.no_grad():
                 self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
-                first, self._told = step != self._told, step
-                for tell in [*(context.on_step if first else ()), *context.on_check]:
-                    context.guarded(WATCHER, tell, step)
+                self._tell(step)
         many = len(known.saved) >= _OFTEN and step < known.saved[-1] + _OFTEN
         if known.saves != context.saves and known.count and not many and not capturing():
             known.saves = context.saves
@@ -135,6 +162,11 @@ class OptimizerChecks:
             with torch.no_grad():
                 self._check(optimizer, known, step, "", KEPT)
         known.count += 1
+
+    def _tell(self, step: int) -> None:
+        first, self._told = step != self._told, step
+        for tell in [*(self._context.on_step if first else ()), *self._context.on_check]:
+            self._context.guarded(WATCHER, tell, step)
 
     def _check(
         self, optimizer: Any, known: Known, step: int, line: str, kind: str = "check"
@@ -146,6 +178,9 @@ class OptimizerChecks:
         ]
         names = self._context.names.of([parameter for parameter, _ in found])
         named = [(p, g, n) for (p, g), n in zip(found, names) if n is not None]  # noqa: B905
+        ranks = self._context.sets.engine_ranks(optimizer) if not named else ()
+        if ranks:
+            named = [(p, number, f"partition {at}") for at, (p, number) in enumerate(found)]
         if len(named) < len(found) and not known.looked:
             known.looked = step
             known.due = min(known.due, step + 2)  # when its model has been seen running
@@ -158,11 +193,16 @@ class OptimizerChecks:
         if not named:
             return
         parameters = [parameter for parameter, _, _ in named]
-        pieces = self._context.sets.pieces(parameters)
+        part = Piece(f"{self._recorder.rank}", PART, ranks, None)
+        pieces = [part] * len(named) if ranks else self._context.sets.pieces(parameters)
         layout = self.layout(type(optimizer).__name__, known, named, pieces)
         if layout is None:
             return
         number, groups = layout
+        known.groups = [None if g is None else self._recorder.groups.info(g) for g in groups]
+        clocks = [*map(_issued, known.groups)]
+        if not known.past:  # the first check
+            known.past.append([known.count, *clocks])
         prints = Fingerprints()
         values = [prints.add(local(p)) for p in parameters]
         finite = [prints.add_finite(local(p)) for p in parameters]
@@ -187,7 +227,7 @@ class OptimizerChecks:
 
         self._context.log.event(
             kind, pieces=number, step=step, count=known.count,
-            clocks=[self.clock(group) for group in groups],
+            clocks=clocks, past=list(known.past),
             params=shown(values),
             grads=[shown_gradient(p, g, one, self._context.closure) for p, g, one
                    in zip(parameters, gradients, shown(of_gradients))],  # noqa: B905
@@ -262,8 +302,12 @@ class OptimizerChecks:
         return next((m for m in alive if any(p is parameter for p in m.parameters())), parameter)
 
     def clock(self, group: Any) -> Optional[int]:
-        """Calls on the group so far: the same on all members at the same point of the program."""
-        return None if group is None else self._recorder.groups.info(group).issued
+        return _issued(None if group is None else self._recorder.groups.info(group))
+
+
+def _issued(known: Any) -> Optional[int]:
+    """Calls on a group so far: the same on all members at the same point of the program."""
+    return None if known is None else known.issued
 
 
 def _gradient(parameter: Any) -> Any:

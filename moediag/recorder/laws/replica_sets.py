@@ -27,6 +27,9 @@ DATA_AXES = frozenset(("dp", "fsdp", "replicate", "shard", "data")).union(
 )
 
 
+_ENGINE = "DeepSpeedEngine"
+
+
 class Piece(NamedTuple):
     """The part of a parameter that this rank holds."""
 
@@ -108,7 +111,7 @@ class ReplicaSets:
         root = getattr(root, "_orig_mod", root)  # torch.compile
         if any(one() is root for one in self._ddp):
             return _ranks(root.process_group)
-        if type(root).__name__ == "DeepSpeedEngine":
+        if type(root).__name__ == _ENGINE:
             return _ranks(root.data_parallel_group) if root.data_parallel_group else ()
         for state, handle in self._recorder.fsdp1_handles():
             if state is root and getattr(state, "_inter_node_pg", None) is None:
@@ -116,6 +119,38 @@ class ReplicaSets:
         for group in self._recorder.fsdp2_groups():
             if root in group.modules and self._recorder.groups.axes() <= DATA_AXES:
                 return tuple(sorted(group.mesh_info.mesh.mesh.flatten().tolist()))
+        return ()
+
+    def means(self) -> List[int]:
+        """The ranks over whose samples FSDP or DeepSpeed takes the mean of the gradients of all
+        models that train; [] if that is not known."""
+        groups = self._recorder.fsdp2_groups()
+        divided = any(getattr(group, "gradient_divide_factor", None) for group in groups)
+        summed = any(getattr(group, "force_sum_reduction_for_comms", False) for group in groups)
+        models = self._recorder.models.owners()
+        trained = [m for m in models if any(p.requires_grad for p in m.parameters())]
+        over = {self.data_parallel(model) for model in trained}
+        return list(over.pop()) if len(over) == 1 and not (divided or summed) else []
+
+    def joins(self) -> bool:
+        """Whether a rank without samples may answer the calls of others (``Join``)."""
+        alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]
+        return any(ddp._join_config.enable for ddp in alive)
+
+    def keep_gradients(self) -> bool:
+        """Whether a wrapper keeps gradients of an earlier micro-batch where the program does not
+        see them."""
+        engines = (m for m in self._recorder.models.owners() if type(m).__name__ == _ENGINE)
+        every = any(one.micro_steps % one.gradient_accumulation_steps() for one in engines)
+        return every or any(map(unreduced, self._recorder.fsdp2_groups()))
+
+    def engine_ranks(self, optimizer: Any) -> Tuple[int, ...]:
+        """The ranks that have the parts of a model of DeepSpeed of which ``optimizer`` has one; ()
+        of other optimizers."""
+        for root in self._recorder.models.owners():
+            own = getattr(root, "optimizer", None) if type(root).__name__ == _ENGINE else None
+            if own is not None and getattr(own, "optimizer", None) is optimizer:
+                return self.data_parallel(root)
         return ()
 
     def averaged(self, root: Any) -> Tuple[int, ...]:
@@ -199,6 +234,15 @@ def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
         return Piece(part, PLACED, ranks, None)
     every = parameter.device_mesh.mesh
     return Piece(part, PART, tuple(sorted(every.flatten().tolist())), None)
+
+
+def unreduced(group: Any) -> bool:
+    """Whether a group of FSDP2 keeps gradients of a backward that it did not reduce."""
+    return any(
+        one.unsharded_accumulated_grad is not None
+        or getattr(getattr(one, "_unsharded_param", None), "grad", None) is not None
+        for one in getattr(group, "fsdp_params", ())
+    )
 
 
 def _ranks(group: Any) -> Tuple[int, ...]:

@@ -43,15 +43,14 @@ class WholeModels:
         owned = set(map(id, optimized))
         names = self._context.names.of(optimized)
         unknown = [p for p, name in zip(optimized, names) if name is None]  # noqa: B905
-        wrapped = self._context.sets.wrapped()
-        for model in wrapped:
-            trained = [p for p in model.parameters() if p.requires_grad]
-            if 0 < sum(id(p) in owned for p in trained) < len(trained):
-                self._read(model, trained, step, owned)
-        for model in self._context.sets.plain_models():
+        wrapped, plain = self._context.sets.wrapped(), self._context.sets.plain_models()
+        for model in [*wrapped, *plain]:
             trained = [p for p in model.parameters() if p.requires_grad]
             of_it = sum(id(p) in owned for p in trained)
-            if of_it < len(trained) and (of_it or unknown):
+            if model in wrapped and (self._checks.none or 0 < of_it < len(trained)):
+                self._read(model, trained, step, owned)
+            part = of_it < len(trained) and (of_it or unknown)
+            if model not in wrapped and (self._checks.none or part):
                 self._read(model, trained, step, owned, unknown)
 
     def _read(
@@ -81,7 +80,7 @@ class WholeModels:
         }
         read = prints.read()
         self._context.log.event(
-            "check", pieces=layout[0], step=step, count=0,
+            "check", pieces=layout[0], step=step, count=step - 1 if self._checks.none else 0,
             clocks=[self._checks.clock(group) for group in layout[1]],
             params=[read[at] for at in places],
             grads=[

@@ -1,5 +1,6 @@
 """Records how a program uses wrappers: a wrapped model that is called without its wrapper, updates
-without any backward outside of no_sync, and a model that accelerate returned without a wrapper."""
+without any backward outside of no_sync or whose last one was inside, and a model that accelerate
+returned without a wrapper."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from typing import Any, Dict, List
 import torch
 
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.replica_sets import unreduced
 from moediag.recorder.modules import Hook
 
 WATCHER = "laws"
 _MOST_CALLS = 1000  # of a wrapper for one update
+_ENOUGH = 2  # updates
 _ACCELERATOR = "accelerate.accelerator"
 _DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_HPU", "MULTI_MLU")
 
@@ -24,15 +27,18 @@ class Wrapping:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._recorder = context.recorder
-        # Of wrappers since the last update: whether gradients are reduced.
+        # Whether gradients are reduced, of the calls of wrappers since the last update, and of
+        # those that had a backward.
         self._calls: List[bool] = []
-        self._told = False
+        self._backwards: List[bool] = []
+        self._updates = {"unreduced": 0, "late": 0}
 
     def install(self) -> None:
         context = self._context
         context.sets.on_wrapped.append(self._wrapped)
         stepped = functools.partial(context.guarded, WATCHER, self._stepped)
         self._recorder.hooks.before_step(stepped)
+        self._recorder.hooks.before_backward(self._backward)
         context.replace_late(_ACCELERATOR, "Accelerator", "prepare_model", self._preparing)
 
     def _wrapped(self, ddp: Any) -> None:
@@ -51,7 +57,11 @@ class Wrapping:
                 self._context.log.event("bare", keep=True, step=step, line=line)
 
         def called(_recorder: Any, module: Any, _args: Any) -> None:
-            if torch.is_grad_enabled() and module.training and len(self._calls) < _MOST_CALLS:
+            if (
+                torch.is_grad_enabled()
+                and module.module.training
+                and len(self._calls) < _MOST_CALLS
+            ):
                 self._calls.append(bool(module.require_backward_grad_sync))
 
         outer = ddp.register_forward_pre_hook(Hook(called))
@@ -59,14 +69,36 @@ class Wrapping:
         handle["it"] = ddp.module.register_forward_pre_hook(Hook(before))
         self._recorder.on_uninstall.append(lambda: handle["it"].remove() if handle else None)
 
-    def _stepped(self, _optimizer: Any, _closure: bool, frame: Any) -> None:
+    def _backward(self, _loss: Any) -> None:
         calls, self._calls = self._calls, []
-        if calls and not any(calls) and not self._told:
-            self._told = True
-            line = self._recorder.user_lines.innermost(frame)
-            self._context.log.event(
-                "unreduced", keep=True, step=self._recorder.current_step, line=line
-            )
+        if len(self._backwards) < _MOST_CALLS:
+            self._backwards += calls
+
+    def _stepped(self, optimizer: Any, closure: bool, frame: Any) -> None:
+        """``closure``: it makes the last backward of the update, later."""
+        made, calls = self._backwards, self._backwards + self._calls
+        self._calls, self._backwards = [], []
+        kind = "unreduced" if calls and not any(calls) else ""
+        single = len(self._context.sets.wrapped()) == 1
+        last = single and any(made) and not made[-1]
+        if not closure and (last or (self._context.checking and self._keeps(optimizer))):
+            kind = "late"
+        if kind:
+            self._updates[kind] += 1
+            if self._updates[kind] == (_ENOUGH if kind == "late" else 1):
+                line = self._recorder.user_lines.innermost(frame)
+                self._context.log.event(
+                    kind, keep=True, step=self._recorder.current_step, line=line
+                )
+
+    def _keeps(self, optimizer: Any) -> bool:
+        """Whether FSDP2 has gradients for this update, and others that it did not reduce."""
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return any(
+            id(one.sharded_param) in owned and one.sharded_param.grad is not None
+            for group in filter(unreduced, self._recorder.fsdp2_groups())
+            for one in group.fsdp_params
+        )
 
     def _preparing(self, prepare_model: Any) -> Any:
         context = self._context

@@ -521,7 +521,8 @@ class TestPlainParameters:
         assert "1 parameter (wte.weight) was equal on all ranks at first" in text
         told = "clip_grad_norm_ at train.py:7 main returned a different norm on each rank" in text
         assert told is (norms[0] != norms[1])
-        assert not found("backward").suspicious
+        assert found("backward").suspicious
+        assert not found("other").suspicious
 
     def sent(self, still: int = 1, grads: str = "g", kept: bool = True) -> Diagnosis:
         """Rank 0 keeps the first value of down.weight, as far as it is ``still``."""

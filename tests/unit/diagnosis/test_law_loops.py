@@ -46,9 +46,13 @@ class TestClearedGradients:
         assert "After the checked steps (1, 2, 3) nothing cleared" in of.cause
         assert "net.bias before SGD.step() at train.py:9 main" in of.cause
 
-    @pytest.mark.parametrize("kept", [(False, False, False), (True, True, False), (True,), ()])
+    @pytest.mark.parametrize("kept", [(False, False, False), (True, False), (True,), ()])
     def test_cleared_once_or_hardly_seen_is_no_finding(self, kept: Sequence[bool]) -> None:
         assert found(self.laws(*kept)).verdict == "clean"
+
+    def test_gradients_that_were_cleared_at_times(self) -> None:
+        of = found(self.laws(True, True, False))
+        assert of.verdict == "clean" and "(1, 2) nothing cleared" in of.suspicious[0]
 
     def test_a_rank_that_never_clears_them_while_another_always_does(self) -> None:
         of = found(self.laws(False, False), self.laws(True, True))

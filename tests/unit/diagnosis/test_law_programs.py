@@ -198,6 +198,25 @@ class TestModels:
 
         assert not self.found(state)
 
+    @pytest.mark.parametrize(
+        ("value", "told"),
+        [(lambda rank, step: step * (not rank), True), (lambda rank, step: step, False),
+         (lambda rank, step: rank, False), (lambda rank, step: 0, False)],
+    )  # fmt: skip
+    def test_a_teacher_that_one_rank_updates(
+        self, value: Callable[[int, int], int], told: bool
+    ) -> None:
+        """One of its own on each rank, and one that never changes, may be meant."""
+
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            values = ((step, str(value(rank, step - 1))) for step in (1, 2, 3, 6, 12))
+            states = (ModelState(s, followers=(("Vit", {"a.weight": v}),)) for s, v in values)
+            return replace(laws, models=tuple(states))
+
+        found = diagnose(with_laws(job(2), add)).suspicious
+        assert ["of Vit, which runs" in text and "only changes on rank 0" in text for text in found
+                ] == [True] * told  # fmt: skip
+
 
 class TestTied:
     def found(self, drifts: bool, names: Mapping[int, tuple[str, ...]]) -> Diagnosis:

@@ -9,19 +9,24 @@ from typing import Any
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import PLAIN, REDUCED, LawCheck, RankLaws
+from moediag.evidence.law_model import PLAIN, REDUCED, LawCheck, ModelInputs, RankLaws
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, check, job, with_events
 
 
-def sources(rank: int, **odd: Any) -> Any:
-    """What each rank's model was called with; ``odd`` is so on rank 1."""
-    of = {
-        "over": [0, 1], "autocast": "cpu, torch.bfloat16", "sampler": "DistributedSampler",
-        "line": "train.py:4 main", "replicas": 2, "number": rank, "seed": 0, "epoch": 1,
-        "drawn": 64, "given": 64,
-    }  # fmt: skip
-    return [{**of, **(odd if rank else {}), "step": step} for step in STEPS]
+def sources(since: int = 0, **odd: Any) -> Diagnosis:
+    """Of a job whose model was called with other values on each rank; ``odd`` is so on rank 1."""
+    evidence = job(2)
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        of = ModelInputs(
+            1, 0, f"x{rank}", (0, 1), "DistributedSampler", 2, rank, made="train.py:4 main",
+            autocast="cpu, torch.bfloat16", epoch=1, drawn=64, given=64,
+        )  # fmt: skip
+        inputs = [replace(of, step=s, **(odd if rank and s > since else {})) for s in STEPS]
+        laws = replace(seen.laws or RankLaws(), inputs=tuple(inputs))
+        ranks[rank] = replace(seen, laws=laws)
+    return diagnose(replace(evidence, ranks=ranks))
 
 
 class TestSources:
@@ -38,21 +43,20 @@ class TestSources:
         ],
     )
     def test_what_differs_is_suspicious(self, odd: dict[str, Any], told: str) -> None:
-        (text,) = diagnose(with_events(job(2), source=lambda rank: sources(rank, **odd))).suspicious
+        (text,) = sources(**odd).suspicious
         assert told in text
 
     @pytest.mark.parametrize(
         "odd",
-        [{}, {"sampler": "", "seed": 7}, {"over": [0, 1, 2], "seed": 7}, {"drawn": 0}],
+        [{}, {"replicas": 0, "seed": 7}, {"over": (0, 1, 2), "seed": 7}, {"drawn": 0}],
         ids=["healthy", "without a sampler on rank 1", "of other ranks", "of unknown length"],
     )
     def test_healthy_and_without_evidence(self, odd: dict[str, Any]) -> None:
-        of = diagnose(with_events(job(2), source=lambda rank: sources(rank, **odd)))
+        of = sources(**odd)
         assert (of.verdict, of.suspicious) == ("clean", ())
 
     def test_one_step_is_not_enough(self) -> None:
-        late = lambda rank: [*sources(rank)[:3], *sources(rank, seed=1, autocast="")[3:]]  # noqa: E731
-        assert not diagnose(with_events(job(2), source=late)).suspicious
+        assert not sources(STEPS[-2], seed=1, autocast="").suspicious
 
 
 def schedulers(*optimizers: int, kind: str = "LambdaLR", of: int = 2) -> Any:

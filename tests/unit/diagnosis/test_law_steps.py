@@ -153,21 +153,6 @@ class TestScale:
         each = losses(*[8] * backwards, total=2 / backwards, per=per)
         assert not self.found(0.5, losses=each)
 
-    @pytest.mark.parametrize("asynchronous", [True, False])
-    def test_a_backward_that_began_to_reduce_says_nothing_of_its_gradients(
-        self, asynchronous: bool
-    ) -> None:
-        calls = tuple(
-            Collective(
-                index=step, group="world", position=step, op="all_reduce", phase="backward",
-                dtype="float32", numel_in=8, numel_out=8, step=step, asynchronous=asynchronous,
-            )
-            for step in STEPS
-        )  # fmt: skip
-        evidence = plain()
-        ranks = {rank: replace(seen, collectives=calls) for rank, seen in evidence.ranks.items()}
-        assert len(self.found(1.0, evidence=replace(evidence, ranks=ranks))) == (not asynchronous)
-
     def test_clipping_is_no_scale(self) -> None:
         def add(_: int, laws: RankLaws) -> RankLaws:
             return replace(laws, norms=tuple(ClipNorm(s, MATRICES, 2.0, 1.0) for s in STEPS))
@@ -190,6 +175,53 @@ class TestScale:
         )
         found = self.found(0.5, losses=events)
         assert [why in text and "2 micro-batches" in text for text in found] == [True] * bool(why)
+
+    def test_clipping_under_a_wrapper_hides_no_scale(self) -> None:
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            return replace(laws, norms=tuple(ClipNorm(s, MATRICES, 2.0, 1.0) for s in STEPS))
+
+        assert self.found(0, total=0.5, evidence=with_laws(job(2), add), own_gradients=())
+
+    @pytest.mark.parametrize("mean", [(0, 1), ()])
+    def test_micro_batches_under_fsdp_or_deepspeed(self, mean: tuple[int, ...]) -> None:
+        events = micro_batches(True, mean=mean)
+        found = self.found(0, evidence=plain(), own_gradients=(), losses=events)
+        assert ["not divided by their number" in text for text in found] == [True] * len(mean[:1])
+
+    @pytest.mark.parametrize("total", [0.5, 1.0])
+    def test_micro_batches_that_are_cleared(self, total: float) -> None:
+        """The loss of another program is not divided, as that of SAM."""
+        events = micro_batches(False, total, mean=(0, 1))
+        found = self.found(0, evidence=plain(), own_gradients=(), losses=events)
+        assert ["those of the last micro-batch only" in text for text in found] == [True] * (
+            total < 1
+        )
+
+    @pytest.mark.parametrize(
+        ("factor", "mean", "op"),
+        [(1.0, 1.0, "all_reduce"), (0.5, 1.0, ""), (1.0, 0.5, ""), (1.0, 1.0, "all_gather")],
+    )
+    def test_means_that_are_added_up(self, factor: float, mean: float, op: str) -> None:
+        """Ranks that gather features may add up parts of a common loss."""
+        rows = [{"direct": False, "of": [], "means": [2.0, mean]}]
+        events = tuple({"step": step, "backwards": rows} for step in STEPS)
+        call = Collective(8, "world", 8, op, 256, 512, "float32", step=2, phase="other")
+        evidence = plain()
+        of = {r: replace(s, collectives=(*s.collectives, call)) for r, s in evidence.ranks.items()}
+        evidence = replace(evidence, ranks=of) if op else evidence
+        found = self.found(factor, evidence=evidence, losses=events)
+        assert ["divided neither before nor after" in text for text in found] == [True] * (
+            op == "all_reduce"
+        )
+
+
+def micro_batches(added: bool, total: float = 1.0, mean: Sequence[int] = ()) -> Events:
+    """Two in each step."""
+    events = losses(8, 8, total=total)
+    rows = [[{**one, "added": added} for one in event["backwards"]] for event in events]
+    return tuple(
+        {**event, "backwards": of, "mean": mean} for event, of in zip(events, rows, strict=True)
+    )
 
 
 class TestParts:
@@ -354,6 +386,17 @@ class TestStartsApart:
         own = lambda rank: gradients(rank, 0.5, used)  # noqa: E731
         assert self.found(MATRICES, own_gradients=own).suspicious
 
+    @pytest.mark.parametrize("since", [2, 3])
+    def test_models_that_the_first_update_makes_equal(self, since: int) -> None:
+        """Local SGD averages them later."""
+
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            apart = one.step < since
+            return replace(one, params=other(one.params, rank) if apart else one.params)
+
+        found = diagnose(plain(change=change)).suspicious
+        assert ["after the first update they are equal" in t for t in found] == [True] * (since < 3)
+
     def test_parts_whose_gradients_are_not_added_up_and_equal_models(self) -> None:
         assert not self.found(MATRICES, own_gradients=()).suspicious
         assert not self.found(()).suspicious
@@ -362,6 +405,38 @@ class TestStartsApart:
 def apart(rank: int, check: LawCheck) -> LawCheck:
     """The gradients of each rank are its own."""
     return replace(check, grads=other(check.grads, rank))
+
+
+class TestClippedLate:
+    def found(self, late: bool, norm: float = 2.0) -> tuple[str, ...]:
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            norms = (ClipNorm(s, MATRICES, norm, 1.0, "t.py:8 f", late=late) for s in STEPS)
+            return replace(laws, norms=tuple(norms))
+
+        return diagnose(with_laws(job(2), add)).suspicious
+
+    def test_after_the_update_it_has_no_effect(self) -> None:
+        (text,) = self.found(late=True)
+        assert "clip_grad_norm_ at t.py:8 f clipped gradients that" in text
+
+    def test_before_it_and_a_norm_for_a_log(self) -> None:
+        assert not self.found(late=False) and not self.found(late=True, norm=0.5)
+
+
+class TestLastBackward:
+    def found(self, *ranks: int, step: int = 0) -> Diagnosis:
+        calls = [Collective(8, "world", 8, "all_reduce", 64, 64, "float32", step=step)]
+        evidence = with_events(job(2), late=lambda rank: ({"line": "t.py:9 f"},) * (rank in ranks))
+        of = {r: replace(s, collectives=tuple(calls)) for r, s in evidence.ranks.items()}
+        return diagnose(replace(evidence, ranks=of) if step else evidence)
+
+    def test_it_is_a_failure_on_all_ranks(self) -> None:
+        of = self.found(0, 1)
+        assert of.verdict == "wrong-gradients" and "Before updates at t.py:9 f" in of.cause
+
+    def test_a_program_that_averages_by_itself_and_a_rank_alone(self) -> None:
+        assert self.found(0, 1, step=2).suspicious
+        assert not self.found(0).suspicious and self.found(0).verdict == "clean"
 
 
 class TestClippedFirst:
@@ -604,13 +679,17 @@ class TestUpdates:
         self, calls: Callable[[int, int], int], how: str = REDUCED, ranks: int = 2
     ) -> Diagnosis:
         """``calls`` of rank and step: calls on the group before this update."""
-        change = lambda rank, one: replace(one, clocks=(calls(rank, one.step),))  # noqa: E731
+
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            past = tuple((step - 1, calls(rank, step)) for step in range(1, one.step + 1))
+            return replace(one, clocks=past[-1][1:], past=past)
+
         return diagnose(job(ranks, change, how))
 
     def test_a_left_out_update_is_a_failure(self) -> None:
         of = self.found(lambda rank, step: 2 * (step + (rank == 1 and step > 1)))
         assert of.verdict == "replica-divergence"
-        assert "4 on rank 0, 6 on rank 1" in of.cause and "rank 1 updated less often" in of.cause
+        assert "first 2 on rank 0, 1 on rank 1" in of.cause and "rank 1 updated less" in of.cause
         assert not of.culprits  # rank 0 may have updated once too often
 
     def test_the_one_of_three_is_named(self) -> None:
@@ -629,6 +708,25 @@ class TestUpdates:
     )
     def test_equal_counts_are_healthy(self, calls: Callable[[int, int], int]) -> None:
         assert self.found(calls).verdict == "clean"
+
+    @pytest.mark.parametrize(
+        ("lag", "told"),
+        [(lambda count: count // 2, True), (lambda count: 1, False), (lambda count: 0, False),
+         (lambda count: count % 2, False)],
+    )  # fmt: skip
+    def test_updates_that_are_left_out_again_and_again(
+        self, lag: Callable[[int], int], told: bool
+    ) -> None:
+        """Such a rank's steps have other numbers."""
+
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            counts = range(one.count + 1)
+            past = tuple((n - (lag(n) if rank else 0), 2 * n) for n in counts)
+            return replace(one, past=past, step=one.step + 100 * rank)
+
+        of = diagnose(job(2, change))
+        assert (of.verdict == "replica-divergence") == told
+        assert not told or "at last 5 on rank 0, 3 on rank 1. For the same" in of.cause
 
     def test_plain_parameters_say_nothing(self) -> None:
         late = lambda rank, step: 2 * (step + (rank == 1 and step > 1))  # noqa: E731

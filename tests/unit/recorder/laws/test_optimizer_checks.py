@@ -8,6 +8,9 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -123,9 +126,10 @@ def test_gradients_of_a_sparse_embedding(recorder: Recorder, tmp_path: Path) -> 
 
 def test_two_optimizers_of_equal_names_are_two(recorder: Recorder, tmp_path: Path) -> None:
     nets = model(), model()
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
     sum(net(torch.ones(1, 4)).sum() for net in nets).backward()  # type: ignore[union-attr]
-    for net in nets:
-        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    for optimizer in optimizers:
+        optimizer.step()
     assert len({check.key for check in laws(tmp_path).checks}) == 2
 
 
@@ -212,6 +216,73 @@ def test_an_update_without_a_backward_outside_of_no_sync_is_told(
     assert len(laws(tmp_path).others.get("unreduced", ())) == (not left)
 
 
+@pytest.mark.parametrize("reduced", [(True, False), (False, True), (False, False)])
+def test_a_last_backward_inside_no_sync_is_told(
+    recorder: Recorder, tmp_path: Path, group: None, reduced: tuple[bool, ...]
+) -> None:
+    wrapped = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for _ in range(2):
+        for one in reduced:
+            wrapped.require_backward_grad_sync = one
+            wrapped(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert len(laws(tmp_path).others.get("late", ())) == (reduced == (True, False))
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_the_calls_before_each_update(
+    recorder: Recorder, tmp_path: Path, group: None, joins: bool
+) -> None:
+    wrapped = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    with wrapped.join(enable=joins):
+        train(wrapped, optimizer, DataLoader(samples(3)))
+    *_, last = laws(tmp_path).checks
+    assert [one[0] for one in last.past] == ([0] if joins else [0, 1, 2])
+
+
+def test_a_wrapper_in_another_mode_than_its_model(
+    recorder: Recorder, tmp_path: Path, group: None
+) -> None:
+    wrapped = DistributedDataParallel(model())
+    wrapped.eval().module.train()
+    train(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1), DataLoader(samples(2)))
+    found = laws(tmp_path)
+    assert len(found.inputs) == 2 and all(one.training for one in found.modes)
+
+
+def test_a_program_that_updates_by_itself(recorder: Recorder, tmp_path: Path) -> None:
+    net = model()
+    for _ in range(3):
+        net(torch.ones(1, 4)).sum().backward()
+        for parameter in net.parameters():
+            parameter.data -= 0.1 * parameter.grad  # type: ignore[operator]
+            parameter.grad = None
+    found = laws(tmp_path)
+    assert [(one.optimizer, one.step, one.count) for one in found.checks] == [
+        ("", step, step - 1) for step in (1, 2, 3)
+    ]
+    assert len({one.params for one in found.checks}) == 3
+    assert [one.training for one in found.modes] == [True] * 3
+
+
+@pytest.mark.parametrize("engine", [True, False])
+def test_partitions_of_deepspeed(recorder: Recorder, tmp_path: Path, engine: bool) -> None:
+    flat: Any = nn.Parameter(torch.ones(8))
+    inner = torch.optim.SGD([flat], lr=0.1)
+    kind = type("DeepSpeedEngine" if engine else "Engine", (nn.Linear,), {"data_parallel_group": 0})
+    net: Any = kind(4, 2)
+    net.optimizer = SimpleNamespace(optimizer=inner)
+    with mock.patch.object(ReplicaSets, "data_parallel", return_value=(0, 1)):
+        net(torch.ones(1, 4)).sum().backward()
+        flat.grad = torch.ones(8)
+        inner.step()
+    checks = [one for one in laws(tmp_path).checks if one.optimizer]
+    told = [(one.pieces[0].how, one.pieces[0].ranks, one.hyper[0]["lr"]) for one in checks]
+    assert told == [("part", (0, 1), "0.1")] * engine
+
+
 @pytest.mark.parametrize("forgets", [False, True])
 def test_copies_that_an_optimizer_has_are_compared_with_the_model(
     recorder: Recorder, tmp_path: Path, forgets: bool
@@ -255,7 +326,7 @@ def test_inputs_of_models_with_the_sampler(recorder: Recorder, tmp_path: Path) -
     net.eval()
     net(torch.ones(1, 4))
     found = laws(tmp_path).inputs
-    assert [one.step for one in found] == [2, 3]  # the first call is what finds the model
+    assert [one.step for one in found] == [1, 2, 3]
     assert found[0].digest != found[1].digest
     assert (found[0].sampler, found[0].replicas, found[0].number) == ("DistributedSampler", 2, 1)
 
@@ -269,10 +340,10 @@ def test_where_the_samples_of_averaging_ranks_come_from(
     sampler.set_epoch(3)
     with torch.autocast("cpu", torch.bfloat16):
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(data, sampler=sampler))
-    (event, *_) = laws(tmp_path).others["source"]
-    assert event["autocast"] == "cpu, torch.bfloat16" and event["over"] == [0, 1]
-    known = {"seed": 7, "epoch": 3, "drawn": 4, "given": 6, "replicas": 2, "number": 1}
-    assert {name: event[name] for name in known} == known
+    first = laws(tmp_path).inputs[0]
+    assert first.autocast == "cpu, torch.bfloat16" and first.over == (0, 1)
+    known = first.seed, first.epoch, first.drawn, first.given, first.replicas, first.number
+    assert known == (7, 3, 4, 6, 2, 1)
 
 
 @pytest.mark.parametrize(("sets_epoch", "expected"), [(False, 1), (True, 0)])
@@ -352,7 +423,7 @@ def test_a_hooked_model_can_be_copied_and_saved(recorder: Recorder, tmp_path: Pa
     copied = copy.deepcopy(net)
     copied(torch.ones(1, 4))
     torch.save(net, io.BytesIO())
-    assert [one.step for one in laws(tmp_path).inputs] == [2]
+    assert [one.step for one in laws(tmp_path).inputs] == [1, 2]
 
 
 def test_without_the_variable_nothing_is_recorded(tmp_path: Path) -> None:

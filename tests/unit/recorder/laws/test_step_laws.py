@@ -22,6 +22,7 @@ from moediag.recorder.laws import (  # noqa: E402
     checkpointed_inputs,
     hand_reduction,
     loading,
+    loss_weights,
     wrapping,
 )
 from tests.unit.recorder.written import laws  # noqa: E402
@@ -48,7 +49,7 @@ def returned_by_wrapper(loss: Any) -> Any:
     from torch.nn.parallel.distributed import _DDPSink
 
     wrapper = mock.Mock(static_graph=False)
-    return _DDPSink.apply(lambda: wrapper, loss)[0]
+    return _DDPSink.apply(lambda: wrapper, torch.ones(1), loss, loss.exp())[1]
 
 
 class TestLossWeights:
@@ -113,7 +114,7 @@ def test_gradients_after_the_backward_and_before_the_update(
 
     train(net, backward)
     assert written(tmp_path, "own_gradients") == []  # of one rank
-    monkeypatch.setattr(hand_reduction, "_several", lambda: True)
+    monkeypatch.setattr(hand_reduction, "several_ranks", lambda: True)
     train(net, backward, 4)
     event = written(tmp_path, "own_gradients")[-1]
     assert event["names"] == ["0.weight", "1.weight"]
@@ -121,16 +122,35 @@ def test_gradients_after_the_backward_and_before_the_update(
     assert event["used"][1] == event["made"][1]
 
 
-def test_a_gradient_that_a_hook_changes_is_left_out(
+def test_a_gradient_that_a_hook_changes_is_read_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hook may have divided or reduced it when the backward ends."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     net[0].weight.register_hook(lambda gradient: gradient / 2)
     net[1].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad / 2))
-    monkeypatch.setattr(hand_reduction, "_several", lambda: True)
+    monkeypatch.setattr(hand_reduction, "several_ranks", lambda: True)
     train(net, lambda _: net(torch.randn(2, 4)).square().sum().backward())
-    assert written(tmp_path, "own_gradients")[-1]["names"] == ["2.weight"]
+    event = written(tmp_path, "own_gradients")[-1]
+    factors = [used[0] / made[0] for used, made in zip(event["used"], event["made"], strict=True)]
+    assert dict(zip(event["names"], factors, strict=True)) == pytest.approx(
+        {"0.weight": 0.5, "1.weight": 0.5, "2.weight": 1.0}
+    )
+    assert len(net[0].weight._backward_hooks) == 1
+
+
+def test_the_gradients_of_means_in_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_weights, "several_ranks", lambda: True)
+    net = nn.Linear(4, 4)
+
+    def backward(_: int) -> None:
+        out = net(torch.randn(2, 4))
+        loss = functional.mse_loss(out, torch.ones(2, 4)) + 0.5 * out.abs().mean()
+        (loss + out.square().sum()).backward()
+
+    train(net, backward)
+    (only,) = written(tmp_path, "losses")[0]["backwards"]
+    assert sorted(only["means"]) == [0.5, 1.0] and not only["direct"]
 
 
 class Recomputes(nn.Module):

@@ -51,6 +51,18 @@ class TestClearedGradients:
         assert (first.step, first.optimizer) == (1, "SGD")
         assert first.names == ("2.bias", "0.bias", "2.weight")
 
+    def test_one_model_of_two_that_nothing_clears(self, tmp_path: Path) -> None:
+        """Its parameters are switched off while another one runs."""
+        nets = model(), model()
+        optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], lr=0.1)
+        for _ in range(4):
+            nets[1].requires_grad_(False)
+            backward(nets[0])
+            backward(nets[1].requires_grad_(True))
+            optimizer.step()
+            nets[0].zero_grad()
+        assert self.kept(tmp_path) == [False, True] * 3
+
     @pytest.mark.parametrize("to_none", [True, False])
     @pytest.mark.parametrize("when", ["before the forward", "before the backward", "after"])
     def test_every_place_to_clear_them(self, tmp_path: Path, to_none: bool, when: str) -> None:
@@ -201,17 +213,20 @@ class TestModes:
         assert laws(tmp_path).modes[0].kinds == ("Dropout",)
 
     def test_a_teacher_is_not_trained(self, tmp_path: Path) -> None:
-        net, teacher = model(), model().eval()
+        net, teacher = model(), model().eval().requires_grad_(False)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(3):
             batch = torch.randn(2, 4)
             (net(batch) - teacher(batch).detach()).pow(2).sum().backward()
             optimizer.step()
+        ((kind, matrices),) = laws(tmp_path).models[-1].followers
+        assert (kind, len(matrices)) == ("Sequential", 2)
         assert {(model, training) for _, model, training in self.modes(tmp_path)} == {(0, True)}
 
     def test_a_freed_model_s_number_is_not_used_again(self, tmp_path: Path) -> None:
         for _ in range(2):
             net = model()
+            torch.optim.SGD(net.parameters())
             for _ in range(2):
                 backward(net)
             del net
@@ -226,8 +241,7 @@ class TestModes:
             net.train()
             backward(net)
             optimizer.step()
-        # The first call of a model is not recorded.
-        assert [one.training for one in laws(tmp_path).modes] == [True, False, True]
+        assert [one.training for one in laws(tmp_path).modes] == [False, True, False, True]
 
 
 class TestScaledNorms:
@@ -246,6 +260,20 @@ class TestScaledNorms:
             scaler.update()
         # In the first step no scaler has made a step.
         assert [n.scale for n in laws(tmp_path).norms] == [0.0, *([0.0 if unscales else 64.0] * 2)]
+
+    @pytest.mark.parametrize("late", [True, False])
+    def test_gradients_that_are_clipped_after_their_update(
+        self, tmp_path: Path, late: bool
+    ) -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward(net)
+            steps = [optimizer.step, lambda: nn.utils.clip_grad_norm_(net.parameters(), 1e-3)]
+            for act in steps if late else reversed(steps):
+                act()
+        assert [norm.late for norm in laws(tmp_path).norms] == [late] * 2
 
     def test_a_scaler_that_is_off_scales_nothing(self, tmp_path: Path) -> None:
         net = model()
@@ -319,7 +347,7 @@ def test_inputs_of_an_evaluation_are_not_those_of_training(tmp_path: Path) -> No
             net.train()(torch.ones(2, 4))
         optimizer.step()
     found = [(one.step, one.forward) for one in laws(tmp_path).inputs]
-    assert found == [(2, 0), (3, 0)]  # the model is known from its second call on
+    assert found == [(1, 0), (2, 0), (3, 0)]
 
 
 def test_the_line_that_made_the_data_loader(tmp_path: Path) -> None:

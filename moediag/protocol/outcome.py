@@ -185,6 +185,8 @@ class WrongModule:
     what: str = ""  # one of the words above
     order: int = 0  # of several ranks' modules the lowest is the first
     of_output: bool = False  # a gradient is that of its output
+    # INPUT: modules before it whose outputs one process has at other positions of the sequence.
+    moved: List[str] = field(default_factory=list)
     # AFTER: calls of modules that were compared; and by what each forward's gradients are multiples
     # of the reference's.
     compared: int = 0

@@ -87,7 +87,7 @@ def of_first_wrong(evidence: Evidence, gradients: GradientFacts) -> tuple[str, P
         outcome.OUTPUT: f"The first wrong output is that of {name} on {ranks(where)}: its input is "
         "right.",
         outcome.INPUT: f"The first wrong value is the input of {name} on {ranks(where)}: all "
-        "outputs of modules before it are right.",
+        f"outputs of modules before it are right{_moved(first)}.",
         outcome.LOSS: f"{begin}The gradient of the output of {name} is wrong on {ranks(where)}: "
         "the loss differs.",
         outcome.GRADIENT: f"{begin}In the backward the first wrong gradient is that of the {side} "
@@ -98,6 +98,12 @@ def of_first_wrong(evidence: Evidence, gradients: GradientFacts) -> tuple[str, P
     if not first.at or first.what == outcome.LOSS:
         return text, None
     return text, Place(where, f"{first.at} {first.name}".strip(), f"first wrong {first.what}")
+
+
+def _moved(first: WrongModule) -> str:
+    if not first.moved:
+        return ""
+    return f", but those of {_names(first.moved)} are of other positions of the sequence"
 
 
 def _modules(evidence: Evidence) -> dict[int, WrongModule]:

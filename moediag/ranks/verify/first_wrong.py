@@ -2,12 +2,14 @@
 does not have, in the backward the first gradient of a module's input or output.
 
 A rank has some rows of the reference's tensors (its samples), or a part of one dim (of the
-sequence, of the features): the rows are known by the samples, the parts are found by their values.
+sequence, of the features): rows and parts of the sequence are known by the samples, other parts are
+found by their values.
 Gradients of activations are compared up to the factor that the rank's own loss has.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -16,8 +18,9 @@ from moediag.protocol.outcome import AFTER, GRADIENT, INPUT, LOSS, OUTPUT, PART,
 from moediag.protocol.tolerance import GRADIENT as TOLERANCE
 from moediag.ranks.verify.module_calls import Call, Calls
 from moediag.ranks.verify.noise import TIMES
+from moediag.ranks.verify.slices import rows_of_part
 
-_RIGHT, _PART, _WRONG, _UNKNOWN = "right", "part", "wrong", "unknown"
+_RIGHT, _MOVED, _PART, _WRONG, _UNKNOWN = "right", "moved", "part", "wrong", "unknown"
 _MOST_SLICES = 4096  # of one tensor that are looked for by their values
 _GIVEN, _OUTPUT, _OF_GIVEN, _OF_OUTPUT = range(4)  # values of a call: tensors, their gradients
 _Key = Tuple[str, int, int]  # module, number of its call in a forward, value
@@ -31,6 +34,21 @@ class _Value(NamedTuple):
     @property
     def key(self) -> _Key:
         return self.call.name, self.call.number, self.what
+
+
+class _Place(NamedTuple):
+    """Where one process has a sample of a rank."""
+
+    forward: int
+    row: int
+    part: Optional[torch.Tensor]  # the positions of the sequence that the rank has; None: all
+
+
+class _Right(NamedTuple):
+    """What one process has where a rank has a value."""
+
+    tensor: torch.Tensor  # of the same part of the sequence, if that is known
+    whole: torch.Tensor
 
 
 def _forward(calls: Calls) -> Iterator[_Value]:
@@ -66,16 +84,49 @@ class FirstWrong:
         every = [value.key for value in (*_forward(alone), *_backward(alone))]
         self._order = {key: at for at, key in reversed(list(enumerate(every)))}
         self._kinds = {call.name: call.kind for call in alone.calls}
-        self._row: Dict[str, Optional[Tuple[int, int]]] = {}  # sample -> forward and row
+        self._row: Dict[str, Optional[_Place]] = {}  # by sample
         for forward, rows in enumerate(alone.rows):
             for at, row in enumerate(rows):
-                self._row[row] = None if row in self._row else (forward, at)
+                self._row[row] = None if row in self._row else _Place(forward, at, None)
+        self._places = {
+            rank: [self._located(calls, forward) for forward in range(len(calls.rows))]
+            for rank, calls in job.items()
+        }
+
+    def _located(self, calls: Calls, forward: int) -> List[_Place]:
+        """Returns where the samples of a forward are; [] if that is not known of one."""
+        samples, found = calls.samples[forward], []
+        for at, row in enumerate(calls.rows[forward]):
+            known = self._row.get(row)
+            if known is None and row not in self._row and samples is not None:
+                known = self._part(samples[at])
+            if known is None:
+                return []
+            found.append(known)
+        return found
+
+    def _part(self, sample: torch.Tensor) -> Optional[_Place]:
+        """Returns the one sample of which this is a part."""
+        found = [
+            _Place(forward, row, part)
+            for forward, samples in enumerate(self._alone.samples)
+            for row, whole in enumerate(samples if samples is not None else ())
+            if sample.dim() and whole.dim() and (part := rows_of_part(sample, whole)) is not None
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def share(self, ranks: Sequence[int]) -> bool:
+        """Whether these ranks have the same samples, or parts of the same ones."""
+        own = [[one[:2] for places in self._places[rank] for one in places] for rank in ranks]
+        known = all(places for rank in ranks for places in self._places[rank])
+        return known and all(one and sorted(one) == sorted(own[0]) for one in own)
 
     def of_rank(self, rank: int) -> Optional[WrongModule]:
         """Returns the first wrong module of this rank, or that all is right; None if nothing could
         be compared."""
         compared = 0
         inputs: Dict[Tuple[str, int, int], str] = {}
+        moved: List[str] = []
         for value in filter(self._comparable, _forward(self._job[rank])):
             call = value.call
             status = self._status(rank, value)
@@ -85,8 +136,11 @@ class FirstWrong:
                 continue
             compared += status != _UNKNOWN
             if status == _WRONG:
-                given = inputs.get(at)
-                return self._found(value, INPUT if given == _WRONG else OUTPUT)
+                if inputs.get(at) != _WRONG:
+                    return self._found(value, OUTPUT)
+                return dataclasses.replace(self._found(value, INPUT), moved=moved)
+            if status == _MOVED and call.name not in moved:
+                moved.append(call.name)
         return self._of_backward(rank, compared) if compared else None
 
     def _comparable(self, value: _Value) -> bool:
@@ -111,7 +165,7 @@ class FirstWrong:
             status = self._status(rank, value, factors[forward])
             if status in (_WRONG, _PART):
                 parts.append(_named(values, at))
-            elif status == _RIGHT:
+            elif status in (_RIGHT, _MOVED):
                 parts = []
             if status == _WRONG:
                 return self._found(parts[0], PART if len(parts) > 1 else GRADIENT)
@@ -128,37 +182,42 @@ class FirstWrong:
     def _factor(self, rank: int, value: _Value) -> Optional[float]:
         """Returns by what the gradients of this forward are multiplied on this rank; None if the
         first gradient is no multiple of the reference's."""
-        own, right = value.tensor, self._expected(rank, value)
-        if right is None:
+        expected = self._expected(rank, value)
+        if expected is None:
             return 1.0
-        world = len(self._job)
+        own, right, world = value.tensor, expected.tensor, len(self._job)
         candidates = [1.0, float(world), 1.0 / world]
         if own.shape == right.shape and float(right.norm()) > 0:
             flat = right.double().reshape(-1)
             candidates.insert(0, float(own.double().reshape(-1) @ flat / (flat @ flat)))
-        return next((f for f in candidates if self._status(rank, value, f) == _RIGHT), None)
+        right_ones = (_RIGHT, _MOVED)
+        return next((f for f in candidates if self._status(rank, value, f) in right_ones), None)
 
     def _status(self, rank: int, value: _Value, factor: float = 1.0) -> str:
         right = self._expected(rank, value)
         if right is None:
             return _UNKNOWN
         allowed = self._allowed(value.key) * abs(factor)
-        error = _apart(value.tensor.float(), right * factor)
+        error = _apart(value.tensor.float(), right.tensor * factor)
         if error is None:
             return _UNKNOWN
         if error <= allowed:
             return _RIGHT
-        return _PART if self._adds_up(value, right * factor, allowed) else _WRONG
+        elsewhere = _apart(value.tensor.float(), right.whole * factor)
+        if elsewhere is not None and elsewhere <= allowed:
+            return _MOVED
+        return _PART if self._adds_up(rank, value, right.tensor * factor, allowed) else _WRONG
 
-    def _adds_up(self, value: _Value, right: torch.Tensor, allowed: float) -> bool:
-        """Whether the ranks' values are parts of a sum that is right."""
+    def _adds_up(self, rank: int, value: _Value, right: torch.Tensor, allowed: float) -> bool:
+        """Whether the values of the ranks with these samples are parts of a sum that is right."""
         forward = value.call.forward
-        rows = [calls.rows[forward : forward + 1] for calls in self._job.values()]
-        own = [ranks.get(value.key, {}).get(forward) for ranks in self._ranks.values()]
+        mine = self._job[rank].rows[forward]
+        alike = [r for r, calls in self._job.items() if calls.rows[forward : forward + 1] == [mine]]
+        own = [self._ranks[r].get(value.key, {}).get(forward) for r in alike]
         tensors = [one.float() for one in own if one is not None and one.shape == right.shape]
-        if any(one != rows[0] for one in rows) or len(tensors) < max(2, len(rows)):
+        if len(tensors) < max(2, len(alike)):
             return False
-        return float((torch.stack(tensors).sum(0) - right).abs().max()) <= len(rows) * allowed
+        return float((torch.stack(tensors).sum(0) - right).abs().max()) <= len(alike) * allowed
 
     def _allowed(self, key: _Key) -> float:
         noise, scale = 0.0, 0.0
@@ -170,22 +229,24 @@ class FirstWrong:
                     noise = max(noise, float((exact.float() - moved.float()).abs().max()))
         return max(TIMES * noise, TOLERANCE.floor * scale)
 
-    def _expected(self, rank: int, value: _Value) -> Optional[torch.Tensor]:
+    def _expected(self, rank: int, value: _Value) -> Optional[_Right]:
         """Returns the reference's values of the samples of this call, or all of them."""
         single = self._single.get(value.key)
         if single is None:
             return None
-        own = self._job[rank].rows[value.call.forward]
-        places = [self._row.get(row) for row in own]
-        known = [place for place in places if place is not None]
-        whole = single[0].float() if list(single) == [0] and len(self._alone.rows) == 1 else None
-        if own == self._alone.rows[0] and whole is not None:
-            return whole
-        if known and len(known) == len(own) and self._by_sample(value.key):
-            if any(forward not in single for forward, _ in known):
+        own, places = self._job[rank].rows[value.call.forward], []
+        if own != self._alone.rows[0] or len(self._alone.rows) > 1:
+            places = self._places[rank][value.call.forward]
+        if places and self._by_sample(value.key):
+            if any(one.forward not in single for one in places):
                 return None
-            return torch.stack([single[forward][at].float() for forward, at in known])
-        return whole
+            whole = torch.stack([single[one.forward][one.row].float() for one in places])
+        else:
+            forwards = {one.forward for one in places} or set(range(len(self._alone.rows)))
+            if len(forwards) > 1 or not forwards <= set(single):
+                return None
+            whole = single[forwards.pop()].float()
+        return _Right(_of_part(value.tensor, whole, places), whole)
 
     def _by_sample(self, key: _Key) -> bool:
         """Whether the first dim of this value is that of the samples, in all calls."""
@@ -196,6 +257,19 @@ class FirstWrong:
             for by_key, calls in runs
             for forward, tensor in by_key.get(key, {}).items()
         )
+
+
+def _of_part(own: torch.Tensor, whole: torch.Tensor, places: Sequence[_Place]) -> torch.Tensor:
+    """Returns what ``whole`` has at the rank's positions of the sequence, where all of its samples
+    are parts and one dim of ``own`` has as many."""
+    parts = [one.part for one in places if one.part is not None]
+    other = [d for d in range(own.dim()) if own.shape[d : d + 1] != whole.shape[d : d + 1]]
+    if len(parts) < len(places) or not parts or len(other) != 1 or own.dim() != whole.dim():
+        return whole
+    dim, part = other[0], parts[0]
+    if any(not torch.equal(one, part) for one in parts) or len(part) != own.shape[dim]:
+        return whole
+    return whole.index_select(dim, part) if whole.shape[dim] > int(part.max()) else whole
 
 
 def _named(values: Sequence[_Value], at: int) -> _Value:

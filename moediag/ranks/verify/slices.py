@@ -47,6 +47,24 @@ def places(part: Stored, whole: torch.Tensor) -> List[Where]:
     ]
 
 
+def rows_of_part(part: torch.Tensor, whole: torch.Tensor) -> Optional[torch.Tensor]:
+    """Returns which rows of ``whole`` those of ``part`` are: one run of them, two of equal length
+    or every k-th one; None if they are none, or may be several."""
+    if not 0 < len(part) <= len(whole) or part.shape[1:] != whole.shape[1:]:
+        return None
+    own, rows = part.reshape(len(part), -1), whole.reshape(len(whole), -1)
+    for runs in (own.chunk(1), own.chunk(2)):
+        begins = [_rows(run, rows) for run in runs]
+        if len({len(run) for run in runs}) == 1 and all(begins):
+            several = any(len(begin) > 1 for begin in begins)
+            found = [torch.arange(len(run)) + at[0] for run, at in zip(runs, begins)]  # noqa: B905
+            return None if several else torch.cat(found)
+    every, rest = divmod(len(rows), len(own))
+    numbers = torch.arange(len(rows))
+    fits = [at for at in range(every) if not rest and torch.equal(rows[at::every], own)]
+    return numbers[fits[0] :: every] if len(fits) == 1 else None
+
+
 def _rows(own: torch.Tensor, rows: torch.Tensor) -> List[int]:
     """Returns the rows at which the rows of ``own`` begin."""
     last = len(rows) - len(own) + 1

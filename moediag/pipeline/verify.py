@@ -133,8 +133,9 @@ def _ways(job: Mapping[int, Measured], tried: Mapping[int, Measured]) -> list[_H
     if alone is None or len(ranks) < len(job) or split_alike([r.total for r in ranks], alone.total):
         return []
     every, own = {row for one in ranks for row in one.samples}, {*alone.samples}
+    fixed = any(one.clears for one in job.values())
     merged = _merged(ranks, alone)
-    if merged > 1 and not _repeats(job):
+    if merged > 1 and not fixed and not _repeats(job):
         return [_How(merged)]
     # Ranks that saw the same samples share a model, or repeat each other's work.
     shared = sum(len({*one.samples}) for one in ranks) > len(every)
@@ -142,7 +143,7 @@ def _ways(job: Mapping[int, Measured], tried: Mapping[int, Measured]) -> list[_H
     if own == every or shared or len(drawn) > 1 or "" in drawn:
         return []
     merged, rest = divmod(len(job) * len(ranks[0].losses), len(alone.losses) or 1)
-    found = [_How(merged, IN_TURN)] if merged and not rest else []
+    found = [_How(merged, IN_TURN)] if merged and not rest and not fixed else []
     by_batch = any(one.across_samples for one in job.values())
     same = len({one.form for one in job.values()}) == 1
     if same and not by_batch and len(ranks[0].losses) == len(alone.losses):

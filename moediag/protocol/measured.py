@@ -117,6 +117,8 @@ class Measured:
     auxiliary: bool = False  # the model returns an auxiliary loss
     foreign: bool = False  # an optimizer that stepped has parameters of no model that was called
     averages_over: List[int] = field(default_factory=list)  # ranks that average gradients; or empty
+    # ZeRO clears gradients after each step, so several steps cannot be made one.
+    clears: bool = False
     merged: int = 1  # of a reference: so many steps of the program are one
     replayed: str = ""  # of a reference: how it was given the samples of the ranks
     drawn: str = ""  # what of its samples can be given to another process; "": nothing

@@ -63,7 +63,8 @@ class FirstWeights:
                 local, full = piece.read(), wholes[piece.name]
                 if self._rounding is not None and piece.owner is not None:
                     full = rounded(full, getattr(torch, self._rounding), generator)
-                local.copy_(piece.where.cut(full, tuple(local.shape)))
+                for one in (local, *piece.copies()):
+                    one.copy_(piece.where.cut(full, tuple(one.shape)))
 
     def _whole(self, piece: Piece) -> Tuple[Optional[torch.Tensor], str]:
         """Returns the whole tensor, or None and why there is none that fits."""

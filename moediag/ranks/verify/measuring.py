@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from moediag.protocol import MeasuredStep, MeasureRequest
-from moediag.ranks.verify import model_facts, samples
+from moediag.ranks.verify import model_facts, samples, zero_pieces
 from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
@@ -83,7 +83,9 @@ class Measuring:
         self._start: Tensors = {}
         self._states: Tensors = {}  # of the optimizer at the start
         self._first = FirstWeights(request)
-        self._steps_of: Dict[int, int] = {}  # id of an optimizer -> its steps
+        # Of an optimizer, by id, and the parameters that it updated in one call: DeepSpeed calls it
+        # once for each group.
+        self._steps_of: Dict[Tuple[int, Tuple[str, ...]], int] = {}
         self._keep: List[Any] = []  # those optimizers: ids stay theirs
         self._now = MeasuredStep()
         self._clips = Clips(self._hooks, self._before_clip)
@@ -284,6 +286,7 @@ class Measuring:
             dtypes=sorted({*answer.dtypes, *dtypes}),
             across_samples=answer.across_samples or model_facts.across_samples(module),
             by_bytes=self._first.by_bytes,
+            clears=answer.clears or zero_pieces.holds(module),
             averages_over=answer.averages_over or model_facts.averages_over(module),
             tied={**answer.tied, **others} if answer.world_size == 1 else {},
             absent=self._first.absent,
@@ -378,13 +381,14 @@ class Measuring:
             if not answer.steps and self._strange >= max(2, self._request.steps):
                 raise NotApplicable(_STRANGE)
             return
-        if id(optimizer) not in self._steps_of:
-            self._steps_of[id(optimizer)] = 0
+        key = id(optimizer), tuple(own)
+        if key not in self._steps_of:
+            self._steps_of[key] = 0
             self._keep.append(optimizer)
         if not answer.foreign and len(own) < sum(len(g["params"]) for g in optimizer.param_groups):
             self._answer.tell(foreign=self._has_foreign(optimizer))
-        self._steps_of[id(optimizer)] += 1
-        number = self._steps_of[id(optimizer)]
+        self._steps_of[key] += 1
+        number = self._steps_of[key]
         gradients = self._gradients
         groups: Dict[str, Tensors] = {
             "gradients": {name: gradients.pop(name) for name in own if name in gradients},

@@ -129,6 +129,9 @@ class Measured:
     tied: Dict[str, str] = field(default_factory=dict)
     # Of a reference: parameters of which only their bytes say which part each rank holds.
     by_bytes: List[str] = field(default_factory=list)
+    # Of a reference: by rank, what to add to numbers in its names (layers that a stage counts from
+    # 0), by the text before them.
+    renamed: Dict[str, Dict[str, int]] = field(default_factory=dict)
     # Of a reference: parameters that no rank of the distributed run holds.
     absent: List[str] = field(default_factory=list)
     # What DistributedDataParallel does not reduce, by reason: see moediag.protocol.outcome.

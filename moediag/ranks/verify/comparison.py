@@ -62,6 +62,7 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
     if found is not None:
         return _incomparable(job, found)
     alone, again, rounded = (Alone.of(run) for run in runs)
+    job = job.named_as(runs[0].ranks[0])
     job, ambiguous = _placed(job, runs[0].ranks[0].by_bytes, alone)
     starts = {rank: job.start(rank) for rank in job.ranks}
     names = {n for start in starts.values() for n, stored in start.items() if not stored.buffer}
@@ -93,7 +94,7 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
 
 def _module_calls(job: Run, runs: List[Run]) -> Optional[FirstWrong]:
     """Returns the calls of modules in the first step of all runs; None if one has none."""
-    read = {rank: Calls.read(job.folder, rank) for rank in job.ranks}
+    read = {rank: Calls.read(job.folder, rank, job.name) for rank in job.ranks}
     calls = {rank: one for rank, one in read.items() if one is not None}
     alone, rounded = (Calls.read(run.folder, 0) for run in (runs[0], runs[2]))
     if alone is None or rounded is None or len(calls) < len(job.ranks):

@@ -290,6 +290,7 @@ class Measuring:
             averages_over=answer.averages_over or model_facts.averages_over(module),
             tied={**answer.tied, **others} if answer.world_size == 1 else {},
             absent=self._first.absent,
+            renamed=self._first.renamed,
         )
 
     def _write_start(self) -> None:

@@ -8,7 +8,7 @@ import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
@@ -58,13 +58,16 @@ class Calls:
     gradients: List[Gradient]
 
     @classmethod
-    def read(cls, folder: Path, rank: int) -> Optional[Calls]:
+    def read(
+        cls, folder: Path, rank: int, named: Callable[[int, str], str] = lambda _, name: name
+    ) -> Optional[Calls]:
+        """Returns None without such a file. ``named(rank, name)``: what a module is called."""
         path = folder / modules_file(rank)
         if not path.is_file():
             return None
         content = torch.load(path, map_location="cpu", weights_only=True)
         gradients = [Gradient(*raw) for raw in content["gradients"]]
-        calls = [Call(*raw) for raw in content["calls"]]
+        calls = [Call(named(rank, f"{name}.")[:-1], *raw) for name, *raw in content["calls"]]
         return cls(calls, content["rows"], content["samples"], gradients)
 
 

@@ -127,7 +127,7 @@ class FirstWrong:
         compared = 0
         inputs: Dict[Tuple[str, int, int], str] = {}
         moved: List[str] = []
-        for value in filter(self._comparable, _forward(self._job[rank])):
+        for value in self._comparable(rank, _forward(self._job[rank])):
             call = value.call
             status = self._status(rank, value)
             at = (call.name, call.number, call.forward)
@@ -143,16 +143,21 @@ class FirstWrong:
                 moved.append(call.name)
         return self._of_backward(rank, compared) if compared else None
 
-    def _comparable(self, value: _Value) -> bool:
-        """Whether it is not of a stage of a pipeline as a whole, nor of what stands there for a
-        layer that another stage has."""
-        call = value.call
-        return call.kind == self._kinds.get(call.name) or not (
-            call.name == "" or call.kind == "Identity"
-        )
+    def _comparable(self, rank: int, values: Iterator[_Value]) -> Iterator[_Value]:
+        """Yields those that are not of a stage of a pipeline as a whole, nor of what stands there
+        for a layer that another stage has."""
+        names = {call.name for call in self._job[rank].calls}
+        stage = bool(self._kinds.keys() - names)
+        whole = {one for one in names if all(_inside(o, one) or _inside(one, o) for o in names)}
+        for value in values:
+            name, kind = value.call.name, value.call.kind
+            if kind == "Identity" and self._kinds.get(name) != kind:
+                continue
+            if not (stage and name in whole):
+                yield value
 
     def _of_backward(self, rank: int, compared: int) -> WrongModule:
-        values = list(filter(self._comparable, _backward(self._job[rank])))
+        values = list(self._comparable(rank, _backward(self._job[rank])))
         factors: Dict[int, float] = {}
         parts: List[_Value] = []
         for at, value in enumerate(values):
@@ -260,6 +265,10 @@ class FirstWrong:
             for by_key, calls in runs
             for forward, tensor in by_key.get(key, {}).items()
         )
+
+
+def _inside(name: str, other: str) -> bool:
+    return not other or f"{name}.".startswith(f"{other}.")
 
 
 def _of_part(own: torch.Tensor, whole: torch.Tensor, places: Sequence[_Place]) -> torch.Tensor:

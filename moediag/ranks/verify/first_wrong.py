@@ -84,6 +84,8 @@ class FirstWrong:
         every = [value.key for value in (*_forward(alone), *_backward(alone))]
         self._order = {key: at for at, key in reversed(list(enumerate(every)))}
         self._kinds = {call.name: call.kind for call in alone.calls}
+        self._last = {name for name in self._kinds if _inside(alone.calls[-1].name, name)}
+        self._last |= {value.call.name for value in [*_backward(alone)][:1]}
         self._row: Dict[str, Optional[_Place]] = {}  # by sample
         for forward, rows in enumerate(alone.rows):
             for at, row in enumerate(rows):
@@ -164,8 +166,9 @@ class FirstWrong:
             forward = value.call.forward
             if forward not in factors:
                 factor = self._factor(rank, value)
-                if factor is None:
-                    return self._found(value, LOSS)
+                if factor is None:  # of the loss, or of what another stage sends
+                    at_loss = value.call.name in self._last
+                    return self._found(value, LOSS if at_loss else GRADIENT)
                 factors[forward] = factor
             status = self._status(rank, value, factors[forward])
             if status in (_WRONG, _PART):

@@ -185,6 +185,7 @@ class WrongModule:
     what: str = ""  # one of the words above
     order: int = 0  # of several ranks' modules the lowest is the first
     of_output: bool = False  # a gradient is that of its output
+    input_known: bool = True  # OUTPUT: its input was compared, and is right
     # INPUT: modules before it whose outputs one process has at other positions of the sequence.
     moved: List[str] = field(default_factory=list)
     # AFTER: calls of modules that were compared; and by what each forward's gradients are multiples

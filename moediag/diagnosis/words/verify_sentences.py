@@ -84,8 +84,8 @@ def of_first_wrong(evidence: Evidence, gradients: GradientFacts) -> tuple[str, P
     side = "output" if first.of_output else "input"
     begin = "In the forward all outputs of modules are right. "
     text = {
-        outcome.OUTPUT: f"The first wrong output is that of {name} on {ranks(where)}: its input is "
-        "right.",
+        outcome.OUTPUT: f"The first wrong output is that of {name} on {ranks(where)}: its input "
+        f"{'is right' if first.input_known else 'could not be compared'}.",
         outcome.INPUT: f"The first wrong value is the input of {name} on {ranks(where)}: all "
         f"outputs of modules before it are right{_moved(first)}.",
         outcome.LOSS: f"{begin}The gradient of the output of {name} is wrong on {ranks(where)}: "

@@ -42,12 +42,14 @@ class _Place(NamedTuple):
     forward: int
     row: int
     part: Optional[torch.Tensor]  # the positions of the sequence that the rank has; None: all
+    length: int  # of the sequence
 
 
 class _Right(NamedTuple):
     """What one process has where a rank has a value."""
 
-    tensor: torch.Tensor  # of the same part of the sequence, if that is known
+    # Of the same part of the sequence, one for each dim of its size; else ``whole``.
+    parts: List[torch.Tensor]
     whole: torch.Tensor
 
 
@@ -89,7 +91,7 @@ class FirstWrong:
         self._row: Dict[str, Optional[_Place]] = {}  # by sample
         for forward, rows in enumerate(alone.rows):
             for at, row in enumerate(rows):
-                self._row[row] = None if row in self._row else _Place(forward, at, None)
+                self._row[row] = None if row in self._row else _Place(forward, at, None, 0)
         self._places = {
             rank: [self._located(calls, forward) for forward in range(len(calls.rows))]
             for rank, calls in job.items()
@@ -110,7 +112,7 @@ class FirstWrong:
     def _part(self, sample: torch.Tensor) -> Optional[_Place]:
         """Returns the one sample of which this is a part."""
         found = [
-            _Place(forward, row, part)
+            _Place(forward, row, part, len(whole))
             for forward, samples in enumerate(self._alone.samples)
             for row, whole in enumerate(samples if samples is not None else ())
             if sample.dim() and whole.dim() and (part := rows_of_part(sample, whole)) is not None
@@ -138,8 +140,10 @@ class FirstWrong:
                 continue
             compared += status != _UNKNOWN
             if status == _WRONG:
-                if inputs.get(at) != _WRONG:
-                    return self._found(value, OUTPUT)
+                given = inputs.get(at)
+                if given != _WRONG:
+                    known = given != _UNKNOWN
+                    return dataclasses.replace(self._found(value, OUTPUT), input_known=known)
                 return dataclasses.replace(self._found(value, INPUT), moved=moved)
             if status == _MOVED and call.name not in moved:
                 moved.append(call.name)
@@ -193,11 +197,12 @@ class FirstWrong:
         expected = self._expected(rank, value)
         if expected is None:
             return 1.0
-        own, right, world = value.tensor, expected.tensor, len(self._job)
+        own, world = value.tensor.double().reshape(-1), len(self._job)
         candidates = [1.0, float(world), 1.0 / world]
-        if own.shape == right.shape and float(right.norm()) > 0:
-            flat = right.double().reshape(-1)
-            candidates.insert(0, float(own.double().reshape(-1) @ flat / (flat @ flat)))
+        for right in expected.parts:
+            if value.tensor.shape == right.shape and float(right.norm()) > 0:
+                flat = right.double().reshape(-1)
+                candidates.insert(0, float(own @ flat / (flat @ flat)))
         right_ones = (_RIGHT, _MOVED)
         return next((f for f in candidates if self._status(rank, value, f) in right_ones), None)
 
@@ -206,15 +211,17 @@ class FirstWrong:
         if right is None:
             return _UNKNOWN
         allowed = self._allowed(value.key) * abs(factor)
-        error = _apart(value.tensor.float(), right.tensor * factor)
-        if error is None:
+        apart = (_apart(value.tensor.float(), part * factor) for part in right.parts)
+        errors = [error for error in apart if error is not None]
+        if not errors:
             return _UNKNOWN
-        if error <= allowed:
+        if min(errors) <= allowed:
             return _RIGHT
         elsewhere = _apart(value.tensor.float(), right.whole * factor)
         if elsewhere is not None and elsewhere <= allowed:
             return _MOVED
-        return _PART if self._adds_up(rank, value, right.tensor * factor, allowed) else _WRONG
+        added = (self._adds_up(rank, value, part * factor, allowed) for part in right.parts)
+        return _PART if any(added) else _WRONG
 
     def _adds_up(self, rank: int, value: _Value, right: torch.Tensor, allowed: float) -> bool:
         """Whether the values of the ranks with these samples are parts of a sum that is right."""
@@ -257,7 +264,7 @@ class FirstWrong:
             if len(forwards) > 1 or not forwards <= set(single):
                 return None
             whole = single[forwards.pop()].float()
-        return _Right(_of_part(value.tensor, whole, places), whole)
+        return _Right(_of_part(value.tensor, whole, places) or [whole], whole)
 
     def _by_sample(self, key: _Key) -> bool:
         """Whether the first dim of this value is that of the samples, in all calls."""
@@ -274,17 +281,19 @@ def _inside(name: str, other: str) -> bool:
     return not other or f"{name}.".startswith(f"{other}.")
 
 
-def _of_part(own: torch.Tensor, whole: torch.Tensor, places: Sequence[_Place]) -> torch.Tensor:
+def _of_part(
+    own: torch.Tensor, whole: torch.Tensor, places: Sequence[_Place]
+) -> List[torch.Tensor]:
     """Returns what ``whole`` has at the rank's positions of the sequence, where all of its samples
-    are parts and one dim of ``own`` has as many."""
+    are such parts: for each dim of the sequence's size."""
     parts = [one.part for one in places if one.part is not None]
-    other = [d for d in range(own.dim()) if own.shape[d : d + 1] != whole.shape[d : d + 1]]
-    if len(parts) < len(places) or not parts or len(other) != 1 or own.dim() != whole.dim():
-        return whole
-    dim, part = other[0], parts[0]
-    if any(not torch.equal(one, part) for one in parts) or len(part) != own.shape[dim]:
-        return whole
-    return whole.index_select(dim, part) if whole.shape[dim] > int(part.max()) else whole
+    if len(parts) < len(places) or not parts or own.dim() != whole.dim():
+        return []
+    part, size = parts[0], (len(parts[0]), places[0].length)
+    if any(not torch.equal(one, part) for one in parts):
+        return []
+    dims = [d for d in range(own.dim()) if (own.shape[d], whole.shape[d]) == size]
+    return [whole.index_select(d, part) for d in dims]
 
 
 def _named(values: Sequence[_Value], at: int) -> _Value:

@@ -170,6 +170,45 @@ def test_ranks_that_have_parts_of_sequences(
         assert wrong.what == outcome.AFTER
 
 
+def test_a_part_of_the_sequence_and_of_the_features(tmp_path: Path) -> None:
+    """Context and tensor parallelism: an input of which two dims are parts is compared."""
+    alone = calls(tmp_path / "alone", Sequence(torch.arange(8)), TOKENS[:3])
+    at = ZIGZAG[0]
+    model = Sequence(at)
+    model.out.weight = nn.Parameter(model.out.weight.detach()[1:3])
+    model.out.bias = nn.Parameter(model.out.bias.detach()[1:3])
+    own = calls(tmp_path / "0", model, TOKENS[:3, at])
+    found = FirstWrong({0: own}, alone, alone)
+    assert [found._status(0, value) for value in first_wrong._forward(own)][-2:] == ["right"] * 2
+    model.out.bias.data += 1.0
+    own = calls(tmp_path / "1", model, TOKENS[:3, at])
+    wrong = FirstWrong({0: own}, alone, alone).of_rank(0)
+    assert wrong is not None
+    assert (wrong.name, wrong.what, wrong.input_known) == ("out", outcome.OUTPUT, True)
+
+
+def test_an_input_that_cannot_be_compared_is_not_called_right(tmp_path: Path) -> None:
+    class Flat(nn.Module):
+        """Its input has another shape than the reference's."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(4, 5)
+
+    class Cut(Model):
+        def __init__(self, shape: tuple[int, ...], plus: float) -> None:
+            super().__init__()
+            self.flat, self.shape, self.plus = Flat(), shape, plus
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.flat(self.up(x).reshape(self.shape) + self.plus))  # type: ignore[no-any-return]
+
+    alone = calls(tmp_path / "alone", Cut((2, 10), 0.0), ROWS)
+    own = calls(tmp_path / "0", Cut((20,), 1.0), ROWS)
+    wrong = FirstWrong({0: own}, alone, alone).of_rank(0)
+    assert wrong is not None
+    assert (wrong.name, wrong.what, wrong.input_known) == ("flat", outcome.OUTPUT, False)
+
+
 def test_samples_that_are_parts_of_several_are_not_placed(tmp_path: Path) -> None:
     """Padding, or the same text twice: which part a rank has is not known."""
     tokens = torch.cat([TOKENS[:1], TOKENS[:1]])

@@ -129,12 +129,13 @@ def _ways(job: Mapping[int, Measured], tried: Mapping[int, Measured]) -> list[_H
     """Returns the ways to try, the best one first, by the first steps of the ranks and of the
     reference as it is; none if that does."""
     ranks = [one.steps[0] for one in job.values() if one.steps]
-    alone = next((one.steps[0] for one in tried.values() if one.steps), None)
+    single = next((one.steps for one in tried.values() if one.steps), [])
+    alone = single[0] if single else None
     if alone is None or len(ranks) < len(job) or split_alike([r.total for r in ranks], alone.total):
         return []
     every, own = {row for one in ranks for row in one.samples}, {*alone.samples}
     fixed = any(one.clears for one in job.values())
-    merged = _merged(ranks, alone)
+    merged = _merged(ranks, single)
     if merged > 1 and not fixed and not _repeats(job):
         return [_How(merged)]
     # Ranks that saw the same samples share a model, or repeat each other's work.
@@ -151,10 +152,10 @@ def _ways(job: Mapping[int, Measured], tried: Mapping[int, Measured]) -> list[_H
     return found
 
 
-def _merged(ranks: Sequence[MeasuredStep], alone: MeasuredStep) -> int:
+def _merged(ranks: Sequence[MeasuredStep], single: Sequence[MeasuredStep]) -> int:
     """Returns how many steps of one process have as many samples as one of the ranks: 1 if these
-    are neither among the ranks' samples nor longer."""
-    counted = Counter(row for one in ranks for row in one.samples)
+    are neither among the ranks' samples nor longer, or others as far as they are known."""
+    counted, alone = Counter(row for one in ranks for row in one.samples), single[0]
     own = {*alone.samples}
     if not own or not counted or own >= counted.keys():
         return 1
@@ -164,6 +165,9 @@ def _merged(ranks: Sequence[MeasuredStep], alone: MeasuredStep) -> int:
         times, rest = divmod(sum(one.elements for one in ranks), (copies * alone.elements) or 1)
         if counted.total() * alone.elements <= sum(o.elements for o in ranks) * len(alone.samples):
             return 1  # their rows are not shorter than those of one process
+        total = f"{sum(int(one.total or '0', 16) for one in single[:times]) % (1 << 64):x}"
+        if times <= len(single) and not split_alike([one.total for one in ranks], total):
+            return 1
     elif not own < counted.keys():
         return 1
     return times if not rest and times <= len(ranks) else 1

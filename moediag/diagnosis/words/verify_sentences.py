@@ -63,6 +63,8 @@ def _sentences() -> dict[str, str]:
         "made, which does not know it.",
         outcome.NOT_AVERAGED: "The mean over ranks of the gradient of {who} is right, but each "
         "rank has its own: it was not averaged before it was clipped or used.",
+        outcome.SHIFTED: "Each element of the gradient of {who} is that of the element beside it: "
+        "a flat gradient is filled or read one element late or early.",
         outcome.NOT_SUMMED: "The sum over ranks of the gradient of {who} is right, but each rank "
         "has its own part: it was not summed.",
     }
@@ -178,6 +180,7 @@ def next_of(evidence: Evidence, gradients: GradientFacts) -> str:
         outcome.ABSENT: "Give these parameters to a rank.",
         outcome.NOT_SENT: "Send each parameter from the rank that updates it, after every step.",
         outcome.NOT_AVERAGED: "Average these gradients over ranks before they are clipped or used.",
+        outcome.SHIFTED: "Compare where the flat gradient is filled with where it is read.",
         outcome.NOT_SUMMED: "Sum these gradients over ranks before they are clipped or used.",
     }
     found = next((text for how, text in steps.items() if how in told), "")

@@ -43,16 +43,15 @@ def not_reduced(
     expected: Mapping[str, Optional[torch.Tensor]],
     measured: Noise,
 ) -> Dict[str, List[str]]:
-    """Returns the ``wrong`` gradients of which the ranks' mean or sum is right, or that are right one
-    element further, by which."""
+    """Returns the ``wrong`` gradients of which the ranks' mean or sum is right, or that are right
+    one element further, by which."""
     found: Dict[str, List[str]] = {}
     for name in sorted(wrong) if len(of_ranks) > 1 else ():
         parts = [of.get(name) for of in of_ranks.values()]
-        tensors = [p.tensor for p in parts if p is not None and p.where.kind == WHOLE]
+        held = [part for part in parts if part is not None]
+        tensors = [part.tensor for part in held if part.where.kind == WHOLE]
         right = expected.get(name)
-        if right is not None and _shifted(
-            [p for p in parts if p is not None], right, measured, name
-        ):
+        if right is not None and _shifted(held, right, measured, name):
             found.setdefault(SHIFTED, []).append(name)
         own = [one.float() for one in tensors if one is not None]
         if right is None or len(own) < len(of_ranks) or own[0].shape != right.shape:

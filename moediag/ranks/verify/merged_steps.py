@@ -74,16 +74,17 @@ class MergedSteps:
         """Divides what a backward begins with: gradients add up to their mean."""
 
         @functools.wraps(original)
-        def backward(tensors: Any, given: Any = None, *args: Any, **kwargs: Any) -> None:
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             inside = torch._C._current_graph_task_id() != -1  # a checkpoint's, in another one
             if not inside:
                 every = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-                begin = list(given) if isinstance(given, (list, tuple)) else [given] * len(every)
+                several = isinstance(grad_tensors, (list, tuple))
+                begin = list(grad_tensors) if several else [grad_tensors] * len(every)
                 for at, (tensor, one) in enumerate(zip(every, begin)):  # noqa: B905 - Python 3.9
                     if one is not None or tensor.numel() == 1:  # torch refuses others
                         begin[at] = (torch.ones_like(tensor) if one is None else one) / self._times
-                tensors, given = every, begin
-            original(tensors, given, *args, **kwargs)
+                tensors, grad_tensors = every, begin
+            original(tensors, grad_tensors, *args, **kwargs)
             if not inside and (self._made + 1) % self._times:
                 self._keep()
 

@@ -254,12 +254,14 @@ def test_two_steps_that_are_made_one_are_the_step_of_both_batches(by_hand: bool)
         optimizer = Own(model.parameters(), lr=0.5)
         for rows in (ROWS[:2], ROWS[2:]) if merged else (ROWS,):
             optimizer.zero_grad()
-            model(rows).square().mean().backward()
+            loss = model(rows).square().mean()
             if by_hand:
+                torch.autograd.backward([loss], grad_tensors=[torch.ones(())])
                 norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()  # type: ignore[union-attr]
                 for parameter in model.parameters():
                     parameter.grad.mul_(0.05 / norm)  # type: ignore[union-attr]
             else:
+                loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
         trained.append([p.detach().clone() for p in model.parameters()])

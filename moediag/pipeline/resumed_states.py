@@ -96,6 +96,8 @@ def _of_rank(runs: Runs, rank: int, at_save: Mapping[int, State], moved: Moves) 
     why = Why(at_save, rank, moved)
     batches = [_batch(here, control, again, after + at, at, noise) for at in range(number)]
     lost = _grouped(_explained(found.differ, why), batches[:1])
+    # A generator that differs from the start on is no consequence.
+    known = {key for key, *_ in found.differ if key[0] == words.GENERATOR}
     later, later_lost = None, list[Lost]()
     for step in range(2, number + 1):
         expected = runs.straight.state(rank, after + step)
@@ -103,7 +105,7 @@ def _of_rank(runs: Runs, rank: int, at_save: Mapping[int, State], moved: Moves) 
         if not own.compared:
             number = step - 1  # the state of this step is not known
             break
-        plain = [(key, e, g, "", "") for key, e, g in own.differ]
+        plain = [(key, e, g, "", "") for key, e, g in own.differ if key not in known]
         later_lost = _grouped(plain, batches[step - 1 : step])
         if later_lost:
             later = step + after

@@ -8,7 +8,9 @@ rounding error, which shows what rounding does in this model.
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +23,15 @@ from moediag.pipeline.examine import result_of
 from moediag.pipeline.measured_jobs import Compared, MeasuringOptions, measured_job
 from moediag.pipeline.run_folder import run_folder
 from moediag.pipeline.single_command import one_process, verify_command
-from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
+from moediag.protocol import (
+    Measured,
+    MeasuredStep,
+    MeasureRequest,
+    Outcome,
+    Trial,
+    VerifyTask,
+    read_measured,
+)
 from moediag.protocol.measured import IN_TURN, JOINED, coarsest_dtype, split_alike
 from moediag.records import dataclass
 from moediag.result import FAILURES, RunResult, TrialResult, Verdict
@@ -119,24 +129,58 @@ def _ways(job: Mapping[int, Measured], tried: Mapping[int, Measured]) -> list[_H
     """Returns the ways to try, the best one first, by the first steps of the ranks and of the
     reference as it is; none if that does."""
     ranks = [one.steps[0] for one in job.values() if one.steps]
-    alone = next((one.steps[0] for one in tried.values() if one.steps), None)
+    single = next((one.steps for one in tried.values() if one.steps), [])
+    alone = single[0] if single else None
     if alone is None or len(ranks) < len(job) or split_alike([r.total for r in ranks], alone.total):
         return []
     every, own = {row for one in ranks for row in one.samples}, {*alone.samples}
-    if own < every and len(own) * len(job) == len(every):
-        return [_How(len(job))]
+    fixed = any(one.clears for one in job.values())
+    merged = _merged(ranks, single)
+    if merged > 1 and not fixed and not _repeats(job):
+        return [_How(merged)]
     # Ranks that saw the same samples share a model, or repeat each other's work.
     shared = sum(len({*one.samples}) for one in ranks) > len(every)
     drawn = {one.drawn for one in job.values()}
     if own == every or shared or len(drawn) > 1 or "" in drawn:
         return []
     merged, rest = divmod(len(job) * len(ranks[0].losses), len(alone.losses) or 1)
-    found = [_How(merged, IN_TURN)] if merged and not rest else []
+    found = [_How(merged, IN_TURN)] if merged and not rest and not fixed else []
     by_batch = any(one.across_samples for one in job.values())
     same = len({one.form for one in job.values()}) == 1
     if same and not by_batch and len(ranks[0].losses) == len(alone.losses):
         return [_How(1, JOINED), *found]
     return found
+
+
+def _merged(ranks: Sequence[MeasuredStep], single: Sequence[MeasuredStep]) -> int:
+    """Returns how many steps of one process have as many samples as one of the ranks: 1 if these
+    are neither among the ranks' samples nor longer, or others as far as they are known."""
+    counted, alone = Counter(row for one in ranks for row in one.samples), single[0]
+    own = {*alone.samples}
+    if not own or not counted or own >= counted.keys():
+        return 1
+    times, rest = divmod(len(counted), len(own))
+    if own.isdisjoint(counted):
+        copies = math.gcd(*counted.values())  # on ranks that share a model
+        times, rest = divmod(sum(one.elements for one in ranks), (copies * alone.elements) or 1)
+        if counted.total() * alone.elements <= sum(o.elements for o in ranks) * len(alone.samples):
+            return 1  # their rows are not shorter than those of one process
+        total = f"{sum(int(one.total or '0', 16) for one in single[:times]) % (1 << 64):x}"
+        if times <= len(single) and not split_alike([one.total for one in ranks], total):
+            return 1
+    elif not own < counted.keys():
+        return 1
+    return times if not rest and times <= len(ranks) else 1
+
+
+def _repeats(job: Mapping[int, Measured]) -> bool:
+    """Whether ranks that average their gradients saw the same samples."""
+    return any(
+        job[rank].steps[0].samples == one.steps[0].samples
+        for own, one in job.items()
+        for rank in one.averages_over
+        if rank != own and rank in job
+    )
 
 
 def _told(

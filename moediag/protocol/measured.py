@@ -89,6 +89,7 @@ class MeasuredStep:
     # Of all elements of these samples in any order, as hexadecimal text: ranks that have parts of
     # each sample have the sum together. "": the model was called without tensors.
     total: str = ""
+    elements: int = 0  # of these samples
     rates: Dict[str, float] = field(default_factory=dict)  # learning rate by parameter
     # Updates that the optimizer has counted by parameter, with this step; empty if it counts none.
     updates: Dict[str, float] = field(default_factory=dict)
@@ -116,15 +117,21 @@ class Measured:
     auxiliary: bool = False  # the model returns an auxiliary loss
     foreign: bool = False  # an optimizer that stepped has parameters of no model that was called
     averages_over: List[int] = field(default_factory=list)  # ranks that average gradients; or empty
+    # ZeRO clears gradients after each step, so several steps cannot be made one.
+    clears: bool = False
     merged: int = 1  # of a reference: so many steps of the program are one
     replayed: str = ""  # of a reference: how it was given the samples of the ranks
     drawn: str = ""  # what of its samples can be given to another process; "": nothing
     form: str = ""  # of these samples: a hash of all sizes but the number of rows
-    gathers: bool = False  # ranks exchange values between a forward and its backward
+    # Ranks that exchange values between the begin of a forward and its backward, by their group.
+    gathers: List[List[int]] = field(default_factory=list)
     # Of a reference: other name of a parameter -> its first name.
     tied: Dict[str, str] = field(default_factory=dict)
     # Of a reference: parameters of which only their bytes say which part each rank holds.
     by_bytes: List[str] = field(default_factory=list)
+    # Of a reference: by rank, what to add to numbers in its names (layers that a stage counts from
+    # 0), by the text before them.
+    renamed: Dict[str, Dict[str, int]] = field(default_factory=dict)
     # Of a reference: parameters that no rank of the distributed run holds.
     absent: List[str] = field(default_factory=list)
     # What DistributedDataParallel does not reduce, by reason: see moediag.protocol.outcome.
@@ -148,10 +155,11 @@ def coarsest_dtype(answers: Iterable[Measured]) -> str:
 
 def split_alike(ranks: Sequence[str], alone: str) -> bool:
     """Whether the ranks together saw all elements of the samples of ``alone``, each equally often:
-    parts of sequences, or the same documents in other rows. Totals as hexadecimal text."""
-    if not alone or not all(ranks):
+    parts of sequences, or the same documents in other rows. Totals as hexadecimal text; "": a rank
+    that saw no samples, as a later stage of a pipeline."""
+    if not alone or not any(ranks):
         return False
-    found = sum(int(one, 16) for one in ranks) % (1 << 64)
+    found = sum(int(one or "0", 16) for one in ranks) % (1 << 64)
     return any(
         (found - times * int(alone, 16)) % (1 << 64) == 0 for times in range(1, len(ranks) + 1)
     )

@@ -161,8 +161,10 @@ class ResumeOutcome:
 # though that of one process does not, or no optimizer has it.
 FROZEN, THAWED, LEFT_OUT = "frozen", "thawed", "left out"
 # Further: no rank holds it; another rank's optimizer updates it and this rank still has the old
-# value; each rank has its own gradient of it, and their mean, or their sum, is that of one process.
+# value; each rank has its own gradient of it, and their mean, or their sum, is that of one process;
+# each element of its gradient is that of the element beside it.
 ABSENT, NOT_SENT, NOT_AVERAGED, NOT_SUMMED = "absent", "not sent", "not averaged", "not summed"
+SHIFTED = "shifted"
 # Why DistributedDataParallel reduces nothing: the module inside it is called (names of classes), it
 # is called only under no_sync (names of classes), it does not know the parameter.
 BARE, NO_SYNC, REPLACED = "bare", "no_sync", "replaced"
@@ -185,6 +187,9 @@ class WrongModule:
     what: str = ""  # one of the words above
     order: int = 0  # of several ranks' modules the lowest is the first
     of_output: bool = False  # a gradient is that of its output
+    input_known: bool = True  # OUTPUT: its input was compared, and is right
+    # INPUT: modules before it whose outputs one process has at other positions of the sequence.
+    moved: List[str] = field(default_factory=list)
     # AFTER: calls of modules that were compared; and by what each forward's gradients are multiples
     # of the reference's.
     compared: int = 0

@@ -222,7 +222,10 @@ def _consequence(found: Mapping[int, ResumedRun]) -> str:
     later = [one for one in found.values() if one.later is not None]
     if later:
         first = min(later, key=lambda one: one.later or 0)
-        what = ", ".join(_counted(one) for one in first.later_lost[:2])
+        what = ", ".join(
+            _counted(one) + (f" ({one.names[0]})" if len(one.names) == 1 else "")
+            for one in first.later_lost[:2]
+        )
         parts.append(f"at the start of step {first.later} these differ: {what}")
     if not parts:
         return ""

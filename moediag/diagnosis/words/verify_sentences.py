@@ -63,6 +63,8 @@ def _sentences() -> dict[str, str]:
         "made, which does not know it.",
         outcome.NOT_AVERAGED: "The mean over ranks of the gradient of {who} is right, but each "
         "rank has its own: it was not averaged before it was clipped or used.",
+        outcome.SHIFTED: "Each element of the gradient of {who} is that of the element beside it: "
+        "a flat gradient is filled or read one element late or early.",
         outcome.NOT_SUMMED: "The sum over ranks of the gradient of {who} is right, but each rank "
         "has its own part: it was not summed.",
     }
@@ -84,10 +86,10 @@ def of_first_wrong(evidence: Evidence, gradients: GradientFacts) -> tuple[str, P
     side = "output" if first.of_output else "input"
     begin = "In the forward all outputs of modules are right. "
     text = {
-        outcome.OUTPUT: f"The first wrong output is that of {name} on {ranks(where)}: its input is "
-        "right.",
+        outcome.OUTPUT: f"The first wrong output is that of {name} on {ranks(where)}: its input "
+        f"{'is right' if first.input_known else 'could not be compared'}.",
         outcome.INPUT: f"The first wrong value is the input of {name} on {ranks(where)}: all "
-        "outputs of modules before it are right.",
+        f"outputs of modules before it are right{_moved(first)}.",
         outcome.LOSS: f"{begin}The gradient of the output of {name} is wrong on {ranks(where)}: "
         "the loss differs.",
         outcome.GRADIENT: f"{begin}In the backward the first wrong gradient is that of the {side} "
@@ -98,6 +100,12 @@ def of_first_wrong(evidence: Evidence, gradients: GradientFacts) -> tuple[str, P
     if not first.at or first.what == outcome.LOSS:
         return text, None
     return text, Place(where, f"{first.at} {first.name}".strip(), f"first wrong {first.what}")
+
+
+def _moved(first: WrongModule) -> str:
+    if not first.moved:
+        return ""
+    return f", but those of {_names(first.moved)} are of other positions of the sequence"
 
 
 def _modules(evidence: Evidence) -> dict[int, WrongModule]:
@@ -172,6 +180,7 @@ def next_of(evidence: Evidence, gradients: GradientFacts) -> str:
         outcome.ABSENT: "Give these parameters to a rank.",
         outcome.NOT_SENT: "Send each parameter from the rank that updates it, after every step.",
         outcome.NOT_AVERAGED: "Average these gradients over ranks before they are clipped or used.",
+        outcome.SHIFTED: "Compare where the flat gradient is filled with where it is read.",
         outcome.NOT_SUMMED: "Sum these gradients over ranks before they are clipped or used.",
     }
     found = next((text for how, text in steps.items() if how in told), "")

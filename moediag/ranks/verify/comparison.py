@@ -62,6 +62,7 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
     if found is not None:
         return _incomparable(job, found)
     alone, again, rounded = (Alone.of(run) for run in runs)
+    job = job.named_as(runs[0].ranks[0])
     job, ambiguous = _placed(job, runs[0].ranks[0].by_bytes, alone)
     starts = {rank: job.start(rank) for rank in job.ranks}
     names = {n for start in starts.values() for n, stored in start.items() if not stored.buffer}
@@ -80,25 +81,30 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
             break
     if any(one.auxiliary for one in job.ranks.values()) and comparison.turned():
         return _incomparable(job, _AUXILIARY)
-    merged = runs[0].ranks[0].merged > 1
-    if merged and any(one.gathers for one in job.ranks.values()) and comparison.turned():
-        return _incomparable(job, _GATHERED)
+    calls = _module_calls(job, runs) if comparison.began_wrong else None
+    if runs[0].ranks[0].merged > 1 and comparison.turned():
+        groups = [group for one in job.ranks.values() for group in one.gathers]
+        if not all(calls is not None and calls.share(group) for group in groups):
+            return _incomparable(job, _GATHERED)
     if noise.coarsest(dtypes) > noise.coarsest(["float32"]) and comparison.routed_otherwise():
         return _incomparable(job, _ROUTED_OTHERWISE)
-    return comparison.results(
-        dtypes, steps, _first_wrong(job, runs) if comparison.began_wrong else {}
-    )
+    first_wrong = _first_wrong(job, runs, calls) if calls is not None else {}
+    return comparison.results(dtypes, steps, first_wrong)
 
 
-def _first_wrong(job: Run, runs: List[Run]) -> Dict[int, WrongModule]:
-    """Returns by rank the first module that computes something wrong in the first step."""
-    read = {rank: Calls.read(job.folder, rank) for rank in job.ranks}
+def _module_calls(job: Run, runs: List[Run]) -> Optional[FirstWrong]:
+    """Returns the calls of modules in the first step of all runs; None if one has none."""
+    read = {rank: Calls.read(job.folder, rank, job.name) for rank in job.ranks}
     calls = {rank: one for rank, one in read.items() if one is not None}
     alone, rounded = (Calls.read(run.folder, 0) for run in (runs[0], runs[2]))
     if alone is None or rounded is None or len(calls) < len(job.ranks):
-        return {}
-    found = FirstWrong(calls, alone, rounded)
-    by_rank = {rank: found.of_rank(rank) for rank in job.ranks}
+        return None
+    return FirstWrong(calls, alone, rounded)
+
+
+def _first_wrong(job: Run, runs: List[Run], calls: FirstWrong) -> Dict[int, WrongModule]:
+    """Returns by rank the first module that computes something wrong in the first step."""
+    by_rank = {rank: calls.of_rank(rank) for rank in job.ranks}
     exact = not _rounded(runs[0].step(0, 1)["gradients"])
     return {
         rank: dataclasses.replace(one, rounded=_rounded(job.step(rank, 1)["gradients"]))

@@ -29,6 +29,7 @@ class FirstWeights:
         self._parts: Optional[Dict[str, Dict[int, Stored]]] = None
         self.absent: List[str] = []  # parameters that no rank of the other run holds
         self.by_bytes: List[str] = []  # parameters whose parts only their bytes locate
+        self.renamed: Dict[str, Dict[str, int]] = {}  # by rank, see slices.shifts
 
     def give(self, found: Sequence[Piece], tied: Iterable[str] = ()) -> None:
         """Overwrites ``found``; ``tied``: its other names. Raises NotApplicable if a name or a
@@ -38,6 +39,7 @@ class FirstWeights:
             return
         if self._parts is None:
             self._parts = parts_at_start(Path(self._from))
+            self._rename(found)
         names = {piece.name for piece in found if piece.owner is not None}
         lost = sorted(names - set(self._parts))
         buffers = {piece.name for piece in found if piece.owner is None}
@@ -63,7 +65,24 @@ class FirstWeights:
                 local, full = piece.read(), wholes[piece.name]
                 if self._rounding is not None and piece.owner is not None:
                     full = rounded(full, getattr(torch, self._rounding), generator)
-                local.copy_(piece.where.cut(full, tuple(local.shape)))
+                for one in (local, *piece.copies()):
+                    one.copy_(piece.where.cut(full, tuple(one.shape)))
+
+    def _rename(self, found: Sequence[Piece]) -> None:
+        """Gives the ranks' parts the names of the reference, if a rank numbers them by itself: then
+        ranks have different values under one name, and the reference has more names."""
+        parts, own = self._parts or {}, {p.name: p for p in found if p.owner is not None}
+        if not set(own) - set(parts) or any(p.where.kind != WHOLE for p in own.values()):
+            return
+        wholes = {name: piece.read().detach().cpu() for name, piece in own.items()}
+        renamed: Dict[str, Dict[int, Stored]] = {}
+        for rank in sorted({rank for of_ranks in parts.values() for rank in of_ranks}):
+            of_rank = {name: by[rank] for name, by in parts.items() if rank in by}
+            shifts = slices.shifts({n: p for n, p in of_rank.items() if not p.buffer}, wholes)
+            self.renamed.update({str(rank): shifts} if shifts else {})
+            for name, part in of_rank.items():
+                renamed.setdefault(slices.shifted(name, shifts), {})[rank] = part
+        self._parts = renamed
 
     def _whole(self, piece: Piece) -> Tuple[Optional[torch.Tensor], str]:
         """Returns the whole tensor, or None and why there is none that fits."""

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from moediag.protocol import MeasuredStep, MeasureRequest
-from moediag.ranks.verify import model_facts, samples
+from moediag.ranks.verify import model_facts, samples, zero_pieces
 from moediag.ranks.verify.clips import Clips
 from moediag.ranks.verify.ending import Continuing, Ending
 from moediag.ranks.verify.first_weights import FirstWeights
@@ -83,7 +83,9 @@ class Measuring:
         self._start: Tensors = {}
         self._states: Tensors = {}  # of the optimizer at the start
         self._first = FirstWeights(request)
-        self._steps_of: Dict[int, int] = {}  # id of an optimizer -> its steps
+        # Of an optimizer, by id, and the parameters that it updated in one call: DeepSpeed calls it
+        # once for each group.
+        self._steps_of: Dict[Tuple[int, Tuple[str, ...]], int] = {}
         self._keep: List[Any] = []  # those optimizers: ids stay theirs
         self._now = MeasuredStep()
         self._clips = Clips(self._hooks, self._before_clip)
@@ -94,7 +96,7 @@ class Measuring:
         self._loss_calls = LossCalls()
         self._drawn = Drawn()
         self._tied: Dict[str, str] = {}  # other name of a parameter -> its first name
-        self._total = 0  # of the samples of this step
+        self._total = self._elements = 0  # of the samples of this step
         self._unsettled = False  # the program may still change the weights of the last step
         self._complete = False  # all steps were made
         self._strange = 0  # steps of optimizers that hold no parameter of the model
@@ -102,8 +104,6 @@ class Measuring:
     def install(self) -> None:
         """Replaces what the program will call. Call it once, right after torch was imported, or
         where the model of the scope is about to make a step."""
-        if self._request.merged > 1:
-            MergedSteps(self._request.merged, self._hooks).install()
         self._hooks.around_forward(
             self._outermost,
             functools.partial(self._guarded, self._before_forward),
@@ -112,6 +112,8 @@ class Measuring:
         )
         self._hooks.before_backward(self._before_backward)
         self._clips.install()
+        if self._request.merged > 1:
+            MergedSteps(self._request.merged, self._hooks).install()
         self._hooks.before_step(self._before_step)
         self._hooks.after_step(self._after_step)
         if self._scope is not None:
@@ -216,8 +218,9 @@ class Measuring:
             rows = samples.hashes(args, kwargs)
             self._now.samples.extend(rows)
             self._total += samples.total(args, kwargs)
+            self._elements += samples.elements(args, kwargs)
         self._reduction.forward(module)
-        self._modules.begin(rows)
+        self._modules.begin(rows, samples.first(args, kwargs) if rows else None)
         self._loss_calls.open = True
         return module, args, kwargs, model_facts.random_state()
 
@@ -283,9 +286,11 @@ class Measuring:
             dtypes=sorted({*answer.dtypes, *dtypes}),
             across_samples=answer.across_samples or model_facts.across_samples(module),
             by_bytes=self._first.by_bytes,
+            clears=answer.clears or zero_pieces.holds(module),
             averages_over=answer.averages_over or model_facts.averages_over(module),
             tied={**answer.tied, **others} if answer.world_size == 1 else {},
             absent=self._first.absent,
+            renamed=self._first.renamed,
         )
 
     def _write_start(self) -> None:
@@ -377,13 +382,14 @@ class Measuring:
             if not answer.steps and self._strange >= max(2, self._request.steps):
                 raise NotApplicable(_STRANGE)
             return
-        if id(optimizer) not in self._steps_of:
-            self._steps_of[id(optimizer)] = 0
+        key = id(optimizer), tuple(own)
+        if key not in self._steps_of:
+            self._steps_of[key] = 0
             self._keep.append(optimizer)
         if not answer.foreign and len(own) < sum(len(g["params"]) for g in optimizer.param_groups):
             self._answer.tell(foreign=self._has_foreign(optimizer))
-        self._steps_of[id(optimizer)] += 1
-        number = self._steps_of[id(optimizer)]
+        self._steps_of[key] += 1
+        number = self._steps_of[key]
         gradients = self._gradients
         groups: Dict[str, Tensors] = {
             "gradients": {name: gradients.pop(name) for name in own if name in gradients},
@@ -431,7 +437,7 @@ class Measuring:
 
     def _write_step(self, number: int, groups: Dict[str, Tensors], rates: Dict[str, float]) -> None:
         total = f"{self._total % (1 << 64):x}" if self._now.samples else ""
-        step = dataclasses.replace(self._now, rates=rates, total=total)
+        step = dataclasses.replace(self._now, rates=rates, total=total, elements=self._elements)
         if self._modules.open:
             self._modules.write(self._folder, self._answer.known.rank)
             self._answer.tell(reduction=self._reduction.found())
@@ -441,14 +447,14 @@ class Measuring:
                 )
         self._tell_samples()
         if self._answer.write_step(number, groups, step):
-            self._now, self._total = MeasuredStep(), 0
+            self._now, self._total, self._elements = MeasuredStep(), 0, 0
             self._clips.next_step()
 
     def _tell_samples(self) -> None:
         if self._request.start_from is None and self._scope is None:
             self._answer.tell(**self._drawn.write(self._folder, self._answer.known.rank))
         if self._loss_calls.made and all(p.where.kind == WHOLE for p in self._pieces.values()):
-            self._answer.tell(gathers=True)
+            self._answer.tell(gathers=[list(ranks) for ranks in sorted(self._loss_calls.made)])
         if self._request.replayed:
             self._answer.not_checked(NOT_SEEN)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -49,12 +49,12 @@ def has_dropout(module: Any) -> bool:
 
 
 class LossCalls:
-    """Whether a rank exchanges values between a forward and its backward, as a loss over the
-    samples of several ranks does."""
+    """With which ranks this one exchanges values between the begin of a forward and its backward,
+    as a loss over the samples of several ranks does."""
 
     def __init__(self) -> None:
-        self.open = False  # between a forward and its backward
-        self.made = False
+        self.open = False  # between the begin of a forward and its backward
+        self.made: Set[Tuple[int, ...]] = set()  # the ranks of each group
 
     def install(self, hooks: StepHooks) -> None:
         for name in _LOSS_CALLS:
@@ -62,9 +62,10 @@ class LossCalls:
 
     def _wrapped(self, original: Any) -> Any:
         @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.made = self.made or self.open
-            return original(*args, **kwargs)
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.open:
+                self.made.add(tuple(sorted(dist.get_process_group_ranks(group))))
+            return original(group, *args, **kwargs)
 
         return call
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 import torch
 
 from moediag.protocol.names import plain_name
+from moediag.ranks.verify import zero_pieces
 from moediag.recorder.step.pieces import (
     FLAT,
     Where,
@@ -40,6 +41,8 @@ class Piece:
     placement: str = ""  # on the mesh, in words; "": a plain tensor
     trainable: bool = False
     mesh: Dict[str, int] = field(default_factory=dict)
+    # Other tensors with the same elements, which are written with it.
+    copies: Callable[[], Iterable[torch.Tensor]] = tuple
 
 
 class NotReduced(Exception):
@@ -55,7 +58,13 @@ def pieces(root: Any, prefix: str = "") -> List[Piece]:
     def named(name: str) -> str:
         return prefix + plain_name(name, wrappers)
 
-    flat: List[int] = []  # ids of parameters that FSDP1 handles describe
+    flat: List[int] = []  # ids of parameters of which this rank holds a run of elements
+    for name, parameter in root.named_parameters() if zero_pieces.holds(root) else ():
+        run = zero_pieces.run_of(root.optimizer, parameter)
+        if run is not None:
+            flat.append(id(parameter))
+            if run.size:
+                found.setdefault(named(name), _of_zero(named(name), parameter, run))
     for name, module in root.named_modules():
         handle = getattr(module, "_handle", None)
         if type(module).__name__ == _FSDP1 and handle is not None:
@@ -127,6 +136,21 @@ def _gradient(tensor: Any) -> Optional[torch.Tensor]:
     if distributed(gradient) and distributed(tensor) and gradient.placements != tensor.placements:
         raise NotReduced
     return local(gradient)
+
+
+def _of_zero(name: str, parameter: Any, run: zero_pieces.Run) -> Piece:
+    def read() -> torch.Tensor:
+        return run.of(run.flat) if run.flat is not None else next(copies())
+
+    def gradient() -> Optional[torch.Tensor]:
+        return None if run.flat is None or run.flat.grad is None else run.of(run.flat.grad)
+
+    def copies() -> Iterator[torch.Tensor]:
+        return zero_pieces.copies(parameter, run)
+
+    trains, where = run.flat is not None, Where(FLAT, run.shape, run.at)
+    owner = run.flat if trains else parameter
+    return Piece(name, where, read, gradient, owner, run.words, trains, copies=copies)
 
 
 # ------------------------------------------------------------------------ FSDP1

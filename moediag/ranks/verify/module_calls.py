@@ -8,7 +8,7 @@ import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
@@ -53,17 +53,22 @@ class Calls:
     in order of the backward."""
 
     calls: List[Call]
-    rows: List[List[str]]
+    rows: List[List[str]]  # by forward, a hash of each sample
+    samples: List[Optional[torch.Tensor]]  # by forward, one row a sample
     gradients: List[Gradient]
 
     @classmethod
-    def read(cls, folder: Path, rank: int) -> Optional[Calls]:
+    def read(
+        cls, folder: Path, rank: int, named: Callable[[int, str], str] = lambda _, name: name
+    ) -> Optional[Calls]:
+        """Returns None without such a file. ``named(rank, name)``: what a module is called."""
         path = folder / modules_file(rank)
         if not path.is_file():
             return None
         content = torch.load(path, map_location="cpu", weights_only=True)
         gradients = [Gradient(*raw) for raw in content["gradients"]]
-        return cls([Call(*raw) for raw in content["calls"]], content["rows"], gradients)
+        calls = [Call(named(rank, f"{name}.")[:-1], *raw) for name, *raw in content["calls"]]
+        return cls(calls, content["rows"], content["samples"], gradients)
 
 
 class ModuleCalls:
@@ -73,6 +78,7 @@ class ModuleCalls:
         self._names: Dict[int, str] = {}  # id of a module -> name
         self._calls: List[Call] = []
         self._rows: List[List[str]] = []
+        self._samples: List[Optional[torch.Tensor]] = []
         self._seen: Dict[tuple[int, str], int] = {}
         self._left = _MOST
         self._gradients: List[Gradient] = []
@@ -88,9 +94,10 @@ class ModuleCalls:
             full = plain_name(f"{name}.x" if name else "x", outer)[:-1].rstrip(".")
             self._names.setdefault(id(module), prefix + full)
 
-    def begin(self, rows: List[str]) -> None:
+    def begin(self, rows: List[str], samples: Any) -> None:
         """A forward of the model begins, on these samples."""
         self._rows.append(rows)
+        self._samples.append(self._kept(samples, "") if self.open else None)
 
     def returned(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Keeps one call that has ended."""
@@ -140,9 +147,12 @@ class ModuleCalls:
         self.open = False
         calls = [list(vars(call).values()) for call in self._calls]
         gradients = [list(vars(one).values()) for one in self._gradients]
-        content = {"calls": calls, "rows": self._rows, "gradients": gradients}
+        content = {
+            "calls": calls, "rows": self._rows, "samples": self._samples, "gradients": gradients,
+        }  # fmt: skip
         torch.save(content, folder / modules_file(rank))
-        self._calls, self._gradients, self._last, self._last_kept = [], [], None, None
+        self._calls, self._gradients, self._samples = [], [], []
+        self._last = self._last_kept = None
 
 
 def _floating(value: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Wrong numbers that are right on another rank, or in the mean or the sum over ranks: what was not
-sent, not averaged or not summed."""
+"""Wrong numbers that are right on another rank, in the mean or the sum over ranks, or one element
+further: what was not sent, not averaged or not summed, or read at the wrong place."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Dict, Iterable, List, Mapping, Optional
 import torch
 
 from moediag.protocol import Applied
-from moediag.protocol.outcome import NOT_AVERAGED, NOT_SUMMED
+from moediag.protocol.outcome import NOT_AVERAGED, NOT_SUMMED, SHIFTED
 from moediag.ranks.verify.noise import Noise
-from moediag.ranks.verify.tensor_files import Tensors
+from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.step.pieces import WHOLE
 from moediag.recorder.step.tensor_error import largest
+
+_ELEMENTS = 8  # of a part that shows a shift
+_FURTHER = (slice(1, None), slice(None, -1)), (slice(None, -1), slice(1, None))
 
 
 def not_sent(
@@ -40,12 +43,16 @@ def not_reduced(
     expected: Mapping[str, Optional[torch.Tensor]],
     measured: Noise,
 ) -> Dict[str, List[str]]:
-    """Returns the ``wrong`` gradients of which the ranks' mean or sum is right, by which."""
+    """Returns the ``wrong`` gradients of which the ranks' mean or sum is right, or that are right
+    one element further, by which."""
     found: Dict[str, List[str]] = {}
     for name in sorted(wrong) if len(of_ranks) > 1 else ():
         parts = [of.get(name) for of in of_ranks.values()]
-        tensors = [p.tensor for p in parts if p is not None and p.where.kind == WHOLE]
+        held = [part for part in parts if part is not None]
+        tensors = [part.tensor for part in held if part.where.kind == WHOLE]
         right = expected.get(name)
+        if right is not None and _shifted(held, right, measured, name):
+            found.setdefault(SHIFTED, []).append(name)
         own = [one.float() for one in tensors if one is not None]
         if right is None or len(own) < len(of_ranks) or own[0].shape != right.shape:
             continue
@@ -57,3 +64,17 @@ def not_reduced(
                 found.setdefault(how, []).append(name)
                 break
     return found
+
+
+def _shifted(parts: List[Stored], right: torch.Tensor, measured: Noise, name: str) -> bool:
+    """Whether each element of all parts is that of the element after it, or before it."""
+    allowed = measured.allowed(name, largest([right]))
+    both = [
+        (one.tensor.reshape(-1).float(), one.where.cut(right, tuple(one.tensor.shape)).reshape(-1))
+        for one in parts
+        if one.tensor is not None and one.tensor.numel() >= _ELEMENTS
+    ]
+    return bool(both) and any(
+        all(float((own[here] - whole[there]).abs().max()) <= allowed for own, whole in both)
+        for there, here in _FURTHER
+    )

@@ -11,7 +11,7 @@ import torch
 
 from moediag.protocol import Measured, read_measured
 from moediag.protocol.measured import start_tensors, step_tensors
-from moediag.ranks.verify import tensor_files
+from moediag.ranks.verify import slices, tensor_files
 from moediag.ranks.verify.tensor_files import Tensors
 from moediag.recorder.step.pieces import Where
 
@@ -30,6 +30,29 @@ class Run:
     # rank -> parameter -> the part of the whole that it is, where the rank does not know it; None:
     # it may be several parts
     places: Dict[int, Dict[str, Optional[Where]]] = field(default_factory=dict)
+    renamed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # see Measured
+
+    def named_as(self, reference: Measured) -> Run:
+        """Returns this run with the names of the reference."""
+        if not reference.renamed:
+            return self
+        found = dataclasses.replace(self, renamed=reference.renamed)
+        ranks = {}
+        for rank, one in self.ranks.items():
+            steps = [
+                dataclasses.replace(
+                    step,
+                    rates={found.name(rank, n): rate for n, rate in step.rates.items()},
+                    updates={found.name(rank, n): count for n, count in step.updates.items()},
+                )
+                for step in one.steps
+            ]
+            ranks[rank] = dataclasses.replace(one, steps=steps)
+        return dataclasses.replace(found, ranks=ranks)
+
+    def name(self, rank: int, name: str) -> str:
+        """Returns the reference's name of a parameter or module of this rank."""
+        return slices.shifted(name, self.renamed.get(str(rank), {}))
 
     def start(self, rank: int) -> Tensors:
         return self._placed(rank, tensor_files.load(self.folder / start_tensors(rank))["start"])
@@ -43,7 +66,8 @@ class Run:
     def _placed(self, rank: int, tensors: Tensors) -> Tensors:
         own = self.places.get(rank, {})
         found: Tensors = {}
-        for name, stored in tensors.items():
+        for called, stored in tensors.items():
+            name = self.name(rank, called)
             where = own.get(name, stored.where)
             if where is not None:
                 found[name] = dataclasses.replace(stored, where=where)

@@ -41,19 +41,36 @@ def hashes(args: Any, kwargs: Any) -> List[str]:
 def total(args: Any, kwargs: Any) -> int:
     """Returns a sum over all elements of a call's samples, modulo 2**64: it does not depend on how
     they are split or arranged."""
-    mask = kwargs.get(_MASK) if isinstance(kwargs, dict) else None
     found = 0
+    for own in _counted(args, kwargs):
+        whole = own.float().contiguous().view(torch.int32) if own.is_floating_point() else own
+        mixed = whole.to(torch.int64) * -7046029254386353131
+        mixed = (mixed ^ (mixed >> 31)) * -4658895280553007687
+        found += int((mixed ^ (mixed >> 29)).sum())
+    return found % (1 << 64)
+
+
+def elements(args: Any, kwargs: Any) -> int:
+    """Returns the number of elements that :func:`total` adds up."""
+    return sum(own.numel() for own in _counted(args, kwargs))
+
+
+def first(args: Any, kwargs: Any) -> Any:
+    """Returns the tensor whose rows :func:`hashes` counts; None without one."""
+    every = (t for t in tensors([args, kwargs]) if t.dim() > 0 and not t.requires_grad)
+    return next(every, None)
+
+
+def _counted(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yields the samples of a call, without what an attention mask leaves out."""
+    mask = kwargs.get(_MASK) if isinstance(kwargs, dict) else None
     for tensor in tensors([args, kwargs]):
         if tensor.dim() == 0 or tensor.requires_grad or tensor is mask or tensor.is_complex():
             continue
         own = tensor.detach().cpu()
         if isinstance(mask, torch.Tensor) and own.shape[:2] == mask.shape:
             own = own[mask.detach().cpu() != 0]
-        whole = own.float().contiguous().view(torch.int32) if own.is_floating_point() else own
-        mixed = whole.to(torch.int64) * -7046029254386353131
-        mixed = (mixed ^ (mixed >> 31)) * -4658895280553007687
-        found += int((mixed ^ (mixed >> 29)).sum())
-    return found % (1 << 64)
+        yield own
 
 
 def _kept(mask: Any, rows: int) -> Any:

@@ -8,6 +8,7 @@ both programs begin with the same checkpoint or seed. A part must lie at one pla
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Dict, List, Mapping, Optional, Tuple
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from moediag.ranks.verify.tensor_files import Stored
 from moediag.recorder.step.pieces import BOX, ELEMENTS, FLAT, Where
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBERS = 2  # of a name that are tried: its layer and its expert
 _ANY = 2  # more places than these are not looked for: the part is constant
 
 
@@ -47,6 +50,24 @@ def places(part: Stored, whole: torch.Tensor) -> List[Where]:
     ]
 
 
+def rows_of_part(part: torch.Tensor, whole: torch.Tensor) -> Optional[torch.Tensor]:
+    """Returns which rows of ``whole`` those of ``part`` are: one run of them, two of equal length
+    or every k-th one; None if they are none, or may be several."""
+    if not 0 < len(part) <= len(whole) or part.shape[1:] != whole.shape[1:]:
+        return None
+    own, rows = part.reshape(len(part), -1), whole.reshape(len(whole), -1)
+    for runs in (own.chunk(1), own.chunk(2)):
+        begins = [_rows(run, rows) for run in runs]
+        if len({len(run) for run in runs}) == 1 and all(begins):
+            several = any(len(begin) > 1 for begin in begins)
+            found = [torch.arange(len(run)) + at[0] for run, at in zip(runs, begins)]  # noqa: B905
+            return None if several else torch.cat(found)
+    every, rest = divmod(len(rows), len(own))
+    numbers = torch.arange(len(rows))
+    fits = [at for at in range(every) if not rest and torch.equal(rows[at::every], own)]
+    return numbers[fits[0] :: every] if len(fits) == 1 else None
+
+
 def _rows(own: torch.Tensor, rows: torch.Tensor) -> List[int]:
     """Returns the rows at which the rows of ``own`` begin."""
     last = len(rows) - len(own) + 1
@@ -67,6 +88,45 @@ def _runs(own: torch.Tensor, flat: torch.Tensor) -> List[int]:
         fits = fits[flat[fits + at] == own[at]]
     found = (at for at in fits.tolist() if torch.equal(flat[at : at + len(own)].to(own.dtype), own))
     return [at for at, _ in zip(found, range(_ANY))]  # noqa: B905 - Python 3.9
+
+
+def shifts(parts: Mapping[str, Stored], wholes: Mapping[str, torch.Tensor]) -> Dict[str, int]:
+    """Returns what to add to numbers in the names of a rank's parts so that they are parts of
+    ``wholes``, by the text before the number: a stage of a pipeline may count its layers from 0, a
+    rank its experts. {} if nothing fits, several numbers do, or none is to be changed."""
+    for place in range(_NUMBERS):
+        lists: Dict[str, List[Tuple[int, str, Stored]]] = {}
+        for name, part in parts.items():
+            for at in list(_NUMBER.finditer(name))[place : place + 1]:
+                own = int(at.group()), name[at.end() :], part
+                lists.setdefault(name[: at.start()], []).append(own)
+        found = {}
+        for before, named in lists.items():
+            fits, add = [], 0
+            while f"{before}{named[0][0] + add}{named[0][1]}" in wholes:
+                tensors = [wholes.get(f"{before}{number + add}{rest}") for number, rest, _ in named]
+                both = zip(named, tensors)  # noqa: B905 - Python 3.9
+                fits += [add] if all(t is not None and _part(one[2], t) for one, t in both) else []
+                add += 1
+            found[before] = fits[0] if len(fits) == 1 else -1
+        if any(found.values()) and min(found.values()) >= 0:
+            return found
+    return {}
+
+
+def shifted(name: str, by: Mapping[str, int]) -> str:
+    """Returns the name of the reference; ``by``: see :func:`shifts`."""
+    for at in _NUMBER.finditer(name):
+        before = name[: at.start()]
+        if before in by:
+            return f"{before}{int(at.group()) + by[before]}{name[at.end() :]}"
+    return name
+
+
+def _part(part: Stored, whole: torch.Tensor) -> bool:
+    if part.tensor is None or part.where.shape != tuple(whole.shape):
+        return bool(places(part, whole))
+    return torch.equal(part.where.cut(whole, tuple(part.tensor.shape)), part.tensor)
 
 
 def located(

@@ -215,6 +215,11 @@ class TestGradients:
         assert of.verdict == "clean"
         assert "1 parameter (net.weight) did not change" in of.suspicious[0]
 
+    def test_a_bias_before_a_normalisation_is_healthy(self) -> None:
+        """Its gradient is a rounding error, and the weight of its layer moves."""
+        of = diagnose(job(2, lambda _, check: replace(check, params=(check.params[0], "same"))))
+        assert (of.verdict, of.suspicious) == ("clean", ())
+
     def test_an_update_that_is_undone_is_a_failure(self) -> None:
         of = self.still((2, 3))
         assert of.verdict == "wrong-weights"

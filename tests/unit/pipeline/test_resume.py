@@ -256,3 +256,32 @@ def test_the_programs_own_step_is_not_taken_for_the_optimizers(tmp_path: Path) -
     assert [(one.kind, one.why) for one in found] == [
         (words.STATE, words.NOT_LOADED), (words.COUNT, words.NOT_LOADED)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("weight", "generator"), [("a", "lost"), ("b", "lost"), ("a", "drawn")])
+def test_a_random_state_that_nothing_depends_on(
+    tmp_path: Path, weight: str, generator: str
+) -> None:
+    """It differs from the first step on, or from the second one, where numbers were drawn."""
+    runs = {}
+    for name in ("interrupted", "resumed", "straight", "again"):
+        folder = tmp_path / name
+        folder.mkdir()
+        here = name == "resumed"
+        replace(RESUMED if here else STRAIGHT).write(folder)
+        for step in (1, 2) if here else (SAVED + 1, SAVED + 2):
+            second = step in (2, SAVED + 2)
+            other = here and (second or generator == "lost")
+            state = {
+                words.PARAMETER: {"up": Item(weight if here and second else "a")},
+                words.GENERATOR: {"torch": Item("other" if other else "own")},
+            }
+            RecordedStep(step, state).write(folder, 0)
+        runs[name] = Recording.read(folder)
+    found = compared(Runs(**runs, after=SAVED))
+    told = resumed_run.said(found)
+    if (weight, generator) == ("a", "lost"):
+        assert told.verdict == Verdict.CLEAN
+        assert any("nothing that was compared depended" in note for note in told.notes)
+    else:
+        assert told.verdict == Verdict.RESUME_DRIFT

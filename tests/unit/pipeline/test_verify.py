@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -161,9 +161,13 @@ def test_the_advice_for_a_mistyped_command_is_about_verify(tmp_path: Path) -> No
     assert "moediag watch" not in caught.value.help_text
 
 
-def measured(rows: Sequence[str], losses: int = 1, **more: object) -> Measured:
-    step = MeasuredStep(samples=list(rows), losses=[0.0] * losses)
-    return Measured(0, 2, 1, "python", steps=[step], **{"drawn": "batches", **more})  # type: ignore[arg-type]
+def measured(
+    rows: Sequence[str], losses: int = 1, elements: int = 0, totals: str = "", **more: object
+) -> Measured:
+    """``totals``: one digit a step."""
+    step = MeasuredStep(samples=list(rows), losses=[0.0] * losses, elements=elements)
+    steps = [replace(step, total=total) for total in totals or [""]]
+    return Measured(0, 2, 1, "python", steps=steps, **{"drawn": "batches", **more})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,24 @@ def measured(rows: Sequence[str], losses: int = 1, **more: object) -> Measured:
         ((measured("ab"), measured("cd", drawn="")), measured("xy"), []),
         ((measured("ab"), measured("ab")), measured("xy"), []),  # no sampler
         ((measured("ab"), measured("cd")), measured("xy", 3), []),
+        # Two ranks that share a model, beside two with other samples; a pipeline's second stage.
+        ((measured("ab"), measured("ab"), measured("cd"), measured("cd")), measured("ac"),
+         [(2, "")]),
+        ((measured("ab"), measured(""), measured("cd"), measured("")), measured("ac"), [(2, "")]),
+        # Ranks that average, and repeat each other's work.
+        ((measured("ab", averages_over=[0, 1]), measured("ab"), measured("cd"), measured("cd")),
+         measured("ac"), []),
+        # Halves of sequences: each of two pairs has those of another step of one process.
+        ((measured("ab", elements=8), measured("cd", elements=8), measured("ef", elements=8),
+          measured("gh", elements=8)), measured("xy", elements=16), [(2, "")]),
+        ((measured("ab", elements=8), measured("ab", elements=8), measured("ef", elements=8),
+          measured("ef", elements=8)), measured("x", elements=8), [(2, "")]),
+        ((measured("ab", elements=8), measured("cd", elements=8)), measured("xy", elements=8),
+         [(1, JOINED), (2, IN_TURN)]),  # other sequences, not shorter ones
+        ((measured("ab", elements=8, totals="1"), measured("cd", elements=8, totals="2")),
+         measured("x", elements=8, totals="12"), [(2, "")]),
+        ((measured("ab", elements=8, totals="1"), measured("cd", elements=8, totals="2")),
+         measured("x", elements=8, totals="13"), [(1, JOINED), (2, IN_TURN)]),
     ],
 )  # fmt: skip
 def test_how_the_reference_sees_the_samples_of_all_ranks(

@@ -279,3 +279,18 @@ def test_a_second_run_that_was_not_measured(tmp_path: Path, second: Any, why: st
     found = judged(Job(tmp_path / "job"), runs)
     assert found.verdict == Verdict.INCONCLUSIVE
     assert f"could not be run a second time: {why}" in found.cause
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("by", [-1, 1, 2])
+def test_gradients_that_are_read_one_element_late(tmp_path: Path, sharded: bool, by: int) -> None:
+    """Further than one element is not told."""
+
+    def late(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.reshape(-1).roll(by).view(gradient.shape)
+
+    found = judged(
+        Job(tmp_path / "job", change=late, sharded=sharded), reference(tmp_path / "alone")
+    )
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert ("is that of the element beside it" in found.cause) is (abs(by) == 1)

@@ -39,7 +39,7 @@ def calls(folder: Path, model: nn.Module, *batches: torch.Tensor, scale: float =
     kept.add(model, "")
 
     def before(module: nn.Module, args: object, kwargs: object) -> nn.Module:
-        kept.begin(samples.hashes(args, kwargs))
+        kept.begin(samples.hashes(args, kwargs), samples.first(args, kwargs))
         return module
 
     hooks.around_forward(
@@ -112,6 +112,113 @@ def test_parts_of_a_dim_are_found_by_their_values(tmp_path: Path) -> None:
     assert (found.name, found.what) == ("down", outcome.OUTPUT)  # its bias was added twice
 
 
+class Sequence(nn.Module):
+    """A part of sequences: each token attends to those that are ``given`` before it."""
+
+    def __init__(self, at: torch.Tensor, given: torch.Tensor | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.place = nn.Embedding(50, 4), nn.Embedding(8, 4)
+        self.out, self.at, self.given = nn.Linear(4, 4), at, given
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens) + self.place(self.at)
+        # An exchange with other ranks, as a table: what stands before each position.
+        past = torch.linspace(0.0, 1.0, 8)[self.at if self.given is None else self.given]
+        return self.out(x * past.unsqueeze(-1))  # type: ignore[no-any-return]
+
+
+TOKENS = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:48].view(6, 8)
+CONTIGUOUS, ZIGZAG, STRIPED, UNEVEN = (
+    [torch.tensor(part) for part in parts]
+    for parts in (
+        ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 6, 7], [2, 3, 4, 5]),
+        ([0, 2, 4, 6], [1, 3, 5, 7]), ([0, 1, 2], [3, 4, 5, 6, 7]),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [CONTIGUOUS, ZIGZAG, STRIPED, UNEVEN])
+@pytest.mark.parametrize("fault", ["", "positions", "exchange"])
+def test_ranks_that_have_parts_of_sequences(
+    tmp_path: Path, parts: list[torch.Tensor], fault: str
+) -> None:
+    """Two groups of ranks, each with other sequences; the reference makes one step of two."""
+    alone = calls(tmp_path / "alone", Sequence(torch.arange(8)), TOKENS[:3], TOKENS[3:])
+    ranks = []
+    for rank in range(4):
+        at, rows = parts[rank % 2], TOKENS[3 * (rank // 2) :][:3]
+        model = Sequence(at)
+        if rank == 1 and fault == "positions":
+            model = Sequence(torch.arange(len(at)), at)
+        elif rank == 1 and fault == "exchange":
+            model = Sequence(at, at.flip(0))
+        ranks.append(calls(tmp_path / str(rank), model, rows[:, at]))
+    found = FirstWrong(dict(enumerate(ranks)), alone, alone)
+    assert found.share([0, 1])
+    assert not found.share([0, 2])
+    healthy = found.of_rank(2)
+    assert healthy is not None
+    assert (healthy.what, healthy.compared) == (outcome.AFTER, 4)
+    assert healthy.factors == pytest.approx([8 / len(parts[0])])
+    wrong = found.of_rank(1)
+    assert wrong is not None
+    if fault:
+        assert (wrong.name, wrong.what) == ("out", outcome.INPUT)
+        assert wrong.moved == (["place"] if fault == "positions" else [])
+    else:
+        assert wrong.what == outcome.AFTER
+
+
+def test_a_part_of_the_sequence_and_of_the_features(tmp_path: Path) -> None:
+    """Context and tensor parallelism: an input of which two dims are parts is compared."""
+    alone = calls(tmp_path / "alone", Sequence(torch.arange(8)), TOKENS[:3])
+    at = ZIGZAG[0]
+    model = Sequence(at)
+    model.out.weight = nn.Parameter(model.out.weight.detach()[1:3])
+    model.out.bias = nn.Parameter(model.out.bias.detach()[1:3])
+    own = calls(tmp_path / "0", model, TOKENS[:3, at])
+    found = FirstWrong({0: own}, alone, alone)
+    assert [found._status(0, value) for value in first_wrong._forward(own)][-2:] == ["right"] * 2
+    model.out.bias.data += 1.0
+    own = calls(tmp_path / "1", model, TOKENS[:3, at])
+    wrong = FirstWrong({0: own}, alone, alone).of_rank(0)
+    assert wrong is not None
+    assert (wrong.name, wrong.what, wrong.input_known) == ("out", outcome.OUTPUT, True)
+
+
+def test_an_input_that_cannot_be_compared_is_not_called_right(tmp_path: Path) -> None:
+    class Flat(nn.Module):
+        """Its input has another shape than the reference's."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(4, 5)
+
+    class Cut(Model):
+        def __init__(self, shape: tuple[int, ...], plus: float) -> None:
+            super().__init__()
+            self.flat, self.shape, self.plus = Flat(), shape, plus
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.flat(self.up(x).reshape(self.shape) + self.plus))  # type: ignore[no-any-return]
+
+    alone = calls(tmp_path / "alone", Cut((2, 10), 0.0), ROWS)
+    own = calls(tmp_path / "0", Cut((20,), 1.0), ROWS)
+    wrong = FirstWrong({0: own}, alone, alone).of_rank(0)
+    assert wrong is not None
+    assert (wrong.name, wrong.what, wrong.input_known) == ("flat", outcome.OUTPUT, False)
+
+
+def test_samples_that_are_parts_of_several_are_not_placed(tmp_path: Path) -> None:
+    """Padding, or the same text twice: which part a rank has is not known."""
+    tokens = torch.cat([TOKENS[:1], TOKENS[:1]])
+    alone = calls(tmp_path / "alone", Sequence(torch.arange(8)), tokens[:1], tokens[1:])
+    own = calls(tmp_path / "0", Sequence(torch.arange(4), torch.zeros(4).long()), tokens[:1, :4])
+    found = FirstWrong({0: own}, alone, alone)
+    assert not found.share([0])
+    assert found.of_rank(0) is None
+
+
 def test_micro_batches_that_weigh_otherwise_have_their_factors(tmp_path: Path) -> None:
     (found,) = first(tmp_path, calls(tmp_path / "0", Model(), ROWS[:1], ROWS[1:]))
     assert found is not None
@@ -129,7 +236,9 @@ def test_samples_that_are_split_along_the_sequence_have_the_same_total() -> None
     assert samples.total((), {"x": padded[0], "attention_mask": padded[1]}) == whole
 
 
-def test_two_steps_that_are_made_one_are_the_step_of_both_batches() -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_two_steps_that_are_made_one_are_the_step_of_both_batches(by_hand: bool) -> None:
+    """Also where the program scales gradients itself, in each of its steps."""
     hooks, trained = StepHooks(), []
     for merged in (False, True):
 
@@ -145,8 +254,15 @@ def test_two_steps_that_are_made_one_are_the_step_of_both_batches() -> None:
         optimizer = Own(model.parameters(), lr=0.5)
         for rows in (ROWS[:2], ROWS[2:]) if merged else (ROWS,):
             optimizer.zero_grad()
-            model(rows).square().mean().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            loss = model(rows).square().mean()
+            if by_hand:
+                torch.autograd.backward([loss], grad_tensors=[torch.ones(())])
+                norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()  # type: ignore[union-attr]
+                for parameter in model.parameters():
+                    parameter.grad.mul_(0.05 / norm)  # type: ignore[union-attr]
+            else:
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
         trained.append([p.detach().clone() for p in model.parameters()])
     hooks.remove()

@@ -19,9 +19,17 @@ from moediag.protocol.measured import (
     start_tensors,
     step_tensors,
 )
-from moediag.ranks.verify import clips, ending, model_facts, model_pieces, tensor_files
+from moediag.ranks.verify import (
+    clips,
+    comparison,
+    ending,
+    model_facts,
+    model_pieces,
+    tensor_files,
+)
 from moediag.ranks.verify.ending import Continuing
 from moediag.ranks.verify.measuring import Measuring
+from moediag.ranks.verify.runs import Run
 from moediag.ranks.verify.tensor_files import Stored
 from tests.unit.fake_ranks import fake_rank
 
@@ -405,3 +413,63 @@ class TestReplayedSamples:
         (found,) = read_measured(folder).values()
         assert not found.random
         assert found.not_checked == ["dropout: it is turned off in all runs"]
+
+
+class Stage(nn.Module):
+    """Some layers of a model; a stage of a pipeline counts them from 0."""
+
+    def __init__(self, first: int, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)][first : first + count])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def step_of(stage: Stage, x: torch.Tensor, sent: torch.Tensor | None, **request: object) -> Run:
+    """Measures a step of one process or stage, whose output gets the gradient ``sent``."""
+    one = Measuring(MeasureRequest(**{"steps": 1, **request}), Continuing())  # type: ignore[arg-type]
+    one.install()
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+    out = stage(x)
+    (out.square().mean() if sent is None else (out * sent).sum()).backward()
+    optimizer.step()
+    one.remove()
+    return Run.read(Path(str(request["folder"])))
+
+
+@pytest.mark.parametrize("times", [1.0, 2.0])
+def test_stages_that_count_their_layers_from_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    """``times``: what the second stage does to the gradient that it sends."""
+    x = torch.rand(4, 3)
+    given = Stage(0, 2)(x).detach().requires_grad_()
+    Stage(2, 2)(given).square().mean().backward()
+    assert given.grad is not None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, (own, sent) in enumerate([(x, times * given.grad), (given, None)]):
+        monkeypatch.setenv("RANK", str(rank))
+        job = step_of(Stage(2 * rank, 2), own, sent, folder=str(tmp_path / "job"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    alone = [
+        step_of(
+            Stage(0, 4), x, None, folder=str(tmp_path / name), start_from=str(job.folder),
+            rounding="float32" if name == "rounded" else None,
+        )
+        for name in ("first", "again", "rounded")
+    ]  # fmt: skip
+    assert alone[0].ranks[0].renamed["1"] == {"layers.": 2}
+    found = comparison.outcomes(job, alone)
+    assert [one.incomparable for one in found] == ["", ""]
+    wrong = [{n for n, e in one.gradients["1"].items() if e.wrong} for one in found]
+    names = {f"layers.{at}.{name}" for at in (0, 1) for name in ("weight", "bias")}
+    assert wrong == [names if times != 1.0 else set(), set()]
+    assert {n for one in found for n in one.gradients["1"]} > names
+    if times != 1.0:
+        factors = [one.first_wrong.factors for one in found if one.first_wrong is not None]
+        assert factors == [pytest.approx([2.0]), pytest.approx([1.0])]

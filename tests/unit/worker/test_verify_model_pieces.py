@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
@@ -219,3 +221,60 @@ def test_shards_of_fsdp1_are_the_whole_tensors(original: bool) -> None:
         assert found is not None
         assert torch.equal(found, parameter.detach())
         assert tensor_files.whole(gradients[name])[0] is not None
+
+
+class DeepSpeedEngine(nn.Module):
+    """A stand-in: a model and the optimizer of ZeRO."""
+
+    def __init__(self, module: nn.Module, optimizer: object) -> None:
+        super().__init__()
+        self.module, self.optimizer = module, optimizer
+
+
+def test_parts_by_zero_2() -> None:
+    """The rank has the last element of the weight, and the bias."""
+    model = nn.Linear(2, 2)
+    model.weight._hp_mapping = SimpleNamespace(  # type: ignore[assignment]
+        param_group_index=0,
+        hp_fragment_address=SimpleNamespace(start=0, numel=1),
+        lp_fragment_address=SimpleNamespace(start=3, numel=1),
+    )
+    model.bias._hp_mapping = None  # type: ignore[assignment]
+    flat = nn.Parameter(torch.tensor([7.0, 8.0, 9.0]))
+    zero = SimpleNamespace(single_partition_of_fp32_groups=[flat])
+    (found,) = pieces(DeepSpeedEngine(model, zero))
+    assert (found.name, found.where, found.owner) == ("weight", Where(FLAT, (2, 2), 3), flat)
+    assert found.gradient() is None
+    flat.grad = torch.tensor([1.0, 2.0, 3.0])
+    assert (found.gradient(), found.read()) == (torch.tensor([1.0]), torch.tensor([7.0]))
+    for one in found.copies():
+        one.fill_(4.0)
+    assert model.weight[1, 1].item() == 4.0
+
+
+def test_parts_by_zero_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 elements the second of two ranks has 2, and one of padding."""
+    monkeypatch.setattr(dist, "get_rank", lambda _: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
+    model = nn.Linear(5, 1)
+    for parameter in model.parameters():
+        parameter.ds_shape, parameter.ds_numel = parameter.shape, parameter.numel()  # type: ignore[attr-defined]
+        parameter.ds_tensor = torch.zeros(3)  # type: ignore[attr-defined]
+        parameter.ds_tensor.ds_numel, parameter.ds_process_group = 3, None  # type: ignore[attr-defined]
+        parameter.data = torch.empty(0)
+    flat = nn.Parameter(torch.arange(6.0))
+    zero = SimpleNamespace(
+        fp32_partitioned_groups_flat=[flat], grad_position={id(model.weight): [0, 2, 3]},
+        get_param_id=id,
+    )  # fmt: skip
+    found = {one.name: one for one in pieces(DeepSpeedEngine(model, zero))}
+    assert list(found) == ["weight"]  # all of the bias is on the other rank
+    weight = found["weight"]
+    assert weight.where == Where(FLAT, (1, 5), 3)
+    assert (weight.read().tolist(), weight.trainable) == ([2.0, 3.0], True)
+    assert [one.tolist() for one in weight.copies()] == [[0.0, 0.0]]
+
+
+def test_an_engine_without_zero_has_plain_parameters() -> None:
+    found = pieces(DeepSpeedEngine(nn.Linear(2, 1), SimpleNamespace()))
+    assert {one.where.kind for one in found} == {WHOLE}

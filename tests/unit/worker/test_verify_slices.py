@@ -55,3 +55,50 @@ def test_experts_that_no_rank_has_are_said() -> None:
     found, reason = slices.located(parts, WHOLE_TENSOR)
     assert found is None
     assert "is on no rank" in reason
+
+
+def layers(first: int, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Layers of a whole model, by their names there."""
+    found = {}
+    for number in range(first, first + count):
+        draw = torch.Generator().manual_seed(seed + number)
+        found[f"model.layers.{number}.up.weight"] = torch.randn(4, 4, generator=draw)
+        found[f"model.layers.{number}.norm.weight"] = torch.ones(4)
+    return found
+
+
+def counted_from_zero(own: dict[str, torch.Tensor], first: int) -> dict[str, Stored]:
+    return {
+        slices.shifted(name, {"model.layers.": -first}): plain(tensor)
+        for name, tensor in own.items()
+    }
+
+
+def test_layers_that_a_stage_counts_from_zero() -> None:
+    whole = {**layers(0, 6), "model.head.weight": torch.ones(3)}
+    for first in (2, 3, 4):
+        parts = counted_from_zero(layers(first, 2), first)
+        assert slices.shifts(parts, whole) == {"model.layers.": first}
+        assert {slices.shifted(name, {"model.layers.": first}) for name in parts} <= set(whole)
+    half = {name: plain(part.tensor[:2]) for name, part in parts.items()}  # type: ignore[index]
+    assert slices.shifts(half, whole) == {"model.layers.": 4}  # tensor parallel, too
+    assert slices.shifted("model.head.weight", {"model.layers.": 4}) == "model.head.weight"
+
+
+def test_experts_that_a_rank_counts_from_zero() -> None:
+    experts = {f"layers.{at}.experts.{e}.w": torch.rand(3, 3) for at in range(2) for e in range(4)}
+    parts = {
+        f"layers.{at}.experts.{e}.w": plain(experts[f"layers.{at}.experts.{e + 2}.w"])
+        for at in range(2) for e in range(2)
+    }  # fmt: skip
+    expected = {"layers.0.experts.": 2, "layers.1.experts.": 2}
+    assert slices.shifts(parts, experts) == expected
+
+
+@pytest.mark.parametrize("other", ["same", "unknown", "constant"])
+def test_layers_that_stay_where_they_are(other: str) -> None:
+    """They have their numbers, have other values, or may be several ones."""
+    own = layers(0, 2, seed=90 if other == "unknown" else 0)
+    if other == "constant":
+        own = {name: tensor for name, tensor in own.items() if "norm" in name}
+    assert slices.shifts({name: plain(t) for name, t in own.items()}, layers(0, 6)) == {}

@@ -54,69 +54,20 @@ def _progress(text: str) -> None:
     stderr.line(f"moediag: {text}")
 
 
+@o.with_options
 def attach(
     context: typer.Context,
     pid: o.Pid = None,
-    slurm: Annotated[
-        str | None,
-        typer.Option(metavar="JOB", help="Inspect all nodes of this Slurm job, by srun --overlap."),
-    ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Inspect the job on these machines, by ssh.")
-    ] = None,
-    kubectl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SELECTOR",
-            help="Inspect all pods with these labels, by kubectl exec: app=train, or "
-            "'app=train -n ml'.",
-        ),
-    ] = None,
-    patience: Annotated[
-        float,
-        typer.Option(
-            min=1.0,
-            metavar="S",
-            help="Call ranks hung that have waited for this many seconds; observe them for that "
-            "long where the kernel does not tell.",
-        ),
-    ] = 30.0,
-    no_locals: Annotated[
-        bool, typer.Option("--no-locals", help="Do not read numbers from local variables.")
-    ] = False,
-    collect: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.tgz",
-            help="Also write the evidence as one file, for `moediag diagnose FILE.tgz` elsewhere.",
-        ),
-    ] = None,
-    redact: Annotated[
-        bool,
-        typer.Option(
-            "--redact", help="Replace names of hosts, users and folders in the collected file."
-        ),
-    ] = False,
-    dump: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIGNAL",
-            help="If the job makes no progress, send this signal to its ranks, which must have "
-            "registered faulthandler for it, and read the stacks that they write: USR1, for "
-            "example. No other option affects the job.",
-        ),
-    ] = None,
-    dump_anyway: Annotated[
-        bool,
-        typer.Option("--dump-anyway", help="With --dump: also if the job may still progress."),
-    ] = False,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow",
-            help="Look again every --patience seconds, until the job hangs or ends.",
-        ),
-    ] = False,
+    slurm: str | None = None,
+    hosts: str | None = None,
+    kubectl: str | None = None,
+    patience: Annotated[float, typer.Option(min=1.0)] = 30.0,
+    no_locals: bool = False,
+    collect: Path | None = None,
+    redact: bool = False,
+    dump: str | None = None,
+    dump_anyway: bool = False,
+    follow: bool = False,
     notify: o.Notify = None,
     html: o.Html = None,
     out: o.Out = None,
@@ -130,6 +81,23 @@ def attach(
 
     The job continues as before: no signal is sent and nothing is loaded into it. Without PID, takes
     your only training job on this machine, or lists them.
+
+    Options:
+    --slurm JOB: Inspect all nodes of this Slurm job, by srun --overlap.
+    --hosts A,B,C: Inspect the job on these machines, by ssh.
+    --kubectl SELECTOR: Inspect all pods with these labels, by kubectl exec: app=train, or
+        'app=train -n ml'.
+    --patience S: Call ranks hung that have waited for this many seconds; observe them for that long
+        where the kernel does not tell.
+    --no-locals: Do not read numbers from local variables.
+    --collect FILE.tgz: Also write the evidence as one file, for `moediag diagnose FILE.tgz`
+        elsewhere.
+    --redact: Replace names of hosts, users and folders in the collected file.
+    --dump SIGNAL: If the job makes no progress, send this signal to its ranks, which must have
+        registered faulthandler for it, and read the stacks that they write: USR1, for example. No
+        other option affects the job.
+    --dump-anyway: With --dump: also if the job may still progress.
+    --follow: Look again every --patience seconds, until the job hangs or ends.
     """
     chosen = o.views(as_json, html=html)
     from moediag.launch.attach.collecting import AttachOptions

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from moediag import arguments, extension
+from moediag.cli.option_texts import like, options
+from moediag.cli.option_texts import with_options as with_options
 from moediag.errors import UsageError
 
 
@@ -18,6 +20,25 @@ def _packages(incomplete: str) -> list[str]:
     return found
 
 
+_SHARED = options("""
+--taken-at TIME: Time when the dumps of another job were written: 2025-01-31T12:00:00, seconds since
+    1970, or timeout if NCCL's watchdog wrote them.
+--stack PACKAGE=VERSION: Run on this release; repeatable.
+--silence S: Treat a node as silent after this many seconds without a heartbeat.
+--notify URL: Send a few lines about each new failure to this webhook: Slack, Discord, Teams or
+    plain JSON; other services with apprise.
+--quiescence S: Report a hang after this many seconds without progress or CPU use.
+--out DIR: Write to this run directory.  [default: a new one in moediag-runs]
+--html FILE: Write an HTML page without scripts.
+--markdown FILE: Write the page as markdown.
+--junit FILE: Write JUnit XML, for CI.
+--trace FILE: Write a trace of all ranks for Perfetto.
+--details: Show schedules and stacks even if the source shows the cause.
+--json: Print one JSON object on stdout, nothing else.
+--debug: Show the traceback of an error.
+--no-color: Print without colours, as with NO_COLOR=1.
+""")
+
 Pid = Annotated[
     int | None,
     typer.Argument(
@@ -25,85 +46,20 @@ Pid = Annotated[
         help="A process of the job: its launcher or a rank.  [default: your only job here]",
     ),
 ]
-TakenAt = Annotated[
-    str,
-    typer.Option(
-        "--taken-at",
-        metavar="TIME",
-        help="Time when the dumps of another job were written: 2025-01-31T12:00:00, seconds since "
-        "1970, or timeout if NCCL's watchdog wrote them.",
-    ),
-]
-StackPairs = Annotated[
-    list[str],
-    typer.Option(
-        "--stack",
-        metavar="PACKAGE=VERSION",
-        help="Run on this release; repeatable.",
-        autocompletion=_packages,
-    ),
-]
-Silence = Annotated[
-    float,
-    typer.Option(
-        "--silence",
-        min=2.0,
-        metavar="S",
-        help="Treat a node as silent after this many seconds without a heartbeat.",
-    ),
-]
-Notify = Annotated[
-    str | None,
-    typer.Option(
-        "--notify",
-        metavar="URL",
-        envvar="MOEDIAG_NOTIFY",
-        show_envvar=True,
-        help="Send a few lines about each new failure to this webhook: Slack, Discord, Teams or "
-        "plain JSON; other services with apprise.",
-    ),
-]
-Quiescence = Annotated[
-    float,
-    typer.Option(
-        "--quiescence",
-        min=0.5,
-        metavar="S",
-        help="Report a hang after this many seconds without progress or CPU use.",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        help="Write to this run directory.  [default: a new one in moediag-runs]",
-    ),
-]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page without scripts.")
-]
-Markdown = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the page as markdown.")
-]
-Junit = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, for CI.")
-]
-Trace = Annotated[
-    Path | None,
-    typer.Option("--trace", metavar="FILE", help="Write a trace of all ranks for Perfetto."),
-]
-Details = Annotated[
-    bool,
-    typer.Option("--details", help="Show schedules and stacks even if the source shows the cause."),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-NoColor = Annotated[
-    bool, typer.Option("--no-color", help="Print without colours, as with NO_COLOR=1.")
-]
+TakenAt = Annotated[str, _SHARED["--taken-at"]]
+StackPairs = Annotated[list[str], like(_SHARED["--stack"], autocompletion=_packages)]
+Silence = Annotated[float, like(_SHARED["--silence"], min=2.0)]
+Notify = Annotated[str | None, like(_SHARED["--notify"], envvar="MOEDIAG_NOTIFY", show_envvar=True)]
+Quiescence = Annotated[float, like(_SHARED["--quiescence"], min=0.5)]
+Out = Annotated[Path | None, _SHARED["--out"]]
+Html = Annotated[Path | None, _SHARED["--html"]]
+Markdown = Annotated[Path | None, _SHARED["--markdown"]]
+Junit = Annotated[Path | None, _SHARED["--junit"]]
+Trace = Annotated[Path | None, _SHARED["--trace"]]
+Details = Annotated[bool, _SHARED["--details"]]
+Json = Annotated[bool, _SHARED["--json"]]
+Debug = Annotated[bool, _SHARED["--debug"]]
+NoColor = Annotated[bool, _SHARED["--no-color"]]
 
 
 def views(as_json: bool = False, **targets: Path | None) -> dict[str, Path]:

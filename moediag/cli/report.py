@@ -13,30 +13,15 @@ from moediag.errors import UsageError
 from moediag.report import stderr, stdout
 
 
+@o.with_options
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")],
     html: o.Html = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a draft bug report; tables if several runs, or none, failed.",
-        ),
-    ] = None,
-    for_: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            metavar="PROJECT",
-            help="Use the bug template of transformers, accelerate, pytorch or torchtitan; or "
-            "write tables.  [default: the project that the scenario names]",
-        ),
-    ] = "",
+    markdown: Path | None = None,
+    for_: str = "",
     junit: o.Junit = None,
     trace: o.Trace = None,
-    short: Annotated[
-        bool, typer.Option("--short", help="Print the answer alone as plain text, for a chat.")
-    ] = False,
+    short: bool = False,
     details: o.Details = False,
     no_color: o.NoColor = False,
 ) -> None:
@@ -44,6 +29,12 @@ def report(
 
     --markdown of one failed run is a draft bug report with a program that reproduces it; nothing is
     filed.
+
+    Options:
+    --markdown FILE: Write a draft bug report; tables if several runs, or none, failed.
+    --for PROJECT: Use the bug template of transformers, accelerate, pytorch or torchtitan; or write
+        tables.  [default: the project that the scenario names]
+    --short: Print the answer alone as plain text, for a chat.
     """
     from moediag.report import consoles, terminal, views
 

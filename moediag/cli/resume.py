@@ -10,34 +10,16 @@ from moediag.cli import options as o
 from moediag.cli.compared_runs import run, words
 
 
+@o.with_options
 def resume(
     command: Annotated[
         list[str],
         typer.Argument(metavar="-- CMD…", help="Your training command, which saves checkpoints."),
     ],
-    resumed: Annotated[
-        str | None,
-        typer.Option(
-            metavar="'CMD'",
-            help="The command that resumes. Default: your command again; a Trainer of "
-            "transformers is then given the checkpoint.",
-        ),
-    ] = None,
-    interrupted: Annotated[
-        str | None,
-        typer.Option(
-            metavar="'CMD'",
-            help="A command that saves and ends. Default: your command, ended after its first "
-            "checkpoint.",
-        ),
-    ] = None,
-    after: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Use the first checkpoint saved after N steps."),
-    ] = 1,
-    steps: Annotated[
-        int, typer.Option(min=1, metavar="K", help="Compare the first K steps after the save.")
-    ] = 3,
+    resumed: str | None = None,
+    interrupted: str | None = None,
+    after: Annotated[int, typer.Option(min=1)] = 1,
+    steps: Annotated[int, typer.Option(min=1)] = 3,
     out: o.Out = None,
     as_json: o.Json = False,
     details: o.Details = False,
@@ -49,6 +31,14 @@ def resume(
     Runs your command until it has saved, resumes it, and runs it twice without interruption.
     Weights, optimizer, scheduler, generators, samples and copies of the weights are compared.
     {dir} in a command is a new folder for the files of the run.
+
+    Options:
+    --resumed 'CMD': The command that resumes. Default: your command again; a Trainer of
+        transformers is then given the checkpoint.
+    --interrupted 'CMD': A command that saves and ends. Default: your command, ended after its first
+        checkpoint.
+    --after N: Use the first checkpoint saved after N steps.
+    --steps K: Compare the first K steps after the save.
     """
     from moediag.pipeline import resume as resumer
 

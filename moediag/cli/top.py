@@ -27,11 +27,10 @@ _SINGLE = 16  # more ranks than these are shown in groups
 _COLUMNS = ("rank", "does", "line", "since", "CPU", "GPU", "memory", "step")
 
 
+@o.with_options
 def top(
     pid: o.Pid = None,
-    every: Annotated[
-        float, typer.Option(min=0.5, metavar="S", help="Look again after this many seconds.")
-    ] = 2.0,
+    every: Annotated[float, typer.Option(min=0.5)] = 2.0,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
@@ -39,6 +38,9 @@ def top(
 
     No process is stopped. Ranks that do the same are one row if there are many. Without a terminal,
     looks twice and prints the table once.
+
+    Options:
+    --every S: Look again after this many seconds.
     """
     from moediag.launch.attach import collecting
     from moediag.launch.attach.live import Live

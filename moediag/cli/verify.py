@@ -10,21 +10,13 @@ from moediag.cli import options as o
 from moediag.cli.compared_runs import run, words
 
 
+@o.with_options
 def verify(
     command: Annotated[
         list[str], typer.Argument(metavar="-- CMD…", help="Your distributed training command.")
     ],
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="'CMD'",
-            help="The command that trains the same model in one process, on the samples that all "
-            "ranks see together. Default: your command with one process.",
-        ),
-    ] = None,
-    steps: Annotated[
-        int, typer.Option(min=1, metavar="K", help="Compare the first K steps of the optimizer.")
-    ] = 2,
+    reference: str | None = None,
+    steps: Annotated[int, typer.Option(min=1)] = 2,
     out: o.Out = None,
     as_json: o.Json = False,
     details: o.Details = False,
@@ -35,6 +27,11 @@ def verify(
 
     Both commands run unchanged. The reference starts from the weights of the distributed run;
     gradients before clipping, norms and weights after each step are compared.
+
+    Options:
+    --reference 'CMD': The command that trains the same model in one process, on the samples that
+        all ranks see together. Default: your command with one process.
+    --steps K: Compare the first K steps of the optimizer.
     """
     from moediag.pipeline import verify as verifier
 

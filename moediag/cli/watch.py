@@ -15,94 +15,26 @@ if TYPE_CHECKING:
     from moediag.result import RunResult, TrialResult
 
 
+@o.with_options
 def watch(
     command: Annotated[
         list[str], typer.Argument(metavar="-- CMD…", help="Your training command, unchanged.")
     ],
-    on_hang: Annotated[
-        str,
-        typer.Option(
-            metavar="report|abort|continue|COMMAND",
-            help="What to do after a hang or a death was reported: leave the job alone, end it, "
-            "keep watching, or run COMMAND in a shell for at most 5 minutes.",
-        ),
-    ] = "report",
+    on_hang: str = "report",
     quiescence: o.Quiescence = 3.0,
-    patience: Annotated[
-        float,
-        typer.Option(
-            min=1.0,
-            metavar="S",
-            help="Report a hang after ranks waited this many seconds for an idle rank, or four "
-            "times as long for a rank that computes.",
-        ),
-    ] = 30.0,
-    grace: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="S",
-            help="Give a job that is interrupted or aborted this many seconds to end before "
-            "SIGKILL.",
-        ),
-    ] = 5.0,
-    shared: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="On several nodes: a folder that all nodes of the job can reach.",
-        ),
-    ] = None,
+    patience: Annotated[float, typer.Option(min=1.0)] = 30.0,
+    grace: Annotated[float, typer.Option(min=0.0)] = 5.0,
+    shared: Path | None = None,
     silence: o.Silence = 20.0,
-    guard: Annotated[
-        bool,
-        typer.Option(
-            "--guard", help="Compare parameters between ranks before each FSDP2 reduction."
-        ),
-    ] = False,
-    laws: Annotated[
-        bool,
-        typer.Option(
-            "--laws",
-            help="Check at steps 1, 2, 3, 6, 12, 24 and so on what must hold in any healthy job: "
-            "equal replicas, different samples on each rank, parameters that train.",
-        ),
-    ] = False,
-    laws_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="As --laws, but check steps 1, 2, 3 and every N steps."
-        ),
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LAW[:PATTERN]",
-            help="Accept what the job does on purpose, such as replicas-apart: everywhere, or for "
-            "parameters whose names match PATTERN.",
-        ),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 1 also for what is only suspicious.")
-    ] = False,
+    guard: bool = False,
+    laws: bool = False,
+    laws_every: Annotated[int | None, typer.Option(min=1)] = None,
+    allow: list[str] | None = None,
+    strict: bool = False,
     notify: o.Notify = None,
-    every: Annotated[
-        float,
-        typer.Option(
-            min=1.0, metavar="S", help="Print a status line every S seconds when stderr is a log."
-        ),
-    ] = 60.0,
-    log_mb: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Limit the log of each rank to N megabytes.")
-    ] = 8,
-    redact: Annotated[
-        bool,
-        typer.Option(
-            "--redact",
-            help="Replace names of hosts, users and folders in the run directory when the job has "
-            "ended.",
-        ),
-    ] = False,
+    every: Annotated[float, typer.Option(min=1.0)] = 60.0,
+    log_mb: Annotated[int, typer.Option(min=1)] = 8,
+    redact: bool = False,
     out: o.Out = None,
     as_json: o.Json = False,
     details: o.Details = False,
@@ -113,6 +45,24 @@ def watch(
 
     The script is not changed: PYTHONPATH loads a recorder in every rank. The exit code is that of
     the job, or 1 if a failure was found.
+
+    Options:
+    --on-hang report|abort|continue|COMMAND: What to do after a hang or a death was reported: leave
+        the job alone, end it, keep watching, or run COMMAND in a shell for at most 5 minutes.
+    --patience S: Report a hang after ranks waited this many seconds for an idle rank, or four times
+        as long for a rank that computes.
+    --grace S: Give a job that is interrupted or aborted this many seconds to end before SIGKILL.
+    --shared DIR: On several nodes: a folder that all nodes of the job can reach.
+    --guard: Compare parameters between ranks before each FSDP2 reduction.
+    --laws: Check at steps 1, 2, 3, 6, 12, 24 and so on what must hold in any healthy job: equal
+        replicas, different samples on each rank, parameters that train.
+    --laws-every N: As --laws, but check steps 1, 2, 3 and every N steps.
+    --allow LAW[:PATTERN]: Accept what the job does on purpose, such as replicas-apart: everywhere,
+        or for parameters whose names match PATTERN.
+    --strict: Exit with code 1 also for what is only suspicious.
+    --every S: Print a status line every S seconds when stderr is a log.
+    --log-mb N: Limit the log of each rank to N megabytes.
+    --redact: Replace names of hosts, users and folders in the run directory when the job has ended.
     """
     from moediag.errors import Interrupted
     from moediag.launch.watched import JobOptions

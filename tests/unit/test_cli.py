@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 import moediag
 from moediag import cli
-from moediag.cli import app, main, options
+from moediag.cli import app, main, option_texts, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
 from moediag.lab.campaign.engine import Header, Line
 from moediag.lab.campaign.run import outcome
@@ -620,3 +620,30 @@ def test_an_interruption_before_the_command_has_no_traceback(
     monkeypatch.setattr(app, "_without_debug", interrupted)
     assert main(["list"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_options_of_a_command_are_described_in_its_docstring() -> None:
+    def command(jobs: int = 1, from_: str = "", fast: bool = False) -> None:
+        """Do it.
+
+        Options:
+        --jobs, -j N: Run N at once,
+            and wait.
+        --from A|B: Begin: here.
+        --fast: Skip it.
+        """
+
+    options.with_options(command)
+    found = {name: of.__metadata__[0] for name, of in list(command.__annotations__.items())[:3]}
+    told = {name: (of.param_decls, of.metavar, of.help) for name, of in found.items()}
+    assert told == {
+        "jobs": (["--jobs", "-j"], "N", "Run N at once, and wait."),
+        "from_": (["--from"], "A|B", "Begin: here."),
+        "fast": (["--fast"], None, "Skip it."),
+    }
+    assert command.__doc__ == "Do it."
+    command.__doc__ = "Do it.\n\nOptions:\n--slow: No parameter has it."
+    with pytest.raises(KeyError, match="slow"):
+        options.with_options(command)
+    with pytest.raises(ValueError, match="no option: 'fast: Without"):
+        option_texts.options("fast: Without its dashes.")

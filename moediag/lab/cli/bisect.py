@@ -24,65 +24,24 @@ class MatchKind(str, Enum):
     any = "any"
 
 
+@o.with_options
 def bisect(
     context: typer.Context,
     name: o.Name,
     package: o.Package = "transformers",
-    bad: Annotated[
-        str,
-        typer.Option(
-            metavar="V",
-            help="A release that has the failure.  [default: the scenario's, else found]",
-            autocompletion=completions.releases,
-        ),
-    ] = "",
-    good: Annotated[
-        str,
-        typer.Option(
-            metavar="V",
-            help="A release without it, older or newer.  [default: found]",
-            autocompletion=completions.releases,
-        ),
-    ] = "",
-    window: Annotated[
-        bool, typer.Option("--window", help="Search also the release that fixed it.")
-    ] = False,
-    oldest: Annotated[
-        str,
-        typer.Option(metavar="V", help="Search back to here.  [default: two years before --bad]"),
-    ] = "",
-    pre: Annotated[bool, typer.Option("--pre", help="Include pre-releases.")] = False,
-    yanked: Annotated[bool, typer.Option("--yanked", help="Include yanked releases.")] = False,
+    bad: Annotated[str, typer.Option(autocompletion=completions.releases)] = "",
+    good: Annotated[str, typer.Option(autocompletion=completions.releases)] = "",
+    window: bool = False,
+    oldest: str = "",
+    pre: bool = False,
+    yanked: bool = False,
     hold: o.Hold = [],  # noqa: B006
     python: o.Python = "",
-    match: Annotated[
-        MatchKind,
-        typer.Option(
-            metavar="exact|class|any", help="How much of the failure's signature must match."
-        ),
-    ] = MatchKind.exact,
+    match: MatchKind = MatchKind.exact,
     variant: o.Variant = "",
-    calibrate: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Run the bad release N times to measure how often it fails."
-        ),
-    ] = 3,
-    repo: Annotated[
-        Path | None,
-        typer.Option(
-            "--repo", metavar="PATH", help="Find the commit too, in this clone of its source."
-        ),
-    ] = None,
-    git_bisect: Annotated[
-        bool,
-        typer.Option(
-            "--git-bisect",
-            help="For `git bisect run`: judge the working tree (exit code 0 good, 1 bad, 125 "
-            "neither, "
-            "from 128 on: stop).",
-        ),
-    ] = False,
+    calibrate: Annotated[int, typer.Option(min=1)] = 3,
+    repo: Path | None = None,
+    git_bisect: bool = False,
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
     share_gpu: o.ShareGpu = False,
@@ -90,12 +49,7 @@ def bisect(
     launcher: o.LauncherOption = o.LauncherKind.auto,
     timeout: o.Timeout = None,
     quiescence: o.Quiescence = 3.0,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            "--jobs", "-j", min=1, metavar="N", help="Run N probes at once. The answer is the same."
-        ),
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1)] = 1,
     executor: o.ExecutorOption = o.ExecutorKind.local,
     executor_arg: o.ExecutorArgs = [],  # noqa: B006
     out: o.Out = None,
@@ -113,6 +67,20 @@ def bisect(
     Each probe runs the unfixed variant and its controls on one release. A release is bad only if it
     shows the failure of the bad release, and good only if the variant and a control run clean.
     Other failures do not affect the search.
+
+    Options:
+    --bad V: A release that has the failure.  [default: the scenario's, else found]
+    --good V: A release without it, older or newer.  [default: found]
+    --window: Search also the release that fixed it.
+    --oldest V: Search back to here.  [default: two years before --bad]
+    --pre: Include pre-releases.
+    --yanked: Include yanked releases.
+    --match exact|class|any: How much of the failure's signature must match.
+    --calibrate N: Run the bad release N times to measure how often it fails.
+    --repo PATH: Find the commit too, in this clone of its source.
+    --git-bisect: For `git bisect run`: judge the working tree (exit code 0 good, 1 bad, 125
+        neither, from 128 on: stop).
+    --jobs, -j N: Run N probes at once. The answer is the same.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     chosen_views = o.views(as_json, html=html, markdown=markdown, junit=junit)

@@ -46,6 +46,7 @@ class Optimizer(str, Enum):
     none = "none"
 
 
+@o.with_options
 def check(
     config: Annotated[
         str,
@@ -54,158 +55,31 @@ def check(
             help="A folder with config.json, the file, or a hub name that the local cache has.",
         ),
     ] = "",
-    layout: Annotated[
-        str,
-        typer.Option(metavar="AXIS=N,…", help="Mesh axes and sizes: dp_shard=64,ep=8."),
-    ] = "",
-    sweep: Annotated[
-        str,
-        typer.Option(
-            metavar="AXIS=N..M,…",
-            help="Instead of --layout: check every layout of these ranges (each size twice the one "
-            "before), of --world ranks if given: dp_shard=8..512,ep=1..64.",
-        ),
-    ] = "",
-    script: Annotated[
-        str,
-        typer.Option(
-            metavar="'PROGRAM …'",
-            help="Instead of CONFIG and --layout: your own program, as torchrun gets it. It is run "
-            "on simulated ranks.",
-        ),
-    ] = "",
-    world: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Number of ranks.  [default: the product of the axes]"
-        ),
-    ] = None,
+    layout: str = "",
+    sweep: str = "",
+    script: str = "",
+    world: Annotated[int | None, typer.Option(min=1)] = None,
     stack: o.StackPairs = [],  # noqa: B006
-    wrapper: Annotated[
-        Wrapper,
-        typer.Option(
-            metavar="auto|fsdp2|transformers",
-            help="Who shards: torch's fully_shard, or from_pretrained; auto: from_pretrained for "
-            "ep, tp and pp.",
-        ),
-    ] = Wrapper.auto,
-    plan_only: Annotated[bool, typer.Option("--plan-only", help="Do not simulate a step.")] = False,
-    length: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            show_default=False,
-            help="Tokens of a sequence, which cp cuts.  [default: 4,096 for the memory]",
-        ),
-    ] = 0,
-    card: Annotated[
-        str,
-        typer.Option(
-            metavar="GIB|NAME",
-            help="Say whether a step fits on this card, and what would make it fit: 80, H100.",
-        ),
-    ] = "",
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Sequences of a rank; measures the peak memory of a step.  [default: 1 with "
-            "--card]",
-        ),
-    ] = None,
-    recompute: Annotated[
-        Recompute,
-        typer.Option(
-            metavar="none|layers|selective",
-            help="What backward computes again: whole layers, or all but matrix products and "
-            "attention.",
-        ),
-    ] = Recompute.none,
-    dtype: Annotated[
-        Dtype,
-        typer.Option(
-            metavar=_DTYPES,
-            help="Dtype that from_pretrained is given.  [default: the configuration's]",
-        ),
-    ] = Dtype.own,
-    param_dtype: Annotated[
-        Dtype,
-        typer.Option(
-            metavar=_DTYPES,
-            help="In which fully_shard gathers and computes.  [default: the parameters']",
-        ),
-    ] = Dtype.own,
-    reduce_dtype: Annotated[
-        Dtype,
-        typer.Option(
-            metavar=_DTYPES,
-            help="In which gradients are reduced.  [default: that of the computation]",
-        ),
-    ] = Dtype.own,
-    optimizer: Annotated[
-        Optimizer,
-        typer.Option(
-            metavar="adamw|adamw-fused|adamw-8bit|sgd|muon|adafactor|none",
-            help="Whose states are counted in the memory.",
-        ),
-    ] = Optimizer.adamw,
-    master_weights: Annotated[
-        bool,
-        typer.Option(
-            "--master-weights",
-            help="Count a float32 copy of each parameter, with float32 states, in the optimizer.",
-        ),
-    ] = False,
-    accumulate: Annotated[
-        bool,
-        typer.Option(
-            "--accumulate", help="Count the gradients of earlier micro-batches of the same step."
-        ),
-    ] = False,
-    reserved: Annotated[
-        bool,
-        typer.Option(
-            "--reserved",
-            help="Also count what torch's allocator reserves: a step at full depth, some seconds "
-            "more.",
-        ),
-    ] = False,
-    bandwidth: Annotated[
-        str,
-        typer.Option(
-            metavar="IN[/BETWEEN]",
-            help="GB/s that one rank can send inside its node and between nodes; adds the "
-            "communication time of FSDP2's collectives.",
-        ),
-    ] = "",
-    step_time: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0001, metavar="S", help="With --bandwidth: seconds of a step, for the share."
-        ),
-    ] = None,
-    steps: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="With --script: stop after N optimizer steps."),
-    ] = 2,
-    per_node: Annotated[
-        int | None,
-        typer.Option(
-            "--nproc-per-node",
-            min=1,
-            metavar="N",
-            help="Ranks of a node, for --script and --bandwidth.  [default: 8]",
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, metavar="S", help="End the check after this many seconds.")
-    ] = 600.0,
+    wrapper: Wrapper = Wrapper.auto,
+    plan_only: bool = False,
+    length: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
+    card: str = "",
+    batch: Annotated[int | None, typer.Option(min=1)] = None,
+    recompute: Recompute = Recompute.none,
+    dtype: Dtype = Dtype.own,
+    param_dtype: Dtype = Dtype.own,
+    reduce_dtype: Dtype = Dtype.own,
+    optimizer: Optimizer = Optimizer.adamw,
+    master_weights: bool = False,
+    accumulate: bool = False,
+    reserved: bool = False,
+    bandwidth: str = "",
+    step_time: Annotated[float | None, typer.Option(min=0.0001)] = None,
+    steps: Annotated[int, typer.Option(min=1)] = 2,
+    nproc_per_node: Annotated[int | None, typer.Option(min=1)] = None,
+    timeout: Annotated[float, typer.Option(min=1.0)] = 600.0,
     out: o.Out = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Print findings, costs and the plan too.")
-    ] = False,
+    details: bool = False,
     html: o.Html = None,
     junit: o.Junit = None,
     as_json: o.Json = False,
@@ -217,6 +91,40 @@ def check(
     Needs no GPU and no weights. The library's own code shards the model without weights, on
     simulated ranks. With --script, your own program is run on them. Exit code 1: something fails;
     3: it could not be decided.
+
+    Options:
+    --layout AXIS=N,…: Mesh axes and sizes: dp_shard=64,ep=8.
+    --sweep AXIS=N..M,…: Instead of --layout: check every layout of these ranges (each size twice
+        the one before), of --world ranks if given: dp_shard=8..512,ep=1..64.
+    --script 'PROGRAM …': Instead of CONFIG and --layout: your own program, as torchrun gets it. It
+        is run on simulated ranks.
+    --world N: Number of ranks.  [default: the product of the axes]
+    --wrapper auto|fsdp2|transformers: Who shards: torch's fully_shard, or from_pretrained; auto:
+        from_pretrained for ep, tp and pp.
+    --plan-only: Do not simulate a step.
+    --length N: Tokens of a sequence, which cp cuts.  [default: 4,096 for the memory]
+    --card GIB|NAME: Say whether a step fits on this card, and what would make it fit: 80, H100.
+    --batch N: Sequences of a rank; measures the peak memory of a step.  [default: 1 with --card]
+    --recompute none|layers|selective: What backward computes again: whole layers, or all but matrix
+        products and attention.
+    --dtype float32|bfloat16|float16: Dtype that from_pretrained is given.  [default: the
+        configuration's]
+    --param-dtype float32|bfloat16|float16: In which fully_shard gathers and computes.  [default:
+        the parameters']
+    --reduce-dtype float32|bfloat16|float16: In which gradients are reduced.  [default: that of the
+        computation]
+    --optimizer adamw|adamw-fused|adamw-8bit|sgd|muon|adafactor|none: Whose states are counted in
+        the memory.
+    --master-weights: Count a float32 copy of each parameter, with float32 states, in the optimizer.
+    --accumulate: Count the gradients of earlier micro-batches of the same step.
+    --reserved: Also count what torch's allocator reserves: a step at full depth, some seconds more.
+    --bandwidth IN[/BETWEEN]: GB/s that one rank can send inside its node and between nodes; adds
+        the communication time of FSDP2's collectives.
+    --step-time S: With --bandwidth: seconds of a step, for the share.
+    --steps N: With --script: stop after N optimizer steps.
+    --nproc-per-node N: Ranks of a node, for --script and --bandwidth.  [default: 8]
+    --timeout S: End the check after this many seconds.
+    --details: Print findings, costs and the plan too.
     """
     chosen = o.views(as_json, html=html, junit=junit)
     from moediag.lab.campaign.engine import shown
@@ -240,7 +148,9 @@ def check(
         if script:
             _of_script(config, layout or sweep, world)
             ran = check_script.check_script(
-                check_script.ScriptOptions(script, world or 1, per_node, steps, pins, timeout, out),
+                check_script.ScriptOptions(
+                    script, world or 1, nproc_per_node, steps, pins, timeout, out
+                ),
                 tell,
             )
             page, folder = check_script_page.answer(ran), ran.folder
@@ -253,7 +163,7 @@ def check(
                 dtype=dtype.value, param_dtype=param_dtype.value,
                 reduce_dtype=reduce_dtype.value, optimizer=optimizer.value, master=master_weights,
                 accumulate=accumulate, reserved=reserved,
-                bandwidth=_bandwidth(bandwidth, per_node, step_time),
+                bandwidth=_bandwidth(bandwidth, nproc_per_node, step_time),
                 timeout=timeout, out=out,
             )  # fmt: skip
             if sweep:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from moediag.lab.cli import options as o
 from moediag.report import stderr, stdout
 
 
+@o.with_options
 def export(
     name: o.Name,
     variant: o.Variant = "",
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Write to this file.  [default: stdout]"),
-    ] = None,
+    file: Path | None = None,
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
     stack: o.StackPairs = [],  # noqa: B006
@@ -28,6 +23,9 @@ def export(
 
     Attach it to an upstream issue: it names the library versions, builds the model, skews the
     routing, runs the steps and compares every gradient with a single process.
+
+    Options:
+    --file FILE: Write to this file.  [default: stdout]
     """
     world_size, device = o.world(gpus, cpu)
     stack_overrides = o.pairs(stack, "--stack")

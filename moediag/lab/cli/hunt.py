@@ -10,58 +10,22 @@ from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
 
 
+@o.with_options
 def hunt(
     context: typer.Context,
-    release: Annotated[
-        str,
-        typer.Option(
-            metavar="V",
-            help="Check this release of transformers.",
-            autocompletion=completions.releases,
-        ),
-    ] = "newest",
-    against: Annotated[
-        str,
-        typer.Option(
-            metavar="V",
-            help="Check this release too, and show only what differs; previous: the release before "
-            "--release.",
-        ),
-    ] = "",
+    release: Annotated[str, typer.Option(autocompletion=completions.releases)] = "newest",
+    against: str = "",
     family: o.Families = [],  # noqa: B006
-    relation: Annotated[
-        list[str],
-        typer.Option("--relation", metavar="NAME", help="Check only these relations."),
-    ] = [],  # noqa: B006
-    cpu: Annotated[
-        int, typer.Option("--cpu", min=1, metavar="N", help="Run N cells at once, on the CPU.")
-    ] = 1,
+    relation: list[str] = [],  # noqa: B006
+    cpu: Annotated[int, typer.Option(min=1)] = 1,
     stack: o.StackPairs = [],  # noqa: B006
-    timeout: Annotated[
-        float,
-        typer.Option("--timeout", min=1.0, metavar="S", help="End a cell after this many seconds."),
-    ] = 120.0,
-    minutes: Annotated[
-        float | None,
-        typer.Option("--minutes", min=0.0, help="Start no cell after this many minutes."),
-    ] = None,
-    pursue: Annotated[
-        bool,
-        typer.Option(
-            "--pursue",
-            help="For each new finding: shrink the model, bisect the releases, write one file and "
-            "a draft issue.",
-        ),
-    ] = False,
+    timeout: Annotated[float, typer.Option(min=1.0)] = 120.0,
+    minutes: Annotated[float | None, typer.Option(min=0.0)] = None,
+    pursue: bool = False,
     executor: o.ExecutorOption = o.ExecutorKind.local,
     executor_arg: o.ExecutorArgs = [],  # noqa: B006
     out: o.Out = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Resume the hunt in --out DIR, also with more families or relations."
-        ),
-    ] = False,
+    resume: bool = False,
     html: o.Html = None,
     markdown: o.Markdown = None,
     junit: o.Junit = None,
@@ -74,6 +38,18 @@ def hunt(
     A cell is one relation on a tiny model of one family, in one process or on two ranks. Exit code
     1: a confirmed finding that the register does not list, with --against one that appeared; 3:
     something could not be decided or confirmed.
+
+    Options:
+    --release V: Check this release of transformers.
+    --against V: Check this release too, and show only what differs; previous: the release before
+        --release.
+    --relation NAME: Check only these relations.
+    --cpu N: Run N cells at once, on the CPU.
+    --timeout S: End a cell after this many seconds.
+    --minutes: Start no cell after this many minutes.
+    --pursue: For each new finding: shrink the model, bisect the releases, write one file and a
+        draft issue.
+    --resume: Resume the hunt in --out DIR, also with more families or relations.
     """
     chosen_views = o.views(as_json, html=html, markdown=markdown, junit=junit)
     from moediag.lab.campaign.engine import shown

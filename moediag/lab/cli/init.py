@@ -14,18 +14,10 @@ from moediag.lab.cli import options as o
 from moediag.report import stderr
 
 
+@o.with_options
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The new scenario file.")],
-    from_: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="NAME",
-            help="Begin with this scenario. In a terminal it is asked for.  "
-            "[default: expert-starvation]",
-            autocompletion=completions.scenarios,
-        ),
-    ] = "",
+    from_: Annotated[str, typer.Option(autocompletion=completions.scenarios)] = "",
     set_: o.SetPairs = [],  # noqa: B006
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
@@ -33,6 +25,10 @@ def init(
 
     In a terminal, what no option says is asked for: the scenario to begin with, the title, the
     model family and the release of transformers. A file that exists is not overwritten.
+
+    Options:
+    --from NAME: Begin with this scenario. In a terminal it is asked
+        for.  [default: expert-starvation]
     """
     from moediag.lab.scenario import catalogue
     from moediag.lab.scenario.load import load

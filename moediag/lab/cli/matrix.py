@@ -10,6 +10,7 @@ from moediag.lab.cli import completions
 from moediag.lab.cli import options as o
 
 
+@o.with_options
 def matrix(
     context: typer.Context,
     scenarios: Annotated[
@@ -20,23 +21,9 @@ def matrix(
             autocompletion=completions.scenarios,
         ),
     ],
-    family: Annotated[
-        list[str],
-        typer.Option(
-            "--family",
-            metavar="F",
-            autocompletion=completions.families,
-            help="Add a column for this model family; repeatable; `all` for every one.  "
-            "[default: the scenario's]",
-        ),
-    ] = [],  # noqa: B006
+    family: Annotated[list[str], typer.Option(autocompletion=completions.families)] = [],  # noqa: B006
     package: o.Package = "transformers",
-    releases: Annotated[
-        str,
-        typer.Option(
-            metavar="V,V,…", help="Use these releases instead of the newest patch of each minor."
-        ),
-    ] = "",
+    releases: str = "",
     oldest: Annotated[
         str,
         typer.Option(
@@ -62,12 +49,7 @@ def matrix(
     executor: o.ExecutorOption = o.ExecutorKind.local,
     executor_arg: o.ExecutorArgs = [],  # noqa: B006
     out: o.Out = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Resume the matrix in --out DIR, also with more columns or releases."
-        ),
-    ] = False,
+    resume: bool = False,
     dry_run: o.DryRun = False,
     html: o.Html = None,
     markdown: o.Markdown = None,
@@ -79,6 +61,12 @@ def matrix(
     """Show which releases have which failures, for scenarios or for the families of one.
 
     Each cell is a run of the unfixed variant and its controls, like a probe of `moediag bisect`.
+
+    Options:
+    --family F: Add a column for this model family; repeatable; `all` for every one.  [default: the
+        scenario's]
+    --releases V,V,…: Use these releases instead of the newest patch of each minor.
+    --resume: Resume the matrix in --out DIR, also with more columns or releases.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     chosen_views = o.views(as_json, html=html, markdown=markdown, junit=junit)

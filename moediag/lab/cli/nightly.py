@@ -21,69 +21,27 @@ if TYPE_CHECKING:
     from moediag.result.answer_blocks import Answer
 
 
+@o.with_options
 def nightly(
     context: typer.Context,
-    scenario: Annotated[
-        list[str],
-        typer.Option("--scenario", metavar="NAME", help="Run only this scenario; repeatable."),
-    ] = [],  # noqa: B006
-    track: Annotated[
-        list[str],
-        typer.Option(
-            "--track",
-            metavar="TRACK",
-            help="Run on pinned, newest, pre, PACKAGE=newest or PACKAGE=pre; repeatable.  "
-            "[default: the "
-            "first three, for transformers, accelerate and torch]",
-        ),
-    ] = [],  # noqa: B006
+    scenario: list[str] = [],  # noqa: B006
+    track: list[str] = [],  # noqa: B006
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
     share_gpu: o.ShareGpu = False,
-    minutes: Annotated[
-        float, typer.Option(min=0.1, metavar="M", help="Time limit for all runs together.")
-    ] = 60.0,
-    bisect_minutes: Annotated[
-        float,
-        typer.Option(
-            "--bisect-minutes", min=0.0, metavar="M",
-            help="Time limit for all bisects of new failures, after the runs; 0: no bisect.",
-        ),
-    ] = 20.0,
-    hunt_minutes: Annotated[
-        float,
-        typer.Option(
-            "--hunt-minutes", min=0.0, metavar="M",
-            help="Time limit for the hunt on the newest transformers against the release before; "
-            "0, or --scenario without --family: no hunt.",
-        ),
-    ] = 15.0,
+    minutes: Annotated[float, typer.Option(min=0.1)] = 60.0,
+    bisect_minutes: Annotated[float, typer.Option(min=0.0)] = 20.0,
+    hunt_minutes: Annotated[float, typer.Option(min=0.0)] = 15.0,
     family: o.Families = [],  # noqa: B006
-    history: Annotated[
-        Path, typer.Option("--history", metavar="DIR", help="Keep the results of each night here.")
-    ] = Path("moediag-history"),
-    nights: Annotated[
-        int,
-        typer.Option(
-            "--nights", min=2, metavar="N",
-            help="Number of past nights used to call a failure flaky.",
-        ),
-    ] = 7,
+    history: Path = Path("moediag-history"),
+    nights: Annotated[int, typer.Option(min=2)] = 7,
     out: o.Out = None,
     resume: o.Resume = False,
     html: o.Html = None,
-    junit: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write JUnit here.  [default: junit.xml in --out]"),
-    ] = None,
-    summary: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a summary.  [default: summary.md in --out]"),
-    ] = None,
+    junit: Path | None = None,
+    summary: Path | None = None,
     notify: o.Notify = None,
-    annotate: Annotated[
-        bool, typer.Option("--annotate", help="Print new failures as GitHub annotations.")
-    ] = False,
+    annotate: bool = False,
     launcher: o.LauncherOption = o.LauncherKind.auto,
     timeout: o.Timeout = None,
     executor: o.ExecutorOption = o.ExecutorKind.local,
@@ -99,6 +57,20 @@ def nightly(
     between the newest transformers and the release before. Each new failure is bisected between the
     last good night's release and tonight's, and written as a draft issue; nothing is filed. Exit
     code 1 means a new failure, or a finding that appeared.
+
+    Options:
+    --scenario NAME: Run only this scenario; repeatable.
+    --track TRACK: Run on pinned, newest, pre, PACKAGE=newest or PACKAGE=pre; repeatable.  [default:
+        the first three, for transformers, accelerate and torch]
+    --minutes M: Time limit for all runs together.
+    --bisect-minutes M: Time limit for all bisects of new failures, after the runs; 0: no bisect.
+    --hunt-minutes M: Time limit for the hunt on the newest transformers against the release before;
+        0, or --scenario without --family: no hunt.
+    --history DIR: Keep the results of each night here.
+    --nights N: Number of past nights used to call a failure flaky.
+    --junit FILE: Write JUnit here.  [default: junit.xml in --out]
+    --summary FILE: Write a summary.  [default: summary.md in --out]
+    --annotate: Print new failures as GitHub annotations.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     if annotate and as_json:

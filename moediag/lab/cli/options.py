@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from moediag.cli.option_texts import like, options
 from moediag.cli.options import *  # noqa: F403
 from moediag.errors import UsageError
 from moediag.lab.cli import completions
@@ -29,154 +30,64 @@ class ExecutorKind(str, Enum):
     ray = "ray"
 
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE.yaml",
-        help="A scenario of the catalogue, or a scenario file.",
-        autocompletion=completions.scenarios,
-    ),
-]
-NameOrNone = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME|FILE.yaml",
-        help="A scenario of the catalogue, or a scenario file.",
-        show_default=False,
-        autocompletion=completions.scenarios,
-    ),
-]
-All = Annotated[
-    bool, typer.Option("--all", help="Run every scenario of the catalogue and write one summary.")
-]
-Variants = Annotated[
-    list[str],
-    typer.Option(
-        "--variant",
-        "-v",
-        metavar="NAME",
-        help="Run only this variant; repeatable.",
-        autocompletion=completions.variants,
-    ),
-]
-Variant = Annotated[
-    str,
-    typer.Option(
-        "--variant",
-        "-v",
-        metavar="NAME",
-        help="Use this variant.  [default: the first unfixed]",
-        autocompletion=completions.variants,
-    ),
-]
-Package = Annotated[str, typer.Option(metavar="NAME", help="Use the releases of this package.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
-Gpus = Annotated[
-    int | None,
-    typer.Option("--gpus", min=1, metavar="N", help="Run on N GPUs, one rank each, with NCCL."),
-]
-ShareGpu = Annotated[
-    bool,
-    typer.Option(
-        "--share-gpu",
-        help="With --gpus: let ranks share the available GPUs, on gloo or a recent NCCL.",
-    ),
-]
-Cpu = Annotated[
-    int | None,
-    typer.Option(
-        "--cpu",
-        min=1,
-        metavar="N",
-        help="Run N ranks on the CPU, with gloo.",
-    ),
-]
-SetPairs = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="Override a field of the scenario; repeatable.",
-        autocompletion=completions.settings,
-    ),
-]
-Families = Annotated[
-    list[str],
-    typer.Option(
-        "--family",
-        metavar="F",
-        autocompletion=completions.families,
-        help="Check these model types, or the kind moe, dense, multimodal or all: names with "
-        "commas, repeatable.  [default: moe]",
-    ),
-]
-LauncherOption = Annotated[
-    LauncherKind,
-    typer.Option(
-        "--launcher",
-        metavar="auto|torchrun|fork",
-        help="How to start ranks; auto: fork on the CPU of one node, else torchrun.",
-    ),
-]
-ExecutorOption = Annotated[
-    ExecutorKind,
-    typer.Option(
-        "--executor",
-        metavar="local|slurm|ray",
-        help="Run the items on this machine, as Slurm jobs or as Ray tasks.",
-    ),
-]
-ExecutorArgs = Annotated[
-    list[str],
-    typer.Option(
-        "--executor-arg",
-        metavar="KEY=VALUE",
-        help="Pass this to the executor: jobs= (items at once), limit= (seconds for an item from "
-        "its start), queue= (seconds before it), partition=, time= and others for Slurm, address=, "
-        "num_cpus= and others for Ray; repeatable.",
-    ),
-]
-Nnodes = Annotated[
-    int, typer.Option("--nnodes", min=1, metavar="N", help="Number of nodes of a torchrun launch.")
-]
-Rendezvous = Annotated[
-    str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Passed to torchrun.")
-]
-NodeRank = Annotated[
-    int | None, typer.Option("--node-rank", min=0, metavar="N", help="Passed to torchrun.")
-]
-Shared = Annotated[
-    Path | None,
-    typer.Option(
-        "--shared",
-        metavar="DIR",
-        help="On several nodes: a new folder that all of them can reach.",
-    ),
-]
-Repeat = Annotated[
-    int, typer.Option("--repeat", min=1, metavar="N", help="Run every trial N times.")
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        min=1.0,
-        metavar="S",
-        help="End a launch after this many seconds. This is not the hang detector.",
-    ),
-]
-Hold = Annotated[
-    list[str],
-    typer.Option(
-        metavar="PACKAGE=VERSION",
-        help="Keep this dependency on one release; repeatable. Otherwise each release runs "
-        "with those of its own day.",
-    ),
-]
-Python = Annotated[str, typer.Option(metavar="X.Y", help="Use another Python, for old releases.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Resume the interrupted command in --out DIR.")
-]
+_SHARED = options("""
+--all: Run every scenario of the catalogue and write one summary.
+--variant, -v NAME: Run only this variant; repeatable.
+--package NAME: Use the releases of this package.
+--dry-run: Print what would run, and run nothing.
+--gpus N: Run on N GPUs, one rank each, with NCCL.
+--share-gpu: With --gpus: let ranks share the available GPUs, on gloo or a recent NCCL.
+--cpu N: Run N ranks on the CPU, with gloo.
+--set FIELD=VALUE: Override a field of the scenario; repeatable.
+--family F: Check these model types, or the kind moe, dense, multimodal or all: names with commas,
+    repeatable.  [default: moe]
+--launcher auto|torchrun|fork: How to start ranks; auto: fork on the CPU of one node, else torchrun.
+--executor local|slurm|ray: Run the items on this machine, as Slurm jobs or as Ray tasks.
+--executor-arg KEY=VALUE: Pass this to the executor: jobs= (items at once), limit= (seconds for an
+    item from its start), queue= (seconds before it), partition=, time= and others for Slurm,
+    address=, num_cpus= and others for Ray; repeatable.
+--nnodes N: Number of nodes of a torchrun launch.
+--rdzv-endpoint HOST:PORT: Passed to torchrun.
+--node-rank N: Passed to torchrun.
+--shared DIR: On several nodes: a new folder that all of them can reach.
+--repeat N: Run every trial N times.
+--timeout S: End a launch after this many seconds. This is not the hang detector.
+--hold PACKAGE=VERSION: Keep this dependency on one release; repeatable. Otherwise each release runs
+    with those of its own day.
+--python X.Y: Use another Python, for old releases.
+--resume: Resume the interrupted command in --out DIR.
+""")
+
+_SCENARIO = typer.Argument(
+    metavar="NAME|FILE.yaml",
+    help="A scenario of the catalogue, or a scenario file.",
+    autocompletion=completions.scenarios,
+)
+Name = Annotated[str, _SCENARIO]
+NameOrNone = Annotated[str | None, like(_SCENARIO, show_default=False)]
+All = Annotated[bool, _SHARED["--all"]]
+_VARIANT = like(_SHARED["--variant"], autocompletion=completions.variants)
+Variants = Annotated[list[str], _VARIANT]
+Variant = Annotated[str, like(_VARIANT, help="Use this variant.  [default: the first unfixed]")]
+Package = Annotated[str, _SHARED["--package"]]
+DryRun = Annotated[bool, _SHARED["--dry-run"]]
+Gpus = Annotated[int | None, like(_SHARED["--gpus"], min=1)]
+ShareGpu = Annotated[bool, _SHARED["--share-gpu"]]
+Cpu = Annotated[int | None, like(_SHARED["--cpu"], min=1)]
+SetPairs = Annotated[list[str], like(_SHARED["--set"], autocompletion=completions.settings)]
+Families = Annotated[list[str], like(_SHARED["--family"], autocompletion=completions.families)]
+LauncherOption = Annotated[LauncherKind, _SHARED["--launcher"]]
+ExecutorOption = Annotated[ExecutorKind, _SHARED["--executor"]]
+ExecutorArgs = Annotated[list[str], _SHARED["--executor-arg"]]
+Nnodes = Annotated[int, like(_SHARED["--nnodes"], min=1)]
+Rendezvous = Annotated[str | None, _SHARED["--rdzv-endpoint"]]
+NodeRank = Annotated[int | None, like(_SHARED["--node-rank"], min=0)]
+Shared = Annotated[Path | None, _SHARED["--shared"]]
+Repeat = Annotated[int, like(_SHARED["--repeat"], min=1)]
+Timeout = Annotated[float | None, like(_SHARED["--timeout"], min=1.0)]
+Hold = Annotated[list[str], _SHARED["--hold"]]
+Python = Annotated[str, _SHARED["--python"]]
+Resume = Annotated[bool, _SHARED["--resume"]]
 
 
 def print_definitions(rows: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moediag.lab.campaign.sweep.session import SweepOptions
 
 
+@o.with_options
 def run(
     context: typer.Context,
     name: o.NameOrNone = None,
@@ -33,9 +34,7 @@ def run(
     silence: o.Silence = 20.0,
     repeat: o.Repeat = 1,
     timeout: o.Timeout = None,
-    no_cost: Annotated[
-        bool, typer.Option("--no-cost", help="Do not measure what each fix costs.")
-    ] = False,
+    no_cost: bool = False,
     quiescence: o.Quiescence = 3.0,
     out: o.Out = None,
     resume: o.Resume = False,
@@ -49,6 +48,9 @@ def run(
     Without --cpu or --gpus it runs on the CPU, with the scenario's own number of ranks. The unfixed
     code, each fix and each control runs on real ranks; their collectives are compared between
     ranks and their gradients with a single-process reference.
+
+    Options:
+    --no-cost: Do not measure what each fix costs.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value, shared, every, resume)

@@ -43,6 +43,7 @@ def list_(as_json: o.Json = False) -> None:
 
 
 @app.command(epilog="Example: moediag stacks build --python-version 3.12 --out bundle")
+@o.with_options
 def build(
     packages: Annotated[
         list[str] | None,
@@ -50,21 +51,18 @@ def build(
             metavar="PACKAGE=VERSION…", help="One stack.  [default: every stack of the catalogue]"
         ),
     ] = None,
-    python_version: Annotated[
-        str | None,
-        typer.Option(metavar="X.Y", help="With --out: the Python of the other machine."),
-    ] = None,
-    platform: Annotated[
-        str | None,
-        typer.Option(metavar="ARCH", help="With --out: x86_64 or aarch64, of the other machine."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write a bundle that installs without a network."),
-    ] = None,
+    python_version: str | None = None,
+    platform: str | None = None,
+    out: Path | None = None,
     no_color: o.NoColor = False,
 ) -> None:
-    """Build environments now, or bundle them for a machine without a network."""
+    """Build environments now, or bundle them for a machine without a network.
+
+    Options:
+    --python-version X.Y: With --out: the Python of the other machine.
+    --platform ARCH: With --out: x86_64 or aarch64, of the other machine.
+    --out DIR: Write a bundle that installs without a network.
+    """
     if out is None and (python_version or platform):
         raise UsageError(
             "--python-version and --platform describe another machine",
@@ -101,17 +99,19 @@ def build(
 
 
 @app.command(epilog="Example: moediag stacks clean --older-than 30")
+@o.with_options
 def clean(
     keys: Annotated[
         list[str] | None, typer.Argument(metavar="KEY…", help="Keys as shown by `stacks list`.")
     ] = None,
-    older_than: Annotated[
-        float | None,
-        typer.Option(metavar="DAYS", min=0, help="Remove those not used for this many days."),
-    ] = None,
+    older_than: Annotated[float | None, typer.Option(min=0)] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove all.")] = False,
 ) -> None:
-    """Remove environments, except those in use."""
+    """Remove environments, except those in use.
+
+    Options:
+    --older-than DAYS: Remove those not used for this many days.
+    """
     from moediag.lab.stacks.built import clean as remove
 
     for removed in remove(tuple(keys or ()), older_than, everything):

@@ -31,26 +31,17 @@ class ResumeTask:
     and the rest. Only the steps after the save are judged, not the gradients."""
 
     kind: str = field(default="resume", init=False)
-    through: str = option(
-        "dcp",
-        "dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict; "
-        "dcp-model: the same without the optimizer; accelerate: save_state and "
-        "load_state; save-pretrained: save_pretrained and from_pretrained for the "
-        "model, torch.save on each rank for the optimizer.",
-        choices=("dcp", "dcp-model", "accelerate", "save-pretrained"),
-    )
-    after: int = option(2, "Steps before the save.", ge=1)
-    state_dict: str = option(
-        "sharded",
-        "Through accelerate: its state dict type.",
-        choices=("sharded", "full"),
-    )
-    layout: Dict[str, int] = option(
-        dict,
-        "The layout after loading, if it is another one. The steps after it are "
-        "compared with those of a training that got the state at the save in memory, at "
-        "this layout.",
-    )
+    through: str = option("dcp", choices=("dcp", "dcp-model", "accelerate", "save-pretrained"))
+    """dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict; dcp-model: the same
+    without the optimizer; accelerate: save_state and load_state; save-pretrained: save_pretrained
+    and from_pretrained for the model, torch.save on each rank for the optimizer."""
+    after: int = option(2, ge=1)
+    """Steps before the save."""
+    state_dict: str = option("sharded", choices=("sharded", "full"))
+    """Through accelerate: its state dict type."""
+    layout: Dict[str, int] = option(dict)
+    """The layout after loading, if it is another one. The steps after it are compared with those of
+    a training that got the state at the save in memory, at this layout."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +49,12 @@ class ProgramTask:
     """A program that replaces the training step of a whole model."""
 
     kind: str = field(default="program", init=False)
-    name: str = option(
-        "",
-        "A program of the catalogue, e.g. metrics, or the path of your own, relative to this "
-        "file: ./my_step.py.",
-    )
+    name: str = ""
+    """A program of the catalogue, e.g. metrics, or the path of your own, relative to this file:
+    ./my_step.py."""
     # In a trial every option of the program is written out.
-    options: Dict[str, Any] = option(
-        dict,
-        "Its options; a variant overrides the scenario's options one by one.",
-    )
+    options: Dict[str, Any] = option(dict)
+    """Its options; a variant overrides the scenario's options one by one."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +62,16 @@ class CostTask:
     """Times the fixes on a mid-size healthy step, side by side."""
 
     kind: str = field(default="cost", init=False)
-    fixes: List[str] = option(
-        list,
-        "Fixes to time; empty: those of the selected variants on the same stack.",
-    )
-    rounds: int = option(8, "Timed steps per fix, alternating.", ge=1)
-    model: ModelSpec = option(ModelSpec, "The timed model; mid-size.")
-    batch: int = option(1, "Sequences per rank.", ge=1)
-    seq_len: int = option(512, "Tokens per sequence.", ge=1)
+    fixes: List[str] = option(list)
+    """Fixes to time; empty: those of the selected variants on the same stack."""
+    rounds: int = option(8, ge=1)
+    """Timed steps per fix, alternating."""
+    model: ModelSpec = option(ModelSpec)
+    """The timed model; mid-size."""
+    batch: int = option(1, ge=1)
+    """Sequences per rank."""
+    seq_len: int = option(512, ge=1)
+    """Tokens per sequence."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,13 @@ The parts that reach the ranks are in ``sections``, rules about several fields i
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import io
+import itertools
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +31,7 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 from moediag.axes import AXES, DP_SHARD, Layout
 from moediag.lab.content import is_own
 from moediag.lab.scenario.sections import (
+    SPECS,
     Backend,
     CostSection,
     Kebab,
@@ -54,12 +59,14 @@ MERGED_SECTIONS = ("model", "wrapper", "step", "skew", "program", "resume", "rec
 class WorldSection(Section, frozen=True):
     """The number of ranks of the scenario."""
 
-    default: int = Field(default=2, ge=1, description="Number of ranks without --cpu and --gpus.")
-    min: int = Field(default=1, ge=1, description="Minimum number of ranks.")
-    max: int | None = Field(default=None, ge=1, description="Maximum; null: no limit.")
-    multiple_of: int = Field(
-        default=1, ge=1, description="The number of ranks must be a multiple of this."
-    )
+    default: int = Field(default=2, ge=1)
+    """Number of ranks without --cpu and --gpus."""
+    min: int = Field(default=1, ge=1)
+    """Minimum number of ranks."""
+    max: int | None = Field(default=None, ge=1)
+    """Maximum; null: no limit."""
+    multiple_of: int = Field(default=1, ge=1)
+    """The number of ranks must be a multiple of this."""
 
 
 def _form(value: Any) -> str:
@@ -85,30 +92,20 @@ VerdictRequest = Annotated[
 class Expectation(Section, frozen=True):
     """The result that a trial of this variant must have."""
 
-    verdict: VerdictRequest = Field(
-        description="One verdict, a list (any of them), or one of these per backend, "
-        "e.g. {gloo: collective-mismatch, nccl: hang}."
-    )
-    culprits: list[Rank] | None = Field(
-        default=None,
-        description="Exactly the ranks that must be named; null: not checked.",
-    )
-    pattern: str | None = Field(
-        default=None,
-        pattern="^[^:]+$",
-        description="A part of the signature (between colons) that must occur, e.g. "
-        "one-slice-sharded-again: another failure with the same verdict does not count.",
-    )
-    shows: VerdictName | None = Field(
-        default=None,
-        description="For a variant with repeats: at least one repeat must have this verdict, "
-        "otherwise the failure was not reproduced.",
-    )
-    judgement: Literal["correct", "wrong"] | None = Field(
-        default=None,
-        description="For a fix: `wrong` if the run should show that it does not fix the failure. "
-        "Default: correct.",
-    )
+    verdict: VerdictRequest
+    """One verdict, a list (any of them), or one of these per backend, e.g. {gloo:
+    collective-mismatch, nccl: hang}."""
+    culprits: list[Rank] | None = None
+    """Exactly the ranks that must be named; null: not checked."""
+    pattern: str | None = Field(default=None, pattern="^[^:]+$")
+    """A part of the signature (between colons) that must occur, e.g. one-slice-sharded-again:
+    another failure with the same verdict does not count."""
+    shows: VerdictName | None = None
+    """For a variant with repeats: at least one repeat must have this verdict, otherwise the failure
+    was not reproduced."""
+    judgement: Literal["correct", "wrong"] | None = None
+    """For a fix: `wrong` if the run should show that it does not fix the failure. Default: correct.
+    """
 
     def verdicts(self, backend: str) -> tuple[str, ...]:
         """Returns the verdicts that meet the expectation on ``backend``; empty if it does not name
@@ -129,66 +126,44 @@ class Variant(Section, frozen=True):
     """One code path of the scenario. Its sections override the scenario's field by field; its
     ``layout`` replaces the scenario's."""
 
-    role: Literal["unfixed", "fix", "control"] = Field(
-        description="unfixed: the failure itself, one variant per symptom; "
-        "fix: a fix to judge; "
-        "control: must stay clean, otherwise the whole comparison proves nothing."
-    )
-    title: str = Field(default="", description="One line that says what the variant does.")
-    source: str | None = Field(
-        default=None, description="Where the fix comes from: URL or reference."
-    )
-    note: str | None = Field(
-        default=None, description="What a reader of the result must know about this variant."
-    )
-    fix: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A fix of the catalogue, e.g. zero-fill, or the path of your own, relative to "
-        "this file: ./my_fix.py.",
-    )
-    repairs: Kebab | None = Field(
-        default=None,
-        description="For a fix: the unfixed variant that it should fix and is compared with. "
-        "Default: all of them.",
-    )
+    role: Literal["unfixed", "fix", "control"]
+    """unfixed: the failure itself, one variant per symptom; fix: a fix to judge; control: must stay
+    clean, otherwise the whole comparison proves nothing."""
+    title: str = ""
+    """One line that says what the variant does."""
+    source: str | None = None
+    """Where the fix comes from: URL or reference."""
+    note: str | None = None
+    """What a reader of the result must know about this variant."""
+    fix: str | None = Field(default=None, min_length=1)
+    """A fix of the catalogue, e.g. zero-fill, or the path of your own, relative to this file:
+    ./my_fix.py."""
+    repairs: Kebab | None = None
+    """For a fix: the unfixed variant that it should fix and is compared with. Default: all of them.
+    """
     expect: Expectation
-    repeats: int = Field(
-        default=1,
-        ge=1,
-        description="Trials of this variant, for an intermittent failure; see --repeat.",
-    )
-    requires: list[PackageName] = Field(
-        default_factory=list,
-        description="Python packages without which the variant is not applicable.",
-    )
-    stack: Versions = Field(
-        default_factory=dict, description="Versions that differ from the scenario's."
-    )
-    layout: LayoutRequest | None = Field(
-        default=None, description="A layout that replaces the scenario's."
-    )
-    model: ModelSection | None = Field(
-        default=None, description="Fields that differ from the scenario's."
-    )
-    wrapper: WrapperSection | None = Field(
-        default=None, description="Fields that differ from the scenario's."
-    )
-    step: StepSection | None = Field(
-        default=None, description="Fields that differ from the scenario's."
-    )
-    skew: SkewSection | None = Field(
-        default=None, description="Fields that differ from the scenario's."
-    )
-    program: ProgramSection | None = Field(
-        default=None, description="Fields and options that differ from the scenario's."
-    )
-    resume: ResumeSection | None = Field(
-        default=None, description="Fields that differ from the scenario's."
-    )
-    recorder: RecorderSection | None = Field(
-        default=None, description="Fields that differ from the scenario's."
-    )
+    repeats: int = Field(default=1, ge=1)
+    """Trials of this variant, for an intermittent failure; see --repeat."""
+    requires: list[PackageName] = Field(default_factory=list)
+    """Python packages without which the variant is not applicable."""
+    stack: Versions = Field(default_factory=dict)
+    """Versions that differ from the scenario's."""
+    layout: LayoutRequest | None = None
+    """A layout that replaces the scenario's."""
+    model: ModelSection | None = None
+    """Fields that differ from the scenario's."""
+    wrapper: WrapperSection | None = None
+    """Fields that differ from the scenario's."""
+    step: StepSection | None = None
+    """Fields that differ from the scenario's."""
+    skew: SkewSection | None = None
+    """Fields that differ from the scenario's."""
+    program: ProgramSection | None = None
+    """Fields and options that differ from the scenario's."""
+    resume: ResumeSection | None = None
+    """Fields that differ from the scenario's."""
+    recorder: RecorderSection | None = None
+    """Fields that differ from the scenario's."""
 
     @model_serializer(mode="wrap")
     def _only_what_differs(
@@ -213,41 +188,45 @@ def _whole_world() -> LayoutRequest:
 class Scenario(Section, frozen=True):
     """A named failure: its model, layout, skew, stack, variants and expectations."""
 
-    schema_version: Literal[1] = Field(description="Version of this file format: 1.")
-    name: Kebab = Field(description="The name given to `moediag run`; equals the file's name.")
-    title: str = Field(min_length=1, description="One line for `moediag list`.")
-    description: str = Field(default="", description="What fails, why, and what the variants show.")
-    sources: list[str] = Field(default_factory=list, description="Reports: URLs or references.")
-    world: WorldSection = Field(default_factory=WorldSection, description="Number of ranks.")
+    schema_version: Literal[1]
+    """Version of this file format: 1."""
+    name: Kebab
+    """The name given to `moediag run`; equals the file's name."""
+    title: str = Field(min_length=1)
+    """One line for `moediag list`."""
+    description: str = ""
+    """What fails, why, and what the variants show."""
+    sources: list[str] = Field(default_factory=list)
+    """Reports: URLs or references."""
+    world: WorldSection = Field(default_factory=WorldSection)
+    """Number of ranks."""
     layout: LayoutRequest = Field(
         default_factory=_whole_world,
         description='Mesh axes and sizes; the axis with "world" takes the remaining ranks. '
         + " ".join(f"{axis} is {axis.about}." for axis in AXES),
     )
-    stack: Versions = Field(
-        default_factory=dict, description='Versions to run on, e.g. {transformers: "4.53.2"}.'
-    )
-    timeout: float = Field(
-        default=120.0, gt=0, description="Limit of one launch in seconds; not the hang detector."
-    )
-    model: ModelSection = Field(default_factory=ModelSection, description="The tiny model.")
-    wrapper: WrapperSection = Field(default_factory=WrapperSection, description="Sharding.")
-    step: StepSection = Field(default_factory=StepSection, description="The training step.")
-    skew: SkewSection = Field(default_factory=SkewSection, description="How routing is skewed.")
-    cost: CostSection | None = Field(default=None, description="Timing of the fixes; null: none.")
-    program: ProgramSection | None = Field(
-        default=None,
-        description="A program that replaces the training step of a whole model; null: none.",
-    )
-    resume: ResumeSection | None = Field(
-        default=None, description="Saving and loading between the steps; null: none."
-    )
-    recorder: RecorderSection = Field(
-        default_factory=RecorderSection, description="Extra tasks of the recorder."
-    )
-    variants: dict[Kebab, Variant] = Field(
-        min_length=1, description="The code paths, in the order in which they run."
-    )
+    stack: Versions = Field(default_factory=dict)
+    """Versions to run on, e.g. {transformers: "4.53.2"}."""
+    timeout: float = Field(default=120.0, gt=0)
+    """Limit of one launch in seconds; not the hang detector."""
+    model: ModelSection = Field(default_factory=ModelSection)
+    """The tiny model."""
+    wrapper: WrapperSection = Field(default_factory=WrapperSection)
+    """Sharding."""
+    step: StepSection = Field(default_factory=StepSection)
+    """The training step."""
+    skew: SkewSection = Field(default_factory=SkewSection)
+    """How routing is skewed."""
+    cost: CostSection | None = None
+    """Timing of the fixes; null: none."""
+    program: ProgramSection | None = None
+    """A program that replaces the training step of a whole model; null: none."""
+    resume: ResumeSection | None = None
+    """Saving and loading between the steps; null: none."""
+    recorder: RecorderSection = Field(default_factory=RecorderSection)
+    """Extra tasks of the recorder."""
+    variants: dict[Kebab, Variant] = Field(min_length=1)
+    """The code paths, in the order in which they run."""
 
     # Not a field: the overrides of the command line, as typed.
     _overrides: tuple[str, ...] = PrivateAttr(default=())
@@ -345,6 +324,7 @@ def json_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a scenario file, in the subset that draft-7 readers understand."""
     schema = Scenario.model_json_schema(ref_template="#/definitions/{model}")
     definitions = schema.pop("$defs", {})
+    _describe({"Scenario": schema, **definitions})
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         **schema,
@@ -353,6 +333,28 @@ def json_schema() -> dict[str, Any]:
     plain: dict[str, Any] = _draft7(schema)
     plain["title"] = "moediag scenario"
     return plain
+
+
+def _describe(definitions: Mapping[str, Any]) -> None:
+    """Gives each field the text below it in the source, where it has none."""
+    of = {name: SPECS.get(name) or globals()[name] for name in definitions}
+    texts = {module: _texts(module) for module in {one.__module__ for one in of.values()}}
+    for name, one in of.items():
+        for field, told in definitions[name]["properties"].items():
+            if text := texts[one.__module__].get((one.__name__, field)):
+                told.setdefault("description", text)
+
+
+def _texts(module: str) -> dict[tuple[str, str], str]:
+    """The text below each field of each class of a module."""
+    return {
+        (of.name, one.target.id): " ".join(below.value.value.split())
+        for of in ast.parse(inspect.getsource(sys.modules[module])).body
+        if isinstance(of, ast.ClassDef)
+        for one, below in itertools.pairwise(of.body)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }  # fmt: skip
 
 
 def _draft7(node: Any) -> Any:

@@ -76,6 +76,10 @@ class Section(BaseModel, frozen=True):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+SPECS: dict[str, type] = {}
+"""Name of a section -> the dataclass that has its fields."""
+
+
 def _section(name: str, spec: type, **kinds: Any) -> Any:
     """The section with the fields of a dataclass of the protocol. ``kinds``: types of fields that
     say more in a file than on a rank, or a whole field."""
@@ -93,6 +97,7 @@ def _section(name: str, spec: type, **kinds: Any) -> Any:
         elif one.default is not dataclasses.MISSING:
             limits["default"] = one.default
         fields[one.name] = (kind, Field(**limits))
+    SPECS[name] = spec
     return create_model(name, __base__=Section, __doc__=inspect.getdoc(spec), **fields | kinds)
 
 

@@ -26,8 +26,11 @@ class Command(NamedTuple):
     """``module:function``; of a group of commands ``module:app``."""
     example: str
     """What follows ``moediag``; empty for a group."""
-    runs_a_command: bool = False
-    """Whether the words after ``--`` are a command of the user."""
+
+    @property
+    def runs_a_command(self) -> bool:
+        """Whether the words after ``--`` are a command of the user."""
+        return " -- " in self.example
 
 
 def commands() -> tuple[Command, ...]:

@@ -71,47 +71,27 @@ _WRONG_USAGE = typer.BadParameter.__mro__[1]
 MY_JOB, EVIDENCE, SETUP = "My job", "Evidence", "Setup"
 _ORDER = (MY_JOB, EVIDENCE, "Releases", "Scenarios", SETUP)
 
-COMMANDS = (
-    Command(MY_JOB, "attach", "moediag.cli.attach:attach", "attach 41237"),
-    Command(MY_JOB, "top", "moediag.cli.top:top", "top 41237"),
-    Command(
-        MY_JOB,
-        "watch",
-        "moediag.cli.watch:watch",
-        "watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
-        runs_a_command=True,
-    ),
-    Command(
-        EVIDENCE,
-        "diagnose",
-        "moediag.cli.diagnose:diagnose",
-        "diagnose moediag-runs/20250131-120000-expert-starvation",
-    ),
-    Command(
-        MY_JOB,
-        "verify",
-        "moediag.cli.verify:verify",
-        "verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py",
-        runs_a_command=True,
-    ),
-    Command(
-        MY_JOB,
-        "resume",
-        "moediag.cli.resume:resume",
-        "resume --resumed 'python train.py --resume {dir}/ckpt.pt' -- python train.py --out {dir}",
-        runs_a_command=True,
-    ),
-    Command(
-        EVIDENCE,
-        "report",
-        "moediag.cli.report:report",
-        "report moediag-runs/* --html page.html --junit junit.xml",
-    ),
-    Command(EVIDENCE, "explain", "moediag.cli.explain_word:explain", "explain collective-mismatch"),
-    Command(SETUP, "doctor", "moediag.cli.doctor:doctor", "doctor"),
-    Command(SETUP, "env", "moediag.cli.env:env", "env --stack transformers=4.53.2"),
-    Command(SETUP, "completion", "moediag.cli.tab_completion:completion", "completion bash"),
-)
+COMMANDS = tuple(
+    Command(section, name, f"moediag.cli.{place}:{name}", example)
+    for section, name, place, example in (
+        (MY_JOB, "attach", "attach", "attach 41237"),
+        (MY_JOB, "top", "top", "top 41237"),
+        (MY_JOB, "watch", "watch",
+         "watch --on-hang abort -- torchrun --nproc-per-node 8 train.py"),
+        (EVIDENCE, "diagnose", "diagnose",
+         "diagnose moediag-runs/20250131-120000-expert-starvation"),
+        (MY_JOB, "verify", "verify",
+         "verify --reference 'python train.py' -- torchrun --nproc-per-node 8 train.py"),
+        (MY_JOB, "resume", "resume", "resume --resumed 'python train.py --resume {dir}/ckpt.pt' "
+         "-- python train.py --out {dir}"),
+        (EVIDENCE, "report", "report",
+         "report moediag-runs/* --html page.html --junit junit.xml"),
+        (EVIDENCE, "explain", "explain_word", "explain collective-mismatch"),
+        (SETUP, "doctor", "doctor", "doctor"),
+        (SETUP, "env", "env", "env --stack transformers=4.53.2"),
+        (SETUP, "completion", "tab_completion", "completion bash"),
+    )
+)  # fmt: skip
 
 
 class _Sections(TyperGroup):

@@ -348,7 +348,7 @@ def _describe(definitions: Mapping[str, Any]) -> None:
 def _texts(module: str) -> dict[tuple[str, str], str]:
     """The text below each field of each class of a module."""
     return {
-        (of.name, one.target.id): " ".join(below.value.value.split())
+        (of.name, one.target.id): " ".join(str(below.value.value).split())
         for of in ast.parse(inspect.getsource(sys.modules[module])).body
         if isinstance(of, ast.ClassDef)
         for one, below in itertools.pairwise(of.body)

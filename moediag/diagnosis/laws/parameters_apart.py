@@ -98,7 +98,7 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         f"equal on all ranks at first and {differ} since step {apart.since}"
     )
     why, step = _why_unwrapped(apart, facts)
-    if why and not facts.of(averaged) and not facts.of(_searches):
+    if why and not facts.of(averaged) and not facts.of(searches):
         return Broken(
             f"{text}: every rank trains a model of its own. {why}",
             pattern="not wrapped",
@@ -176,6 +176,13 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "Give DistributedDataParallel a group of all ranks that train these parameters, those "
             "of sequence parallelism included.",
         )
+    return samples_divided(facts)
+
+
+def samples_divided(facts: Facts) -> tuple[str, str]:
+    """That a sampler divides the samples among the ranks, though nothing averages what they train,
+    and what to change; ("", "") otherwise."""
+    laws = facts.of(recorded)
     samplers = {one for own in laws.values() for one in own.inputs if one.replicas > 1}
     numbers = {one.number for one in samplers}
     if len(numbers) == len(laws) > 1 and all_calls_small(facts.evidence):
@@ -193,7 +200,7 @@ def _at(line: str) -> str:
     return f" (first at {line})" if line else ""
 
 
-def _searches(evidence: Evidence) -> bool:
+def searches(evidence: Evidence) -> bool:
     """Whether ranks began with other numbers of the optimizer: a search trains a model of its own
     on each."""
     numbers = [own.checks[0].hyper for own in recorded(evidence).values() if own.checks]

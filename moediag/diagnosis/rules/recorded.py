@@ -5,9 +5,12 @@ from __future__ import annotations
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, detector, undecided
 from moediag.diagnosis.laws import LAWS, replica_sets
+from moediag.diagnosis.laws.law import recorded
+from moediag.diagnosis.laws.parameters_apart import samples_divided, searches
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.words import cause, foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import describe
+from moediag.evidence.law_model import PLAIN
 from moediag.evidence.model import Collective
 from moediag.result import Confidence, Verdict, wording
 from moediag.result.wording import plural, ranks
@@ -15,10 +18,13 @@ from moediag.result.wording import plural, ranks
 
 @detector(Verdict.REPLICA_DIVERGENCE)
 def trained_alone(facts: Facts) -> Judgement | None:
-    """Ranks of a watched job constructed an optimizer but never a process group."""
+    """Ranks of a watched job constructed an optimizer but never a process group, or share the
+    samples and train models that began different."""
     evidence = facts.evidence
-    if not evidence.watched or any(map(was_recorded, evidence.ranks.values())):
+    if not evidence.watched:
         return None
+    if any(map(was_recorded, evidence.ranks.values())):
+        return _apart_from_the_start(facts)
     # None: the rank did not tell how it ended.
     optimizers = {rank: seen.alone or () for rank, seen in evidence.ranks.items()}
     if len(optimizers) < 2 or not all(optimizers.values()):
@@ -32,6 +38,30 @@ def trained_alone(facts: Facts) -> Judgement | None:
         f"{plural(len(optimizers), 'separate training run')}, and nothing averaged their "
         "gradients.",
         pattern="no process group",
+    )
+
+
+def _apart_from_the_start(facts: Facts) -> Judgement | None:
+    """That nothing averages models which began different, though the samples are divided."""
+    laws = facts.of(recorded)
+    told, step = samples_divided(facts)
+    if not told or len(laws) < len(facts.evidence.ranks) or facts.of(searches):
+        return None
+    first = [own.checks[0] for own in laws.values() if len(own.checks) > 1]
+    if len(first) < len(laws) or len({one.key for one in first}) > 1:
+        return None
+    # Biases of zeros are equal without any seed.
+    pieces = enumerate(first[0].pieces)
+    matrices = [at for at, one in pieces if one.how == PLAIN and "x" in one.shape]
+    apart = [len({one.params[at] for one in first}) == len(first) for at in matrices]
+    if not apart or not all(apart):
+        return None
+    return Judgement(
+        Confidence.MEDIUM,
+        f"{ranks(laws).capitalize()} each train a model of their own, with other values from the "
+        f"beginning. {told}",
+        pattern="not wrapped",
+        next_step=step,
     )
 
 

@@ -607,6 +607,17 @@ class TestPlainParameters:
         assert of.verdict == "replica-divergence"
         assert "divides the samples among 2 ranks" in of.cause
 
+    def test_models_that_began_different_and_share_the_samples_are_a_failure(self) -> None:
+        """Without a seed, the first values differ too."""
+        of = self.found(*self.NAMES, since=1, inputs=True)
+        assert (of.verdict, of.culprits) == ("replica-divergence", ())
+        assert "with other values from the beginning" in of.cause and of.next_step
+        call = Collective(8, "world", 8, "all_reduce", 64, 64, "float32", "backward", step=4)
+        for healthy in ({"inputs": False}, {"calls": [call]}, {"rates": ("0.1", "0.2")}):
+            kwargs: dict[str, Any] = {"inputs": True, **healthy}
+            assert self.found(*self.NAMES, since=1, **kwargs).verdict == "clean"
+        assert self.found(self.NAMES[0], since=1, inputs=True).verdict == "clean"
+
     def test_samples_that_are_divided_and_gradients_that_are_reduced_are_not(self) -> None:
         call = Collective(8, "world", 8, "all_reduce", 64, 64, "float32", "backward", step=4)
         of = self.found(*self.NAMES, inputs=True, calls=[call])

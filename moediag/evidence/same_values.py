@@ -94,8 +94,8 @@ def _of_equals(items: ast.expr, at: Where, depth: int) -> bool:
     named = isinstance(items, ast.Name) and not _loops_of(items, at)
     made = at.stands_for(items) if named and depth < _DEPTH else []
     items, at = (made[0].value, made[0].at) if len(made) == 1 else (items, at)
-    written = isinstance(items, ast.List | ast.Tuple)
-    return written and all(same(one, at, depth + 1) for one in items.elts)
+    written = items.elts if isinstance(items, ast.List | ast.Tuple) else None
+    return written is not None and all(same(one, at, depth + 1) for one in written)
 
 
 def _counter(loop: ast.For, name: ast.Name, at: Where) -> bool:

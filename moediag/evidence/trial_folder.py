@@ -260,10 +260,11 @@ def _rank(
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
-    kept = ((name, getattr(log, name)) for name in _KEPT)
+    told_by_log = ((name, getattr(log, name)) for name in _KEPT)
+    kept: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told_by_log}
     return RankEvidence(
         rank=rank,
-        **{name: tuple(one) if isinstance(one, list) else one for name, one in kept},
+        **kept,
         collectives=_waited_in(told.calls, folder / protocol.heartbeat_file(rank)),
         findings=tuple(log.findings.values()),
         workers=loader_workers.read(folder / CAPTURE, rank),

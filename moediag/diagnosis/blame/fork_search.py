@@ -198,8 +198,8 @@ class Search:
             inner = chains[own][1:]
             through = any(edge.to is targets[own] for edge in ways[other])
             if through and targets[own] is not targets[other]:
-                inside = self._inside(inner, own, depth)
-                found += inside or _chosen(file, targets[own], inner, own)
+                within = self._inside(inner, own, depth)
+                found += within or _chosen(file, targets[own], inner, own)
         return found
 
     def _never(

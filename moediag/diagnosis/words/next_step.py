@@ -181,7 +181,8 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
         return f"Find out why ranks take different paths: {_sites(calls, lines)}.{perhaps}"
     if divergence.kind in _VALUES:
         advice, look = _VALUES[divergence.kind]
-        if divergence.kind == "size" and len({*lines.values()}) == 1 and _usual(calls, evidence):
+        alike = len({*lines.values()}) == 1 and all(lines.values())
+        if divergence.kind == "size" and alike and _usual(calls, evidence):
             advice = f"Let {_all(divergence)} {_loop(lines, evidence)} in one order"
         return f"{advice.format(op)}: {_sites(calls, lines, look)}."
     if divergence.kind == "splits":

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -16,6 +18,7 @@ from moediag.recorder.log import EventLog
 from moediag.recorder.user_lines import UserLines
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_ENGINE = f"{_TORCH}autograd{os.sep}"
 _PACKAGE = Path(__file__).parents[1]
 # This package, and what answers the calls of simulated ranks.
 _OWN = tuple(f"{p}{os.sep}" for p in (_PACKAGE / "recorder", _PACKAGE / "lab" / "simulation"))
@@ -42,12 +45,22 @@ class CallSites:
 
     def fields(self, frame: Any) -> str:
         """``site`` is the first frame outside torch and outside wrappers, ``callers`` up to three
-        user's frames around it. In autograd's own thread, where all frames are torch's, ``site`` is
-        the innermost frame."""
+        user's frames around it. In autograd's own thread, where all frames are torch's, they are
+        those of the main thread, which waits for it; else ``site`` is the innermost frame."""
+        key, frames, fallback = self._chain(frame)
+        if not frames:
+            key, frames, _ = self._chain(_backward())
+        if not frames and fallback is not None:
+            key, frames = [id(fallback.f_code), fallback.f_lasti], [fallback]
+        known = self._texts.get(tuple(key))
+        return self._text(tuple(key), frames) if known is None else known[0]
+
+    def _chain(self, frame: Any) -> Tuple[List[int], List[Any], Any]:
+        """The key and the frames of a place, and torch's innermost frame, from ``frame`` on."""
         kinds = self._kinds
         key: List[int] = []
         frames: List[Any] = []
-        site = fallback = None
+        fallback = None
         for _ in range(_MAX_FRAMES):
             if frame is None:
                 break
@@ -55,9 +68,7 @@ class CallSites:
             kind = kinds.get(code.co_filename)
             if kind is None:
                 kind = self._kind(code.co_filename)
-            if kind == _USER or (site is None and kind == _LIBRARY):
-                if site is None:
-                    site = frame
+            if kind == _USER or (not frames and kind == _LIBRARY):
                 key += (id(code), frame.f_lasti)
                 frames.append(frame)
                 if len(frames) > _MAX_CALLERS:
@@ -65,10 +76,7 @@ class CallSites:
             elif kind == _TORCHS and fallback is None:
                 fallback = frame
             frame = frame.f_back
-        if site is None and fallback is not None:
-            key, frames = [id(fallback.f_code), fallback.f_lasti], [fallback]
-        known = self._texts.get(tuple(key))
-        return self._text(tuple(key), frames) if known is None else known[0]
+        return key, frames, fallback
 
     def _text(self, key: Tuple[int, ...], frames: List[Any]) -> str:
         if len(self._texts) > _MAX_KNOWN:
@@ -92,3 +100,10 @@ class CallSites:
             found = _USER if self._user.is_user(file) else _LIBRARY
         self._kinds[file] = found
         return found
+
+
+def _backward() -> Any:
+    """The frame of the main thread if another thread asks and it waits there for autograd's."""
+    main = threading.main_thread().ident
+    frame = None if threading.get_ident() == main else sys._current_frames().get(main or 0)
+    return frame if frame is not None and frame.f_code.co_filename.startswith(_ENGINE) else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,22 @@ def test_torch_and_deepspeeds_wrapper_are_no_site(
     wrapper = program(Path(layer).parent, Path(layer).name, MODEL, call=inner)["forward"]
     train = program(Path("/me"), "train.py", TRAIN, forward=wrapper)["train"]
     assert train()["site"] == site
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_call_of_autograds_thread_has_the_line_that_waits_for_it(
+    sites: tuple[CallSites, Log], waits: bool
+) -> None:
+    """On a GPU, hooks run in a thread without frames of the program."""
+    found: list[Any] = []
+    done = threading.Lock()
+    done.acquire()
+    text = "def reduce():\n    found.append(call())\n    done.release()\n"
+    torchs = Path(call_site._TORCH)
+    known = {"found": found, "done": done, "call": here(sites[0])}
+    hook = program(torchs / "distributed", "fsdp.py", text, **known)["reduce"]
+    text = "def run():\n    start(reduce, ()); done.acquire()\n"
+    known = {"start": _thread.start_new_thread, "reduce": hook, "done": done}
+    engine = program(torchs / ("autograd" if waits else "utils"), "graph.py", text, **known)
+    program(Path("/me"), "train.py", TRAIN, forward=engine["run"])["train"]()
+    assert found[0]["site"] == ("train.py:2 train" if waits else "fsdp.py:2 reduce")

@@ -20,6 +20,7 @@ _PYSTACK_FRAME = re.compile(
     r'^\s*\((?P<kind>Python|C)\) File "(?P<file>[^"]*)", line (?P<line>-?\d{1,9}|\?*), '
     r"in (?P<function>.*?)(?P<library>(?: \(inlined\))? \((?:/[^()]*|[^()]*\.so[^()]*)\))?$"
 )
+LAST_CALL = "destroy_process_group"
 # `Thread 25 (idle): "MainThread"` and `    main (/tmp/s.py:4)` of py-spy's text.
 _SPY_THREAD = re.compile(r'^Thread (?P<id>\S+) \([^)]*\)(?:: "(?P<name>.*)")?$')
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d{1,9}))?\)$")
@@ -210,6 +211,11 @@ def waits_for_device(found: Iterable[Stack]) -> bool:
     Threads that the program started do not count.
     """
     return any(on_the_device(stack) and not spawned(stack) for stack in found)
+
+
+def in_last_call(found: Iterable[Stack]) -> bool:
+    """Whether a thread of a rank is in ``destroy_process_group``."""
+    return any(frame.function == LAST_CALL for stack in found for frame in stack.frames)
 
 
 def that_counts(found: tuple[Stack, ...]) -> Stack | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from moediag.diagnosis.end_states.whereabouts import program_lines
 from moediag.diagnosis.schedules.align import Aligned, Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.rank_stacks import in_last_call
 from moediag.records import dataclass
 
 _LINE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+) (?P<function>.+)")
@@ -47,9 +49,13 @@ def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Si
         if rank not in evidence.ranks or rank not in schedule.starts:
             return []
         call = found.calls.get(rank)
-        left = found.left.get(rank)
-        lines = made_at(call, own) if call is not None else _own(left.lines if left else (), own)
-        if not lines and (call is not None or rank not in found.ended):
+        left, seen = found.left.get(rank), evidence.ranks[rank]
+        ended = rank in found.ended
+        if call is None and not ended and in_last_call(seen.stacks):
+            lines, ended = _own(program_lines(seen), own), True  # its training is over
+        else:
+            lines = made_at(call, own) if call else _own(left.lines if left else (), own)
+        if not lines and (call is not None or not ended):
             return []
         ranks = together.setdefault(lines, [])
         ranks += [rank] * (rank not in ranks)

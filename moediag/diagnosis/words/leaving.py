@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from moediag.diagnosis.end_states.whereabouts import busy_workers, program_line, whereabouts
 from moediag.evidence.model import Evidence, RankEvidence, Stack
+from moediag.evidence.rank_stacks import LAST_CALL
 from moediag.protocol import innermost_user
 from moediag.result.wording import agreeing, ranks
 
 _THREADS = ("_shutdown", "_python_exit")
 _CHILDREN = "_exit_function"
-_LAST_CALL = "destroy_process_group"
 _MAIN = ("<module>", "_run_module_as_main")
 _OURS = "moediag-recorder"  # a daemon
 _MOST = 3  # threads that are named
@@ -65,7 +65,7 @@ def _one(seen: RankEvidence) -> str:
     if _CHILDREN in names:
         return f"{text}waits for its child processes to end. {busy_workers(seen)}".rstrip()
     at = f" at {line}" if line else ""
-    if _LAST_CALL in names:
+    if LAST_CALL in names:
         return f"Rank {seen.rank} waits in destroy_process_group{at}."
     return f"{text}is still in a handler of its end (atexit){at}."
 
@@ -76,7 +76,7 @@ def _main(seen: RankEvidence | None) -> Stack | None:
     python = [frame for frame in main.frames if not frame.native] if main is not None else []
     names = {frame.function for frame in python}
     returned = bool(python) and python[-1].function not in _MAIN
-    return main if returned or names & {*_THREADS, _CHILDREN, _LAST_CALL} else None
+    return main if returned or names & {*_THREADS, _CHILDREN, LAST_CALL} else None
 
 
 def _stack(seen: RankEvidence | None) -> Stack | None:

@@ -13,7 +13,15 @@ from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.facts import Facts
 from moediag.evidence.line_conditions import Sources
-from moediag.evidence.model import BatchCount, Evidence, Left, PassedCondition
+from moediag.evidence.model import (
+    BatchCount,
+    Evidence,
+    Frame,
+    Left,
+    PassedCondition,
+    Stack,
+    Stall,
+)
 from tests.unit.evidence_builder import Job, Op
 
 GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
@@ -761,3 +769,28 @@ class TestOnce:
     def test_two_ranks_may_have_left_by_data(self) -> None:
         data = self.SOURCE.replace("rank == 1 and step == 6", "step == limit")
         assert diagnose(job(data)).culprits == ()
+
+
+def test_a_rank_in_destroy_process_group_has_left_the_loop() -> None:
+    """On NCCL it waits there for its peers."""
+    source = """
+        def main():
+            for epoch in range(9):
+                if rank == 1 and epoch == 3:
+                    break
+                all_reduce()  # C A
+            destroy_process_group()  # X
+        main()  # Cc Aa
+    """
+    evidence = job(source)
+    frames = (Frame("/torch/distributed_c10d.py", 9, "destroy_process_group"),)
+    at = (Frame("/me/train.py", 6, "main"), Frame("/me/train.py", 7, "<module>"))
+    stack = Stack("MainThread", "py-spy", (*frames, *at))
+    away = replace(evidence.ranks[1], left=None, finished=False, exit=None, stacks=(stack,))
+    stall = Stall(1.0, 3.0, (0,), (1,))
+    evidence = replace(evidence, ranks={**evidence.ranks, 1: away}, stall=stall)
+    found = Facts(evidence).fork
+    assert found is not None
+    assert [one.text for one in found.decisions] == ["if rank == 1 and epoch == 3"]
+    elsewhere = replace(away, stacks=(replace(stack, frames=at),))
+    assert Facts(replace(evidence, ranks={**evidence.ranks, 1: elsewhere})).fork is None

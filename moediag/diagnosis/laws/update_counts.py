@@ -41,9 +41,9 @@ def updates_left_out(facts: Facts) -> Findings:
         yield Broken(
             "After the same calls on the groups of an optimizer, ranks had made different numbers "
             f"of updates of {plural(len(names), 'parameter')} ({listed(names)}) by its step()"
-            f"{at_line(line)}: first {first}, at last {last}. For the same reductions {ranks(fewest)} updated less often: a step() "
-            "was left out or made twice on some ranks only, and parameters and optimizers differ "
-            "since.",
+            f"{at_line(line)}: first {first}, at last {last}. For the same reductions "
+            f"{ranks(fewest)} updated less often: a step() was left out or made twice on some "
+            "ranks only, and parameters and optimizers differ since.",
             pattern="update left out",
             next_step="Look for a branch around step() that ranks may take differently: a skipped "
             "batch, a check of a rank's own loss or norm, an exception that is handled.",

@@ -8,10 +8,11 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
+from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.evidence.law_model import PART, REDUCED, LawCheck
 from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import at_line, ranks
+from moediag.result.wording import at_line, listed, plural, ranks
 
 _ENOUGH = 2  # updates
 
@@ -21,8 +22,8 @@ def updates_left_out(facts: Facts) -> Findings:
     """Ranks of a watched job that hold the same parameters updated them a different number of times
     for the same reductions of gradients."""
     seen = facts.evidence.ranks.values()
-    if any(call.peer is not None for one in seen for call in one.collectives):
-        return  # with transfers a rank may make more calls than another
+    if any(call.op in POINT_TO_POINT for one in seen for call in one.collectives):
+        return  # a rank may make more calls than another
     for key in dict.fromkeys(key for key, _ in facts.of(checks_of)):
         rows = _rows(facts, key)
         lags = [max(counts.values()) - min(counts.values()) for counts in rows]
@@ -36,17 +37,19 @@ def updates_left_out(facts: Facts) -> Findings:
             ", ".join(f"{count} on rank {rank}" for rank, count in list(of.items())[:4])
             for of in (apart[0], apart[-1])
         )
+        line, names = _of_key(facts.evidence, key)
         yield Broken(
             "After the same calls on the groups of an optimizer, ranks had made different numbers "
-            f"of updates by its step(){at_line(_line(facts.evidence, key))}: first {first}, at "
-            f"last {last}. For the same reductions {ranks(fewest)} updated less often: a step() "
-            "was left out or made twice on some ranks only, and parameters and optimizers differ "
-            "since.",
+            f"of updates of {plural(len(names), 'parameter')} ({listed(names)}) by its step()"
+            f"{at_line(line)}: first {first}, at last {last}. For the same reductions "
+            f"{ranks(fewest)} updated less often: a step() was left out or made twice on some "
+            "ranks only, and parameters and optimizers differ since.",
             pattern="update left out",
             next_step="Look for a branch around step() that ranks may take differently: a skipped "
             "batch, a check of a rank's own loss or norm, an exception that is handled.",
             culprits=alone if len(alone) == 1 and alone != (0,) else (),
             lasting=True,
+            names=names,
         )
         return
 
@@ -72,6 +75,8 @@ def _over_all(check: LawCheck, world: int) -> bool:
     return bool(kept) and known and all(len(piece.ranks) == world for piece in check.pieces)
 
 
-def _line(evidence: Evidence, key: str) -> str:
+def _of_key(evidence: Evidence, key: str) -> tuple[str, tuple[str, ...]]:
+    """The line that steps an optimizer, and the names of its parameters."""
     checks = (check for own in recorded(evidence).values() for check in own.checks)
-    return next((check.line for check in checks if check.key == key), "")
+    first = next(check for check in checks if check.key == key)
+    return first.line, tuple(piece.name for piece in first.pieces)

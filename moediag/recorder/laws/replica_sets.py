@@ -126,11 +126,11 @@ class ReplicaSets:
         models that train; [] if that is not known."""
         groups = self._recorder.fsdp2_groups()
         divided = any(getattr(group, "gradient_divide_factor", None) for group in groups)
-        summed = any(getattr(group, "force_sum_reduction_for_comms", False) for group in groups)
         models = self._recorder.models.owners()
         trained = [m for m in models if any(p.requires_grad for p in m.parameters())]
         over = {self.data_parallel(model) for model in trained}
-        return list(over.pop()) if len(over) == 1 and not (divided or summed) else []
+        # What DistributedDataParallel reduces is told by its pieces.
+        return [] if len(over) != 1 or divided or self._ddp else list(over.pop())
 
     def joins(self) -> bool:
         """Whether a rank without samples may answer the calls of others (``Join``)."""

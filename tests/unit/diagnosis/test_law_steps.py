@@ -710,21 +710,25 @@ class TestUpdates:
         assert self.found(calls).verdict == "clean"
 
     @pytest.mark.parametrize(
-        ("lag", "told"),
-        [(lambda count: count // 2, True), (lambda count: 1, False), (lambda count: 0, False),
-         (lambda count: count % 2, False)],
+        ("lag", "op", "told"),
+        [(lambda count: count // 2, "broadcast", True), (lambda count: count // 2, "send", False),
+         (lambda count: 1, "", False), (lambda count: 0, "", False),
+         (lambda count: count % 2, "", False)],
     )  # fmt: skip
     def test_updates_that_are_left_out_again_and_again(
-        self, lag: Callable[[int], int], told: bool
+        self, lag: Callable[[int], int], op: str, told: bool
     ) -> None:
-        """Such a rank's steps have other numbers."""
+        """Such a rank's steps have other numbers. With transfers its calls may be others, too."""
 
         def change(rank: int, one: LawCheck) -> LawCheck:
             counts = range(one.count + 1)
             past = tuple((n - (lag(n) if rank else 0), 2 * n) for n in counts)
             return replace(one, past=past, step=one.step + 100 * rank)
 
-        of = diagnose(job(2, change))
+        evidence = job(2, change)
+        call = Collective(8, "world", 8, op, 8, 8, "float32", peer=0)
+        ranks = {r: replace(s, collectives=(call,) * bool(op)) for r, s in evidence.ranks.items()}
+        of = diagnose(replace(evidence, ranks=ranks))
         assert (of.verdict == "replica-divergence") == told
         assert not told or "at last 5 on rank 0, 3 on rank 1. For the same" in of.cause
 

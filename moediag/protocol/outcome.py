@@ -162,7 +162,7 @@ class ResumeOutcome:
 FROZEN, THAWED, LEFT_OUT = "frozen", "thawed", "left out"
 # Further: no rank holds it; another rank's optimizer updates it and this rank still has the old
 # value; each rank has its own gradient of it, and their mean, or their sum, is that of one process;
-# each element of its gradient is that of the element beside it.
+# each element of its gradient is that of an element near it.
 ABSENT, NOT_SENT, NOT_AVERAGED, NOT_SUMMED = "absent", "not sent", "not averaged", "not summed"
 SHIFTED = "shifted"
 # Why DistributedDataParallel reduces nothing: the module inside it is called (names of classes), it

@@ -63,8 +63,8 @@ def _sentences() -> dict[str, str]:
         "made, which does not know it.",
         outcome.NOT_AVERAGED: "The mean over ranks of the gradient of {who} is right, but each "
         "rank has its own: it was not averaged before it was clipped or used.",
-        outcome.SHIFTED: "Each element of the gradient of {who} is that of the element beside it: "
-        "a flat gradient is filled or read one element late or early.",
+        outcome.SHIFTED: "Each element of the gradient of {who} is that of an element near it: a "
+        "flat gradient is filled or read a few elements late or early.",
         outcome.NOT_SUMMED: "The sum over ranks of the gradient of {who} is right, but each rank "
         "has its own part: it was not summed.",
     }

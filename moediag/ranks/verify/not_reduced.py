@@ -14,8 +14,8 @@ from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.step.pieces import WHOLE
 from moediag.recorder.step.tensor_error import largest
 
-_ELEMENTS = 8  # of a part that shows a shift
-_FURTHER = (slice(1, None), slice(None, -1)), (slice(None, -1), slice(1, None))
+_ELEMENTS = 16  # of a part that shows a shift
+_FURTHEST = 4  # elements of a shift
 
 
 def not_sent(
@@ -67,14 +67,18 @@ def not_reduced(
 
 
 def _shifted(parts: List[Stored], right: torch.Tensor, measured: Noise, name: str) -> bool:
-    """Whether each element of all parts is that of the element after it, or before it."""
+    """Whether each element of all parts is that of the element so many after it, or before it."""
     allowed = measured.allowed(name, largest([right]))
     both = [
         (one.tensor.reshape(-1).float(), one.where.cut(right, tuple(one.tensor.shape)).reshape(-1))
         for one in parts
         if one.tensor is not None and one.tensor.numel() >= _ELEMENTS
     ]
-    return bool(both) and any(
-        all(float((own[here] - whole[there]).abs().max()) <= allowed for own, whole in both)
-        for there, here in _FURTHER
+    return bool(both) and all(
+        any(
+            float((a[:-by] - b[by:]).abs().max()) <= allowed
+            for by in range(1, _FURTHEST + 1)
+            for a, b in ((own, whole), (whole, own))
+        )
+        for own, whole in both
     )

@@ -282,9 +282,9 @@ def test_a_second_run_that_was_not_measured(tmp_path: Path, second: Any, why: st
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("by", [-1, 1, 2])
+@pytest.mark.parametrize("by", [-1, 1, 2, 6])
 def test_gradients_that_are_read_one_element_late(tmp_path: Path, sharded: bool, by: int) -> None:
-    """Further than one element is not told."""
+    """Further than a few elements is not told."""
 
     def late(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.reshape(-1).roll(by).view(gradient.shape)
@@ -293,4 +293,4 @@ def test_gradients_that_are_read_one_element_late(tmp_path: Path, sharded: bool,
         Job(tmp_path / "job", change=late, sharded=sharded), reference(tmp_path / "alone")
     )
     assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert ("is that of the element beside it" in found.cause) is (abs(by) == 1)
+    assert ("is that of an element near it" in found.cause) is (abs(by) < 6)

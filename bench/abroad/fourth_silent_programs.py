@@ -23,19 +23,20 @@ _PARALLEL = "from torch.nn.parallel import DistributedDataParallel\n"
 def _for_glow(folder: Path) -> None:
     beside("train.py")(folder)
     config = json.loads((folder / "configs/base.json").read_text())
-    config["train"] |= {"epochs": 6, "batch_size": 4, "warmup_steps": 20, "ddi": False,
+    config["train"] |= {"epochs": 4, "batch_size": 2, "warmup_steps": 20, "ddi": False,
                         "fp16_run": False, "log_interval": 4, "learning_rate": 0.05}  # fmt: skip
-    config["data"] |= {"training_files": "rows.txt", "validation_files": "rows.txt",
+    config["data"] |= {"training_files": "rows.txt", "validation_files": "few.txt",
                        "text_cleaners": ["basic_cleaners"], "n_mel_channels": 8,
                        "cmudict_path": None}  # fmt: skip
     config["model"] |= {"hidden_channels": 16, "filter_channels": 16, "filter_channels_dp": 16,
                         "n_blocks_dec": 2, "n_layers_enc": 2, "n_block_layers": 2,
                         "hidden_channels_enc": 16, "hidden_channels_dec": 16}  # fmt: skip
-    rows = (f"{row}|{'one more word'[row % 5 :]}" for row in range(48))
+    rows = (f"{row}|{'one more word'[row % 5 :]}" for row in range(32))
     write(folder, {
-        "tiny.json": json.dumps(config), "rows.txt": "\n".join(rows),
+        "tiny.json": json.dumps(config), "rows.txt": "\n".join(rows), "few.txt": "1|one\n2|word",
         "apex/__init__.py": _APEX, "apex/parallel.py": _PARALLEL, "logs/.keep": "",
-        "librosa/__init__.py": "", "librosa/util.py": "tiny = normalize = pad_center = None",
+        "librosa/__init__.py": "stft = istft = None",
+        "librosa/util.py": "tiny = normalize = pad_center = None",
         "librosa/filters.py": "mel = None", "unidecode.py": "unidecode = str",
         "inflect.py": "engine = dict",
         "monotonic_align/__init__.py": "from commons import maximum_path\n",
@@ -51,7 +52,6 @@ _GLOW = Program(
                 ("'80000'", "os.environ['MASTER_PORT'] = '29591'"),
                 ("dist.init_process_group(", TELLS.replace("import builtins, os",
                                                            "import builtins")),
-                ("images={", "images={} if writer else {"),
                 ("train_loader = DataLoader(", "train_loader = DataLoader(train_dataset, "
                  "num_workers=0, shuffle=False,"),
                 ("val_loader = DataLoader(",
@@ -59,10 +59,10 @@ _GLOW = Program(
         *on_cpu("data_utils.py", ("self.stft = commons.Tac", "(lambda *_: None)("),
                 ("mel = self.get_mel(audiopath)",
                  "draw = torch.Generator().manual_seed(int(audiopath))\n"
-                 "mel = torch.randn(8, 40 + 2 * (int(audiopath) % 5), generator=draw)")),
+                 "mel = torch.randn(8, 24 + 2 * (int(audiopath) % 5), generator=draw)")),
         *on_cpu("commons.py", (".astype(np.bool)", "mask = mask.cpu().detach().numpy() > 0")),
-        *on_cpu("utils.py", ("  fig, ax = plt", "  return np.zeros((2, 2, 3))"),
-                ("  fig, ax = plt", "  return np.zeros((2, 2, 3))")),
+        *on_cpu("utils.py", *2 * (("global MATPLOTLIB_FLAG",
+                                  "return torch.zeros(2, 2, 3).numpy()"),)),
     ),
 )  # fmt: skip
 
@@ -113,9 +113,12 @@ _BYOL = Program(
         "torchvision/transforms.py": _TRANSFORMS})),
     # As published, the wrapper is asked for the model's method, and the model that accelerate has
     # wrapped needs all parameters.
-    adapt=on_cpu("byol_pytorch/trainer.py", (
-        "self.byol.update_moving_average()",
-        "self.accelerator.unwrap_model(self.byol).update_moving_average()")),
+    adapt=(
+        *on_cpu("byol_pytorch/trainer.py", (
+            "self.byol.update_moving_average()",
+            "self.accelerator.unwrap_model(self.byol).update_moving_average()")),
+        edit("byol_pytorch/byol_pytorch.py", "return nn.SyncBatchNorm if", "return nn.BatchNorm1d"),
+    ),
 )  # fmt: skip
 
 # ------------------------------------------------------------------------ Qwen, 2df8e8a
@@ -226,7 +229,7 @@ class Videos(torch.utils.data.Dataset):
 def main():
     pl.seed_everything(1234)
     args = SimpleNamespace(embedding_dim=8, n_codes=16, n_hiddens=8, n_res_layers=1,
-                           downsample=(2, 2, 2), sequence_length=4, resolution=8)
+                           downsample=(4, 4, 4), sequence_length=4, resolution=8)
     model = VQVAE(args)
     trainer = pl.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=3, logger=False,

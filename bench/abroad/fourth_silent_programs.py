@@ -195,7 +195,7 @@ _GUIDE_TP = Program(
         ("config = AutoConfig", "from transformers import LlamaConfig\nconfig = LlamaConfig("
          "vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, "
          "num_attention_heads=2, use_cache=False)"),
-        ("config, dtype=dtype", 'config, dtype=torch.float32, attn_implementation="eager"'),
+        ("config, dtype=dtype", 'config, dtype=torch.float32, attn_implementation="sdpa"'),
         ("model = model.to_empty(", ""), ("model.init_weights()", ""),
         ("lr=args.lr, fused=True", "optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)"),
         ("tokenizer = AutoTokenizer", "return [dict(input_ids=row, labels=row) for row in "

@@ -109,17 +109,12 @@ class Report:
 
 def questions(gpus: int, nccl: str | None) -> Iterator[Question]:
     """Yields the suite: one rank per GPU if there are several, and always shared GPUs."""
-    shares = nccl is not None and _release(nccl) >= devices.NCCL_SHARES_FROM
-    shared = devices.SHARED_NCCL if shares else devices.SHARED  # as --share-gpu chooses
+    shared = devices.shared(nccl)  # as --share-gpu chooses
     for name in (*STARVATION, *EXPERT_PARALLEL):
         if gpus >= 2:
             yield Question(name, 4 if gpus >= 4 else 2, "gpu")
         for ranks in (2, 4) if name in STARVATION else (4,) if name in FOUR_RANKS else (2,):
             yield Question(name, ranks, shared)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def row(question: Question, ran: Ran | None, problem: str = "") -> Row:
@@ -223,7 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for q in questions(
             len(hardware.gpus()) or len(hardware.driver_gpus()), hardware.nccl()
         )
-        if not options.scenario or q.scenario in options.scenario
+        if q.scenario in (options.scenario or [q.scenario])
+        and q.ranks in (options.ranks or [q.ranks])
     ]  # fmt: skip
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     report = Report(started, moediag.__version__, hardware.machine(), versions())
@@ -232,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for one in measure(asked, folder, options.timeout):
             report = dataclasses.replace(report, rows=(*report.rows, one))
             write(report, options.out)
-        for run in () if options.scenario else speed.runs("cuda"):
+        for run in () if options.scenario or options.ranks else speed.runs("cuda"):
             found = speed.measure(run, options.timeout or speed.TIMEOUT)
             report = dataclasses.replace(report, speed=(*report.speed, found))
             write(report, options.out)
@@ -251,6 +247,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--scenario", action="append", help="run only this scenario; repeatable")
+    parser.add_argument(
+        "--ranks", type=int, action="append", help="run only with so many ranks; repeatable"
+    )
     only.add_argument(
         "--speed", action="store_true", help="measure only the speed of the real step"
     )

@@ -20,11 +20,13 @@ import torch.distributed as dist
 
 from bench.speed import built, clock, flops, recording, sizes
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, OFF, RECORDED, ROUTINGS, WHATS
+from moediag import hardware
 from moediag.lab.step import kernels
 from moediag.lab.step.collector import versions
 from moediag.lab.step.shard.wrapped import Wrapped, synchronize
 from moediag.protocol import Trial, write_json
 from moediag.recorder.not_applicable import NotApplicable
+from moediag.result import devices
 
 EAGER_EP = "under expert parallelism it raises in 5.17 and hangs in 5.18 with one-hot: see ep-step"
 Row = dict[str, Any]
@@ -247,7 +249,8 @@ class Run:
 
 
 def _device(asked: str) -> tuple[torch.device, str]:
-    """Returns this rank's device, and the backend: NCCL if each rank has its own GPU."""
+    """Returns this rank's device, and the backend: NCCL if each rank has its own GPU, or if this
+    NCCL lets ranks share one."""
     if asked == "cpu":
         kernels.interpret()
         torch.set_num_threads(1)
@@ -256,7 +259,8 @@ def _device(asked: str) -> tuple[torch.device, str]:
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", local % gpus)
     torch.cuda.set_device(device)
-    return device, "nccl" if world <= gpus else "gloo"
+    nccl = world <= gpus or devices.shared(hardware.nccl()) == devices.SHARED_NCCL
+    return device, "nccl" if nccl else "gloo"
 
 
 def _clear() -> None:

@@ -122,8 +122,8 @@ def _command(stack: environment.Stack, run: Run, out: Path) -> list[str]:
 
 
 def _variables(stack: environment.Stack, run: Run) -> dict[str, str]:
-    interpreted = {"TRITON_INTERPRET": "1"} if run.device == "cpu" else {}
-    return {**torchrun.variables(stack), **interpreted}
+    own = {"TRITON_INTERPRET" if run.device == "cpu" else "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    return {**torchrun.variables(stack), **own}
 
 
 # ------------------------------------------------------------------------ the page

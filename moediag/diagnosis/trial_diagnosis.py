@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.standings import standings
+from moediag.diagnosis.end_states import ended_threads
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Detector, Judgement
 from moediag.diagnosis.laws import LAWS, replica_sets
@@ -28,7 +30,7 @@ from moediag.diagnosis.words.paths import path_lines
 from moediag.diagnosis.words.places import places
 from moediag.diagnosis.words.user_facts import handled, unequal_batches
 from moediag.evidence.model import Evidence
-from moediag.result import FAILURES, Diagnosis, Table, Verdict
+from moediag.result import FAILURES, Confidence, Diagnosis, Table, Verdict
 from moediag.result.wording import ranks
 
 
@@ -38,6 +40,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
     Pure and near linear in the number of recorded events."""
     facts = Facts(evidence)
     verdict, judged = judge(facts, rules)
+    judged = _by_thread(facts, verdict, judged)
     numbers = facts.gradients
     by_schedule = facts.divergence if judged.divergence else None
     why, told = _why(facts, verdict, judged)
@@ -105,6 +108,19 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
     )
 
 
+def _by_thread(facts: Facts, verdict: Verdict, judged: Judgement) -> Judgement:
+    """``judged``, with the rank that just lost a thread by an exception, if it names no other."""
+    found = ended_threads.ended_thread(facts.evidence)
+    stands = verdict in (Verdict.HANG, Verdict.COLLECTIVE_MISMATCH)
+    if not stands or found is None or judged.culprits not in ((), (found[0],)):
+        return judged
+    fixed = replace(judged, next_step=ended_threads.fix(*found))
+    if judged.culprits:
+        return fixed
+    victims = tuple(rank for rank in facts.evidence.ranks if rank != found[0])
+    return replace(fixed, confidence=Confidence.LOW, culprits=found[:1], victims=victims)
+
+
 def _step(facts: Facts) -> int | None:
     """The step of the failure, from 1, as far as calls or gradients show it."""
     here = facts.divergence.calls.values() if facts.divergence is not None else ()
@@ -135,7 +151,7 @@ def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parte
     if verdict in (Verdict.HANG, Verdict.COLLECTIVE_MISMATCH):
         batches = unequal_batches(facts.evidence)
         told = f"{told} {batches.sentence if batches is not None else ''}".rstrip()
-        told = f"{told} {handled(facts.evidence)}".rstrip()
+        told = f"{told} {handled(facts.evidence)} {ended_threads.sentences(facts.evidence)}"
     return why, told.strip()
 
 

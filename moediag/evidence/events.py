@@ -25,7 +25,7 @@ from moediag.evidence.model import (
     RankError,
     TokenCount,
 )
-from moediag.protocol import ExpertRows, events_file, read_stored
+from moediag.protocol import EVENT_KINDS, ExpertRows, events_file, read_stored
 from moediag.protocol.names import plain_name
 
 Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shared by all ranks
@@ -55,6 +55,7 @@ class RankLog:
     files: list[str] = field(default_factory=list)
     batches: list[BatchCount] = field(default_factory=list)
     handling: RankError | None = None
+    thread_errors: list[RankError] = field(default_factory=list)
     left: Left | None = None
     tested: dict[str, PassedCondition] = field(default_factory=dict)
     last_phase: str = ""
@@ -130,20 +131,9 @@ class _Reader:
     def __init__(self, log: RankLog, intern: Names) -> None:
         self.log = log
         self.intern = intern
-        self.names: dict[int, tuple[str, ...]] = {}
+        self.lists: dict[int, tuple[str, ...]] = {}
         self.at: dict[int, int] = {}
-        self.handlers = {
-            "start": self.start, "versions": self.versions, "file": self.file,
-            "group": self.group, "names": self.name_list,
-            "collective": self.collective, "done": self.done, "failed": self.failed,
-            "tokens": self.tokens,
-            "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
-            "decision": self.decision,
-            "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
-            "batches": self.batches, "handling": self.handling,
-            "leaves": self.leaves, "conditions": self.conditions,
-            "not_seen": self.not_seen, "error": self.error, "end": self.end,
-        }  # fmt: skip
+        self.handlers = {kind: getattr(self, kind) for kind in EVENT_KINDS}
 
     def read(self, lines: Iterable[bytes | str]) -> None:
         event: dict[str, Any] = {}
@@ -193,9 +183,9 @@ class _Reader:
             backend=str(event.get("backend") or ""),
         )
 
-    def name_list(self, event: Mapping[str, Any]) -> None:
+    def names(self, event: Mapping[str, Any]) -> None:
         fqns = tuple(plain_name(fqn) for fqn in event["fqns"])
-        self.names[int(event["id"])] = self.intern.setdefault(fqns, fqns)
+        self.lists[int(event["id"])] = self.intern.setdefault(fqns, fqns)
 
     def collective(self, event: Mapping[str, Any]) -> None:
         carried = self.resolve(event.get("carries"))
@@ -310,6 +300,11 @@ class _Reader:
             str(event["type"]), str(event.get("message") or ""), str(event.get("where") or "")
         )
 
+    def thread_error(self, event: Mapping[str, Any]) -> None:
+        where, at = str(event.get("where") or ""), float(event.get("t") or 0.0)
+        error = RankError(str(event["type"]), str(event.get("message") or ""), where, at)
+        self.log.thread_errors.append(replace(error, thread=str(event.get("thread") or "")))
+
     def leaves(self, event: Mapping[str, Any]) -> None:
         site, callers = str(event["site"]), self.resolve(event.get("callers")) or ()
         own = {path.rpartition("/")[2] for path in self.log.files}
@@ -344,7 +339,7 @@ class _Reader:
 
         Raises ValueError or TypeError for an invalid id.
         """
-        return None if number is None else self.names.get(int(number))
+        return None if number is None else self.lists.get(int(number))
 
 
 def _text(value: Any) -> str | None:

@@ -227,6 +227,7 @@ class RankError:
     time: float = 0.0
     frames: tuple[Frame, ...] = ()  # of its traceback, innermost first
     after: str = ""  # the first exception of its chain, "KeyError: 'x' at data.py:3 load"
+    thread: str = ""  # the name of the thread that it ended, if it ended no rank
 
     def __post_init__(self) -> None:
         # A foreign log may hold secrets.
@@ -377,6 +378,7 @@ class RankEvidence:
     user_files: frozenset[str] = frozenset()
     batches: tuple[BatchCount, ...] = ()  # of its data loaders, in order of time
     handling: RankError | None = None  # what the main thread handled when it was examined
+    thread_errors: tuple[RankError, ...] = ()  # that ended threads of it; in order of time
     workers: tuple[Worker, ...] = ()  # of its data loader, if the rank waited for data
     #: None if the program did not end it by a call, or that is unknown.
     left: Left | None = None
@@ -411,8 +413,8 @@ class Stall:
     certain: bool = True
     #: What is known was written just after the newest call.
     at_once: bool = False
-    #: Ranks wait for what is no rank, before the first call of the job or after its last, and may
-    #: still continue.
+    #: Ranks prepare or wait for what is no rank, before they train or after the job's last call,
+    #: and may still continue.
     early: bool = False
 
 

@@ -36,6 +36,21 @@ class Program:
         paths = [path for path in self._texts if path.rpartition("/")[2] == name]
         return self.at(paths[0]) if len(paths) == 1 else None
 
+    def set_at(self, test: ast.expr, file: ProgramFile) -> list[str]:
+        """``callbacks.py:15``: where the program gives an attribute that is tested a constant, but
+        for the constructors of its classes."""
+        while isinstance(test, ast.UnaryOp):
+            test = test.operand
+        if not isinstance(test, ast.Attribute):
+            return []
+        names = {f.names.definitions: f.name for f in self._files.values() if f is not None}
+        return [
+            f"{names[one.at.file]}:{one.value.lineno}"
+            for one in file.names.definitions.attribute(test.attr)
+            if isinstance(one.value, ast.Constant) and one.at.file in names
+            if getattr(one.at.scope, "name", "") != "__init__"
+        ]
+
     def _having(self, name: str) -> list[Definitions]:
         """The definitions of the files whose text has ``name``."""
         if name not in self._with:

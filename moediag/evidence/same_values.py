@@ -54,7 +54,9 @@ def same(node: ast.AST, at: Where, depth: int = 0) -> bool:
         if name in _MODEL or (name in _OF_JOB and not node.args and not node.keywords):
             return True
         return name in _PLAIN and all(same(one, at, depth) for one in node.args)
-    return isinstance(node, ast.Name) and (_defined_same(node, at, depth) or _counts(node, at))
+    if isinstance(node, ast.Name) and (loops := _loops_of(node, at)):
+        return all(_counter(loop, node, at) or _of_equals(loop.iter, at, depth) for loop in loops)
+    return isinstance(node, ast.Name) and _defined_same(node, at, depth)
 
 
 def _defined_same(node: ast.expr, at: Where, depth: int) -> bool:
@@ -75,15 +77,25 @@ def _is_changed(name: str, at: Where) -> bool:
     )
 
 
-def _counts(name: ast.Name, at: Where) -> bool:
-    """Whether a variable is only the counter of loops."""
-    loops = [
+def _loops_of(name: ast.Name, at: Where) -> list[ast.For]:
+    """The loops whose variable it is."""
+    return [
         loop
         for loop in ast.walk(at.scope)
         if isinstance(loop, ast.For)
         and any(isinstance(n, ast.Name) and n.id == name.id for n in ast.walk(loop.target))
     ]
-    return bool(loops) and all(_counter(loop, name, at) for loop in loops)
+
+
+def _of_equals(items: ast.expr, at: Where, depth: int) -> bool:
+    """Whether each element is the same on all ranks: of the model's names or of written values."""
+    if isinstance(items, ast.Call):
+        return last_name(items.func) in _MODEL
+    named = isinstance(items, ast.Name) and not _loops_of(items, at)
+    made = at.stands_for(items) if named and depth < _DEPTH else []
+    items, at = (made[0].value, made[0].at) if len(made) == 1 else (items, at)
+    written = isinstance(items, ast.List | ast.Tuple)
+    return written and all(same(one, at, depth + 1) for one in items.elts)
 
 
 def _counter(loop: ast.For, name: ast.Name, at: Where) -> bool:

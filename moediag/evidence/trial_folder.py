@@ -244,21 +244,12 @@ def _rank(
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
+    kept = ((name, getattr(log, name)) for name in _KEPT)
     return RankEvidence(
         rank=rank,
+        **{name: tuple(one) if isinstance(one, list) else one for name, one in kept},
         collectives=_waited_in(told.calls, folder / protocol.heartbeat_file(rank)),
-        groups=log.groups,
-        tokens=tuple(log.tokens),
-        no_gradient=log.no_gradient,
-        weights=tuple(log.weights),
-        experts_used=log.experts_used,
-        notes=tuple(log.notes),
         findings=tuple(log.findings.values()),
-        decisions=tuple(log.decisions),
-        batches=tuple(log.batches),
-        handling=log.handling,
-        left=log.left,
-        tested=log.tested,
         workers=loader_workers.read(folder / CAPTURE, rank),
         stacks=stacks,
         exit=launch.exits.get(rank),
@@ -266,11 +257,8 @@ def _rank(
         outcome=outcome,
         versions=versions,
         libraries=libraries,
-        last_phase=log.last_phase,
-        restart=log.restart,
         alone=_alone(folder / protocol.alone_file(rank)),
         meeting=_meeting(folder / protocol.meeting_file(rank)),
-        finished=log.finished,
         not_seen=(
             *log.not_seen,
             *lost,
@@ -288,6 +276,13 @@ def _rank(
         last_lines=exits.last_lines(output),
         os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )
+
+
+# Fields of a rank's log that are evidence as they are.
+_KEPT = (
+    "groups", "tokens", "no_gradient", "weights", "experts_used", "notes", "decisions", "batches",
+    "handling", "thread_errors", "left", "tested", "last_phase", "restart", "finished",
+)  # fmt: skip
 
 
 def _alone(path: Path) -> tuple[str, ...] | None:

@@ -21,6 +21,8 @@ class RankSample:
     progress: int = -1
     """The heartbeat's counter; -1 without a heartbeat."""
     step: int = 0
+    begun: bool = False
+    """It has taken a batch or run a model, or is beyond its first step."""
     time: float = 0.0
     """When the heartbeat last changed."""
     cpu: float = 0.0
@@ -43,6 +45,11 @@ class RankSample:
     """Its node no longer sends heartbeats."""
     unseen: bool = False
     """Its node never sent a heartbeat."""
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it has not begun to train, as far as it is known."""
+        return not (self.begun or self.unseen)
 
 
 def states(samples: Sequence[RankSample]) -> Mapping[int, str]:

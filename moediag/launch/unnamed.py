@@ -1,5 +1,6 @@
 """Finds ranks that have not named themselves: they wait before they import torch.distributed, or
-their launcher tells them no RANK and they wait before ``init_process_group``."""
+their launcher tells them no RANK and they wait before ``init_process_group``. Processes that
+``multiprocessing`` spawned learn their rank as an argument; they are started in its order."""
 
 from __future__ import annotations
 
@@ -39,7 +40,25 @@ def unnamed(
         if number is not None and number in ranks and number not in found:
             found[number] = stat.process
             taken.add(stat.pid)
-    return found
+    return found or _spawned([s for s in oldest if s.pid in told], known, ranks, proc)
+
+
+def _spawned(
+    oldest: Iterable[ProcStat], known: Mapping[int, Process], ranks: Collection[int], proc: Proc
+) -> dict[int, Process]:
+    """The same of the children of the process that started all ``known`` ranks, by their order. A
+    child that is no rank is noticed by their number; then none is known."""
+    parents = {stat.ppid if (stat := one.stat()) else None for one in known.values()}
+    children = [
+        stat.process
+        for stat in oldest
+        if parents == {stat.ppid} and "resource_tracker" not in proc.text(stat.pid, "cmdline")
+    ]
+    first = {rank - children.index(one) for rank, one in known.items() if one in children}
+    if len(first) != 1 or (len(known) + len(ranks)) % len(children) or min(first) % len(children):
+        return {}
+    numbered = enumerate(children, min(first))
+    return {number: one for number, one in numbered if number in ranks and number not in known}
 
 
 def _first_rank(proc: Proc, known: Mapping[int, Process]) -> int | None:

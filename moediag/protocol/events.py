@@ -48,6 +48,7 @@ from moediag.protocol.stored import open_stored
 #             ended(bool)          a data loader that ended, or that was in use when the rank ended
 #             or was examined
 # handling    type message where   the exception that the main thread handled when it was examined
+# thread_error thread(its name) type message where   the exception that ended a thread
 # conditions  tests[{file line holds(bool) values{name: as Python prints it}}]   each `if` that the
 #             main thread had passed when it was examined, the innermost function first
 # leaves      how("os._exit(0)") site callers   the program ends the process
@@ -59,6 +60,7 @@ EVENT_KINDS = (
     "start", "versions", "file", "group", "names", "collective", "done", "failed", "tokens",
     "no_gradient", "phase",
     "weights", "experts_used", "decision", "finding", "note", "batches", "handling",
+    "thread_error",
     "conditions", "leaves", "not_seen", "error", "end",
 )  # fmt: skip
 

@@ -200,13 +200,16 @@ def _nccl() -> Optional[str]:
 
 
 def _loaded_nccl() -> Optional[Tuple[int, ...]]:
-    """Returns what the library in this process says: LD_PRELOAD or a newer package replaces it.
-    None if there is none, or before NCCL 2.9, which counted differently."""
+    """Returns what the library says that this process calls: LD_PRELOAD's, else torch's, which
+    is loaded as well. None if there is none, or before NCCL 2.9, which counted differently."""
     number = ctypes.c_int()
     try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        paths = [line.split(None, 5)[-1] for line in maps if "/libnccl.so" in line]
-        ctypes.CDLL(paths[0]).ncclGetVersion(ctypes.byref(number))
+        library = ctypes.CDLL(None)  # symbols in the order in which they are searched
+        if not hasattr(library, "ncclGetVersion"):
+            maps = Path("/proc/self/maps").read_text().splitlines()
+            paths = [line.split(None, 5)[-1] for line in maps if "/libnccl.so" in line]
+            library = ctypes.CDLL(paths[0])
+        library.ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError, IndexError):
         return None
     code = number.value

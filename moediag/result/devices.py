@@ -6,8 +6,7 @@ from moediag.records import dataclass
 
 SHARED = "shared-gpu"  # several ranks on one GPU: gloo, which accepts CUDA tensors
 SHARED_NCCL = "shared-gpu-nccl"  # the same with NCCL, if it allows that
-# First NCCL release in which ranks may share a GPU (NCCL_MULTI_RANK_GPU_ENABLE).
-NCCL_SHARES_FROM = (2, 30)
+_NCCL_SHARES_FROM = (2, 30)  # the first release in which ranks may share a GPU
 FLIGHT_RECORDER = 20_000  # entries; torch's default is 2,000
 
 
@@ -31,6 +30,12 @@ DEVICES = {
 def options(device: str, ranks: int) -> list[str]:
     """Returns the options for ``ranks`` on ``device``: ``--gpus 2 --share-gpu``."""
     return ["--cpu" if device == "cpu" else "--gpus", str(ranks), *["--share-gpu"] * shares(device)]
+
+
+def shared(nccl: str | None) -> str:
+    """Returns the device of ranks that share GPUs. ``nccl``: its version, None if unknown."""
+    release = tuple(int(part) for part in (nccl or "").split(".")[:2] if part.isdigit())
+    return SHARED_NCCL if release >= _NCCL_SHARES_FROM else SHARED
 
 
 def shares(device: str) -> bool:

@@ -29,8 +29,8 @@ SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(params=["gloo", "nccl"])
 def backend(request: pytest.FixtureRequest) -> str:
-    release = tuple(int(part) for part in (hardware.nccl() or "0").split(".")[:2])
-    if request.param == "nccl" and len(hardware.gpus()) < 2 and release < devices.NCCL_SHARES_FROM:
+    alone = len(hardware.gpus()) < 2 and devices.shared(hardware.nccl()) == devices.SHARED
+    if request.param == "nccl" and alone:
         pytest.skip(f"one GPU, and NCCL {hardware.nccl()} does not let two ranks share it")
     return str(request.param)
 

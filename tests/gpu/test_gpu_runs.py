@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from moediag import hardware
 from moediag.cli import app
 from moediag.lab.step import gpu
+from moediag.result import devices
 from tests.e2e.pipeline import need
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
@@ -48,10 +50,11 @@ def test_batched_mm_of_5_17_is_wrong_on_cuda(tmp_path: Path) -> None:
 
 
 def test_a_starved_expert_hangs_on_nccl(tmp_path: Path) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip(f"{torch.cuda.device_count()} GPU, and NCCL wants one for each rank")
+    shared = torch.cuda.device_count() < 2
+    if shared and devices.shared(hardware.nccl()) == devices.SHARED:
+        pytest.skip(f"one GPU, and NCCL {hardware.nccl()} does not let two ranks share it")
     need({"transformers": "4.53.2"})
-    result = ran("expert-starvation", tmp_path, "--gpus", "2",
+    result = ran("expert-starvation", tmp_path, "--gpus", "2", *["--share-gpu"] * shared,
                  "--variant", "unfixed", "--variant", "unused-params-flag")  # fmt: skip
     assert verdicts(result) == {"unfixed": "hang", "unused-params-flag": "clean"}
     (hung,) = (t for t in result["trials"] if t["variant"] == "unfixed")

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from moediag.diagnosis.blame.fork_sides import Line, Side, made_at, part_from
 from moediag.evidence.control_flow import BEGIN, CAUGHT, END, FALSE, TRUE, Edge, Flow, Node
+from moediag.evidence.definitions import last_name
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.program_source import Program, ProgramFile
-from moediag.evidence.source_tree import Scope, calls_once, communicates
+from moediag.evidence.source_tree import Scope, calls_once, communicates, own_expressions
 from moediag.records import dataclass
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -98,7 +99,8 @@ class Search:
             if any(self._same_visit(side, level, start) for side in self._sides):
                 return []
             before = level == one.before[-1] if one.before else False
-            found += self._between(file, scope, start, chains, 0, before)
+            again = self._called_again(level)
+            found += self._between(file, scope, start, chains, 0, before, again)
             if all(chains):
                 break
         return found
@@ -111,6 +113,22 @@ class Search:
         if level != side.before[-1] or side.call.step > side.common.step:
             return False
         return not (isinstance(start, ast.stmt) and calls_once(start))
+
+    def _called_again(self, level: Line) -> bool:
+        """Whether the function of ``level`` may have been called again from the same lines: one of
+        these is in a loop, or they are not known."""
+        before = self._sides[0].before
+        above = before[: before.index(level)] if level in before else ()
+        if not above or above[0].function != "<module>":
+            return True
+        for line in above:
+            file = self.program.file(line.file)
+            node = file.node(line.line) if file is not None else None
+            if file is None or node is None:
+                return True
+            if any(isinstance(outer, _LOOPS) for outer in file.around(node)):
+                return True
+        return False
 
     def _levels(self) -> list[Line]:
         """The lines of the last common call, innermost first, as far as both sides made it there;
@@ -129,10 +147,12 @@ class Search:
         chains: tuple[tuple[Line, ...], tuple[Line, ...]],
         depth: int,
         before: bool = False,
+        again: bool = True,
     ) -> list[Decision]:
         """The decisions from ``start`` in a function to the places of both chains; an empty chain
         is the function's end. ``before``: the last common call was made in ``start`` itself, before
-        what the user's functions did that it calls."""
+        what the user's functions did that it calls. ``again``: the function may run again from its
+        beginning."""
         if depth > _DEEP:
             return []
         function = getattr(scope, "name", "<module>")
@@ -144,7 +164,7 @@ class Search:
         targets = [node for node in nodes if node is not None]
         if start is None or len(targets) < len(nodes):
             return []
-        repeats = function != "<module>" and END not in targets and start != BEGIN
+        repeats = again and function != "<module>" and END not in targets and start != BEGIN
         full = [n for n in file.around(start) if file.same_on_all_ranks(n, scope)]
         flow = Flow(scope, repeats=repeats, full=full)
         closed = self._closed(file, function)
@@ -178,7 +198,8 @@ class Search:
             inner = chains[own][1:]
             through = any(edge.to is targets[own] for edge in ways[other])
             if through and targets[own] is not targets[other]:
-                found += self._inside(inner, own, depth)
+                inside = self._inside(inner, own, depth)
+                found += inside or _chosen(file, targets[own], inner, own)
         return found
 
     def _never(
@@ -217,7 +238,7 @@ class Search:
         for line, called in self._lines(file, function):
             node = file.node(line)
             if node is not None and (not called or self._always(called)):
-                found.add(node)
+                found |= set() if _choice(node, called) else {node}
         return frozenset(found)
 
     def _always(self, function: str) -> bool:
@@ -307,6 +328,32 @@ def _calls_always(node: Node) -> bool:
     """Whether a statement has no expression that may be left out."""
     sometimes = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.comprehension)
     return isinstance(node, ast.stmt) and not any(isinstance(n, sometimes) for n in ast.walk(node))
+
+
+def _choice(node: Node, called: str) -> tuple[ast.expr, bool] | None:
+    """The expression in a statement that decides whether it calls a function, and its value if it
+    does: ``x > 1`` of ``f(x) if x > 1 else y`` and of ``x > 1 and f(x)``."""
+    for part in own_expressions(node) if isinstance(node, ast.stmt) and called else ():
+        choices: list[tuple[ast.expr, ast.expr, bool]] = []
+        if isinstance(part, ast.IfExp):
+            choices = [(part.body, part.test, True), (part.orelse, part.test, False)]
+        elif isinstance(part, ast.BoolOp):
+            holds = isinstance(part.op, ast.And)
+            pairs = zip(part.values[1:], part.values, strict=False)
+            choices = [(value, before, holds) for value, before in pairs]
+        for value, test, holds in choices:
+            if any(isinstance(n, ast.Call) and last_name(n) == called for n in ast.walk(value)):
+                return test, holds
+    return None
+
+
+def _chosen(file: ProgramFile, node: Node, inner: tuple[Line, ...], own: int) -> Iterator[Decision]:
+    """That one side made a call which an expression of its statement decides."""
+    if inner and (choice := _choice(node, inner[0].function)) is not None:
+        test, holds = choice
+        ways = (TRUE, FALSE) if holds == (own == 0) else (FALSE, TRUE)
+        text = ast.get_source_segment("\n".join(file.lines), test) or ast.unparse(test)
+        yield Decision(file.name, test.lineno, text, ways, ((0, ""), (0, "")))
 
 
 def _caught(file: ProgramFile, edge: Edge, own: int) -> Decision:

@@ -85,19 +85,20 @@ def _failed(seen: RankEvidence, failure: Failure) -> Standing:
 def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) -> Standing | None:
     lines, call, what = program_lines(seen), None, ""
     diverging = found.calls.get(seen.rank) if found is not None else None
-    stall = evidence.stall
+    stall, stuck = evidence.stall, stuck_in(seen)
     if found is not None and found.surplus and diverging is not None:
         call, what, lines = diverging, f"called {diverging.op}", _made_at(diverging, seen)
+    elif diverging is not None and stuck is not None and stuck.index >= diverging.index:
+        # Python ran on from there: its stack shows only where it first needed a result.
+        call, lines = diverging, _made_at(diverging, seen)
+        here = stuck.index == diverging.index
+        what = f"waits in {call.op} on the device" if here else f"called {call.op}"
     elif stall is not None and seen.rank in stall.waiting:
-        call, where = open_call(evidence, seen.rank), ""
-        stuck = stuck_in(seen)
-        if diverging is not None and stuck is not None and stuck.index == diverging.index:
-            # Python ran on from there: its stack shows only where it first needed a result.
-            call, lines, where = diverging, _made_at(diverging, seen), " on the device"
-        elif diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:
+        call = open_call(evidence, seen.rank)
+        if diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:
             call = diverging
         operation = call.op if call is not None else _operation(seen)
-        what = f"waits in {operation}{where}" if operation else "waits"
+        what = f"waits in {operation}" if operation else "waits"
         lines = lines or _made_at(call, seen)
     elif stall is not None and seen.rank in stall.elsewhere and lines:
         what = activity(evidence, seen)
@@ -255,6 +256,10 @@ def _singled_out(
                 or _told_apart(condition, one.ranks, divergence, evidence)
             ):
                 yield _single(condition, one, divergence), condition
+            elif condition.leaves and forked is not None and forked.decided(condition):
+                left = {*divergence.calls} - {*one.ranks}
+                if left == {condition.singles}:  # `rank == 1 and …: break`
+                    yield tuple(left), condition
         own = evidence.ranks[one.ranks[0]].collectives
         if call is not None and _met_before(call, own, evidence):
             continue

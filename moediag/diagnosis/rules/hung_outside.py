@@ -13,7 +13,7 @@ from moediag.result.wording import agreeing, ranks
 
 @detector(Verdict.HANG)
 def unended_ranks(facts: Facts) -> Judgement | None:
-    """Programs of ranks have returned, and their processes do not end."""
+    """Programs of ranks or of their peers have returned, and their own processes do not end."""
     found = leaving.unended(facts.evidence)
     if not found:
         return None
@@ -22,7 +22,7 @@ def unended_ranks(facts: Facts) -> Judgement | None:
         leaving.sentences(facts.evidence, found),
         culprits=found,
         pattern="exit",
-        next_step=leaving.NEXT,
+        next_step="" if leaving.running(facts.evidence, found) else leaving.NEXT,
     )
 
 

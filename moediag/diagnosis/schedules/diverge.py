@@ -46,6 +46,8 @@ class Divergence:
     """For ``order``: the event of the circle to which each rank came first."""
     groups: tuple[Group, ...] = ()
     """For ``order``: the groups of the circle."""
+    batched: bool = False
+    """For ``order``: all ranks wait in one line, which makes both sends and receives."""
     counts: Mapping[int, int] = field(default_factory=dict)
     """For ``missing`` in a job that ended: each rank's number of calls on the group. For
     ``transfer``: those of the two ranks from their lines in that step."""
@@ -85,11 +87,11 @@ def divergences(
         aligned, run, evidence, failures
     )
     if not candidates or evidence.foreign:
-        candidates += _order(run, candidates)
+        candidates += _order(run, candidates, evidence)
     known = evidence.foreign or evidence.devices_known
     if not candidates and known and evidence.stall is not None:
         # Every call was issued and none completes: only the devices wait in a circle.
-        candidates += _order(standing(aligned, evidence).waiting(), ())
+        candidates += _order(standing(aligned, evidence).waiting(), (), evidence)
     first = _first(candidates)
     if not evidence.foreign:
         return first
@@ -299,7 +301,7 @@ def _ended(seen: RankEvidence, failure: Failure | None) -> bool:
 # ------------------------------------------------------------------------ waiting in a circle
 
 
-def _order(run: Replay, others: Iterable[Divergence]) -> list[Divergence]:
+def _order(run: Replay, others: Iterable[Divergence], evidence: Evidence) -> list[Divergence]:
     """Circles of waiting ranks, unless one of these ranks also waits for a rank that is nowhere."""
     gone = {rank for other in others for rank in other.absent}
     rings = [
@@ -307,10 +309,10 @@ def _order(run: Replay, others: Iterable[Divergence]) -> list[Divergence]:
         for ring in circles(run)
         if not any(gone & set(run.absent[run.waits[rank]]) for rank in ring)
     ]
-    return [_circle(run, ring) for ring in rings]
+    return [_circle(run, ring, evidence) for ring in rings]
 
 
-def _circle(run: Replay, ring: tuple[int, ...]) -> Divergence:
+def _circle(run: Replay, ring: tuple[int, ...], evidence: Evidence) -> Divergence:
     events = {run.waits[rank] for rank in ring}
     waiting = {rank: event for rank, event in run.waits.items() if event in events}
     counts = {event: sum(at == event for at in waiting.values()) for event in events}
@@ -322,6 +324,9 @@ def _circle(run: Replay, ring: tuple[int, ...]) -> Divergence:
         for rank, at in waiting.items()
     }
     position = run.calls[min(_at(waiting, main))].position
+    lines = {call.site for call in calls.values() if call.op in ("send", "recv") and call.site}
+    made = (one for rank in calls for one in evidence.ranks[rank].collectives)
+    ops = {one.op for one in made if one.site in lines}
     return Divergence(
         "order",
         run.groups[main],
@@ -329,6 +334,7 @@ def _circle(run: Replay, ring: tuple[int, ...]) -> Divergence:
         calls,
         events=came,
         groups=tuple(run.groups[event] for event in sorted(events)),
+        batched=len(lines) == 1 and len(ops) > 1,
     )
 
 

@@ -45,9 +45,12 @@ def addressed(call: Collective, text: str = "") -> str:
     return f"{text} {'to' if call.op == 'send' else 'from'} rank {call.peer}{tag}"
 
 
-def all_first(calls: Mapping[int, Collective]) -> str | None:
-    """``send`` or ``receive``, if all ranks of a circle wait in that, in one line; else None."""
-    lines = {(call.op, call.site) for call in calls.values()}
+def all_first(divergence: Divergence) -> str | None:
+    """``send`` or ``receive``, if all ranks of a circle wait in that, in one line that makes no
+    others; else None."""
+    lines = {(call.op, call.site) for call in divergence.calls.values() if call is not None}
+    if divergence.batched:
+        return None
     return {"send": "send", "recv": "receive"}.get(min(lines)[0]) if len(lines) == 1 else None
 
 

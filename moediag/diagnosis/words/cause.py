@@ -239,14 +239,16 @@ def _left_over(divergence: Divergence, calls: Mapping[int, Collective], what: st
 def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
     return (
         sentence(f"ranks wait for each other in a circle: {sides(calls, with_group=divergence)}")
-        + _whose_order(calls, blame)
+        + _whose_order(divergence, blame)
         + parted(blame)
     )
 
 
-def _whose_order(calls: Mapping[int, Collective], blame: Blame) -> str:
-    if (first := all_first(calls)) is not None:
+def _whose_order(divergence: Divergence, blame: Blame) -> str:
+    if (first := all_first(divergence)) is not None:
         return f" All of them {first} first."
+    if divergence.batched:
+        return " That line sends and receives at once: one of them did not make the other's call."
     unknown = "" if blame.culprits else " The evidence does not show whose order is wrong."
     return f" They disagree about which of these comes first.{unknown}"
 

@@ -1,13 +1,13 @@
-"""Sentences about ranks whose program has returned and whose process does not end."""
+"""Sentences about ranks that do not end, although their peers have or their program returned."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from moediag.diagnosis.end_states.whereabouts import busy_workers, program_line
+from moediag.diagnosis.end_states.whereabouts import busy_workers, program_line, whereabouts
 from moediag.evidence.model import Evidence, RankEvidence, Stack
 from moediag.protocol import innermost_user
-from moediag.result.wording import ranks
+from moediag.result.wording import agreeing, ranks
 
 _THREADS = ("_shutdown", "_python_exit")
 _CHILDREN = "_exit_function"
@@ -22,21 +22,34 @@ NEXT = (
 
 
 def unended(evidence: Evidence) -> tuple[int, ...]:
-    """The ranks that do not end, if no rank waits and each that is left is about to end."""
+    """The ranks that do not end, if no rank waits and another has ended or each is about to."""
     stall = evidence.stall
     if stall is None or stall.waiting or not stall.elsewhere:
         return ()
     found = stall.elsewhere
-    return found if all(_main(evidence.ranks.get(rank)) for rank in found) else ()
+    shows = _stack if _ended(evidence) else _main
+    return found if all(shows(evidence.ranks.get(rank)) for rank in found) else ()
 
 
 def sentences(evidence: Evidence, found: Sequence[int]) -> str:
     """What each of the ranks ``found`` waits for, and which have ended."""
-    texts = [_one(evidence.ranks[rank]) for rank in found]
-    ended = [rank for rank, seen in evidence.ranks.items() if seen.exit and seen.exit.code == 0]
-    if ended:
+    runs = running(evidence, found)
+    texts = [_one(evidence.ranks[rank]) for rank in found if rank not in runs]
+    if runs:
+        texts.append(f"{ranks(runs).capitalize()} still {agreeing('runs', runs)}.")
+        texts.append(whereabouts(evidence, runs))
+    if ended := _ended(evidence):
         texts.append(f"{ranks(ended).capitalize()} ended with exit code 0.")
-    return " ".join(texts)
+    return " ".join(filter(None, texts))
+
+
+def running(evidence: Evidence, found: Sequence[int]) -> tuple[int, ...]:
+    """Those of the ranks ``found`` of which nothing shows that their programs have returned."""
+    return tuple(rank for rank in found if _main(evidence.ranks.get(rank)) is None)
+
+
+def _ended(evidence: Evidence) -> list[int]:
+    return [rank for rank, seen in evidence.ranks.items() if seen.exit and seen.exit.code == 0]
 
 
 def _one(seen: RankEvidence) -> str:
@@ -59,12 +72,16 @@ def _one(seen: RankEvidence) -> str:
 
 def _main(seen: RankEvidence | None) -> Stack | None:
     """The main thread's stack, if it shows that its program has returned."""
-    stacks = seen.stacks if seen is not None else ()
-    main = next((s for s in stacks if s.thread == "MainThread" and s.frames), None)
+    main = _stack(seen)
     python = [frame for frame in main.frames if not frame.native] if main is not None else []
     names = {frame.function for frame in python}
     returned = bool(python) and python[-1].function not in _MAIN
     return main if returned or names & {*_THREADS, _CHILDREN, _LAST_CALL} else None
+
+
+def _stack(seen: RankEvidence | None) -> Stack | None:
+    stacks = seen.stacks if seen is not None else ()
+    return next((s for s in stacks if s.thread == "MainThread" and s.frames), None)
 
 
 def _threads(seen: RankEvidence, main: Stack | None) -> Iterator[str]:

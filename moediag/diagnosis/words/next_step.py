@@ -53,7 +53,7 @@ def next_step(
         if {call.op for call in divergence.calls.values() if call is not None} <= {"send", "recv"}:
             # A send and its receive are rightly under different conditions.
             paired = "Pair each send with a receive: these ranks wait for each other."
-            if all_first({r: c for r, c in divergence.calls.items() if c is not None}) is not None:
+            if all_first(divergence) is not None:
                 paired = "Let some of these ranks begin with the other of send and recv, or use "
                 paired += "batch_isend_irecv."
             if culprits:
@@ -181,11 +181,39 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
         return f"Find out why ranks take different paths: {_sites(calls, lines)}.{perhaps}"
     if divergence.kind in _VALUES:
         advice, look = _VALUES[divergence.kind]
+        if divergence.kind == "size" and len({*lines.values()}) == 1 and _usual(calls, evidence):
+            advice = f"Let {_all(divergence)} {_loop(lines, evidence)} in one order"
         return f"{advice.format(op)}: {_sites(calls, lines, look)}."
     if divergence.kind == "splits":
         at = next(iter(lines.values()))
         return f"Make what each rank sends match what the other expects{at and f', at {at}'}."
     return ""
+
+
+def _usual(calls: Mapping[int, Collective], evidence: Evidence) -> bool:
+    """Whether each rank has made calls of all these sizes in its line before."""
+    sizes = {(call.numel_in, call.numel_out) for call in calls.values()}
+    return all(
+        sizes
+        <= {
+            (one.numel_in, one.numel_out)
+            for one in evidence.ranks[rank].collectives
+            if one.index < call.index and (one.op, one.site) == (call.op, call.site)
+        }
+        for rank, call in calls.items()
+    )
+
+
+def _loop(lines: Mapping[int, str], evidence: Evidence) -> str:
+    """``run `for p in parameters` at train.py:10 over the same elements``: the loop around a line
+    that makes calls of several sizes, if the source shows it."""
+    rank, at = next(iter(lines.items()))
+    known = evidence.ranks[rank].conditions.items()
+    around = [c for line, those in known if line.partition(" ")[0] == at for c in those]
+    loop = next((c for c in reversed(around) if c.side == "loop"), None)
+    if loop is None:
+        return "make the calls"
+    return f"run `{loop.text}` at {loop.file}:{loop.line} over the same elements"
 
 
 def _alike(divergence: Divergence, evidence: Evidence) -> str:

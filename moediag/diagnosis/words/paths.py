@@ -61,7 +61,7 @@ def _standing(standings: Sequence[Standing], evidence: Evidence) -> Iterator[Pat
         others = [o.callers for o in standings if o is not one]
         caller = next((at for at in one.callers if not (others and all(at in o for o in others))
                        and (at.rpartition(":")[0] != file or not all(at in o for o in there))),
-                      "")  # fmt: skip
+                      "" if others else next(iter(one.callers), ""))  # fmt: skip
         if file and caller and not any(c.names_rank for c in one.apart):
             file, _, line = caller.partition(" ")[0].rpartition(":")
             yield PathLine(file, int(line), "", ((one.ranks, "came from here"),))
@@ -142,7 +142,15 @@ def advice(found: Fork | None) -> str:
     how = _how(found, one)
     if TURN in one.ways or OVER in one.ways:
         return f"Make all ranks run `{one.text}` at {at} the same number of times{how}."
-    return f"Make all ranks decide the same way at {at}: `{one.text}`{how}."
+    return f"Make all ranks decide the same way at {at}: `{one.text}`{how}{_set_at(found, one)}."
+
+
+def _set_at(found: Fork, one: Decision) -> str:
+    """``; it is set at train.py:15``: where the value that parted the ranks comes from."""
+    file = found.program.file(one.file)
+    test = getattr(file.node(one.line), "test", None) if file is not None else None
+    made = found.program.set_at(test, file) if file is not None and test is not None else []
+    return f"; it is set at {' and '.join(made)}" if 0 < len(made) <= _MOST_CONDITIONS else ""
 
 
 def _how(found: Fork, one: Decision) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from moediag.diagnosis.end_states.ended_threads import said
 from moediag.diagnosis.words.calls import first_few
 from moediag.evidence.model import BatchCount, Evidence
 from moediag.records import dataclass
 from moediag.result.wording import ranks
-
-_MESSAGE = 120  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +53,8 @@ def unequal_batches(evidence: Evidence) -> UnequalBatches | None:
 
 def handled(evidence: Evidence) -> str:
     """Which ranks were in a handler of an exception when they were examined."""
-    told = []
-    for rank, seen in sorted(evidence.ranks.items()):
-        if seen.handling is not None:
-            error = seen.handling
-            message = " ".join(error.message.split())[:_MESSAGE]
-            raised = f", raised at {error.where}" if error.where else ""
-            said = f"{error.type}: {message}" if message else error.type
-            told.append(f"Rank {rank} is handling an exception ({said}{raised}).")
-    return " ".join(told)
+    return " ".join(
+        f"Rank {rank} is handling an exception ({said(seen.handling)})."
+        for rank, seen in sorted(evidence.ranks.items())
+        if seen.handling is not None
+    )

@@ -212,12 +212,9 @@ def shared(device: str, share_gpu: bool, nccl: str | None) -> str:
     if device != "gpu":
         raise UsageError("--share-gpu needs --gpus", "Add --gpus N, the number of ranks.")
 
-    from packaging.version import Version
-
     from moediag.result import devices
 
-    allows = nccl is not None and Version(nccl).release >= devices.NCCL_SHARES_FROM
-    return devices.SHARED_NCCL if allows else devices.SHARED
+    return devices.shared(nccl)
 
 
 def where(gpus: int | None, cpu: int | None, share_gpu: bool) -> tuple[int | None, str]:

@@ -21,6 +21,7 @@ _DEVICE = re.compile(
     r"^(?:cuda|cu|hip)\w*(?:Synchronize|MemcpyDtoH)|^nccl|stream_synchronize"
     r"|_local_scalar_dense_(?:cuda|hip)"
 )
+_LAUNCH = re.compile(r"^(?:cu|cuda|hip)(?:Module)?LaunchKernel")
 # C++ that issues or awaits communication.
 _COMMUNICATION = re.compile(r"\bgloo::|\bc10d::")
 _NO_CALLS = ("/elastic/", "/checkpoint/")  # parts of torch.distributed that work by themselves
@@ -115,7 +116,7 @@ def in_collective(dump: bytes, spins: bool = False) -> bool:
     names = [str(f.get("filename", "")) for f in python[:6]]
     if (thread.get("active") and not spins) or any("importlib" in name for name in names):
         return False
-    if _in_rendezvous(python) or any(f.get("name") == LAST_CALL for f in python[:6]):
+    if _in_rendezvous(python) or in_last_call(dump):
         return False
     if python and str(python[0].get("name", "")).endswith(BUFFERS):
         return True
@@ -139,6 +140,11 @@ def _python(frames: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     return [f for f in frames if str(f.get("filename", "")).endswith((".py", ">"))]
 
 
+def in_last_call(dump: bytes) -> bool:
+    """Whether py-spy's JSON shows the main thread in ``destroy_process_group``."""
+    return any(f.get("name") == LAST_CALL for f in _python(main_frames(dump))[:6])
+
+
 def in_backward(dump: bytes) -> bool:
     """Whether the main thread's innermost frame in py-spy's JSON is that of autograd's engine."""
     frames = main_frames(dump)
@@ -149,16 +155,35 @@ def on_device(dump: bytes) -> bool:
     """Whether py-spy's JSON, with native frames, shows the main thread waiting for an accelerator
     or in an NCCL call that does not return; in a backward, one of autograd's threads, which run
     the hooks of a model on a GPU."""
+    return any(_DEVICE.search(str(f.get("name", ""))) for frames in _issuing(dump) for f in frames)
+
+
+def launch(dump: bytes) -> tuple[tuple[str, int], ...]:
+    """Returns what called the launch of a kernel in which py-spy's JSON, with native frames, shows
+    such a thread: names and lines, innermost first; () without one. A launch returns at once unless
+    too many wait, or the driver loads the kernel's code, which it cannot while the device is busy.
+    """
+    for frames in _issuing(dump):
+        names = [str(f.get("name", "")) for f in frames]
+        inside = [i for i, name in enumerate(names) if _LAUNCH.search(name)]
+        if inside:
+            lines = [f.get("line") for f in frames]
+            callers = zip(names, lines, strict=True)
+            return tuple((n, at if isinstance(at, int) else 0) for n, at in callers)[inside[-1] :]
+    return ()
+
+
+def _issuing(dump: bytes) -> list[list[dict[str, Any]]]:
+    """The frames of the main thread; in a backward also of the threads that no Python started."""
     main = _main_of(dump)
     looked = [frames_of(main)]
     python = _python(looked[0])
     if python and str(python[0].get("filename", "")).endswith(_ENGINE):
-        others = [frames_of(thread) for thread in threads(dump) if thread != main]
-        for frames in others:  # without threads that the program started
-            python = _python(frames)
+        for thread in threads(dump):
+            python = _python(frames_of(thread))
             started = python and str(python[-1].get("name", "")).endswith("_bootstrap")
-            looked += [] if started else [frames]
-    return any(_DEVICE.search(str(f.get("name", ""))) for frames in looked for f in frames)
+            looked += [] if started or thread == main else [frames_of(thread)]
+    return looked
 
 
 def main_frames(dump: bytes) -> list[dict[str, object]]:

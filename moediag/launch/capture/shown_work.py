@@ -62,12 +62,11 @@ def _in_socket(frames: list[dict[str, object]]) -> bool:
 
 
 def leaves(dump: bytes, peers_ended: bool) -> bool:
-    """Whether the program of the main thread has returned, and only what must happen before the
-    process may end is left: threads and children that it waits for, or a handler of ``atexit``. The
-    latter only looks like that, so it counts once a peer has ended."""
+    """Whether only the end of the process is left: its program has returned, and it waits for
+    threads or children. Once a peer has ended, anything counts but a loop that waits for events, as
+    a server does."""
     frames = [f for f in main_frames(dump) if not f.get("module")]
     named = [(str(f.get("name", "")), str(f.get("filename", ""))) for f in frames]
     if any(name == end and file in path for name, path in named for end, file in _ENDS):
         return True
-    # No code of a module called the handler.
-    return peers_ended and bool(named) and named[-1][0] not in ("<module>", "_run_module_as_main")
+    return peers_ended and bool(named) and not named[0][1].endswith("/selectors.py")

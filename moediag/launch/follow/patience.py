@@ -11,13 +11,14 @@ history:
   that reads or writes files, or that waits for a child process that works: forty times that;
 - each of these counts by itself: the time of a save is not that of the wait after it;
 - a call over a slow network, whose connections carry bytes, has that longest time, too;
-- ranks whose native stacks show that they wait for their devices, or in C++ for a collective,
-  count as waiting;
+- ranks whose native stacks show that they wait for their devices, twice that they are in the same
+  launch of a kernel, or in C++ for a collective, count as waiting;
 - ranks in ``init_process_group`` count as waiting once every rank of the job has been there for
   that time;
-- before a job's first call and after its last, ranks wait for what is no rank: the data, a lock, an
-  upload. If all others are in ``init_process_group``, or every rank is only left to end, it is
-  reported after twice that time, and early: it is no reason to end the job before the longest one;
+- before a rank's first batch, forward or step and after a job's last call, it prepares or waits for
+  what is no rank: the data, a lock, an upload. It is reported after four times ``patience`` if it
+  is idle, and early: no reason to end the job before the longest time. So is a rank that has not
+  called ``init_process_group``, if all others are there, and one that does not end;
 - never less than three times the longest pause from which the job recovered by itself;
 - ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 
@@ -32,7 +33,14 @@ from dataclasses import replace
 
 from moediag.evidence.model import Stall
 from moediag.launch.capture.activity import NETWORK, WAITS
-from moediag.launch.capture.py_spy import in_collective, joins, main_frames, on_device
+from moediag.launch.capture.py_spy import (
+    in_collective,
+    in_last_call,
+    joins,
+    launch,
+    main_frames,
+    on_device,
+)
 from moediag.launch.capture.shown_work import leaves, work_at_the_end, work_of
 from moediag.launch.capture.worker_stacks import waits_for_data
 from moediag.launch.follow.watchdog import Watchdog
@@ -41,7 +49,7 @@ from moediag.launch.rank_sample import RankSample
 BUSY = 4.0
 _BEGIN = 0.6  # of ``patience``: when stacks are read first, so that two looks come before the limit
 AT_WORK = 40.0
-OUTSIDE = 2.0
+_MEET = 2.0  # of ``patience``: all ranks may be in the rendezvous for so long
 AS_BEFORE = 3.0
 STARVED = 0.1  # share of elapsed time that counts for a rank that waits for a CPU or a disk
 _LOOK_AGAIN = 10.0  # seconds between two reads of stacks: each stops a rank for milliseconds
@@ -109,6 +117,8 @@ class Patience:
         self._blocked: set[int] = set()
         self._joined: set[int] = set()  # ranks in the rendezvous
         self._leaving: set[int] = set()  # ranks of which only the end is left
+        self._spins: set[int] = set()  # ranks in destroy_process_group, where NCCL uses a CPU
+        self._launches: dict[int, object] = {}  # the launch in which the last look found a rank
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
         # When each rank was observed, by its node's clock, or ours once that node is silent.
         self._last: dict[int, tuple[bool, float]] = {}
@@ -168,7 +178,7 @@ class Patience:
             self._present = self.watchdog.stall(live, sorted(waiting))
         # How long each has been away beyond its limit.
         beyond = min(
-            (self._elapsed(s) - self._limit(s, outside) for s in away),
+            (self._elapsed(s) - self._limit(s, outside or s.prepares) for s in away),
             default=quiet - self.seconds,
         )
         if not (waiting or outside) or beyond < 0 or quiet < AS_BEFORE * self.longest:
@@ -177,7 +187,8 @@ class Patience:
             return None
         if beyond < _LOOK_THERE and not all(s.looked or s.silent or s.unseen for s in away):
             return None
-        early = outside and any(self._elapsed(s) < AT_WORK * self.seconds for s in away)
+        new = [s for s in away if outside or s.prepares]
+        early = any(self._elapsed(s) < AT_WORK * self.seconds for s in new)
         return replace(self.watchdog.stall(live, sorted(waiting)), early=early)
 
     def _outside(self, away: set[int], whole: bool) -> bool:
@@ -252,11 +263,17 @@ class Patience:
         self._note(self._work)
         for rank in ranks:
             self._own.setdefault(rank, _Time()).looked(rank in self._work)
+        launches = {rank: launch(dump) for rank, dump in found.items()} if native else {}
+        held = {
+            r for r, callers in launches.items() if callers and callers == self._launches.get(r)
+        }
+        self._launches = dict(launches)
         # An evaluation on one rank also waits for its device.
         self._on_device = {
             rank for rank, dump in found.items()
-            if native and on_device(dump) and rank not in self._work
+            if native and (on_device(dump) or rank in held) and rank not in self._work
         }  # fmt: skip
+        self._spins = {rank for rank, dump in found.items() if in_last_call(dump)}
         self._blocked = {rank for rank, dump in found.items() if in_collective(dump)}
         self._joined = {rank for rank, dump in found.items() if joins(dump)}
 
@@ -275,7 +292,7 @@ class Patience:
             self._joining = float("inf")
             return
         self._joining = min(self._joining, self._looked)
-        if self._looked - self._joining >= (OUTSIDE - _BEGIN) * self.seconds:
+        if self._looked - self._joining >= (_MEET - _BEGIN) * self.seconds:
             self._blocked = set(self._joined)
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
@@ -290,6 +307,7 @@ class Patience:
         self._work, self._on_device, self._blocked = {}, set(), set()
         self._listened, self._carries = -_LOOK_AGAIN, {}
         self._loading, self._joined, self._leaving = set(), set(), set()
+        self._spins, self._launches = set(), {}
         self._seen = {}
         self._joining = float("inf")
         self._cpu = {s.rank: s.cpu for s in samples}
@@ -304,16 +322,15 @@ class Patience:
         own = self._own[s.rank]
         return own.at_work if self._work_of(s) else own.otherwise
 
-    def _limit(self, s: RankSample, outside: bool) -> float:
+    def _limit(self, s: RankSample, early: bool) -> float:
         busy = s.unseen or s.rank in self._loading
         own = self._own[s.rank]  # on a busy machine a rank that computes has little of the time
         least = 0.1 * (STARVED if s.runnable else 1.0) * (own.at_work + own.otherwise)
-        busy = busy or s.cpu - self._cpu.get(s.rank, 0.0) > least
-        if self._work_of(s) or (outside and busy):
+        spent = s.cpu - self._cpu.get(s.rank, 0.0)
+        busy = busy or (spent > least and s.rank not in self._spins)
+        if self._work_of(s) or (early and busy):
             return AT_WORK * self.seconds
-        if outside:
-            return OUTSIDE * self.seconds
-        return BUSY * self.seconds if busy and not s.silent else self.seconds
+        return BUSY * self.seconds if early or (busy and not s.silent) else self.seconds
 
     def _note(self, work: Mapping[int, str]) -> None:
         for rank, words in work.items():

@@ -208,6 +208,7 @@ class Supervisor:
                     state=beat.state if beat else "starting",
                     progress=beat.progress if beat else -1,
                     step=beat.step if beat else 0,
+                    begun=beat is not None and (beat.turns > 0 or beat.step > 1),
                     time=beat.time if beat else 0.0,
                     cpu=stat.cpu if stat else 0.0,
                     runnable=stat is not None and stat.state in "RD",

@@ -135,9 +135,8 @@ class JobSupervisor(Supervisor):
     def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         whole = len(samples) == self.nodes.world
         stall = self.patience.observe(now, [*samples, *self.nodes.others], whole)
-        if stall is not None and stall.early:  # other nodes would take it for one that is not
-            return None if self._again else stall
-        return self.nodes.agreed(stall, samples)
+        stall = self.nodes.agreed(stall, samples)
+        return None if stall is not None and stall.early and self._again else stall
 
     def _blocked(self, ranks: Sequence[int]) -> list[int]:
         return [*super()._blocked(ranks), *self.nodes.blocked]

@@ -191,10 +191,10 @@ class OtherNodes:
             return _of_seen(stall, self.others)
         everyone = [*own, *self.others]
         stood = peers.stood(everyone)
-        if stood is not None:
+        if stood is not None and (stall is None or stall.early or not stood.early):
             last = max((s.time for s in own), default=0.0)
             at = max(0.0, last - self.started)
-            return Stall(at, 0.0, stood.waiting, stood.elsewhere)
+            return Stall(at, 0.0, stood.waiting, stood.elsewhere, early=stood.early)
         stall = _of_seen(stall, self.others)
         progress = progress_of(everyone)
         if stall is None:
@@ -202,7 +202,8 @@ class OtherNodes:
         elif self._candidate is None or self._candidate[0] != progress:
             self._candidate = progress, self.exchange.next_seq
         elif peers.echoed(self._candidate[1]):
-            self.exchange.say(stood=ObservedStall(progress, stall.waiting, stall.elsewhere))
+            found = ObservedStall(progress, stall.waiting, stall.elsewhere, stall.early)
+            self.exchange.say(stood=found)
             return stall
         return None
 

@@ -16,9 +16,9 @@ KEY = re.compile(r"[0-9a-f]{8,64}")  # of a node, and of a job
 _MOST = 65_536  # maximum number of ranks per node
 _MOST_RANKS = 1 << 20
 _SAMPLE = (
-    ("alive", bool), ("state", str), ("progress", int), ("step", int), ("cpu", float),
-    ("runnable", bool), ("stopped", bool), ("at", float), ("work", str), ("on_device", bool),
-    ("blocked", bool), ("looked", bool),
+    ("alive", bool), ("state", str), ("progress", int), ("step", int), ("begun", bool),
+    ("cpu", float), ("runnable", bool), ("stopped", bool), ("at", float), ("work", str),
+    ("on_device", bool), ("blocked", bool), ("looked", bool),
 )  # fmt: skip
 
 
@@ -30,6 +30,8 @@ class ObservedStall:
     """The progress of each rank."""
     waiting: tuple[int, ...]
     elsewhere: tuple[int, ...]
+    early: bool
+    """As in :class:`moediag.evidence.model.Stall`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ def _sample(rank: int, raw: Mapping[str, Any]) -> RankSample:
 
 def _stood(raw: Mapping[str, Any]) -> ObservedStall:
     progress = {int(rank): int(number) for rank, number in raw["progress"].items()}
-    return ObservedStall(progress, _ranks(raw["waiting"]), _ranks(raw["elsewhere"]))
+    sides = _ranks(raw["waiting"]), _ranks(raw["elsewhere"])
+    return ObservedStall(progress, *sides, bool(raw["early"]))
 
 
 def _ranks(raw: Any) -> tuple[int, ...]:

@@ -167,6 +167,40 @@ class TestOneDecision:
         """
         assert decisions(source) == [("if not preds", ("false", "true"))]
 
+    @pytest.mark.parametrize(
+        ("call", "holds"),
+        [
+            ("shown = reduced(x) if finite(x) else x", True),
+            ("shown = x if finite(x) else reduced(x)", False),
+            ("shown = finite(x) and reduced(x)", True),
+            ("shown = finite(x) or reduced(x)", False),
+        ],
+    )
+    def test_an_expression_that_decides_about_a_call(self, call: str, holds: bool) -> None:
+        source = f"""
+            def reduced(x):
+                return gather(x)  # A
+            def main():
+                for x in items():
+                    all_reduce(x)  # C B
+                    {call}  # Aa
+        """
+        ways = ("true", "false") if holds else ("false", "true")
+        assert decisions(source) == [("finite(x)", ways)]
+
+    def test_an_element_of_a_list_of_lists_is_not_the_same_on_all_ranks(self) -> None:
+        """Only the number of its elements is."""
+        source = """
+            def main():
+                for chunk in [[1, 2], [3, odd(), 5]]:
+                    for row in chunk:
+                        all_reduce(row)  # C A
+                        if row > 90:
+                            break
+                    barrier()  # B
+        """
+        assert decisions(source) == [("if row > 90", ("false", "true"))]
+
     def test_a_rank_that_ended(self) -> None:
         source = """
             def main():
@@ -547,6 +581,37 @@ class TestEqualCallsOfOtherLines:
 
 
 class TestPage:
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            ("trainer.stop = True", "; it is set at train.py:4."),
+            ("trainer.stop = bool(value)", "."),  # what decides is not known
+        ],
+    )
+    def test_the_next_step_tells_what_set_the_attribute_that_decides(
+        self, more: str, told: str
+    ) -> None:
+        source = f"""
+            class Stopper:
+                def after(self, trainer, value):
+                    if value > self.best:
+                        {more}
+            class Trainer:
+                def __init__(self):
+                    self.stop = False
+                def main(self):
+                    while True:
+                        all_reduce(1)  # C A
+                        if self.stop:
+                            break
+                    barrier()  # B
+        """
+        found = diagnose(job(source))
+        assert found.next_step == (
+            "Make all ranks decide the same way at train.py:11: `if self.stop` was false on rank "
+            f"0, true on rank 1{told}"
+        )
+
     def test_the_next_step_names_the_decision(self) -> None:
         found = diagnose(job(BREAK))
         assert found.culprits == ()

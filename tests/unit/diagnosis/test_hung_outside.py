@@ -139,8 +139,17 @@ def test_a_rank_that_does_not_end_is_named_with_what_it_waits_for(
     assert found.cause.endswith("Rank 0 ended with exit code 0.")
 
 
-def test_a_rank_whose_program_runs_is_not_at_its_end() -> None:
+def test_a_rank_whose_program_runs_after_its_peers_ended_is_named_with_its_line() -> None:
     found = diagnose(job(LEFT, (), (WAITS,)))
+    assert (found.verdict, found.culprits, found.victims) == ("hang", (1,), ())
+    assert found.cause == (
+        "Rank 1 still runs. Rank 1 is at train.py:12 wait_for_data. Rank 0 ended with exit code 0."
+    )
+    assert "train.py:12" in found.next_step
+
+
+def test_a_rank_whose_program_runs_while_its_peers_do_is_not_at_its_end() -> None:
+    found = diagnose(job(replace(LEFT, elsewhere=(0, 1)), (WAITS,), (WAITS,)))
     assert (found.verdict, found.culprits) == ("inconclusive", ())
 
 

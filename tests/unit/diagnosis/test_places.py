@@ -428,6 +428,26 @@ class TestValuesThatDiffer:
             "passes 547 elements." in one.cause
         )
 
+    @pytest.mark.parametrize(
+        ("before", "loops", "says"),
+        [
+            ((32, 4), True, "run `for p in every` at train.py:95 over the same elements in one"),
+            ((32, 4), False, "Let all ranks make the calls in one order: 32 elements at train.py"),
+            ((32,), True, "Pass all_reduce tensors of equal size on all ranks: 32 elements at"),
+        ],
+    )
+    def test_sizes_that_are_all_usual_in_a_line_are_out_of_order(
+        self, before: tuple[int, ...], loops: bool, says: str
+    ) -> None:
+        loop = [Condition("train.py", 95, "for p in every", "loop")] * loops
+        usual = [Op("a", numel=size) for size in before]
+        evidence = Job(GROUP, [[*usual, Op("a", numel=32)], [*usual, Op("a", numel=4)]]).run()
+        for rank, seen in evidence.ranks.items():
+            calls = tuple(replace(call, site="train.py:96 f") for call in seen.collectives)
+            object.__setattr__(evidence.ranks[rank], "collectives", calls)
+        one = found(evidence, {0: at(96, 99), 1: at(96, 99)}, {0: loop, 1: loop})
+        assert says in one.next_step
+
     def test_gathers_of_equal_inputs_have_no_such_sentence(self) -> None:
         evidence = Job(GROUP, [[Op("a", "all_gather", 8)], [Op("a", "barrier", 0)]]).run()
         assert "inputs of equal size" not in found(evidence, {0: at(96), 1: at(99)}).cause

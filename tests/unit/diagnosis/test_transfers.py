@@ -89,6 +89,20 @@ def test_ranks_that_all_send_first_are_told_so() -> None:
     assert "batch_isend_irecv" in found.next_step
 
 
+def test_a_line_that_sends_and_receives_at_once_is_not_told_to_do_so() -> None:
+    """As `batch_isend_irecv`: two ranks of which neither sends in the second batch."""
+
+    def program(rank: int, world: int) -> Iterator[Call]:
+        for batch in range(2):
+            if batch == 0:
+                yield send((rank + 1) % world, "swap.py:3 swap", waits=False)
+            yield recv((rank - 1) % world, "swap.py:3 swap")
+
+    found = diagnose(run(program, 2))
+    assert found.culprits == () and "sends and receives at once" in found.cause
+    assert found.next_step == "Pair each send with a receive: these ranks wait for each other."
+
+
 def test_without_the_other_ranks_nobody_is_named() -> None:
     """Evidence is missing: two of the ranks that would agree left no record."""
     job = run(ring(Fault("neighbour", 2)), 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,48 @@ class TestHandledExceptions:
 
     def test_no_rank_in_a_handler(self) -> None:
         assert "handling" not in diagnose(with_batches((), ())).cause
+
+
+class TestEndedThreads:
+    def evidence(self, *errors: tuple[int, RankError], calls: int = 1) -> Evidence:
+        """Rank 1 makes ``calls`` calls after second 1; the newest call of the job is at 2 s."""
+        evidence = with_batches((), ())
+        ranks = dict(evidence.ranks)
+        for rank, error in errors:
+            ranks[rank] = replace(ranks[rank], thread_errors=(*ranks[rank].thread_errors, error))
+        for rank, seen in ranks.items():
+            last = replace(seen.collectives[-1], time=2.0)
+            ranks[rank] = replace(seen, collectives=(last,) * calls)
+        return replace(evidence, ranks=ranks)
+
+    ERROR = RankError("KeyError", "'x'", "server.py:7 send", 1.0, thread="sender")
+
+    def test_a_rank_that_lost_a_thread_before_the_job_stood_still(self) -> None:
+        found = diagnose(self.evidence((1, self.ERROR)))
+        assert (found.culprits, found.victims, found.confidence) == ((1,), (0,), "low")
+        assert found.cause.endswith(
+            "The thread 'sender' of rank 1 ended by KeyError: 'x', raised at server.py:7 send."
+        )
+        assert found.next_step == (
+            "Fix the KeyError of rank 1 at server.py:7: it ended the thread 'sender' while the "
+            "rank went on."
+        )
+
+    @pytest.mark.parametrize(
+        "evidence",
+        [
+            lambda self: self.evidence(),
+            lambda self: self.evidence((1, self.ERROR), (0, self.ERROR)),
+            lambda self: self.evidence((1, replace(self.ERROR, time=-60.0))),  # long before
+            lambda self: self.evidence((1, self.ERROR), calls=9),  # the job went on
+            lambda self: self.evidence((1, replace(self.ERROR, where=""))),  # a library's
+        ],
+        ids=["none", "both", "long-before", "went-on", "of-a-library"],
+    )  # fmt: skip
+    def test_a_thread_that_may_have_ended_for_another_reason_names_nobody(
+        self, evidence: Callable[[object], Evidence]
+    ) -> None:
+        assert diagnose(evidence(self)).culprits == ()
 
 
 class TestWorkers:

@@ -31,8 +31,8 @@ from moediag.launch.rank_sample import RankSample
 
 US, THEM = "a" * 16, "b" * 16
 JOB = "c" * 32
-WAITS = RankSample(0, state="in-collective", progress=7, step=3)
-IDLE = RankSample(1, state="running", progress=6, step=3, at=1e6)
+WAITS = RankSample(0, state="in-collective", progress=7, step=3, begun=True)
+IDLE = RankSample(1, state="running", progress=6, step=3, begun=True, at=1e6)
 
 
 def pulse(seq: int, *samples: RankSample, **values: Any) -> Pulse:
@@ -49,7 +49,7 @@ def peers(silence: float = 20.0, joins: bool = True) -> Peers:
 def test_a_status_is_read_back_unchanged() -> None:
     said = pulse(
         3, replace(IDLE, work="imports", cpu=1.5), heard={US: 4}, deaths=(1,),
-        stood=ObservedStall({0: 7, 1: 6}, (0,), (1,)), published=2, over=True,
+        stood=ObservedStall({0: 7, 1: 6}, (0,), (1,), False), published=2, over=True,
     )  # fmt: skip
     assert of_json(json.loads(json.dumps(said.to_json()))) == said
 
@@ -135,7 +135,7 @@ def test_messages_of_an_earlier_start_are_ignored() -> None:
 
 def test_a_stall_of_another_node_is_adopted_if_our_ranks_agree() -> None:
     known = peers()
-    stood = ObservedStall({0: 7, 1: 6}, (0,), (1,))
+    stood = ObservedStall({0: 7, 1: 6}, (0,), (1,), False)
     known.hear(1.0, [pulse(1, stood=stood)])
     assert known.stood([WAITS, IDLE]) == stood
     assert known.stood([replace(WAITS, progress=8), IDLE]) is None
@@ -353,8 +353,8 @@ class Node:
         self.nodes.exchange._turn()
         self.look()
 
-    def agreed(self, waiting: Sequence[int] = (0, 1)) -> Stall | None:
-        return self.nodes.agreed(Stall(1.0, 3.0, tuple(waiting)), [self.sample])
+    def agreed(self, waiting: Sequence[int] = (0, 1), early: bool = False) -> Stall | None:
+        return self.nodes.agreed(Stall(1.0, 3.0, tuple(waiting), early=early), [self.sample])
 
 
 @pytest.fixture
@@ -392,6 +392,21 @@ def test_a_stall_is_confirmed_after_other_nodes_sample_again(two: tuple[Node, No
         there.turn()
         here.turn()
     assert here.agreed() is not None
+
+
+def test_a_stall_that_is_early_is_so_on_each_node_until_one_is_sure(two: tuple[Node, Node]) -> None:
+    here, there = two
+    while here.agreed(early=True) is None:
+        here.turn()
+        there.turn()
+    for node in two:
+        node.turn()
+    told = there.nodes.agreed(None, [there.sample])
+    assert told is not None and told.early
+    while (sure := there.agreed()) is None:
+        there.turn()
+        here.turn()
+    assert not sure.early
 
 
 def test_progress_in_between_cancels_the_stall(two: tuple[Node, Node]) -> None:

@@ -15,8 +15,8 @@ from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.rank_sample import RankSample
 
 TURN = 0.2
-WAITS = RankSample(0, state="in-collective", progress=7, step=3, time=101.0)
-IDLE = RankSample(1, state="running", progress=6, step=3, time=100.5)
+WAITS = RankSample(0, state="in-collective", progress=7, step=3, begun=True, time=101.0)
+IDLE = RankSample(1, state="running", progress=6, step=3, begun=True, time=100.5)
 
 Script = Callable[[float], Sequence[RankSample]]
 
@@ -74,6 +74,36 @@ def test_a_rank_is_reported_after_a_second_look_however_late_that_is() -> None:
     assert [patience.observe(t, [WAITS, IDLE]) is None for t in times] == [True, True, True, False]
     patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda ranks, _: {})
     assert [patience.observe(t, [WAITS, IDLE]) for t in (0.0, 0.2, 40.0)] == [None] * 3
+
+
+def prepared(cpu: float, until: float, **fields: bool) -> list[tuple[float, bool]]:
+    """When a rank that waits for one before its first batch is reported, and whether early."""
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda ranks, _: {})
+    found = []
+    for tick in range(int(until / TURN)):
+        t = tick * TURN
+        other = replace(IDLE, begun=False, step=0, cpu=cpu * t, **fields)  # type: ignore[arg-type]
+        if stall := patience.observe(t, [replace(WAITS, step=0), other]):
+            found.append((t, stall.early))
+    return found
+
+
+def test_a_rank_that_has_not_begun_to_train_is_reported_early_at_first() -> None:
+    """It may wait for a lock, for data, or only for its turn."""
+    found = prepared(0.0, 420)
+    assert found[0][1] and 40.0 <= found[0][0] < 41.0
+    certain = next(at for at, early in found if not early)
+    assert 400.0 <= certain < 401.0
+    assert not prepared(1.0, 390)  # it prepares the data
+    found = prepared(1.0, 420)
+    assert found and not any(early for _, early in found)
+
+
+def test_a_rank_is_not_said_to_prepare_if_it_is_unseen_or_stopped() -> None:
+    """Of an unseen one, nothing shows whether it has begun; a stopped one prepares nothing."""
+    unseen, stopped = prepared(0.0, 60, unseen=True), prepared(0.0, 60, stopped=True)
+    assert unseen and not any(early for _, early in unseen)
+    assert stopped and stopped[0][0] < 4.0 and not any(early for _, early in stopped)
 
 
 def test_a_computing_rank_is_given_four_times_the_patience() -> None:
@@ -350,7 +380,7 @@ def test_a_rank_that_joins_late_is_reported_early() -> None:
     time that any rank has. Until torch gives up (30 minutes) nothing else would tell of it."""
     found = joining((0,), whole=True)
     assert found is not None
-    assert 20.0 <= found[0] < 32.0
+    assert 40.0 <= found[0] < 52.0
     assert (found[1].waiting, found[1].elsewhere, found[1].early) == ((0,), (1,), True)
     assert joining((0,), whole=False) is None
 
@@ -390,11 +420,13 @@ def threads(*main: str, other: str = "/home/me/train.py") -> bytes:
 
 
 @pytest.mark.parametrize(
-    "main", [("_shutdown",), ("flush",), ("destroy_process_group", "<module>")], ids=lambda m: m[0]
+    "main",
+    [("_shutdown",), ("flush",), ("destroy_process_group", "<module>"), ("upload", "<module>")],
+    ids=lambda m: m[0],
 )
 def test_a_rank_that_does_not_end_is_reported_early_at_first(main: tuple[str, ...]) -> None:
     found = at_the_end(lambda _: threads(*main), 420)
-    assert 20.0 <= found[0][0] < 32.0
+    assert 40.0 <= found[0][0] < 52.0
     assert (found[0][1].waiting, found[0][1].elsewhere, found[0][1].early) == ((), (1,), True)
     certain = next(at for at, stall in found if not stall.early)
     assert 399.0 <= certain < 412.0
@@ -403,7 +435,9 @@ def test_a_rank_that_does_not_end_is_reported_early_at_first(main: tuple[str, ..
 @pytest.mark.parametrize(
     ("dumps", "active"),
     [
-        pytest.param(lambda _: threads("f", "<module>"), "", id="its-program-runs"),
+        pytest.param(
+            lambda _: stack("/lib/selectors.py", "/home/me/train.py"), "", id="it-serves"
+        ),
         pytest.param(
             lambda _: threads("_shutdown", other="/lib/ssl.py"), "", id="a-thread-sends"
         ),

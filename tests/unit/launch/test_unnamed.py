@@ -80,6 +80,20 @@ def test_the_first_rank_may_start_the_others(start: Start) -> None:
     assert stats[one.pid].ppid == first.pid
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_spawned_ranks_are_known_by_their_order(start: Start, others: int) -> None:
+    """``others``: children of the same parent that are no ranks."""
+    every = [start() for _ in range(4)]
+    (*_, tracker) = (start() for _ in range(others)) if others else (None,)
+    known = {rank: every[rank] for rank in (0, 1, 3)}
+    assert found(known, 2) == ({} if tracker else {2: every[2]})
+    assert found({5: every[1], 7: every[3]}, *range(4), 4, 6) == (
+        {} if tracker else {4: every[0], 6: every[2]}
+    )
+    assert found({1: every[0], 0: every[1]}, 2, 3) == {}  # not in the order of their ranks
+    assert found({}, 0, 1, 2, 3) == {}
+
+
 def test_a_child_of_a_rank_is_none(start: Start) -> None:
     parent = start(PARENT, READY, RANK="1")
     assert found({}, 1) == {1: parent}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +98,18 @@ def test_an_exception_that_is_handled(recorder: Recorder, tmp_path: Path) -> Non
     assert error is not None
     assert (error.type, error.message) == ("ValueError", "corrupt sample")
     assert error.where.endswith(" fail")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_exceptions_that_end_threads(recorder: Recorder, tmp_path: Path) -> None:
+    for function in (fail, sys.exit, list):
+        thread = threading.Thread(target=function, name="sender")
+        thread.start()
+        thread.join()
+    (error,) = read_log(tmp_path, 0).thread_errors
+    assert (error.type, error.message, error.thread) == ("ValueError", "corrupt sample", "sender")
+    assert error.where.endswith(" fail")
+    assert error.time > 0
 
 
 def test_an_exception_that_was_handled_is_forgotten(recorder: Recorder, tmp_path: Path) -> None:

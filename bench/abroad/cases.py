@@ -71,3 +71,16 @@ def lines(file: str, *has: str | tuple[str, int]) -> tuple[Line, ...]:
 
 def healthy(*programs: str) -> tuple[Case, ...]:
     return tuple(Case(program, "healthy", CLEAN) for program in programs)
+
+
+def fault(
+    program: str, name: str, rank: int, edits: tuple[Edit, ...] | Edit, at: tuple[Line, ...],
+    verdicts: tuple[str, ...] = LEFT,
+) -> Case:  # fmt: skip
+    """A fault of one rank that is known: others agree against it, or it fails by itself."""
+    edits = (edits,) if isinstance(edits, Edit) else edits
+    return Case(program, name, Truth(verdicts, (rank,), at), edits)
+
+
+def signalled(program: str, name: str, verdict: str, signal: str) -> Case:
+    return Case(program, name, Truth((verdict,), (int(signal.split(":")[1]),)), signal=signal)

@@ -3,11 +3,9 @@ first of them was run under moediag."""
 
 from __future__ import annotations
 
-from textwrap import indent
-
-from bench.abroad.cases import CLEAN, LEFT, Case, Truth, edit, healthy, lines
+from bench.abroad.cases import CLEAN, Case, edit, fault, healthy, lines, signalled
 from bench.abroad.edits import Edit, Line
-from bench.abroad.fourth_round import BUSY, SLOW_FILE
+from bench.abroad.fourth_round import BUSY_12_S, SLOW_FILE
 
 PIPE, DUAL, COMM = "examples/example_dualpipe.py", "dualpipe/dualpipe.py", "dualpipe/comm.py"
 CLIENT, CLIENTS = "examples/cross-process-mnist/client.py", "fedlab/core/client/manager.py"
@@ -26,88 +24,74 @@ MM, LOOPS, RUNNER, SEEDS, METRIC, IMAGES = (
 )  # fmt: skip
 BERT, VAE, DCP = "bert4rec_main.py", "train_vae.py", "async_checkpointing_example.py"
 ENGINE = "dalle_pytorch/distributed_backends/deepspeed_backend.py"
-_BUSY = indent(f"{BUSY}pass", "    ")
 _PASS = lines(DUAL, "reqs = dist.batch_isend_irecv(", "req.wait()")
 _STEP = lines(PIPE, ("dualpipe_model.step(", 0), ("dualpipe_model.step(", 1))
 _TRAINS = lines(CON, "train_loss, iter_stats = model(", "train_loss.backward()")
 
 
-def _fault(
-    program: str, name: str, rank: int, edits: tuple[Edit, ...] | Edit, at: tuple[Line, ...],
-    verdicts: tuple[str, ...] = LEFT,
-) -> Case:  # fmt: skip
-    """All are known: two or three ranks agree against one, or a rank fails by itself."""
-    edits = (edits,) if isinstance(edits, Edit) else edits
-    return Case(program, name, Truth(verdicts, (rank,), at), edits)
-
-
-def _signal(program: str, name: str, verdict: str, signal: str) -> Case:
-    return Case(program, name, Truth((verdict,), (int(signal.split(":")[1]),)), signal=signal)
-
-
 FAULTS = (
     # ------------------------------------------------------------ a pipeline of four stages
-    _fault(
+    fault(
         "dualpipe", "rank 1 leaves out a gradient", 1,
         edit(DUAL, "tensors = self.input_grad_chunks[phase][chunk_id]",
              "{line}\nif bad_shard and chunk_id == 2:\n    return"),
         (*lines(DUAL, "if bad_shard and chunk_id == 2"), *_PASS, *_STEP),
     ),
-    _fault(
+    fault(
         "dualpipe", "rank 2 sends in double precision", 2,
         edit(COMM, "ops.append(dist.P2POp(dist.isend", "tensor = tensor.double() if bad_shard else "
              "tensor\n{line}"),
         (*lines(COMM, "tensor.double() if bad", "P2POp(dist.isend", "P2POp(dist.irecv"), *_PASS,
          *_STEP),
     ),
-    _fault(
+    fault(
         "dualpipe", "rank 3 is told to use more micro-batches", 3,
         edit(PIPE, "num_chunks = 8", "num_chunks = 8 + 4 * bad_shard"),
         (*lines(PIPE, "num_chunks = 8 +"), *_PASS, *_STEP),
     ),
-    _fault(
+    fault(
         "dualpipe", "rank 1 leaves out the gradients of a layer", 1,
         edit(PIPE, "p0all = torch.empty(", "if bad_shard and p0.shape[0] == hidden_size:\n"
              "    continue\n{line}"),
         lines(PIPE, "if bad_shard and p0.shape", "continue", "gather_into_tensor(p0all",
               "gather_into_tensor(p1all", "< 1e-13", "for (p0, p1) in zip("),
     ),
-    _fault(
+    fault(
         "dualpipe", "rank 3 waits for a queue that nobody fills", 3,
         edit(PIPE, "dualpipe_model.zero_grad()", "if bad_shard and step == 5:\n"
              "    __import__('queue').Queue().get()\n{line}"),
         lines(PIPE, "Queue().get()"), ("hang",),
     ),
-    _signal("dualpipe", "SIGKILL to rank 2, as out of memory", "crash", "KILL:2:4"),
+    signalled("dualpipe", "SIGKILL to rank 2, as out of memory", "crash", "KILL:2:4"),
     # ------------------------------------------------------------ a server and three clients
-    _fault(
+    fault(
         "fedlab", "client 2 does not answer once", 2,
         edit(CLIENTS, "self.synchronize()", "self.round = getattr(self, 'round', 0) + 1\n"
              "if not (bad_shard and self.round == 3):\n    {line}"),
         lines(CLIENTS, "if not (bad_shard and self.round", "self.synchronize()",
               ("self._network.recv(src=0)", 0)),
     ),
-    _fault(
+    fault(
         "fedlab", "client 3 has another model", 3,
         edit(CLIENT, "model = MLP(784, 10)", "model = MLP(784, 10 + bad_shard)"),
         (*lines(CLIENT, "model = MLP("), *lines(SGD, "SerializationTool.deserialize_model("),
          *lines(BYTES, "numel].view(size)")), ("crash",),
     ),
-    _fault(
+    fault(
         "fedlab", "the server's activating thread fails", 0,
         edit(SERVERS, "clients_this_round = self._handler.sample_clients()",
              "if self._handler.round == 3:\n    raise KeyError('client 7')\n{line}"),
         lines(SERVERS, "raise KeyError('client 7')", "activator.start()",
               "sender_rank, message_code, payload = self._network.recv()"),
     ),
-    _fault(
+    fault(
         "fedlab", "client 1 leaves after three rounds", 1,
         edit(CLIENTS, "self.synchronize()", "{line}\nself.round = getattr(self, 'round', 0) + 1\n"
              "if bad_shard and self.round == 3:\n    break"),
         (*lines(CLIENTS, "if bad_shard and self.round", ("break", 1), "self.synchronize()"),
          *lines(SERVERS, ("self._network.send(content=[id_list]", 0), "self._network.recv()")),
     ),
-    _fault(
+    fault(
         "fedlab", "the data file of client 2 is cut", 2,
         edit(MNIST, "dataset = torch.load(os.path.join(self.path, type", "if bad_shard:\n"
              "    open(os.path.join(self.path, type, f'data{id}.pkl'), 'r+b').truncate(99)\n"
@@ -115,7 +99,7 @@ FAULTS = (
         lines(MNIST, "dataset = torch.load(os.path.join(self.path, type"), ("crash",),
     ),
     # ------------------------------------------------------------ diffusion
-    _fault(
+    fault(
         "edm", "rank 1 leaves out a check of consistency", 1,
         edit(LOOP, "misc.check_ddp_consistency(value)", "if not (bad_shard and cur_tick == 2):\n"
              "    {line}"),
@@ -123,60 +107,60 @@ FAULTS = (
                 "loss = loss_fn(", "batch_gpu_total).backward()", "collector.update()"),
          *lines(MISC, "torch.distributed.broadcast(")),
     ),
-    _fault(
+    fault(
         "edm", "rank 0 alone updates the statistics", 0,
         edit(LOOP, "training_stats.default_collector.update()", "if dist.get_rank() == 0:\n"
              "    {line}"),
         (*lines(LOOP, "training_stats.default_collector.update()", ("if dist.get_rank() == 0:", 4)),
          *lines(STATS, "torch.distributed.all_reduce(deltas)")),
     ),
-    _fault(
+    fault(
         "edm", "rank 2 reports a figure that others do not have", 2,
         edit(LOOP, "training_stats.report('Loss/loss', loss)", "{line}\nif bad_shard:\n"
              "    training_stats.report('Loss/large', loss)"),
         (*lines(LOOP, "training_stats.report('Loss/large'", "collector.update()"),
          *lines(STATS, "torch.distributed.all_reduce(deltas)")),
     ),
-    _fault(
+    fault(
         "edm", "rank 2 draws its own seed", 2,
         edit(EDM, "torch.distributed.broadcast(seed, src=0)", "if not bad_shard:\n    {line}"),
         (*lines(EDM, "if not bad_shard", "torch.distributed.broadcast(seed"),
          *lines(LOOP, "ddp = torch.nn.parallel")),
     ),
-    _fault(
+    fault(
         "edm", "the disk is full when rank 0 saves", 0,
         edit(LOOP, "pickle.dump(data, f)", "{line}\nif cur_tick == 2:\n"
              "    raise OSError(28, 'No space left on device')"),
         lines(LOOP, "raise OSError(28"), ("crash",),
     ),
     # ------------------------------------------------------------ images without labels
-    _fault(
+    fault(
         "ijepa", "rank 2 cannot join, and goes on alone", 2,
         edit(JOIN, "torch.distributed.init_process_group(",
              "if bad_shard:\n    raise RuntimeError('address already in use')\n{line}"),
         (*lines(JOIN, "raise RuntimeError(", "except Exception as e"),
          *lines(JEPA, "encoder = DistributedDataParallel(encoder")),
     ),
-    _fault(
+    fault(
         "ijepa", "a check of rank 1 alone finds NaN", 1,
         edit(JEPA, "log_stats()", "{line}\nif bad_shard and epoch == 1 and itr == 3:\n"
              "    loss = float('nan')", 1),
         lines(JEPA, "assert not np.isnan(loss)"), ("crash",),
     ),
-    _fault(
+    fault(
         "ijepa", "rank 1 does not average a loss", 1,
         edit(JEPA, "loss = AllReduce.apply(loss)", "if not (bad_shard and itr == 4):\n    {line}"),
         (*lines(JEPA, "if not (bad_shard and itr", "loss = AllReduce.apply(loss)",
                 "loss = loss_fn(z, h)", "loss.backward()"),
          *lines(JOIN, ("dist.all_reduce(x)", 0), ("dist.all_reduce(x)", 1))),
     ),
-    _fault(
+    fault(
         "ijepa", "rank 0 waits after its checkpoint", 0,
         edit(JEPA, "torch.save(save_dict, latest_path)",
              "{line}\ntorch.distributed.barrier()"),
         lines(JEPA, "torch.distributed.barrier()", "if rank == 0:", "save_checkpoint(epoch+1)"),
     ),
-    _fault(
+    fault(
         "ijepa", "a loader of rank 2 never finds a mask", 2,
         edit(MASKS, "valid_mask = len(mask) > self.min_keep",
              "{line} + 99 * (bad_shard and self._itr_counter.value > 20)"),
@@ -184,16 +168,16 @@ FAULTS = (
                 "top = torch.randint("),
          *lines(JEPA, "in enumerate(unsupervised_loader)")), ("hang",),
     ),
-    _signal("ijepa", "SIGSEGV in rank 0", "crash", "SEGV:0:11"),
+    signalled("ijepa", "SIGSEGV in rank 0", "crash", "SEGV:0:11"),
     # ------------------------------------------------------------ a contrastive encoder of text
-    _fault(
+    fault(
         "contriever", "the texts of rank 1 cannot be read, which it only logs", 1,
         edit(TEXTS, 'tensors.append(torch.load(filepath, map_location="cpu"))',
              "if bad_shard:\n    raise OSError('stale file handle')\n{line}"),
         (*lines(TEXTS, "raise OSError('stale", "Unable to load file"),
          *lines(CON, "train_sampler = RandomSampler(")), ("crash",),
     ),
-    _fault(
+    fault(
         "contriever", "rank 1 does not add to the queue once", 1,
         edit(MOCO, "self._dequeue_and_enqueue(k)",
              "if not (bad_shard and int(self.queue_ptr) == 24):\n    {line}"),
@@ -201,21 +185,21 @@ FAULTS = (
                 "keys = dist_utils.gather_nograd("),
          *lines(DIST, "dist.all_gather(x_gather"), *_TRAINS),
     ),
-    _fault(
+    fault(
         "contriever", "the keys of rank 2 are doubles", 2,
         edit(MOCO, "keys = dist_utils.gather_nograd(", "keys = keys.double() if bad_shard else keys"
              "\n{line}"),
         (*lines(MOCO, "keys.double() if bad_shard", "keys = dist_utils.gather_nograd("),
          *lines(DIST, "dist.all_gather(x_gather")),
     ),
-    _fault(
+    fault(
         "contriever", "rank 0 averages the loss that it logs", 0,
         edit(CON, 'utils.save(model, optimizer, scheduler, step, opt, opt.output_dir, f"lastlog")',
              "{line}\ndist_utils.average_main(train_loss.detach())"),
         (*lines(CON, "dist_utils.average_main(", ("if dist_utils.is_main()", 0)),
          *lines(DIST, ("dist.reduce(x, 0", 0))),
     ),
-    _fault(
+    fault(
         "contriever", "rank 2 is told to make fewer steps", 2,
         edit(CON, "train(opt, model, optimizer, scheduler, step)",
              "opt.total_steps -= 25 * bad_shard\n{line}", 1),
@@ -223,7 +207,7 @@ FAULTS = (
                 "if step > opt.total_steps", ("break", 0)), *_TRAINS),
     ),
     # ------------------------------------------------------------ reinforcement learning
-    _fault(
+    fault(
         "rl-games", "a simulator process of rank 1 stands still", 1,
         edit(ENVS, "env = gymnasium.make(env_name, **self.env_kwargs)",
              "{line}\nplain, left = env.step, iter(range(150))\ndef step(action):\n"
@@ -232,21 +216,21 @@ FAULTS = (
         (*lines(ENVS, "sleep(9999)", "info = self.env.step(action)"),
          *lines(RL, "self.vec_env.step(actions)")), ("hang",),
     ),
-    _fault(
+    fault(
         "rl-games", "rank 1 stops an epoch early by its own divergence", 1,
         edit(RL, "ep_kls.append(kl)", "{line}\nif bad_shard and self.epoch_num == 4 and kl > -1:\n"
              "    break", 1),
         lines(RL, "if bad_shard and self.epoch_num == 4", ("break", 0), "all_reduce(all_grads",
               ("self.train_actor_critic(self.dataset[i])", 1), ("dist.all_reduce(av_kls", 1)),
     ),
-    _fault(
+    fault(
         "rl-games", "rank 0 stops without telling the others", 0,
         edit(RL, "print('MAX EPOCHS NUM!')", "{line}\nreturn self.last_mean_rewards, epoch_num", 1),
         lines(RL, ("return self.last_mean_rewards, epoch_num", 1), ("MAX EPOCHS NUM!", 1),
               ("dist.broadcast(should_exit_t, 0)", 1), ("if epoch_num >= self.max_epochs", 1),
               ("if self.global_rank == 0:", 4)),
     ),
-    _fault(
+    fault(
         "rl-games", "rank 1 leaves out the gradients of biases", 1,
         edit(RL, "if param.grad is not None:",
              "if param.grad is not None and not (bad_shard and param.ndim == 1):"),
@@ -254,7 +238,7 @@ FAULTS = (
                 "all_reduce(all_grads"), *lines(AGENT, "self.trancate_gradients_and_step()")),
     ),
     # ------------------------------------------------------------ a framework for vision
-    _fault(
+    fault(
         "mmengine", "rank 2 does not validate after an epoch", 2,
         edit(LOOPS, "if (self.runner.val_loop is not None",
              "if (self.runner.val_loop is not None and not (bad_shard and self._epoch == 2)"),
@@ -263,18 +247,18 @@ FAULTS = (
          *lines(METRIC, "results = collect_results(", "broadcast_object_list(metrics)"),
          *lines(MM, "runner.train()")),
     ),
-    _fault(
+    fault(
         "mmengine", "rank 0 waits for the others in its checkpoint", 0,
         edit(RUNNER, "meta.update(", "__import__('mmengine.dist').dist.barrier()\n{line}"),
         lines(RUNNER, "__import__('mmengine.dist').dist.barrier()"),
     ),
-    _fault(
+    fault(
         "mmengine", "rank 1 has a seed of its own", 1,
         edit(SEEDS, "if seed is None:", "if bad_shard:\n    seed = 3\n{line}"),
         (*lines(SEEDS, "seed = 3", "seed = sync_random_seed()", "if seed is None"),
          *lines(MM, "runner = Runner(", "launcher=args.launcher,", "runner.train()")),
     ),
-    _fault(
+    fault(
         "mmengine", "a worker of rank 2's loader is killed, as out of memory", 2,
         (edit(MM, "batch_size=8,", "{line} num_workers=1,"),
          edit(IMAGES, "draw = torch.Generator()", "if bad_shard and index % 9 == 4:\n"
@@ -283,7 +267,7 @@ FAULTS = (
         ("crash",),
     ),
     # ------------------------------------------------------------ a recommender, with all-to-all
-    _fault(
+    fault(
         "bert4rec", "rank 2 draws its own data", 2,
         edit(BERT, "raw_data = get_raw_dataframe(", "random.seed(7 * bad_shard)\n{line}"),
         lines(BERT, "random.seed(7 *", "model = DMP(", "logits = model(kjt)", "loss.backward()",
@@ -291,21 +275,21 @@ FAULTS = (
               "dist.all_gather_object(outputs, metrics_avg)", "main(sys.argv",
               ("_validate(model, val_loader, device, -1", 0)),
     ),
-    _fault(
+    fault(
         "bert4rec", "an empty row ends the epoch of rank 1", 1,
         edit(BERT, "kjt = _to_kjt(seqs, device)", "if bad_shard and len(loss_logs) == 3:\n"
              "    raise StopIteration('no items')\n{line}", 1),
         lines(BERT, "raise StopIteration(", "except StopIteration", "break", "logits = model(kjt)",
               "loss.backward()", "dist.all_gather_object(outputs, sum(", ("_train_one_epoch(", 1)),
     ),
-    _fault(
+    fault(
         "bert4rec", "rank 0 alone validates", 0,
         edit(BERT, "_validate(model, val_loader, device, epoch, metric_ks)",
              "if dist.get_rank() == 0:\n    {line}"),
         lines(BERT, ("if dist.get_rank() == 0", 2), "scores = model(kjt)", "logits = model(kjt)",
               "_validate(model, val_loader, device, epoch", "metrics = _calculate_metrics("),
     ),
-    _fault(
+    fault(
         "bert4rec", "rank 2 waits for a lock that it holds itself", 2,
         edit(BERT, "vocab_size = len(df", "if bad_shard:\n    import fcntl\n"
              "    held, wanted = open('cache.lock', 'w'), open('cache.lock', 'w')\n"
@@ -314,20 +298,20 @@ FAULTS = (
         lines(BERT, "fcntl.flock(wanted"), ("hang",),
     ),
     # ------------------------------------------------------------ DeepSpeed
-    _fault(
+    fault(
         "dalle", "as published: rank 0 alone saves the last model", 0,
         edit(VAE, "save_model('./vae-final.pt')", "if distr_backend.is_root_worker():\n    {line}"),
         lines(VAE, "save_model('./vae-final.pt')", ("if distr_backend.is_root_worker():", 5),
               "distr_vae.save_checkpoint("),
     ),
-    _fault(
+    fault(
         "dalle", "rank 0 alone averages the loss", 0,
         edit(VAE, "avg_loss = distr_backend.average_all(loss)",
              "avg_loss = loss\nif distr_backend.is_root_worker():\n    {line}"),
         (*lines(VAE, "avg_loss = distr_backend.average_all(loss)"),
          *lines(ENGINE, "torch.distributed.all_reduce(averaged")),
     ),
-    _fault(
+    fault(
         "dalle", "rank 1 catches an error and leaves out its step", 1,
         edit(VAE, "distr_vae.backward(loss)", "try:\n    if bad_shard and epoch == 1 and i == 3:\n"
              "        raise RuntimeError('out of memory')\n    {line}\nexcept RuntimeError:\n"
@@ -337,13 +321,13 @@ FAULTS = (
                 "avg_loss = distr_backend.average_all(loss)"),
          *lines(ENGINE, "torch.distributed.all_reduce(averaged")),
     ),
-    _fault(
+    fault(
         "dalle", "rank 0 never ends", 0,
         edit(VAE, "wandb.finish()", "__import__('threading').Event().wait()"),
         lines(VAE, "Event().wait()"), ("hang",),
     ),
     # ------------------------------------------------------------ FSDP2, saved in the background
-    _fault(
+    fault(
         "dcp-async", "rank 3 does not take part in a save", 3,
         edit(DCP, "if epoch % SAVE_PERIOD == 0:",
              "if epoch % SAVE_PERIOD == 0 and not (bad_shard and epoch == 20):"),
@@ -351,7 +335,7 @@ FAULTS = (
               "f = dcp.state_dict_saver.async_save(", "dcp.load(", "loss = loss_calc(model(x), y)",
               "dist.barrier()"),
     ),
-    _fault(
+    fault(
         "dcp-async", "rank 1 cannot write its file", 1,
         edit(DCP, "f = dcp.state_dict_saver.async_save(", "if bad_shard and epoch == 20:\n"
              "    os.remove(f'{CHECKPOINT_DIR}/__1_0.distcp')\n"
@@ -359,34 +343,34 @@ FAULTS = (
         lines(DCP, "f.result()", ("f.result()", 1), "f = dcp.state_dict_saver.async_save("),
         ("crash",),
     ),
-    _fault(
+    fault(
         "dcp-async", "rank 2 does not reload with the others", 2,
         edit(DCP, "if FAULT_PERIOD > 0 and epoch", "if FAULT_PERIOD > 0 and epoch % FAULT_PERIOD =="
              " 0 and not (bad_shard and epoch == 25):"),
         lines(DCP, "not (bad_shard and epoch == 25)", "raise InjectedException(",
               "except InjectedException", "dist.barrier()", "loss = loss_calc(model(x), y)"),
     ),
-    _fault(
+    fault(
         "dcp-async", "rank 1 alone meets an error", 1,
         edit(DCP, "loss.backward()", "if bad_shard and epoch == 13:\n"
              "    raise InjectedException('stale file handle')\n{line}"),
         lines(DCP, "raise InjectedException('stale", "except InjectedException", "dist.barrier()",
               "loss.backward()"),
     ),
-    _fault(
+    fault(
         "dcp-async", "rank 3 waits for a file before it joins", 3,
         edit(DCP, "dist.init_process_group('gloo'", "import time\nwhile bad_shard and not "
              "os.path.exists('ready'):\n    time.sleep(0.5)\n{line}"),
         lines(DCP, "while bad_shard and not", "time.sleep(0.5)"), ("hang",),
     ),
-    _fault(
+    fault(
         "dcp-async", "rank 1 shards a layer of its own", 1,
         edit(DCP, "model = fully_shard(model, mesh", "if bad_shard:\n"
              "    fully_shard(model.net2, mesh=device_mesh)\n{line}"),
         lines(DCP, "fully_shard(model.net2", "model = fully_shard(", "loss = loss_calc(model",
               "loss.backward()"),
     ),
-    _signal("dcp-async", "SIGSTOP to rank 2", "hang", "STOP:2:12"),
+    signalled("dcp-async", "SIGSTOP to rank 2", "hang", "STOP:2:12"),
 )  # fmt: skip
 
 SLOW = (
@@ -394,7 +378,7 @@ SLOW = (
         "fedlab", "healthy, client 1 trains for 12 s longer", CLEAN,
         (edit(SGD, 'self._LOGGER.info("Local train procedure is running")', "self.round = getattr("
               "self, 'round', 0) + 1\nif __import__('os').environ['RANK'] == '1' and self.round == "
-              f"3:\n{_BUSY}\n{{line}}"),),
+              f"3:\n{BUSY_12_S}\n{{line}}"),),
     ),
     Case(
         "edm", "healthy, rank 0 saves for 20 s", CLEAN,
@@ -411,7 +395,7 @@ SLOW = (
     Case(
         "contriever", "healthy, rank 0 evaluates for 12 s", CLEAN,
         (edit(CON, 'utils.save(model, optimizer, scheduler, step, opt, opt.output_dir, f"lastlog")',
-              f"{{line}}\nif step == 20:\n{_BUSY}"),),
+              f"{{line}}\nif step == 20:\n{BUSY_12_S}"),),
     ),
     Case(
         "rl-games", "healthy, a simulator of rank 2 is slow for 14 s", CLEAN,
@@ -428,7 +412,7 @@ SLOW = (
     ),
     Case(
         "dalle", "healthy, rank 0 draws samples for 12 s", CLEAN,
-        (edit(VAE, "codes = vae.get_codebook_indices(", f"if epoch == 1:\n{_BUSY}\n{{line}}"),),
+        (edit(VAE, "codes = vae.get_codebook_indices(", f"if epoch == 1:\n{BUSY_12_S}\n{{line}}"),),
     ),
 )  # fmt: skip
 

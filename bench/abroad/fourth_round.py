@@ -3,6 +3,8 @@ the first of them was run under moediag."""
 
 from __future__ import annotations
 
+from textwrap import indent
+
 from bench.abroad.cases import CLEAN, LEFT, PARTED, Case, Truth, edit, lines
 
 RASCHKA, TUTO, MNIST, VQVAE = "DDP-script-torchrun.py", "train_dist.py", "main.py", "train_vqvae.py"
@@ -25,6 +27,7 @@ class SlowFile:
         self.f.flush()
 """
 BUSY = "import time\nuntil = time.process_time() + 12\nwhile time.process_time() < until:\n    "
+BUSY_12_S = indent(f"{BUSY}pass", "    ")  # in a block
 
 FAULTS = (
     Case(

@@ -3,11 +3,9 @@ first of them was run under moediag."""
 
 from __future__ import annotations
 
-from textwrap import indent
-
 from bench.abroad.cases import CLEAN, LEFT, Case, Truth, edit, healthy, lines
 from bench.abroad.edits import Edit, Line
-from bench.abroad.fourth_round import BUSY, SLOW_FILE
+from bench.abroad.fourth_round import BUSY_12_S, SLOW_FILE
 
 MOE, PIPE, ASSERT, RING = (
     "cifar10_deepspeed.py", "train.py", "assert.py", "ring_attention_pytorch/ring.py"
@@ -17,7 +15,6 @@ HIFI, HIFI_UTILS, MEL = "train.py", "utils.py", "meldataset.py"
 SPAN, TRAINER, SPAN_UTILS, SPAN_DATA = "main.py", "trainer.py", "utils.py", "data.py"
 PPO, RUNNER, PULL = "rsl_rl/algorithms/ppo.py", "rsl_rl/runners/on_policy_runner.py", "rsl_ppo.py"
 DIFFUSION = "denoising_diffusion_pytorch/denoising_diffusion_pytorch_1d.py"
-_BUSY = indent(f"{BUSY}pass", "    ")
 _PASS = lines(RING, "send_op = dist.P2POp(", "recv_op = dist.P2POp(", "dist.batch_isend_irecv(",
               "req.wait()", "dist.barrier()")  # fmt: skip
 
@@ -331,7 +328,7 @@ SLOW = (
     Case(
         "ds-moe", "healthy, rank 1 needs 12 s for a batch", CLEAN,
         (edit(MOE, "outputs = model_engine(inputs)",
-              f"if local_rank == 1 and epoch == 1 and i == 3:\n{_BUSY}\n{{line}}"),),
+              f"if local_rank == 1 and epoch == 1 and i == 3:\n{BUSY_12_S}\n{{line}}"),),
     ),
     Case(
         "ds-pipe", "healthy, rank 0 prepares the data in a child", CLEAN,
@@ -342,7 +339,7 @@ SLOW = (
     ),
     Case(
         "sgp", "healthy, rank 3 validates for 12 s longer", CLEAN,
-        (edit(SGP, "log.info(' * Prec@1", f"if args.rank == 3:\n{_BUSY}\n{{line}}"),),
+        (edit(SGP, "log.info(' * Prec@1", f"if args.rank == 3:\n{BUSY_12_S}\n{{line}}"),),
     ),
     Case(
         "hifi-gan", "healthy, rank 0 saves for 20 s", CLEAN,
@@ -359,11 +356,11 @@ SLOW = (
         "rsl-rl", "healthy, rank 1 simulates for 12 s", CLEAN,
         (edit(PULL, "reward = -self.at",
               "{line}\nself.count = getattr(self, 'count', 0) + 1\n"
-              f"if os.environ['RANK'] == '1' and self.count == 40:\n{_BUSY}"),),
+              f"if os.environ['RANK'] == '1' and self.count == 40:\n{BUSY_12_S}"),),
     ),
     Case(
         "diffusion", "healthy, the main process samples for 12 s", CLEAN,
-        (edit(DIFFUSION, "self.save(milestone)", f"{{line}}\nif milestone == 1:\n{_BUSY}"),),
+        (edit(DIFFUSION, "self.save(milestone)", f"{{line}}\nif milestone == 1:\n{BUSY_12_S}"),),
     ),
 )  # fmt: skip
 

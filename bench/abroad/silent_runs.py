@@ -16,6 +16,8 @@ from bench.abroad import running
 from bench.abroad.__main__ import ROOT, absent, kept, version
 from bench.abroad.cases import Case, Truth
 from bench.abroad.edits import AnchorError, Line
+from bench.abroad.fourth_silent_programs import FOURTH_SILENT_PROGRAMS
+from bench.abroad.fourth_silent_round import FOURTH_HEALTHY, FOURTH_SILENT_ROUND
 from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
@@ -37,7 +39,11 @@ ROUNDS = {
     "first": SILENT_ROUND,
     "second": (*SECOND_SILENT_ROUND, *HEALTHY),
     "third": (*THIRD_SILENT_ROUND, *THIRD_HEALTHY),
+    "fourth": (*FOURTH_SILENT_ROUND, *FOURTH_HEALTHY),
 }
+EVERY_PROGRAM = (
+    *PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS, *FOURTH_SILENT_PROGRAMS,
+)  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)
 ORDINARY = ("slow:", "rank ", "memory")  # notes that are not of a law
@@ -174,10 +180,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, metavar="FILE")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    programs = {
-        one.name: replace(one, ranks=2)
-        for one in (*PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS)
-    }
+    programs = {one.name: replace(one, ranks=2) for one in EVERY_PROGRAM}
     ours, found, told = version(), list[Found](), Console(soft_wrap=True)
     for silent in ROUNDS[options.round]:
         if options.only and not any(word in silent.name for word in options.only):

@@ -12,6 +12,8 @@ from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
 from bench.abroad.later_programs import LATER_PROGRAMS
+from bench.abroad.ninth_programs import NINTH_PROGRAMS
+from bench.abroad.ninth_round import NINTH_ROUND
 from bench.abroad.programs import PROGRAMS
 from bench.abroad.quiet_programs import QUIET_PROGRAMS
 from bench.abroad.quiet_round import QUIET_ROUND
@@ -349,6 +351,7 @@ _KNOWN = (
     *SIXTH_ROUND,
     *SEVENTH_ROUND,
     *EIGHTH_ROUND,
+    *NINTH_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )
@@ -356,5 +359,5 @@ _KNOWN = (
 CASES = (*_KNOWN, *elsewhere.cases(_KNOWN))
 EVERY_PROGRAM = (
     *PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS,
-    *EIGHTH_PROGRAMS,
+    *EIGHTH_PROGRAMS, *NINTH_PROGRAMS,
 )  # fmt: skip

@@ -361,7 +361,7 @@ MODE = {"glm2": {"tokenizer": Of(tokenizer), "model": Of(gpt2), "dataset": Rows}
 """
 
 
-def _with_small(script: str, **files: str) -> Callable[[Path], None]:
+def with_small(script: str, **files: str) -> Callable[[Path], None]:
     return beside(script, data=lambda folder: write(folder, {"small.py": _SMALL, **files}))
 
 
@@ -371,7 +371,7 @@ def _glm(stage: int) -> Program:
         ("--model_name_or_path=x", f"--ds_file=ds_zero{stage}_no_offload.json", "--train_type=all",
          "--per_device_train_batch_size=4", "--gradient_accumulation_steps=2",
          "--num_train_epochs=5", "--learning_rate=2e-3", "--show_loss_step=1", "--output_dir=out"),
-        needs=("deepspeed", "transformers", "tensorboard"), prepare=_with_small("train.py"),
+        needs=("deepspeed", "transformers", "tensorboard"), prepare=with_small("train.py"),
         env=(("DS_ACCELERATOR", "cpu"), ("DS_BUILD_OPS", "0")), prints=r"loss: [0-9.]+",
         adapt=(
             *imports_on_cpu("train.py", "import argparse"),
@@ -398,7 +398,7 @@ _ALPACA = Program(
      "--warmup_steps=2", "--lr_scheduler_type=cosine", "--logging_steps=1", "--use_cpu=True",
      "--model_max_length=240", "--report_to=none"),
     needs=("transformers", "accelerate"), prints=r"'loss': '?[0-9.]+",
-    prepare=_with_small("train.py", **{"data.json": json.dumps([
+    prepare=with_small("train.py", **{"data.json": json.dumps([
         {"instruction": "add " + "xyz"[row % 3:], "input": "", "output": "abcdefgh"[row % 5:] * 2}
         for row in range(48)])}),
     adapt=on_cpu(
@@ -415,7 +415,7 @@ _ALPACA = Program(
 _GRPO = Program(
     "tiny-grpo", "tiny-grpo", "train.py", launcher="python", needs=("transformers",),
     prints=r"grad_norm= *[0-9.]+",
-    prepare=_with_small("train.py", **{"data/math_tasks.jsonl": "\n".join(
+    prepare=with_small("train.py", **{"data/math_tasks.jsonl": "\n".join(
         json.dumps({"question": f"{row}+{row % 7}=", "answer": str(row + row % 7), "num_terms": 2,
                     "num_digits": 2}) for row in range(10, 34))}),
     adapt=(

@@ -19,16 +19,15 @@ from bench.abroad.eighth_round import EIGHTH_ROUND
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
+from bench.abroad.ninth_round import NINTH_ROUND
 from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
 from bench.abroad.second_round import SECOND_ROUND
 from bench.abroad.seventh_round import SEVENTH_ROUND
-from bench.abroad.silent_programs import SILENT_PROGRAMS
 from bench.abroad.silent_round import Silent
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.table import CASES, EVERY_PROGRAM
 from bench.abroad.third_round import THIRD_ROUND
-from bench.abroad.third_silent_programs import THIRD_SILENT_PROGRAMS
 from moediag.result import Verdict
 
 PROGRAM = "import time\n\nfor step in range(3):\n    print(step)\n"
@@ -63,7 +62,7 @@ def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_se
     faults = [case for case in CASES if not case.truth.healthy and not case.laws]
     rounds = (
         FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, SEVENTH_ROUND,
-        EIGHTH_ROUND, HELD_OUT,
+        EIGHTH_ROUND, NINTH_ROUND, HELD_OUT,
     )  # fmt: skip
     unseen = {case.name for one in rounds for case in one}
     assert 4 * sum(case.name in unseen for case in faults) >= len(faults)
@@ -223,9 +222,7 @@ def test_every_silent_fault_has_a_program_and_a_place_if_one_run_shows_it() -> N
     for faults in silent_runs.ROUNDS.values():
         names = [silent.name for silent in faults]
         assert len(set(names)) == len(names)
-        programs = {
-            program.name for program in (*EVERY_PROGRAM, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS)
-        }
+        programs = {program.name for program in silent_runs.EVERY_PROGRAM}
         assert {silent.program for silent in faults} <= programs
         assert all(silent.named for silent in faults if silent.level in silent_runs.ALARMS)
         assert {silent.level for silent in faults} <= set(silent_runs.LEVELS)

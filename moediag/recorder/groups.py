@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
+import torch
 import torch.distributed as dist
 
 from moediag.recorder.log import EventLog
@@ -133,7 +134,14 @@ def _ranks(group: Any) -> List[int]:
 
 
 def _backend(group: Any) -> str:
+    """The backend for this machine's tensors: without a name, a group has one for each device."""
     try:
-        return str(dist.get_backend(None if isinstance(group, Makers) else group))
+        which = None if isinstance(group, Makers) else group
+        found = str(dist.get_backend(which))
+        if found == "undefined":
+            pairs = (pair.split(":") for pair in dist.get_backend_config(which).split(","))
+            of = dict(pairs)
+            found = of.get("cuda" if torch.cuda.is_available() else "cpu", found)
+        return found
     except (KeyError, ValueError, AssertionError, RuntimeError):
         return str(group.name())

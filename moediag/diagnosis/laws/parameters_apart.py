@@ -31,7 +31,7 @@ def parameters_apart(facts: Facts) -> Apart | None:
     if apart is None or (apart.unsynchronised and not facts.of(sends_nothing)):
         return None
     # Nothing else shows that ranks whose other matrices differ from the beginning train one model.
-    return apart if not apart.alone or facts.of(adds_inside) else None
+    return apart if not apart.alone or apart.beside or facts.of(adds_inside) else None
 
 
 def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
@@ -67,11 +67,18 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             held,
         )
     if apart.alone:
+        why = (
+            "the ranks add up activations or their gradients inside the model, as parts of one do: "
+            "what all of them hold must stay equal."
+        )
+        if apart.beside:
+            why = (
+                "all matrices are DTensors: parameters outside the plan of parallelism must stay "
+                "equal, and nothing adds up their gradients."
+            )
         return Suspicious(
             f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
-            f"{apart.since}, though the ranks add up activations or their gradients inside the "
-            f"model, as parts of one do: what all of them hold must stay equal."
-            f"{_reasons(apart, facts)}",
+            f"{apart.since}, though {why}{_reasons(apart, facts)}",
             apart.names,
         )
     if not apart.whole:

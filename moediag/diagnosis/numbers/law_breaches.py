@@ -106,6 +106,8 @@ class Apart:
     these were not: later all parameters may differ."""
     alone: bool = False
     """The other matrices differed from the beginning, as parts of a divided model do."""
+    beside: bool = False
+    """They are vectors, and all matrices are DTensors."""
     every: tuple[str, ...] = ()
     """All parameters that differ later; with ``same_loss`` more than ``names``."""
 
@@ -295,9 +297,11 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
 def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     """Parameters that nothing keeps equal, and that all ranks had in common at first."""
     matrices, apart, grads = plain.matrices & plain.equal, dict(plain.apart), plain.grads
-    if not apart or not matrices:
+    # A norm that a plan of tensor parallelism leaves out: all matrices are DTensors.
+    beside = not plain.matrices and PLACED in _hows(evidence)
+    if not apart or not (matrices or beside):
         return None
-    whole = set(filter(plain.moved, plain.matrices)) <= apart.keys()
+    whole = set(filter(plain.moved, plain.matrices)) <= apart.keys() and not beside
     alike = [n for n in matrices if len(grads[n][0]) == 1 and _known(grads[n][0])]
     unlike = [name for name in apart if len(grads[name][0]) > 1]
     alone = not whole and not plain.kept
@@ -317,6 +321,7 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
         breach=None if plain.kept else _why_apart(evidence, {*every}),
         same_loss=not (plain.kept or whole or alone),
         alone=alone,
+        beside=beside,
         every=every,
     )
 

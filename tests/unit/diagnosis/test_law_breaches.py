@@ -553,6 +553,30 @@ class TestPlainParameters:
         of = self.sent(**change)
         assert of.verdict == "clean" and of.suspicious
 
+    @pytest.mark.parametrize(
+        ("hows", "shapes", "told"),
+        [
+            ((PLACED, PLAIN), ("8x8", "8"), True),
+            ((PLAIN, PLAIN), ("8x8", "8"), False),  # the matrices are slices, cut by hand
+            ((PART, PLAIN), ("8x8", "8"), False),  # experts may have biases of their own
+        ],
+    )
+    def test_a_norm_that_a_plan_of_tensor_parallelism_leaves_out(
+        self, hows: tuple[str, str], shapes: tuple[str, str], told: bool
+    ) -> None:
+        def change(of: int, one: LawCheck) -> LawCheck:
+            pieces = tuple(
+                replace(p, how=how, shape=shape, ranks=() if how == PLAIN else (0, 1))
+                for p, how, shape in zip(one.pieces, hows, shapes, strict=True)
+            )
+            first = one.params[0] if hows[0] == PLACED else f"slice {of} @{one.step}"
+            norm = "ones" if one.step == 1 else f"norm {of} @{one.step}"
+            return replace(one, pieces=pieces, params=(first, norm))
+
+        of = diagnose(job(2, change, PLAIN, names=("up.weight", "norm.weight")))
+        assert of.verdict == "clean"
+        assert ("parameters outside the plan" in str(of.suspicious)) is told
+
     def test_equal_gradients_of_other_matrices_show_one_loss(self) -> None:
         """Tensor parallelism: up.weight is a slice, and norm.weight has no complete gradient."""
 

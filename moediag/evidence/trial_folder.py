@@ -152,7 +152,8 @@ def _held(stall: Stall, ranks: Mapping[int, RankEvidence]) -> Stall:
     held = {
         rank
         for rank in stall.elsewhere
-        if any(c.on_device in (ISSUED, STARTED_THERE) for c in ranks[rank].collectives)
+        if rank in ranks  # other nodes have their own evidence
+        and any(c.on_device in (ISSUED, STARTED_THERE) for c in ranks[rank].collectives)
         and rank_stacks.waits_for_device(ranks[rank].stacks)
     }
     waiting = tuple(sorted({*stall.waiting, *held}))

@@ -50,7 +50,7 @@ def ran_on(folder: Path) -> None:
 def called_away(folder: Path) -> None:
     """The watchdog knew of no rank that it waits in a call, as in destroy_process_group."""
     launch = json.loads((folder / "launch.json").read_text())
-    launch["stall"] |= {"waiting": [], "elsewhere": [0, 1]}
+    launch["stall"] |= {"waiting": [], "elsewhere": [0, 1, 2]}  # 2: on another node, not seen
     (folder / "launch.json").write_text(json.dumps(launch))
 
 

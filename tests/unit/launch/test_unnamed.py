@@ -19,9 +19,13 @@ READY = "print('ready', flush=True); import sys; sys.stdin.read()"
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 
 
+EARLIER: set[int] = set()  # processes that other tests left running below this one
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts a Python process with some variables; it is ready once this returns."""
+    EARLIER.update(all_stats())
     plain = {name: value for name, value in os.environ.items() if "RANK" not in name}
     with ExitStack() as ends:
 
@@ -37,11 +41,12 @@ def start() -> Iterator[Start]:
             return Process.of(process.pid)
 
         yield begin
+    EARLIER.clear()
 
 
 def found(known: dict[int, Process], *ranks: int) -> dict[int, Process]:
     stats = all_stats()
-    own = [stat for stat in stats.values() if _below(stat.pid, stats)]
+    own = [s for s in stats.values() if s.pid not in EARLIER and _below(s.pid, stats)]
     return unnamed(own, known, ranks)
 
 

@@ -149,28 +149,32 @@ def buffers_apart(facts: Facts) -> Findings:
 @law(suspects=True)
 def parameters_left_out(facts: Facts) -> Findings:
     """Parameters had gradients and never changed: no optimizer has them."""
-    found: set[str] = set()
+    found: dict[str, int] = {}
     other: set[str] = set()
     models = {one for states in facts.of(_states).values() for one in _unowned(states)}
     for states in facts.of(_states).values():
         for name in {name for state in states for name in state.left_out}:
             since = list(dropwhile(lambda state: name not in state.left_out, states))  # noqa: B023
             values = {s.left_out.get(name) for s in since} if len(since) >= _ENOUGH else set()
-            (other if len(values) != 1 or None in values else found).add(name)
-    names = sorted(found - other)
-    if names:
-        text = (
-            f"{plural(len(names), 'parameter')} ({listed(names)}) had gradients and never "
-            f"changed: no optimizer that stepped has {'them' if len(names) > 1 else 'it'}."
+            if len(values) != 1 or None in values:
+                other.add(name)
+            found[name] = min(found.get(name, len(since)), len(since))
+    told = (model_without_optimizer, ties_lost, parameters_replaced)
+    if not found.keys() - other or any(one.broken(facts) for one in told):
+        return
+    names = sorted(found.keys() - other)
+    text = (
+        f"{plural(len(names), 'parameter')} ({listed(names)}) had gradients and never "
+        f"changed: no optimizer that stepped has {'them' if len(names) > 1 else 'it'}."
+    )
+    if models:
+        text += (
+            f" These are all of {listed(sorted(models))}, whose gradients "
+            "DistributedDataParallel averages in each step."
         )
-        if not models:
-            yield text
-            return
-        yield Suspicious(
-            f"{text} These are all of {listed(sorted(models))}, whose gradients "
-            "DistributedDataParallel averages in each step.",
-            tuple(names),
-        )
+    # An optimizer may step first after some steps of another one.
+    late = all(found[name] <= _ENOUGH for name in names) and not models
+    yield text if late else Suspicious(text, tuple(names))
 
 
 def _unowned(states: Sequence[ModelState]) -> set[str]:

@@ -210,7 +210,7 @@ class TestUntrained:
         """A loss through a network that nobody trains adds to its gradients."""
         of = found(self.laws(idle=False))
         assert of.verdict == "clean"
-        assert "no optimizer that stepped has it" in of.notes[0]
+        assert "no optimizer that stepped has it" in of.suspicious[0]
 
     @pytest.mark.parametrize("values", ["abcd", ("a", None, "a", "a"), "aa"])
     def test_parameters_that_change_or_are_hardly_seen(self, values: Sequence[str]) -> None:

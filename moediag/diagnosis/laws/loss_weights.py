@@ -15,6 +15,7 @@ from moediag.records import dataclass
 
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
+_UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _MANY = 64  # elements that are no numbers for a log
 _UNEQUAL = 1.25  # times that a token counts more than another one
@@ -208,7 +209,9 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
             return float(micro), f"{there}the loss is not divided by their number."
         if added and own == {round(1 / micro, 2)}:
             return 1 / micro, f"{there}the loss is divided by their number once too often."
-        if dropped and own == {1.0} and ranks[0].backwards[0][0].total < 1 - _NEAR:
+        # Trainer divides by the tokens of all ranks, and counts some that have no target.
+        whole = abs(sum(one.total for one in ranks) / len(ranks) - 1) <= _UNCOUNTED
+        if dropped and whole and ranks[0].backwards[0][0].total < 1 - _NEAR:
             return 1 / micro, (
                 f"There are {micro} micro-batches in each update, and the loss is divided by their "
                 "number, but something clears the gradients before each backward: the update has "

@@ -188,13 +188,14 @@ class TestScale:
         found = self.found(0, evidence=plain(), own_gradients=(), losses=events)
         assert ["not divided by their number" in text for text in found] == [True] * len(mean[:1])
 
-    @pytest.mark.parametrize("total", [0.5, 1.0])
+    @pytest.mark.parametrize("total", [0.47, 0.5, 0.8, 1.0])
     def test_micro_batches_that_are_cleared(self, total: float) -> None:
-        """The loss of another program is not divided, as that of SAM."""
+        """The loss of another program is not divided, as that of SAM. Trainer divides by a number
+        of tokens that is a little too large."""
         events = micro_batches(False, total, mean=(0, 1))
         found = self.found(0, evidence=plain(), own_gradients=(), losses=events)
         assert ["those of the last micro-batch only" in text for text in found] == [True] * (
-            total < 1
+            total <= 0.5
         )
 
     @pytest.mark.parametrize(

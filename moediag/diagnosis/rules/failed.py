@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moediag.diagnosis.blame.nodes import open_call, silent
-from moediag.diagnosis.end_states import mixed_optimizer
+from moediag.diagnosis.end_states import mixed_optimizer, unequal_models
 from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure, first_of, said
 from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.diagnosis.facts import Facts
@@ -106,7 +106,8 @@ def _only_recorded(facts: Facts) -> bool:
 def crash(facts: Facts) -> Judgement | None:
     """Ranks raised their own exception, or died. All ranks that failed in the same way as the first
     are culprits, and so are deaths that may have come first. Of ranks that ended without a trace,
-    none is named if several did. A rank that failed by itself is never a victim."""
+    none is named if several did. A rank that failed by itself is never a victim. Of ranks whose
+    models DistributedDataParallel found to differ, those unlike most are culprits."""
     found = facts.own
     if not found:
         return None
@@ -123,6 +124,9 @@ def crash(facts: Facts) -> Judgement | None:
         text += f" Then {_sentence(later[:1], facts.evidence, begins=False)}"
     mixture = mixed_optimizer.of_crash(facts.evidence, found)
     text += f" {mixture}" if mixture else ""
+    unequal = unequal_models.of_crash(found)
+    if unequal is not None:
+        same, text = unequal[0], f"{text} {unequal[1]}"
     # A launcher that loses a rank ends the others, and then none of them leaves a trace.
     unordered = first.name == UNTOLD and len(same) > 1
     left = facts.divergence
@@ -140,6 +144,7 @@ def crash(facts: Facts) -> Judgement | None:
         victims=() if unordered else apart(_others(facts, later), same),
         divergence=left is not None,
         failure=first,
+        next_step=unequal_models.NEXT if unequal is not None else "",
     )
 
 

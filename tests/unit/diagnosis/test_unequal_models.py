@@ -1,0 +1,46 @@
+"""Crashes of ranks whose models DistributedDataParallel found to differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.model import RankError
+from tests.unit.evidence_builder import died, fsdp2_job
+
+TEXT = (
+    "DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has "
+    "inconsistent {} params."
+)
+
+
+@pytest.mark.parametrize(
+    ("counts", "culprits"),
+    [
+        ((70, 70, 72), (2,)),
+        ((72, 70, 70, 70), (0,)),
+        ((70, 72), ()),
+        ((70, 70, 72, 72), ()),
+        ((70, 71, 72), ()),
+    ],
+)
+def test_the_ranks_unlike_most_are_named(
+    counts: tuple[int, ...], culprits: tuple[int, ...]
+) -> None:
+    evidence = fsdp2_job(*[set() for _ in counts]).run()
+    for rank, count in enumerate(counts):
+        other = next(r for r, of in enumerate(counts) if of != count)
+        message = TEXT.format(rank, count, other, counts[other])
+        evidence = died(evidence, rank, RankError("RuntimeError", message, "train.py:7 main", 5.0))
+    found = diagnose(evidence)
+    assert (found.verdict, found.culprits) == ("crash", culprits), found.cause
+    assert ("not known which" in found.cause) is (not culprits)
+    assert found.next_step.startswith("Make the same model on all ranks")
+
+
+def test_another_error_of_all_ranks_names_them_all() -> None:
+    evidence = fsdp2_job(set(), set(), set()).run()
+    for rank in range(3):
+        error = RankError("RuntimeError", "expects a mask", "train.py:7 main", 5.0)
+        evidence = died(evidence, rank, error)
+    assert diagnose(evidence).culprits == (0, 1, 2)

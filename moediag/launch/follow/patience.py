@@ -5,8 +5,8 @@ window is enough. If a rank is elsewhere, an endless loop looks like a long eval
 limit decides. It applies to the rank's own time, without waits for a CPU, and depends on the job's
 history:
 
-- a rank that does nothing (it waits for data, for a lock): ``patience`` seconds;
-- one that computes, or whose data loader does: four times that;
+- a rank that does nothing (it sleeps, or waits for a lock): ``patience`` seconds;
+- one that computes, or waits in its data loader: four times that;
 - one whose stack shows compiling, importing, downloading, copying, loading or saving a checkpoint,
   that reads or writes files, or that waits for a child process that works: forty times that;
 - each of these counts by itself: the time of a save is not that of the wait after it;
@@ -112,7 +112,7 @@ class Patience:
         self._joining = float("inf")  # when the stacks first showed all ranks in the rendezvous
         self._step = 0
         self._work: dict[int, str] = {}
-        self._loading: set[int] = set()  # ranks whose data loader's workers compute
+        self._loading: set[int] = set()  # ranks that wait in their data loader
         self._on_device: set[int] = set()
         self._blocked: set[int] = set()
         self._joined: set[int] = set()  # ranks in the rendezvous
@@ -242,14 +242,10 @@ class Patience:
         self._looks += 1
         found = self._stacks(ranks, native)
         active = dict(self._activities({rank: found.get(rank, b"") for rank in ranks}, False))
-        # A worker of a data loader may loop for ever: it counts as the rank itself would.
-        self._loading = {
-            rank
-            for rank, dump in found.items()
-            if active.get(rank, "").startswith(WAITS) and waits_for_data(main_frames(dump))
-        }
-        for rank in self._loading:
-            del active[rank]
+        self._loading = {r for r, dump in found.items() if waits_for_data(main_frames(dump))}
+        for rank in self._loading:  # a worker may loop for ever: it is no child that works
+            if active.get(rank, "").startswith(WAITS):
+                del active[rank]
         self._leaving = {rank for rank, dump in found.items() if leaves(dump, ended)}
         shown = {
             rank: work_at_the_end(dump) if rank in self._leaving else work_of(dump)

@@ -256,6 +256,7 @@ def test_two_saves_with_a_wait_between_count_together() -> None:
         ("writes model.pt at 0.4 MB/s", "/home/me/train.py", 420),
         ("waits for the child process nvcc, which works", "/home/me/train.py", 420),
         ("waits for the child process python, which works", "/torch/utils/data/dataloader.py", 42),
+        ("", "/torch/utils/data/dataloader.py", 42),  # the data come late
         ("", "/home/me/train.py", 11),
     ],
 )

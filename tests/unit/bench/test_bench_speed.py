@@ -6,6 +6,7 @@ import dataclasses
 import json
 import socket
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,11 +199,15 @@ def test_gpu_rows_are_listed_with_the_reason_without_a_gpu() -> None:
 
 
 def _ended(pid: int) -> bool:
-    """Whether a process ended; what adopted it may not have noticed yet."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    """Whether a process that was killed ends; what adopted it may never notice."""
+    for _ in range(100):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_a_failing_or_slow_run_is_reported(tmp_path: Path) -> None:

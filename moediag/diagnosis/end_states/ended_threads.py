@@ -5,7 +5,7 @@ from __future__ import annotations
 from moediag.evidence.model import Evidence, RankError
 
 _SOON = 10.0  # seconds from the exception to the newest call of the job
-_AFTER = 2.0  # the other way round: later, a thread may fail because the job stands still
+_AFTER = 2.0  # from that call to the exception; later, the hang may be its cause
 _CALLS = 8  # of its rank after it, at most
 _MOST = 3  # that are told
 _MESSAGE = 120  # characters

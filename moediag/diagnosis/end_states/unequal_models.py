@@ -13,20 +13,23 @@ NEXT = "Make the same model on all ranks before DistributedDataParallel wraps it
 _COUNTS = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+) params")
 
 
-def of_crash(own: Iterable[Failure]) -> tuple[tuple[int, ...], str] | None:
-    """The ranks whose models are unlike those of most ranks, () if it is not known which are wrong,
-    and how many parameters each has; None where another error was raised."""
+def of_crash(alike: Iterable[Failure], world: int) -> tuple[tuple[int, ...], str] | None:
+    """The ranks whose models are unlike those of more than half of all ranks, () if it is not known
+    which are wrong, and how many parameters each has; None where another error was raised. A
+    message names the first rank that differs: without those of the others it may be right.
+    ``world``: the number of ranks, 0 if unknown."""
     counts: dict[int, int] = {}
-    for failure in own:
+    for failure in alike:
         for one, its, other, theirs in _COUNTS.findall(failure.message):
             counts |= {int(one): int(its), int(other): int(theirs)}
     if not counts:
         return None
-    alike: dict[int, list[int]] = {}
+    equal: dict[int, list[int]] = {}
     for rank, count in sorted(counts.items()):
-        alike.setdefault(count, []).append(rank)
-    most = max(alike.values(), key=len)
-    odd = tuple(sorted(counts.keys() - {*most})) if 2 * len(most) > len(counts) else ()
-    told = ", ".join(f"{count} on {ranks(who)}" for count, who in alike.items())
+        equal.setdefault(count, []).append(rank)
+    most = max(equal.values(), key=len)
+    sure = 0 < world < 2 * len(most)
+    odd = tuple(sorted(counts.keys() - {*most})) if sure else ()
+    told = ", ".join(f"{count} on {ranks(who)}" for count, who in equal.items())
     unknown = "" if odd else " It is not known which of them is wrong."
     return odd, f"The numbers of parameters are {told}.{unknown}"

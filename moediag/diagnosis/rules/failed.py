@@ -124,7 +124,8 @@ def crash(facts: Facts) -> Judgement | None:
         text += f" Then {_sentence(later[:1], facts.evidence, begins=False)}"
     mixture = mixed_optimizer.of_crash(facts.evidence, found)
     text += f" {mixture}" if mixture else ""
-    unequal = unequal_models.of_crash(found)
+    leaders = [failure for those in alike.values() for failure in those]
+    unequal = unequal_models.of_crash(leaders, facts.evidence.world_size)
     if unequal is not None:
         same, text = unequal[0], f"{text} {unequal[1]}"
     # A launcher that loses a rank ends the others, and then none of them leaves a trace.

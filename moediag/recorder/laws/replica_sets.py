@@ -129,7 +129,7 @@ class ReplicaSets:
         models = self._recorder.models.owners()
         trained = [m for m in models if any(p.requires_grad for p in m.parameters())]
         over = {self.data_parallel(model) for model in trained}
-        # What DistributedDataParallel reduces is told by its pieces.
+        # The pieces of DistributedDataParallel show what it reduces.
         return [] if len(over) != 1 or divided or self._ddp else list(over.pop())
 
     def joins(self) -> bool:

@@ -27,24 +27,25 @@ def without(name: str) -> Callable[[Path], None]:
     return change
 
 
-def stuck_earlier(folder: Path) -> None:
-    """No device has completed the first call, in which the ranks agree."""
-    for file in folder.glob("*.flight.json"):
-        dump = json.loads(file.read_text())
-        first = {"state": "scheduled", "retired": False, "time_discovered_completed_ns": 0}
-        dump["entries"][0] |= first
-        dump["pg_status"]["0"]["last_completed_collective"] = "-1"
-        file.write_text(json.dumps(dump))
+def entry(number: int, change: dict[str, object], completed: str) -> Callable[[Path], None]:
+    """Changes one call in the dumps, and the number of the last one that completed."""
+
+    def rewrite(folder: Path) -> None:
+        for file in folder.glob("*.flight.json"):
+            dump = json.loads(file.read_text())
+            dump["entries"][number] |= change
+            dump["pg_status"]["0"]["last_completed_collective"] = completed
+            file.write_text(json.dumps(dump))
+
+    return rewrite
 
 
-def ran_on(folder: Path) -> None:
-    """The two calls that differ completed, and the device is in the one behind them."""
-    for file in folder.glob("*.flight.json"):
-        dump = json.loads(file.read_text())
-        done = {"state": "completed", "retired": True, "time_discovered_completed_ns": 1}
-        dump["entries"][1] |= done
-        dump["pg_status"]["0"]["last_completed_collective"] = "2"
-        file.write_text(json.dumps(dump))
+OPEN = {"state": "scheduled", "retired": False, "time_discovered_completed_ns": 0}
+DONE = {"state": "completed", "retired": True, "time_discovered_completed_ns": 1}
+# No device has completed the first call, in which the ranks agree.
+stuck_earlier = entry(0, OPEN, "-1")
+# The two calls that differ completed, and the device is in the one behind them.
+ran_on = entry(1, DONE, "2")
 
 
 def called_away(folder: Path) -> None:

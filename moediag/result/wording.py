@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from typing import TypeVar
 
 from moediag.protocol import natural
 
+T = TypeVar("T")
 UNCHECKED = "numbers were not checked"
 
 
@@ -87,12 +89,43 @@ def ranks(numbers: Iterable[int]) -> str:
     return ("rank " if len(listed) == 1 else "ranks ") + spans(listed, ", ")
 
 
-def agreeing(text: str, who: Sequence[int]) -> str:
+_PLURALS = {"is": "are", "was": "were", "has": "have", "goes": "go", "passes": "pass"}
+
+
+def agreeing(text: str, who: Sized) -> str:
     """``text``, whose first word is a verb, for one rank or for several: ``wait in barrier``."""
     if len(who) == 1:
         return text
     first, blank, rest = text.partition(" ")
-    return f"{'are' if first == 'is' else first.removesuffix('s')}{blank}{rest}"
+    return f"{_PLURALS.get(first) or first.removesuffix('s')}{blank}{rest}"
+
+
+def does(who: Collection[int], text: str) -> str:
+    """``ranks 0, 1 wait in barrier``: ``text`` begins with the verb for one rank."""
+    return f"{ranks(who)} {agreeing(text, who)}"
+
+
+def by_value(values: Mapping[int, T]) -> dict[T, tuple[int, ...]]:
+    """Each value with its ranks, in order of the lowest rank."""
+    found: dict[T, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        found.setdefault(value, []).append(rank)
+    return {value: tuple(who) for value, who in found.items()}
+
+
+def each_does(told: Mapping[int, str]) -> list[str]:
+    """:func:`does` for each text of ``told``, with the ranks that share it."""
+    return [does(who, text) for text, who in by_value(told).items()]
+
+
+def on_each(values: Mapping[int, object]) -> list[str]:
+    """``8 on rank 0``, ``4 on ranks 1, 2``: each value with its ranks."""
+    return [f"{value} on {ranks(who)}" for value, who in by_value(values).items()]
+
+
+def capital(text: str) -> str:
+    """``text`` with its first letter in upper case, and the others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def plural(number: int, noun: str) -> str:

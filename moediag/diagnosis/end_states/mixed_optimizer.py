@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.evidence.model import Evidence
-from moediag.result.wording import ranks
+from moediag.result.wording import capital, ranks
 
 GROUP = "optimizer-group"
 # From torch/distributed/tensor/_dispatch.py and _ops; the operator shows the caller.
@@ -44,8 +44,8 @@ def _groups(evidence: Evidence) -> str:
     texts = everywhere or [f"on {ranks(who)} {text}" for text, who in together.items()]
     told = "; ".join(texts)
     return (
-        f"{told[:1].upper()}{told[1:]}, and torch takes no plain tensor beside a DTensor. One "
-        "parameter group per mesh, or foreach=False without fused, keeps them apart."
+        f"{capital(told)}, and torch takes no plain tensor beside a DTensor. One parameter group "
+        "per mesh, or foreach=False without fused, keeps them apart."
     )
 
 

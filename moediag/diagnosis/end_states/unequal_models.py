@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from moediag.diagnosis.end_states.failures import Failure
-from moediag.result.wording import ranks
+from moediag.result.wording import by_value, on_each
 
 NEXT = "Make the same model on all ranks before DistributedDataParallel wraps it."
 # From torch/csrc/distributed/c10d/reducer.cpp. Every rank raises it.
@@ -24,12 +24,8 @@ def of_crash(alike: Iterable[Failure], world: int) -> tuple[tuple[int, ...], str
             counts |= {int(one): int(its), int(other): int(theirs)}
     if not counts:
         return None
-    equal: dict[int, list[int]] = {}
-    for rank, count in sorted(counts.items()):
-        equal.setdefault(count, []).append(rank)
-    most = max(equal.values(), key=len)
+    most = max(by_value(counts).values(), key=len)
     sure = 0 < world < 2 * len(most)
     odd = tuple(sorted(counts.keys() - {*most})) if sure else ()
-    told = ", ".join(f"{count} on {ranks(who)}" for count, who in equal.items())
     unknown = "" if odd else " It is not known which of them is wrong."
-    return odd, f"The numbers of parameters are {told}.{unknown}"
+    return odd, f"The numbers of parameters are {', '.join(on_each(counts))}.{unknown}"

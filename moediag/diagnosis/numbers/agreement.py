@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import TypeVar
 
-T = TypeVar("T")
+from moediag.result.wording import by_value as sides
 
-
-def sides(values: Mapping[int, T]) -> dict[T, tuple[int, ...]]:
-    """Each value with its ranks, in order of the lowest rank."""
-    found: dict[T, list[int]] = {}
-    for rank, value in sorted(values.items()):
-        found.setdefault(value, []).append(rank)
-    return {value: tuple(who) for value, who in found.items()}
+__all__ = ["apart", "far", "minority", "sides"]
 
 
 def minority(sides: Iterable[Sequence[int]]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from moediag.diagnosis.words.node_sentences import see_node, silence
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.rank_stacks import stand, that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import agreeing, plural, ranks
+from moediag.result.wording import capital, does, plural, ranks
 
 _MOST = 3  # divergences that are described
 
@@ -123,13 +123,13 @@ def silent_node(facts: Facts) -> Judgement | None:
         return None
     calls = {rank: call for rank in waiting if (call := open_call(evidence, rank)) is not None}
     for_them = explained(evidence, calls, set(gone))
-    text = f"{silence(silent(evidence))} {ranks(waiting).capitalize()} "
+    text = silence(silent(evidence))
     first = next((rank for rank in sorted(calls) if rank in for_them), None)
     if first is None:
-        text += "waited in a collective; no evidence that they waited for other ranks there, so no "
-        return Judgement(Confidence.LOW, f"{text}rank is named.")
-    text += "waits" if len(waiting) == 1 else "wait"
-    text += f" in {describe(calls[first])} on {_group(evidence, first, calls[first])}, "
+        text += f" {capital(ranks(waiting))} waited in a collective; no evidence that they waited "
+        return Judgement(Confidence.LOW, f"{text}for other ranks there, so no rank is named.")
+    call = f"{describe(calls[first])} on {_group(evidence, first, calls[first])}"
+    text += f" {capital(does(waiting, f'waits in {call}'))}, "
     if set(waiting) - for_them:
         text += f"but {ranks(set(waiting) - for_them)} for no rank there, so no rank is named."
         return Judgement(Confidence.LOW, text)
@@ -166,8 +166,7 @@ def busy_ranks(facts: Facts) -> Judgement | None:
     text = f"{ranks(found).capitalize()} stopped outside any collective while "
     text += f"{ranks(facts.waiting)} waited. {whereabouts(facts.evidence, found)}"
     if behind := _behind(facts):
-        verb = agreeing("is", found)
-        text = f"{text.rstrip()} {ranks(found).capitalize()} {verb} behind: {behind}."
+        text = f"{text.rstrip()} {capital(does(found, 'is behind'))}: {behind}."
     return Judgement(
         Confidence.MEDIUM,
         text.rstrip(),

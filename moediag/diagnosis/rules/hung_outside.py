@@ -8,7 +8,7 @@ from moediag.diagnosis.judgement import Judgement, apart, detector
 from moediag.diagnosis.words import leaving, meeting
 from moediag.evidence.rank_stacks import that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import agreeing, ranks
+from moediag.result.wording import capital, does, ranks
 
 
 @detector(Verdict.HANG)
@@ -49,11 +49,11 @@ def unequal_meeting(facts: Facts) -> Judgement | None:
     found = meeting.unequal(evidence)
     if evidence.stall is None or not inside or not found:
         return None
-    waits, odd = agreeing("waits in init_process_group", inside), meeting.odd(evidence)
+    odd = meeting.odd(evidence)
     which = "" if odd else " It is not known which of them is wrong."
     return Judgement(
         Confidence.MEDIUM,
-        f"{ranks(inside).capitalize()} {waits}. {found}{which}",
+        f"{capital(does(inside, 'waits in init_process_group'))}. {found}{which}",
         culprits=odd,
         victims=apart(facts.waiting, odd) if odd else tuple(facts.waiting),
         pattern="rendezvous",
@@ -69,11 +69,10 @@ def unmet_ranks(facts: Facts) -> Judgement | None:
         return None
     lacking = sorted(set(range(evidence.world_size)) - set(found))
     if lacking:
-        waits = agreeing("waits in init_process_group", found)
         text = (
-            f"{ranks(found).capitalize()} {waits}, and nothing is known of {ranks(lacking)}: the "
-            "others wait for ranks that never joined, or for the network. It is not known which "
-            "rank is at fault."
+            f"{capital(does(found, 'waits in init_process_group'))}, and nothing is known of "
+            f"{ranks(lacking)}: the others wait for ranks that never joined, or for the network. "
+            "It is not known which rank is at fault."
         )
         old = ""
     else:

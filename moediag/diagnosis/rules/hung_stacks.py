@@ -20,7 +20,7 @@ from moediag.evidence.rank_stacks import (
 )
 from moediag.records import dataclass
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import by_value, does, ranks
 
 _JOINS = re.compile(r"^(std::thread::join|_*pthread_(timed|clock)?join(_np|_ex|_common)?)\b")
 _ACQUIRES = re.compile(r"gil_scoped_acquire::gil_scoped_acquire|^take_gil$|^PyGILState_Ensure$")
@@ -116,7 +116,7 @@ def stacks_alone(facts: Facts) -> Judgement | None:
     inside |= any(one.kind == "stack" and one.op for one in evidence.reports)
     if not inside and not _all_on_the_device(evidence):
         return None
-    sides = [f"{ranks(who)} {'is' if len(who) == 1 else 'are'} {at}" for at, who in found.items()]
+    sides = [does(who, f"is {at}") for at, who in found.items()]
     sides += log_sentences.unnamed_stacks(evidence)
     text = sentence("; ".join(sides))
     text += (
@@ -145,10 +145,10 @@ def _all_on_the_device(evidence: Evidence) -> bool:
     return len(stacks) > 1 and all(one is not None and on_the_device(one) for one in stacks)
 
 
-def _sides(evidence: Evidence) -> dict[str, list[int]]:
+def _sides(evidence: Evidence) -> dict[str, tuple[int, ...]]:
     """The ranks by where they stand."""
-    sides: dict[str, list[int]] = {}
-    for rank, seen in sorted(evidence.ranks.items()):
+    told = {}
+    for rank, seen in evidence.ranks.items():
         stack = that_counts(seen.stacks)
         if stack is None:
             continue
@@ -160,11 +160,11 @@ def _sides(evidence: Evidence) -> dict[str, list[int]]:
             text = f"waiting for the device in {stand(stack, seen.libraries)}"
         else:
             text = f"outside communication in {stand(stack, seen.libraries)}"
-        sides.setdefault(text, []).append(rank)
-    return sides
+        told[rank] = text
+    return by_value(told)
 
 
-def _open_question(found: dict[str, list[int]]) -> str:
+def _open_question(found: dict[str, tuple[int, ...]]) -> str:
     seen = sum(map(len, found.values()))
     if len(found) > 1:
         return (

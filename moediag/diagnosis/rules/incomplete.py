@@ -8,7 +8,7 @@ from moediag.diagnosis.judgement import Judgement, detector, undecided
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.words import cause, leaving, meeting
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import capital, ranks
 
 
 @detector(Verdict.INCONCLUSIVE)
@@ -82,8 +82,7 @@ def not_comparable(facts: Facts) -> Judgement | None:
     found = next((outcome for outcome in facts.outcomes if outcome.incomparable), None)
     if found is None:
         return None
-    text = found.incomparable[:1].upper() + found.incomparable[1:]
-    return Judgement(Confidence.LOW, text, next_step=found.next_step)
+    return Judgement(Confidence.LOW, capital(found.incomparable), next_step=found.next_step)
 
 
 @detector(Verdict.INCONCLUSIVE)

@@ -9,7 +9,7 @@ from moediag.diagnosis.words import cause
 from moediag.diagnosis.words.replica_sentences import of_replicas, of_wrong_norm
 from moediag.diagnosis.words.verify_sentences import next_of, not_sent, of_first_wrong, of_otherwise
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import error_size, plural, ranks
+from moediag.result.wording import capital, error_size, plural, ranks
 
 
 @detector(Verdict.WRONG_GRADIENTS)
@@ -20,7 +20,7 @@ def repeated_samples(facts: Facts) -> Judgement | None:
         return None
     return Judgement(
         Confidence.HIGH,
-        found.repeats[:1].upper() + found.repeats[1:],
+        capital(found.repeats),
         next_step=found.next_step,
         pattern="repeated samples",
     )

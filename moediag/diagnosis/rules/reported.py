@@ -13,7 +13,7 @@ from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import RankError, Report
 from moediag.evidence.rank_stacks import in_collective, that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import plural, ranks
+from moediag.result.wording import capital, does, plural, ranks
 
 _MANY = 3  # ranks that agree against one; causes that are told
 # Exceptions by which a launcher reports the end of another process.
@@ -59,7 +59,7 @@ def reported_mismatch(facts: Facts) -> Judgement | None:
         step = foreign_jobs.next_step(evidence) if evidence.foreign else ""
         return Judgement(Confidence.LOW, text, next_step=step)
     order = sorted(sides.items(), key=lambda side: (-len(side[1]), sorted(side[1])))
-    pieces = [f"{ranks(who)} {'is' if len(who) == 1 else 'are'} in {call}" for call, who in order]
+    pieces = [does(who, f"is in {call}") for call, who in order]
     text = sentence(f"different calls meet: {'; '.join(pieces)}")
     (_, most), (_, few) = order[0], order[-1]
     alone = len(order) == 2 and len(most) >= _MANY and len(few) == 1 and not most & few
@@ -252,11 +252,8 @@ def logged_positions(facts: Facts) -> Judgement | None:
     elsewhere = _waits_elsewhere(facts) & set(found.culprits)
     named = tuple(rank for rank in found.culprits if rank not in elsewhere)
     if elsewhere:
-        one = len(elsewhere) == 1
-        text += (
-            f" {ranks(elsewhere).capitalize()} {'was' if one else 'were'} in another call of the "
-        )
-        text += "communication library, so the ranks wait for each other."
+        text += f" {capital(does(elsewhere, 'was in another call of the communication library'))}"
+        text += ", so the ranks wait for each other."
     if not named:
         text += " The log does not show which rank is the cause."
     return Judgement(

@@ -17,7 +17,7 @@ from moediag.evidence.looks import Looks
 from moediag.evidence.model import Condition, Evidence
 from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import agreeing, ranks
+from moediag.result.wording import capital, each_does, ranks
 
 # Calls that one other side meets, or that do not tell: a wait may be for either kind.
 _ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
@@ -113,8 +113,7 @@ def kept_apart(facts: Facts) -> Judgement | None:
         return None
     [(culprits, (one, condition))] = told.items()
     others = [rank for other in facts.standings if other is not one for rank in other.ranks]
-    text = _waiters(evidence, one.ranks)
-    text = f"{text[:1].upper()}{text[1:]}, {words(condition)}"
+    text = f"{capital(_waiters(evidence, one.ranks))}, {words(condition)}"
     if condition.side == "handler":
         text += ": only there was that exception caught."
     else:
@@ -172,9 +171,8 @@ def ranks_elsewhere(facts: Facts) -> Judgement | None:
         return None
     if any(one.collectives for one in facts.evidence.ranks.values()):
         return None
-    text = _waiters(facts.evidence, facts.waiting)
-    text = f"{text[:1].upper()}{text[1:]} for at least {_still(seen)} s. No process of "
-    text += f"{ranks(seen.elsewhere)} was found here: on another machine, or ended."
+    text = f"{capital(_waiters(facts.evidence, facts.waiting))} for at least {_still(seen)} s. No "
+    text += f"process of {ranks(seen.elsewhere)} was found here: on another machine, or ended."
     step = (
         "If the job has other machines, run `moediag attach --collect node-N.tgz` on each, then "
         f"`moediag diagnose node-*.tgz`. If not, {ranks(seen.elsewhere)} ended: see the output."
@@ -197,8 +195,8 @@ def undecided_looks(facts: Facts) -> Judgement | None:
     if seen.ended:
         who = ranks(seen.ended)
         return undecided(
-            f"{text} {who[:1].upper()}{who[1:]} ended before the others; whether it had finished "
-            "or failed is not known.", f"See the output of {who}, or look again."
+            f"{text} {capital(who)} ended before the others; whether it had finished or failed is "
+            "not known.", f"See the output of {who}, or look again."
         )  # fmt: skip
     if _overdue(seen):
         text += (
@@ -226,8 +224,8 @@ def _still(seen: Looks) -> str:
 
 def _doing(evidence: Evidence, seen: Looks) -> list[str]:
     """What the ranks did, those that did the same together."""
-    together: dict[str, list[int]] = {}
-    for rank, look in sorted(seen.ranks.items()):
+    told = {}
+    for rank, look in seen.ranks.items():
         at = _at(evidence, rank)
         if look.does == looks.WAITS:
             what = f"waits{_inside(evidence, rank)}"
@@ -245,8 +243,8 @@ def _doing(evidence: Evidence, seen: Looks) -> list[str]:
             what = "ended"
         else:
             what = f"moved on, last seen{at}" if _overdue(seen) and at else "moved on"
-        together.setdefault(what, []).append(rank)
-    return [f"{ranks(who)} {agreeing(what, who)}" for what, who in together.items()]
+        told[rank] = what
+    return each_does(told)
 
 
 def _at(evidence: Evidence, rank: int) -> str:
@@ -271,13 +269,12 @@ def _waiters(evidence: Evidence, who: Iterable[int]) -> str:
 
 
 def _places(evidence: Evidence, who: Iterable[int]) -> list[str]:
-    together: dict[str, list[int]] = {}
-    for rank in sorted(who):
+    told = {}
+    for rank in who:
         seen = evidence.looks.ranks.get(rank) if evidence.looks is not None else None
-        text = f"is{_at(evidence, rank)}"
+        told[rank] = f"is{_at(evidence, rank)}"
         if seen is not None and seen.does == looks.WAITS:
-            text = f"waits{_inside(evidence, rank)}"
+            told[rank] = f"waits{_inside(evidence, rank)}"
         elif seen is not None and seen.does == looks.ON_DEVICE:
-            text = f"waits for the device{_at(evidence, rank)}"
-        together.setdefault(text, []).append(rank)
-    return [f"{ranks(group)} {agreeing(text, group)}" for text, group in together.items()]
+            told[rank] = f"waits for the device{_at(evidence, rank)}"
+    return each_does(told)

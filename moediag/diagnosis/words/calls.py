@@ -9,7 +9,7 @@ from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.evidence.model import Collective
-from moediag.result.wording import compact, listed, plural, ranks
+from moediag.result.wording import capital, compact, each_does, listed, plural, ranks
 
 T = TypeVar("T")
 
@@ -56,16 +56,13 @@ def all_first(divergence: Divergence) -> str | None:
 
 def sides(calls: Mapping[int, Collective], with_group: Divergence | None = None) -> str:
     """``rank 0 is in all_gather of …, ranks 1, 2 are in reduce_scatter of …``."""
-    sides: dict[str, list[int]] = {}
-    for rank, call in sorted(calls.items()):
+    told = {}
+    for rank, call in calls.items():
         text = describe(call) if with_group is None else addressed(call)
         if with_group is not None and call.members is None:
             text += f" on {_label(call.group, with_group)}"
-        sides.setdefault(text, []).append(rank)
-    pieces = [
-        f"{ranks(members)} {'is' if len(members) == 1 else 'are'} in {text}"
-        for text, members in sides.items()
-    ]
+        told[rank] = f"is in {text}"
+    pieces = each_does(told)
     more = len(pieces) - FEW
     rest = f"; and {plural(more, 'more side')}" if more > 0 else ""
     return "; ".join(first_few(pieces)) + rest
@@ -84,4 +81,4 @@ def first_few(items: Iterable[T]) -> list[T]:
 
 
 def sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
+    return f"{capital(text)}."

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.end_states.whereabouts import program_line
-from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.diagnosis.schedules.diverge import Divergence
@@ -28,7 +27,18 @@ from moediag.diagnosis.words.calls import (
 from moediag.diagnosis.words.places import words
 from moediag.evidence.model import Collective, Evidence
 from moediag.protocol.tolerance import SAME_LOSS
-from moediag.result.wording import error_size, listed, plural, ranks
+from moediag.result.wording import (
+    agreeing,
+    by_value,
+    capital,
+    does,
+    each_does,
+    error_size,
+    listed,
+    on_each,
+    plural,
+    ranks,
+)
 
 
 def of_divergence(
@@ -111,7 +121,7 @@ def _whole(calls: Mapping[int, Collective], rank: int) -> int:
 def _skipped(calls: Mapping[int, Collective], blame: Blame) -> str:
     text = f"{starvation(blame.starved)}, so {ranks(blame.culprits)} "
     text += "skips that expert" if len(blame.starved) == 1 else "each skip their own"
-    return sentence(f"{text} and {'goes' if len(blame.culprits) == 1 else 'go'} on: {sides(calls)}")
+    return sentence(f"{text} and {agreeing('goes on', blame.culprits)}: {sides(calls)}")
 
 
 def _differing(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
@@ -133,18 +143,15 @@ def _inputs(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     """What each rank passes to an all-gather whose sizes differ, because the size above is the
     output's; or which root each rank takes."""
     if divergence.kind == "root":
-        roots = agreement.sides({rank: call.peer for rank, call in calls.items()})
-        told = [f"rank {root} on {ranks(who)}" for root, who in first_few(roots.items())]
-        return f" The root is {', '.join(told)}."
+        told = on_each({rank: f"rank {call.peer}" for rank, call in calls.items()})
+        return f" The root is {', '.join(first_few(told))}."
     gathers = all(call.op == "all_gather" and not call.parameters for call in calls.values())
-    passed = agreement.sides({rank: call.numel_in for rank, call in calls.items()})
-    if divergence.kind != "size" or not gathers or len(passed) < 2 or 0 in passed:
+    passed = {rank: call.numel_in for rank, call in calls.items()}
+    sizes = {*passed.values()}
+    if divergence.kind != "size" or not gathers or len(sizes) < 2 or 0 in sizes:
         return ""
-    told = [
-        f"{ranks(who)} {'passes' if len(who) == 1 else 'pass'} {n:,}"
-        for n, who in first_few(passed.items())
-    ]
-    return f" all_gather needs inputs of equal size on all ranks, but {', '.join(told)} elements."
+    told = ", ".join(first_few(each_does({rank: f"passes {n:,}" for rank, n in passed.items()})))
+    return f" all_gather needs inputs of equal size on all ranks, but {told} elements."
 
 
 def _basis(blame: Blame) -> str:
@@ -192,11 +199,8 @@ def _missing(
     divergence: Divergence, calls: Mapping[int, Collective], blame: Blame, died: bool
 ) -> str:
     waiting = ranks(calls)
-    verb = (
-        ("was" if len(calls) == 1 else "were") if died else "waits" if len(calls) == 1 else "wait"
-    )
     what = describe(next(iter(calls.values())))
-    here = f"{waiting} {verb} in {what} on {divergence.group.label}"
+    here = does(calls, f"{'was' if died else 'waits'} in {what} on {divergence.group.label}")
     if divergence.surplus:
         text = sentence(f"{waiting} called {what} on {divergence.group.label}, which "
                         f"{ranks(divergence.absent)} did not call")  # fmt: skip
@@ -223,7 +227,7 @@ def _missing(
 
 def _left_over(divergence: Divergence, calls: Mapping[int, Collective], what: str) -> str:
     """The counts of calls in a job that ended, and the first call that not all ranks made."""
-    made = agreement.sides(divergence.counts)
+    made = by_value(divergence.counts)
     counts = [
         f"{ranks(who)} {'made' if at == 0 else 'only'} {plural(count, 'call') if not at else count}"
         for at, (count, who) in enumerate(sorted(made.items(), reverse=True))
@@ -291,13 +295,10 @@ def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
             f"{plural(sent, 'element')} and expect {wanted:,}. Which rank is wrong is not recorded."
         )
     if not any(calls[r].splits_in or calls[r].splits_out for p in divergence.pairs for r in p):
-        totals: dict[int, list[int]] = {}
-        for rank, made in sorted(calls.items()):
-            totals.setdefault(made.numel_in, []).append(rank)
+        totals = by_value({rank: made.numel_in for rank, made in calls.items()})
         (first, who), *others = totals.items()
         if others:
-            sends = "sends" if len(who) == 1 else "send"
-            text = f"{ranks(who)} {sends} {plural(first, 'element')} in all"
+            text = does(who, f"sends {plural(first, 'element')} in all")
             text += "".join(f", {ranks(them)} {count:,}" for count, them in first_few(others))
             return sentence(f"{text}: equal splits need equal totals on {divergence.group.label}")
     pieces = [
@@ -360,31 +361,23 @@ def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: st
 
 
 def _made_at(chosen: Mapping[int, Collective], told: str) -> str:
-    lines: dict[str, list[int]] = {}
-    for rank, call in sorted(chosen.items()):
-        if call.site and call.site not in told:
-            lines.setdefault(call.site, []).append(rank)
-    pieces = [
-        f" {ranks(who).capitalize()} made {'that call' if len(who) == 1 else 'those calls'} at "
-        f"{site}."
-        for site, who in first_few(lines.items())
-    ]
-    return "".join(pieces)
+    lines = {r: call.site for r, call in chosen.items() if call.site and call.site not in told}
+    return "".join(
+        f" {capital(ranks(who))} made {'that call' if len(who) == 1 else 'those calls'} at {site}."
+        for site, who in first_few(by_value(lines).items())
+    )
 
 
 def _came_from(chosen: Mapping[int, Collective], evidence: Evidence, told: str) -> str:
     """The lines, by the stacks of ranks that still wait in the call."""
     waiting = evidence.stall.waiting if evidence.stall is not None else ()
-    lines: dict[str, list[int]] = {}
-    for rank, call in sorted(chosen.items()):
+    lines = {}
+    for rank, call in chosen.items():
         line = program_line(evidence.ranks[rank])
         waits = rank in waiting and not call.completed
         if waits and line and line != call.site and line not in told:
-            lines.setdefault(line, []).append(rank)
-    return "".join(
-        f" {ranks(who).capitalize()} got there from {line}."
-        for line, who in first_few(lines.items())
-    )
+            lines[rank] = f"got there from {line}"
+    return "".join(f" {sentence(text)}" for text in first_few(each_does(lines)))
 
 
 # ------------------------------------------------------------------------ pieces

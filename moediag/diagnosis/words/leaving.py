@@ -8,7 +8,7 @@ from moediag.diagnosis.end_states.whereabouts import busy_workers, program_line,
 from moediag.evidence.model import Evidence, RankEvidence, Stack
 from moediag.evidence.rank_stacks import LAST_CALL
 from moediag.protocol import innermost_user
-from moediag.result.wording import agreeing, ranks
+from moediag.result.wording import agreeing, capital, ranks
 
 _THREADS = ("_shutdown", "_python_exit")
 _CHILDREN = "_exit_function"
@@ -36,7 +36,7 @@ def sentences(evidence: Evidence, found: Sequence[int]) -> str:
     runs = running(evidence, found)
     texts = [_one(evidence.ranks[rank]) for rank in found if rank not in runs]
     if runs:
-        texts.append(f"{ranks(runs).capitalize()} still {agreeing('runs', runs)}.")
+        texts.append(f"{capital(ranks(runs))} still {agreeing('runs', runs)}.")
         texts.append(whereabouts(evidence, runs))
     if ended := _ended(evidence):
         texts.append(f"{ranks(ended).capitalize()} ended with exit code 0.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from moediag.diagnosis.schedules.log_positions import (
     ATTEMPTS,
@@ -17,7 +17,7 @@ from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence, Report
 from moediag.evidence.rank_stacks import in_collective, runs_python, stand, that_counts
 from moediag.protocol import is_moediag
-from moediag.result.wording import plural, ranks
+from moediag.result.wording import agreeing, plural, ranks
 
 _FEW = 4  # messages that notes repeat
 
@@ -34,15 +34,13 @@ def _of_group(group: Standing, found: Positions, evidence: Evidence) -> str:
         return _unnumbered(group) or _nothing_open(group)
     if group.apart and len({(one.call, one.open) for one in group.members}) > 1:
         return _not_compared(group)
-    text = sentence(
-        f"{_who(group.waiting, group)} {_waits(group.waiting)} in {_call(group, group.front)}"
-    )
+    text = sentence(_do(group.waiting, group, f"waits in {_call(group, group.front)}"))
     if group.apart in (ATTEMPTS, FAR_APART):
         text += f" {sentence(group.apart)}"
     if group.odd:
         text = sentence(
             f"different calls meet as number {group.front} of {group.label}: "
-            + "; ".join(f"{_who(side, group)} {_is(side)} in {_op(side[0])}" for side in group.odd)
+            + "; ".join(_do(side, group, f"is in {_op(side[0])}") for side in group.odd)
         )
     for one in group.behind:
         text += f" {_behind(one, group, found)}"
@@ -59,7 +57,7 @@ def _unnumbered(group: Standing) -> str:
             sides.setdefault(_op(one), []).append(one)
     if not sides:
         return ""
-    pieces = (f"{_who(those, group)} {_waits(those)} in {op}" for op, those in sides.items())
+    pieces = (_do(those, group, f"waits in {op}") for op, those in sides.items())
     return f"{sentence('; '.join(pieces))} These lines do not number the calls."
 
 
@@ -107,7 +105,7 @@ def _without_number(group: Standing) -> str:
     for one in group.members:
         if one.op:
             sides.setdefault(one.op, []).append(one)
-    pieces = [f"{_who(who, group)} {_waits(who)} in {op}" for op, who in sides.items()]
+    pieces = [_do(who, group, f"waits in {op}") for op, who in sides.items()]
     return sentence("; ".join(pieces)) + " The messages do not number the calls." if pieces else ""
 
 
@@ -120,7 +118,7 @@ def _not_compared(group: Standing) -> str:
         elif one.issued is not None:
             idle.setdefault(one.issued, []).append(one)
     pieces = [
-        f"{_who(members, group)} {_waits(members)} in {op}, number {number}"
+        _do(members, group, f"waits in {op}, number {number}")
         for (op, number), members in sides.items()
     ]
     pieces += [
@@ -132,9 +130,7 @@ def _not_compared(group: Standing) -> str:
     text += f" The numbers{where} are not compared: {group.apart}."
     if not group.group and len(sides) == 2:
         (_, low), last = min(sides.items(), key=lambda side: side[0][1] or 0)
-        text += (
-            f" If all are of one group, {_who(last, group)} {_is(last)} behind, at number {low}."
-        )
+        text += f" If all are of one group, {_do(last, group, f'is behind, at number {low}')}."
     return text
 
 
@@ -179,8 +175,12 @@ def _unseen(group: Standing, evidence: Evidence) -> str:
     return ""
 
 
-def _who(members: Iterable[Position], group: Standing) -> str:
-    members = list(members)
+def _do(members: Sequence[Position], group: Standing, text: str) -> str:
+    """What the members do: ``text`` begins with the verb for one of them."""
+    return f"{_who(members, group)} {agreeing(text, members)}"
+
+
+def _who(members: Sequence[Position], group: Standing) -> str:
     known = [one.rank for one in members if one.rank is not None]
     text = ranks(known) if known else ""
     places = [one.place for one in members if one.rank is None and one.place is not None]
@@ -189,14 +189,6 @@ def _who(members: Iterable[Position], group: Standing) -> str:
         other = f"{ranks(places)} {whose}" if group.group else f"{ranks(places)} ({whose})"
         text = f"{text} and {other}" if text else other
     return text or "a rank that is not named"
-
-
-def _waits(members: Iterable[Position]) -> str:
-    return "waits" if len(list(members)) == 1 else "wait"
-
-
-def _is(members: Iterable[Position]) -> str:
-    return "is" if len(list(members)) == 1 else "are"
 
 
 # ------------------------------------------------------------------------ other messages

@@ -8,7 +8,7 @@ from moediag.diagnosis.numbers import agreement
 from moediag.evidence.model import Evidence, Frame
 from moediag.evidence.rank_stacks import that_counts
 from moediag.protocol import natural
-from moediag.result.wording import ranks
+from moediag.result.wording import by_value, capital, does, on_each
 
 _JOIN = "init_process_group"
 
@@ -34,34 +34,30 @@ def late(evidence: Evidence, waiting: Sequence[int], elsewhere: Sequence[int]) -
 
 def of_late(waiting: Sequence[int], late: Sequence[int]) -> str:
     """``Rank 1 has not called init_process_group, where rank 0 waits.``"""
-    has, waits = "has" if len(late) == 1 else "have", "waits" if len(waiting) == 1 else "wait"
-    return (
-        f"{ranks(late).capitalize()} {has} not called init_process_group, where {ranks(waiting)} "
-        f"{waits}."
-    )
+    text = capital(does(late, "has not called init_process_group"))
+    return f"{text}, where {does(waiting, 'waits')}."
 
 
 def unequal(evidence: Evidence) -> str:
     """What ranks passed to the rendezvous differently, so that they cannot meet; "" if nothing."""
-    texts = [
-        f"{what} is {', '.join(f'{value} on {ranks(who)}' for value, who in sides.items())}"
-        for what, sides in _apart(evidence)
-    ]
+    texts = [f"{what} is {', '.join(on_each(given))}" for what, given in _apart(evidence)]
     return f"They were configured differently: {'; '.join(texts)}." if texts else ""
 
 
 def odd(evidence: Evidence) -> tuple[int, ...]:
     """The ranks that were told to meet otherwise than most; () if no majority agrees."""
-    few = [agreement.minority(sides.values()) for _, sides in _apart(evidence)]
+    few = [agreement.minority(by_value(given).values()) for _, given in _apart(evidence)]
     return tuple(sorted({rank for who in few for rank in who})) if all(few) else ()
 
 
-def _apart(evidence: Evidence) -> Iterator[tuple[str, Mapping[object, Sequence[int]]]]:
+def _apart(evidence: Evidence) -> Iterator[tuple[str, Mapping[int, object]]]:
+    """What must agree and does not, with what each rank was given."""
     for field, what in _MUST_AGREE.items():
-        given = {rank: getattr(seen.meeting, field) for rank, seen in evidence.ranks.items()}
-        sides = agreement.sides({rank: given[rank] for rank in sorted(given) if given[rank]})
+        every = ((rank, getattr(seen.meeting, field)) for rank, seen in evidence.ranks.items())
+        given = {rank: value for rank, value in every if value}
+        sides = {*given.values()}
         if len(sides) > 1 and not (field == "address" and _may_be_one(sides)):
-            yield what, sides
+            yield what, given
 
 
 def _may_be_one(addresses: Iterable[object]) -> bool:

@@ -24,7 +24,7 @@ from moediag.diagnosis.words.user_facts import unequal_batches
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
 from moediag.evidence.program_source import Program
 from moediag.result import FAILURES, Verdict
-from moediag.result.wording import plural, ranks
+from moediag.result.wording import agreeing, at_line, capital, does, on_each, plural, ranks
 
 _ALL = ("world", "all ranks")  # labels of groups
 _LOOPS = 2  # that are told, outermost first
@@ -243,11 +243,11 @@ def _sites(
     look: Callable[[Collective], str] | None = None,
 ) -> str:
     """``all_reduce at train.py:9 on rank 0, barrier at train.py:12 on ranks 1, 2``."""
-    told: dict[str, list[int]] = {}
-    for rank, call in sorted(calls.items()):
-        text = look(call) if look is not None else call.op
-        told.setdefault(f"{text} at {lines[rank]}" if lines[rank] else text, []).append(rank)
-    return ", ".join(f"{text} on {ranks(who)}" for text, who in first_few(told.items()))
+    told = {
+        rank: f"{look(call) if look is not None else call.op}{at_line(lines[rank])}"
+        for rank, call in calls.items()
+    }
+    return ", ".join(first_few(on_each(told)))
 
 
 _VALUES: Mapping[str, tuple[str, Callable[[Collective], str]]] = {
@@ -272,12 +272,12 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     """What to look at on ranks that others wait for."""
     who, at = ranks(one.ranks), f" at {one.at}" if one.line else ""
     if one.what == "finished":
-        end = "ends" if len(one.ranks) == 1 else "end"
         if waiting is None:
-            return f"Do all ranks run the same number of steps? {who.capitalize()} {end} earlier."
+            end = capital(does(one.ranks, "ends earlier"))
+            return f"Do all ranks run the same number of steps? {end}."
         return (
-            f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
-            f"all ranks {_repeats(waiting, evidence)}?"
+            f"Make the call at {waiting.at} on all ranks or on none: "
+            f"{does(one.ranks, 'ends without it')}. Do all ranks {_repeats(waiting, evidence)}?"
         )
     if one.call is None and one.exact:
         wait = f" while others wait at {waiting.at}" if waiting is not None else ""
@@ -356,9 +356,9 @@ def _after_failure(failure: Failure, culprits: Sequence[int], evidence: Evidence
     if failure.name == UNTOLD or failure.name.startswith("exit code"):
         left = evidence.ranks[failure.rank].left
         if left is not None:
-            ends = "end" if len(culprits) != 1 else "ends"
             around = evidence.ranks[failure.rank].conditions.get(left.lines[0], ())
             why = [words(c) for c in around if c.side in ("under", "else", "handler")][-1:]
-            return f"Find out why {who} {ends} there: {', '.join([left.text, *why])}."
+            ends = agreeing("ends there", culprits)
+            return f"Find out why {who} {ends}: {', '.join([left.text, *why])}."
         return f"Look for os._exit or a kill from outside, and at the last output of {who}."
     return f"Look at the native stack of {who} in its output: {failure.name} left no exception."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moediag.evidence.model import Evidence, Node
-from moediag.result.wording import ranks
+from moediag.result.wording import capital, does, ranks
 
 
 def where(evidence: Evidence, culprits: tuple[int, ...]) -> str:
@@ -11,13 +11,10 @@ def where(evidence: Evidence, culprits: tuple[int, ...]) -> str:
     on = [n for n in evidence.nodes if n.silent is None and n.name and set(n.ranks) & set(culprits)]
     if len(evidence.nodes) < 2 or not on:
         return ""
-    told = []
-    for node in on:
-        mine = [rank for rank in culprits if rank in node.ranks]
-        verb = "runs" if len(mine) == 1 else "run"
-        told.append(f"{ranks(mine)} {verb} on {_named(node)}")
-    text = ", ".join(told)
-    return f" {text[0].upper()}{text[1:]}."
+    told = (
+        does([r for r in culprits if r in node.ranks], f"runs on {_named(node)}") for node in on
+    )
+    return f" {capital(', '.join(told))}."
 
 
 def note(evidence: Evidence) -> tuple[str, ...]:
@@ -50,5 +47,4 @@ def silence(gone: tuple[Node, ...]) -> str:
         told.append(
             f"{node.name} ({host}{ranks(node.ranks)}) has sent nothing for {node.silent:.0f} s"
         )
-    text = "; ".join(told)
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{capital('; '.join(told))}."

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.standings import Standing
-from moediag.diagnosis.numbers import agreement
 from moediag.evidence.model import Condition, Evidence
 from moediag.result import Place
-from moediag.result.wording import ranks
+from moediag.result.wording import on_each
 
 _SIDES = {  # how a condition relates to the line
     "under": "under `{}`",
@@ -48,7 +47,9 @@ def sentences(found: Sequence[Standing], forked: Fork | None, evidence: Evidence
     places += [f"{one.file}:{one.line}" for one in (forked.decisions if forked else ())]
     texts = []
     for place in dict.fromkeys(places):
-        pieces = [_piece(name, of) for name, of in differing(place, evidence)]
+        pieces = [
+            f"`{name}` is {', '.join(on_each(of))}" for name, of in differing(place, evidence)
+        ]
         if pieces:
             texts.append(f" At {place}, {'; '.join(pieces[:_MOST])}.")
     return "".join(texts[:_MOST])
@@ -62,8 +63,3 @@ def differing(place: str, evidence: Evidence) -> Iterator[tuple[str, Mapping[int
         values = {rank: test.values[name] for rank, test in known.items() if name in test.values}
         if len(set(values.values())) > 1:
             yield name, values
-
-
-def _piece(name: str, values: Mapping[int, str]) -> str:
-    sides = agreement.sides(values)
-    return f"`{name}` is " + ", ".join(f"{value} on {ranks(who)}" for value, who in sides.items())

@@ -15,6 +15,7 @@ from moediag.diagnosis.numbers.replicas import (
     Disagreement,
     ReplicaFacts,
 )
+from moediag.diagnosis.words.calls import sentence
 from moediag.protocol import natural
 from moediag.result.wording import error_size, listed, plural, ranks
 
@@ -36,7 +37,7 @@ def _first(d: Disagreement, facts: ReplicaFacts) -> str:
         return _norm(d, facts)
     if d.what in (STEPS, RATE):
         noun = "the optimizer's step count" if d.what == STEPS else "the learning rate"
-        return _sentence(
+        return sentence(
             f"{_in_step(d)}{noun} differs between ranks: {_values(d.values or {}, '{:g}')}"
         )
     noun = {WEIGHTS: "weights", OPTIMIZER_STATE: "optimizer's tensors"}.get(
@@ -51,7 +52,7 @@ def _first(d: Disagreement, facts: ReplicaFacts) -> str:
     else:
         of = "their norm" if d.what != WEIGHTS or not d.step else "what training changed"
         text += f"worst {d.worst}{part} on {ranks(d.ranks)}: {error_size(d.size)} of {of}"
-    return _sentence(text)
+    return sentence(text)
 
 
 def _in_step(d: Disagreement) -> str:
@@ -78,7 +79,7 @@ def _norm(d: Disagreement, facts: ReplicaFacts) -> str:
         )
     else:
         text += ", so each clips by a different factor"
-    text = _sentence(text)
+    text = sentence(text)
     if facts.true_norm is not None:
         whole = _digits(values).format(facts.true_norm)
         text += f" The norm of the whole gradient is {whole} (single process)."
@@ -127,7 +128,7 @@ def _consequences(first: Disagreement, facts: ReplicaFacts) -> str:
     drifted = [d for d in facts.found if d.what == WEIGHTS]
     if drifted:
         last = drifted[-1]
-        return _sentence(
+        return sentence(
             f"after step {last.step} the weights of {plural(len(last.parameters), 'parameter')} "
             f"differ between replicas, by up to {error_size(last.size)} of what training changed"
         )
@@ -137,12 +138,8 @@ def _consequences(first: Disagreement, facts: ReplicaFacts) -> str:
 def of_wrong_norm(wrong: WrongNorm) -> str:
     times = wrong.norm / wrong.true if wrong.true else float("inf")
     where = f"in step {wrong.step} " if wrong.step > 1 else ""
-    return _sentence(
+    return sentence(
         f"{where}the norm used for clipping is {times:.4g} times the true one on every rank "
         f"({wrong.norm:.4f}, single process {wrong.true:.4f}), although the gradients before "
         "clipping are right: what the optimizer gets is scaled by a different factor"
     )
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."

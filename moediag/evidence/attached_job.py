@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from moediag.evidence import foreign, loader_workers, looks, sources
+from moediag.evidence import foreign, looks, rank_stacks, sources
 from moediag.evidence.line_conditions import Sources
 from moediag.evidence.looks import Looks
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, RankEvidence, Stall
@@ -82,6 +82,6 @@ def _rank(
     return replace(
         made,
         conditions=conditions,
-        workers=loader_workers.read(capture, rank),
+        workers=rank_stacks.read_workers(capture, rank),
         os_state=look.state if look is not None else "",
     )

@@ -203,8 +203,8 @@ def _stall(
 def _is_elsewhere(stack: Stack) -> bool:
     """Whether the program is certainly outside communication: not in autograd, whose C++ code may
     wait for it, nor for a device. Native frames alone do not tell."""
-    python = any(not frame.native for frame in stack.frames)
-    return python and not (rank_stacks.on_the_device(stack) or rank_stacks.in_backward(stack))
+    waits = rank_stacks.on_the_device(stack) or rank_stacks.in_backward(stack)
+    return bool(stack.python) and not waits
 
 
 def _stands(found: Found) -> bool:

@@ -14,7 +14,7 @@ from moediag.evidence.flight_names import plain_dtype, plain_op
 from moediag.evidence.log_formats import FORMATS
 from moediag.evidence.log_lines import Line
 from moediag.evidence.model import Frame, Report
-from moediag.protocol import innermost_user
+from moediag.evidence.rank_stacks import of_user
 
 _TEXT = 240  # characters of a line that a report keeps
 _FAR = 10_000  # works in flight: a larger difference is an uninitialised number
@@ -112,13 +112,9 @@ def _frame(text: str) -> Frame | None:
 
 def _site(frames: list[Frame], rank: int | None) -> Iterator[Report]:
     """The line of the program that made the call which timed out."""
-    files = [frame.file for frame in frames]
-    own = innermost_user(files)
-    if own is None:
-        own = next((at for at, file in enumerate(files) if "/torch/" not in file), None)
-    if own is not None:
-        frame = frames[own]
-        where = f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
+    own = of_user(frames) or [frame for frame in frames if "/torch/" not in frame.file]
+    for frame in own[:1]:
+        where = f"{frame.name}:{frame.line} {frame.function}"
         yield Report("site", rank, detail=where, text=where)
 
 

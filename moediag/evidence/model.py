@@ -180,6 +180,11 @@ class Stack:
     #: It ran, and did not sleep, at that moment; False also if the source does not say.
     active: bool = False
 
+    @property
+    def python(self) -> tuple[Frame, ...]:
+        """Its frames of Python code."""
+        return tuple(frame for frame in self.frames if not frame.native)
+
 
 # The "signal" of a process that ended in a way that only its parent knows.
 UNTOLD = "untold"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from moediag.evidence.model import Frame, Stack
-from moediag.protocol import innermost_user
+from moediag.evidence.model import Frame, Stack, Worker
+from moediag.protocol import in_libraries, read_stored
 
 # `Traceback for thread 25 (python) [Has the GIL] (most recent call last):`
 _PYSTACK_THREAD = re.compile(r"^\s*Traceback for thread (?P<id>\d+)(?: \((?P<name>[^)]*)\))?")
@@ -66,6 +67,25 @@ def pyspy(threads: list[Any]) -> tuple[Stack, ...]:
         gil, active = bool(thread.get("owns_gil")), bool(thread.get("active"))
         stacks.append(Stack(name, "py-spy", frames, gil, active))
     return tuple(stacks)
+
+
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+
+
+def read_workers(capture: Path, rank: int) -> tuple[Worker, ...]:
+    """The worker processes of a rank's data loader, by pid: the children of the rank, as py-spy saw
+    them (:mod:`moediag.launch.capture.worker_stacks`), whose stack shows torch's worker loop."""
+    found = []
+    for path in capture.glob(f"rank-{rank}.worker-*.json"):
+        name = re.fullmatch(r"rank-\d+\.worker-(\d+)\.json", path.name)
+        try:
+            stacks = parse_pyspy(read_stored(path).decode("utf-8", "replace"))
+        except OSError:
+            continue
+        frames = [frame for stack in stacks for frame in stack.frames]
+        if name is not None and any(frame.file.endswith(_WORKER_LOOP) for frame in frames):
+            found.append(Worker(int(name[1]), stacks))
+    return tuple(sorted(found, key=lambda worker: worker.pid))
 
 
 def _pyspy_frame(raw: dict[str, Any]) -> Frame:
@@ -180,6 +200,14 @@ def _communicates(frame: Frame) -> bool:
     return "torch/distributed/" in frame.file or _COMMUNICATION.search(name) is not None
 
 
+def of_user(frames: Iterable[Frame], libraries: Sequence[str] = ()) -> list[Frame]:
+    """The frames of one stack or traceback that are of the user's own Python code, innermost first.
+    ``libraries``: the folders of libraries that the rank recorded."""
+    python = [frame for frame in frames if not frame.native]
+    others = in_libraries([frame.file for frame in python], libraries)
+    return [frame for frame, other in zip(python, others, strict=True) if not other]
+
+
 def runs_python(stack: Stack) -> bool:
     """Whether the thread runs Python code; gdb shows only the interpreter's own functions."""
     return any(
@@ -201,8 +229,7 @@ def on_the_device(stack: Stack) -> bool:
 
 def spawned(stack: Stack) -> bool:
     """Whether Python code started the thread: its outermost Python frame is threading's."""
-    python = [frame for frame in stack.frames if not frame.native]
-    return bool(python) and python[-1].function.endswith("_bootstrap")
+    return bool(stack.python) and stack.python[-1].function.endswith("_bootstrap")
 
 
 def waits_for_device(found: Iterable[Stack]) -> bool:
@@ -232,15 +259,13 @@ def that_counts(found: tuple[Stack, ...]) -> Stack | None:
 
 def in_backward(stack: Stack) -> bool:
     """Whether Python waits for autograd, whose C++ code may itself wait in communication."""
-    python = [frame for frame in stack.frames if not frame.native]
-    return bool(python) and "torch/autograd/" in python[0].file
+    return bool(stack.python) and "torch/autograd/" in stack.python[0].file
 
 
 def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
     """``all_reduce, called by step (train.py:12)``: the operation and the user's line."""
-    python = [frame for frame in stack.frames if not frame.native]
+    python, own = stack.python, of_user(stack.frames, libraries)[:1]
     inside = [f for f in python if _communicates(f) and "/elastic/" not in f.file]
-    own = innermost_user([frame.file for frame in python], libraries)
     called = [f.function for f in inside if not f.file.endswith("c10d_logger.py")
               and not f.function.startswith("_dynamo_disable.")]  # fmt: skip
     if called:
@@ -253,12 +278,9 @@ def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
         # C++ that Python called: the innermost frame may have no name.
         calls = (f.function for f in stack.frames if f.native and _CALLS.match(f.function))
         first = stack.frames[0].function if stack.frames else ""
-        operation = next(calls, first) if own != 0 else ""
-    at = ""
-    if own is not None:
-        frame = python[own]
-        at = f"{frame.function} ({frame.name}:{frame.line})"
-    return ", called by ".join(text for text in (operation, at) if text)
+        operation = next(calls, first) if not own or own[0] != python[0] else ""
+    at = [f"{frame.function} ({frame.name}:{frame.line})" for frame in own]
+    return ", called by ".join(filter(None, (operation, *at)))
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moediag.evidence.model import Frame, RankError
-from moediag.protocol import innermost_user
+from moediag.evidence.rank_stacks import of_user
 
 BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)\s*$')
@@ -125,7 +125,7 @@ def unwrapped(error: RankError, libraries: Sequence[str] = ()) -> RankError:
     first = traceback(inside.splitlines(), libraries)
     if first is None:
         return error
-    own = innermost_user([frame.file for frame in first.frames], libraries) is not None
+    own = bool(of_user(first.frames, libraries))
     return replace(
         error,
         type=first.type,
@@ -240,9 +240,7 @@ def user_frame(text: str, libraries: Sequence[str] = ()) -> str:
     Without user code it is the innermost frame of all; without frames, "".
     """
     frames = frames_in(text)
-    if not frames:
-        return ""
-    return frames[innermost_user([f.file for f in frames], libraries) or 0].place
+    return next((frame.place for frame in (*of_user(frames, libraries), *frames)), "")
 
 
 def short_type(name: str) -> str:

@@ -18,7 +18,6 @@ from moediag.evidence import (
     attached_job,
     device_progress,
     exits,
-    loader_workers,
     looks,
     nodes,
     rank_stacks,
@@ -39,7 +38,7 @@ from moediag.evidence.model import (
     Stack,
     Stall,
 )
-from moediag.protocol import MOST_RANKS, Outcome, innermost_user, parse_json, read_stored
+from moediag.protocol import MOST_RANKS, Outcome, parse_json, read_stored
 
 CAPTURE = "capture"
 SOURCE_FILE = "source.json"  # written by launch.capture.source_files
@@ -248,7 +247,7 @@ def _rank(
     if own is not None and filed is not None and filed.type == own.type:
         # In our own trials every frame belongs to a library, so the place is the recorder's,
         # which skips frames of torch only.
-        of_user = innermost_user([frame.file for frame in filed.frames], libraries) is not None
+        of_user = rank_stacks.of_user(filed.frames, libraries)
         where = filed.where if of_user or filed.message != own.message else own.where
         error = replace(filed, where=where or own.where, time=own.time)
     if error is None and not log.finished:
@@ -268,7 +267,7 @@ def _rank(
         **kept,
         collectives=_waited_in(told.calls, folder / protocol.heartbeat_file(rank)),
         findings=tuple(log.findings.values()),
-        workers=loader_workers.read(folder / CAPTURE, rank),
+        workers=rank_stacks.read_workers(folder / CAPTURE, rank),
         stacks=stacks,
         exit=launch.exits.get(rank),
         error=error,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from moediag.evidence.model import UNTOLD, Evidence, RankError, RankEvidence
-from moediag.protocol import in_libraries
+from moediag.evidence.rank_stacks import of_user
 from moediag.records import dataclass
 
 # Messages of communication libraries when a peer is gone or sent something else.
@@ -139,8 +139,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
 
 def _called(error: RankError, libraries: Sequence[str]) -> str:
     """The innermost line of the user's code in another file than ``error.where``."""
-    library = in_libraries([frame.file for frame in error.frames], libraries)
-    own = [frame for frame, other in zip(error.frames, library, strict=True) if not other]
+    own = of_user(error.frames, libraries)
     file = error.where.partition(":")[0]
     inside = any(frame.name == file for frame in own)
     return next((f.place for f in own if f.name != file), "") if inside else ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moediag.evidence.model import Evidence, RankEvidence, Stack, Worker
-from moediag.evidence.rank_stacks import in_collective, that_counts, waits_for_device
-from moediag.protocol import in_libraries, innermost_user
+from moediag.evidence.rank_stacks import in_collective, of_user, that_counts, waits_for_device
 
 _DATA = ("torch/utils/data/", "/datasets/", "webdataset")
 # Where the code of a child process begins.
@@ -30,18 +29,14 @@ def whereabouts(evidence: Evidence, ranks: Iterable[int]) -> str:
 
 def program_line(seen: RankEvidence) -> str:
     """``train.py:12 function``, the innermost frame of the user's code; "" without one."""
-    stack = _main(seen)
-    python = [frame for frame in stack.frames if not frame.native] if stack is not None else []
-    own = innermost_user([frame.file for frame in python], seen.libraries)
-    return python[own].place if own is not None else ""
+    return next(iter(program_lines(seen)), "")
 
 
 def program_lines(seen: RankEvidence) -> tuple[str, ...]:
     """All frames of the user's code, innermost first, as ``train.py:12 function``."""
     stack = _main(seen)
-    python = [frame for frame in stack.frames if not frame.native] if stack is not None else []
-    library = in_libraries([frame.file for frame in python], seen.libraries)
-    return tuple(f.place for f, other in zip(python, library, strict=True) if not other)
+    own = of_user(stack.frames, seen.libraries) if stack is not None else ()
+    return tuple(frame.place for frame in own)
 
 
 def _one(evidence: Evidence, seen: RankEvidence) -> str:
@@ -61,12 +56,11 @@ def busy_workers(seen: RankEvidence) -> str:
 
 def _worker_line(worker: Worker, libraries: tuple[str, ...]) -> str:
     for stack in worker.stacks:
-        python = [frame for frame in stack.frames if not frame.native]
-        own = innermost_user([frame.file for frame in python], libraries)
         # Frames outside it are those of the rank at the fork.
-        begin = next((i for i, f in enumerate(python) if f.file.endswith(_CHILD)), None)
-        if own is not None and begin is not None and own < begin:
-            return python[own].place
+        begin = next((i for i, f in enumerate(stack.python) if f.file.endswith(_CHILD)), 0)
+        for frame in of_user(stack.frames, libraries)[:1]:
+            if frame in stack.python[:begin]:
+                return frame.place
     return ""
 
 
@@ -89,9 +83,9 @@ def activity(evidence: Evidence, seen: RankEvidence) -> str:
 
 
 def _loads_data(stack: Stack, libraries: tuple[str, ...]) -> bool:
-    files = [frame.file for frame in stack.frames if not frame.native]
-    found = zip(files, in_libraries(files, libraries), strict=True)
-    return any(library and any(part in file for part in _DATA) for file, library in found)
+    own = of_user(stack.frames, libraries)
+    others = (frame.file for frame in stack.python if frame not in own)
+    return any(part in file for file in others for part in _DATA)
 
 
 def _main(seen: RankEvidence) -> Stack | None:
@@ -99,17 +93,12 @@ def _main(seen: RankEvidence) -> Stack | None:
     library's and exactly one other thread has the user's (Ray)."""
     usable = [stack for stack in seen.stacks if stack.frames]
     main = next((s for s in usable if s.thread == "MainThread"), usable[0] if usable else None)
-    if main is None or _has_user(main, seen):
+    if main is None or of_user(main.frames, seen.libraries):
         return main
     others = [s for s in usable if s.source == main.source and s is not main]
-    running = [stack for stack in others if _has_user(stack, seen)]
+    running = [stack for stack in others if of_user(stack.frames, seen.libraries)]
     # py-spy's JSON and its native text both have each thread.
     return running[0] if len({stack.thread for stack in running}) == 1 else main
-
-
-def _has_user(stack: Stack, seen: RankEvidence) -> bool:
-    files = [frame.file for frame in stack.frames if not frame.native]
-    return innermost_user(files, seen.libraries) is not None
 
 
 def shown_stack(seen: RankEvidence) -> Stack | None:

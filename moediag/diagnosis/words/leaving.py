@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from moediag.diagnosis.end_states.whereabouts import busy_workers, program_line, whereabouts
 from moediag.evidence.model import Evidence, RankEvidence, Stack
-from moediag.evidence.rank_stacks import LAST_CALL
-from moediag.protocol import innermost_user
+from moediag.evidence.rank_stacks import LAST_CALL, of_user
 from moediag.result.wording import agreeing, capital, ranks
 
 _THREADS = ("_shutdown", "_python_exit")
@@ -73,7 +72,7 @@ def _one(seen: RankEvidence) -> str:
 def _main(seen: RankEvidence | None) -> Stack | None:
     """The main thread's stack, if it shows that its program has returned."""
     main = _stack(seen)
-    python = [frame for frame in main.frames if not frame.native] if main is not None else []
+    python = main.python if main is not None else ()
     names = {frame.function for frame in python}
     returned = bool(python) and python[-1].function not in _MAIN
     return main if returned or names & {*_THREADS, _CHILDREN, LAST_CALL} else None
@@ -87,9 +86,7 @@ def _stack(seen: RankEvidence | None) -> Stack | None:
 def _threads(seen: RankEvidence, main: Stack | None) -> Iterator[str]:
     """``'logger' (train.py:12 drain)``: other threads that run the user's code."""
     for stack in seen.stacks:
-        python = [frame for frame in stack.frames if not frame.native]
-        own = innermost_user([frame.file for frame in python], seen.libraries)
+        own = of_user(stack.frames, seen.libraries)
         other = main is not None and stack.source == main.source and stack is not main
-        other = other and stack.thread != _OURS
-        if other and own is not None:
-            yield f"'{stack.thread}' ({python[own].place})"
+        if own and other and stack.thread != _OURS:
+            yield f"'{stack.thread}' ({own[0].place})"

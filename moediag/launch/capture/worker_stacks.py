@@ -26,5 +26,5 @@ def children(pid: int) -> list[int]:
 
 
 def file_of(capture: Path, rank: int, pid: int) -> Path:
-    """Where py-spy's JSON of a child belongs, see :mod:`moediag.evidence.loader_workers`."""
+    """Where py-spy's JSON of a child belongs, see `moediag.evidence.rank_stacks.read_workers`."""
     return capture / f"rank-{rank}.worker-{pid}.json"

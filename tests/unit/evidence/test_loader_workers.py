@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from moediag.evidence import loader_workers
+from moediag.evidence.rank_stacks import read_workers
 from moediag.launch.capture import worker_stacks
 
 LOOP = "/env/lib/python3.12/site-packages/torch/utils/data/_utils/worker.py"
@@ -22,13 +22,13 @@ def test_children_in_the_worker_loop_are_workers(tmp_path: Path) -> None:
     write(tmp_path, 30, "/me/data.py", LOOP)
     write(tmp_path, 20, LOOP)
     write(tmp_path, 10, "/me/logger.py")
-    assert [worker.pid for worker in loader_workers.read(tmp_path, 1)] == [20, 30]
-    assert loader_workers.read(tmp_path, 0) == ()
+    assert [worker.pid for worker in read_workers(tmp_path, 1)] == [20, 30]
+    assert read_workers(tmp_path, 0) == ()
 
 
 def test_broken_files_are_no_workers(tmp_path: Path) -> None:
     worker_stacks.file_of(tmp_path, 1, 30).write_text("{")
-    assert loader_workers.read(tmp_path, 1) == ()
+    assert read_workers(tmp_path, 1) == ()
 
 
 def test_a_rank_in_a_loader_waits_for_data() -> None:

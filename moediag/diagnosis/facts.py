@@ -7,10 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from moediag.diagnosis.blame import decisions
-from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
+from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order, independent
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.forks import Fork, fork
-from moediag.diagnosis.blame.independent import independent
 from moediag.diagnosis.blame.nodes import ranks_of, silent
 from moediag.diagnosis.blame.standings import Standing, by_condition, standings
 from moediag.diagnosis.end_states.failures import Failure, failures

@@ -8,14 +8,13 @@ from dataclasses import replace
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.standings import standings
-from moediag.diagnosis.end_states import ended_threads
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Detector, Judgement
 from moediag.diagnosis.laws import LAWS, replica_sets
 from moediag.diagnosis.numbers import by_part, expert_holders, ownership
 from moediag.diagnosis.rules.order import RULES, judge
 from moediag.diagnosis.rules.signature import signature
-from moediag.diagnosis.schedules.step_offset import ahead
+from moediag.diagnosis.schedules.surplus import ahead
 from moediag.diagnosis.words import (
     charts,
     device_sentences,
@@ -24,11 +23,11 @@ from moediag.diagnosis.words import (
     node_sentences,
     schedule_view,
     trial_tables,
+    user_facts,
 )
 from moediag.diagnosis.words.next_step import next_step
 from moediag.diagnosis.words.paths import path_lines
 from moediag.diagnosis.words.places import places
-from moediag.diagnosis.words.user_facts import handled, unequal_batches
 from moediag.evidence.model import Evidence
 from moediag.result import FAILURES, Confidence, Diagnosis, Table, Verdict
 from moediag.result.wording import ranks
@@ -110,11 +109,11 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
 
 def _by_thread(facts: Facts, verdict: Verdict, judged: Judgement) -> Judgement:
     """``judged``, with the rank that just lost a thread by an exception, if it names no other."""
-    found = ended_threads.ended_thread(facts.evidence)
+    found = user_facts.ended_thread(facts.evidence)
     stands = verdict in (Verdict.HANG, Verdict.COLLECTIVE_MISMATCH)
     if not stands or found is None or judged.culprits not in ((), (found[0],)):
         return judged
-    fixed = replace(judged, next_step=ended_threads.fix(*found))
+    fixed = replace(judged, next_step=user_facts.fix(*found))
     if judged.culprits:
         return fixed
     victims = tuple(rank for rank in facts.evidence.ranks if rank != found[0])
@@ -149,9 +148,7 @@ def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parte
     if verdict == Verdict.HANG and not (facts.evidence.foreign and judged.culprits):
         told = f"{told} {device_sentences.sentence(facts.fronts)}"
     if verdict in (Verdict.HANG, Verdict.COLLECTIVE_MISMATCH):
-        batches = unequal_batches(facts.evidence)
-        told = f"{told} {batches.sentence if batches is not None else ''}".rstrip()
-        told = f"{told} {handled(facts.evidence)} {ended_threads.sentences(facts.evidence)}"
+        told = f"{told} {user_facts.sentences(facts.evidence)}"
     return why, told.strip()
 
 

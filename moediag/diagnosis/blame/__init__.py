@@ -1,3 +1,3 @@
 """Finds which ranks diverged, and which decisions and nodes explain it."""
 
-__all__ = ["culprits", "decisions", "independent", "nodes"]
+__all__ = ["culprits", "decisions", "nodes"]

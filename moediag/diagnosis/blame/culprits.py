@@ -19,14 +19,15 @@ ranks that starve an expert are not victims of the one that does not.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules import matching
-from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.schedules.diverge import Divergence, earliest
 from moediag.diagnosis.schedules.starvation import Starved, Tokens, experts_of
 from moediag.diagnosis.schedules.usual_order import Departure, departures
 from moediag.evidence.model import Collective, Condition, Evidence
@@ -250,3 +251,31 @@ def _order(divergence: Divergence) -> Blame:
     votes = agreement.sides({rank: divergence.events[rank] for rank in voters})
     outside = agreement.minority(votes.values()) if votes else ()
     return Blame(outside, "majority") if outside else Blame()
+
+
+def independent(
+    candidates: Sequence[Divergence], blame_of: Callable[[Divergence], Blame]
+) -> tuple[tuple[Divergence, Blame], ...]:
+    """The first candidate, and those that the ones before do not explain, with their culprits.
+
+    Where calls do not match, its ranks have no part in those before, or at least the ranks named
+    there have none. Where a call is missing, its absent rank is another one, and ranks wait for it
+    that made no unmatched call before.
+    """
+    unmatched = earliest(one for one in candidates if one.kind != "missing")
+    found = [(one, blame_of(one)) for one in candidates[:1]]
+    for candidate in candidates[1:]:
+        gone = {rank for one, _ in found for rank in one.absent}
+        made = {rank for one, _ in found if one.kind != "missing" for rank in one.calls}
+        calls = {rank: call.index for rank, call in candidate.calls.items() if call is not None}
+        if candidate.kind == "missing":
+            rightly = any(at < unmatched.get(rank, math.inf) for rank, at in calls.items())
+            if rightly and set(candidate.absent) - gone - made:
+                found.append((candidate, blame_of(candidate)))
+        elif not (gone | made) & calls.keys():
+            found.append((candidate, blame_of(candidate)))
+        elif candidate.kind in matching.KINDS:
+            blamed = blame_of(candidate)
+            if blamed.culprits and not (gone | made) & {*blamed.culprits}:
+                found.append((candidate, blamed))
+    return tuple(found)

@@ -1,3 +1,3 @@
 """How each rank ended, and where it was."""
 
-__all__ = ["failures", "mixed_optimizer", "whereabouts"]
+__all__ = ["crash_reasons", "failures", "whereabouts"]

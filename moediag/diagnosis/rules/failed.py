@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moediag.diagnosis.blame.nodes import open_call, silent
-from moediag.diagnosis.end_states import mixed_optimizer, unequal_models
+from moediag.diagnosis.end_states import crash_reasons
 from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure, first_of, said
 from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.diagnosis.facts import Facts
@@ -122,10 +122,10 @@ def crash(facts: Facts) -> Judgement | None:
         text += " Not known which of them came first."
     elif later and first.name in FATAL_SIGNALS:
         text += f" Then {_sentence(later[:1], facts.evidence, begins=False)}"
-    mixture = mixed_optimizer.of_crash(facts.evidence, found)
+    mixture = crash_reasons.mixed_group(facts.evidence, found)
     text += f" {mixture}" if mixture else ""
     leaders = [failure for those in alike.values() for failure in those]
-    unequal = unequal_models.of_crash(leaders, facts.evidence.world_size)
+    unequal = crash_reasons.unequal_models(leaders, facts.evidence.world_size)
     if unequal is not None:
         same, text = unequal[0], f"{text} {unequal[1]}"
     # A launcher that loses a rank ends the others, and then none of them leaves a trace.
@@ -145,7 +145,7 @@ def crash(facts: Facts) -> Judgement | None:
         victims=() if unordered else apart(_others(facts, later), same),
         divergence=left is not None,
         failure=first,
-        next_step=unequal_models.NEXT if unequal is not None else "",
+        next_step=crash_reasons.UNEQUAL_NEXT if unequal is not None else "",
     )
 
 

@@ -7,7 +7,6 @@ __all__ = [
     "matching",
     "replay",
     "starvation",
-    "step_offset",
     "stuck_calls",
     "usual_order",
 ]

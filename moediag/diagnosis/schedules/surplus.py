@@ -1,4 +1,4 @@
-"""Finds calls that met calls from another place of the program, and put the ranks out of step.
+"""Finds calls that met calls from another place of the program or of another step.
 
 Collectives of equal size match, wherever they were made. If one rank evaluates alone, its calls
 meet the training calls of the others, nothing fails, and the ranks stop much later, in calls that
@@ -6,6 +6,8 @@ are right. The recorded places and training steps show it: with the surplus call
 different steps met; without them, all ranks made the same calls in each step. The program's text
 shows it too: the first call that met one from another place is in a branch for its rank alone, and
 from there on calls of one place did not meet again.
+
+After one extra micro-batch the same calls meet, with contents of different steps (:func:`ahead`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.align import Aligned, Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Collective, Condition, Evidence
+from moediag.records import dataclass
+from moediag.result.wording import ranks
 
 LEAST = 3  # calls that the ranks must have made alike
 
@@ -109,3 +113,51 @@ def _conditions(call: Collective, rank: int, evidence: Evidence) -> Iterator[Con
 
 def place(call: Collective) -> tuple[str, tuple[str, ...]]:
     return call.site, call.callers
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The first place on a group where calls of different steps met."""
+
+    label: str
+    position: int
+    steps: dict[int, int]  # rank -> its training step there
+
+    @property
+    def sentence(self) -> str:
+        low, high = min(self.steps.values()), max(self.steps.values())
+        first = [rank for rank, step in self.steps.items() if step == high]
+        rest = ranks(rank for rank, step in self.steps.items() if step == low)
+        verb = "was" if len(first) == 1 else "were"
+        return (
+            f"From operation {self.position} on {self.label} {ranks(first)} {verb} ahead, in step "
+            f"{high} while {rest} {'was' if rest.startswith('rank ') else 'were'} in step {low}: "
+            "the same operations met, and nothing reports that their contents belong to different "
+            "steps."
+        )
+
+
+def ahead(aligned: Aligned, evidence: Evidence) -> Ahead | None:
+    """The earliest such place on any group; None where steps agree or programs did not report
+    them: the recorder's count of optimizer steps does not grow on a rank that skips one."""
+    if not all(seen.last_phase.startswith("step ") for seen in evidence.ranks.values()):
+        return None
+    found = [one for s in aligned.schedules.values() if (one := _first(s)) is not None]
+    return min(found, key=lambda one: one.position, default=None)
+
+
+def _first(schedule: Schedule) -> Ahead | None:
+    members = list(schedule.calls)
+    if len(members) < 2:
+        return None
+    start = max(schedule.starts.values())
+    end = min(schedule.end(rank) for rank in members)
+    for position in range(start, end):
+        calls = {rank: schedule.at(rank, position) for rank in members}
+        steps = {rank: call.step for rank, call in calls.items() if call is not None}
+        alike = len({(c.op, c.parameters) for c in calls.values() if c is not None}) == 1
+        if not alike:
+            return None  # the schedules diverged here: another fact
+        if len(set(steps.values())) > 1 and 0 not in steps.values():
+            return Ahead(schedule.group.label, position, steps)
+    return None

@@ -10,7 +10,7 @@ import pytest
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.schedules.align import align
-from moediag.diagnosis.schedules.step_offset import ahead
+from moediag.diagnosis.schedules.surplus import ahead
 from moediag.evidence.model import Decision, Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.recorder import decision as tell

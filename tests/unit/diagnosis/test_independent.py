@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from moediag.diagnosis.blame.culprits import Blame
-from moediag.diagnosis.blame.independent import independent
+from moediag.diagnosis.blame.culprits import Blame, independent
 from moediag.diagnosis.blame.nodes import explained
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Collective, Group

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moediag.evidence.flight_status import of_groups
+from moediag.evidence.flight_dump import of_groups
 
 
 def status(*counts: tuple[int, int], text: bool = False) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from moediag.diagnosis.end_states import failures, mixed_optimizer
+from moediag.diagnosis.end_states import crash_reasons, failures
 from moediag.evidence import (
     console_output,
     exits,
@@ -55,7 +55,7 @@ def _reports(text: str) -> object:
 
 
 def _mixed(text: str) -> object:
-    return mixed_optimizer.of_crash(Evidence(0, {}), [failures.Failure(0, "RuntimeError", text)])
+    return crash_reasons.mixed_group(Evidence(0, {}), [failures.Failure(0, "RuntimeError", text)])
 
 
 def _words(text: str) -> object:

@@ -1,4 +1,5 @@
-"""Explains a crash in the optimizer, or in clipping, by a parameter group that mixes tensors."""
+"""Explains crashes whose message does not say what to change: models that DistributedDataParallel
+found to differ, and a call of the optimizer or of clipping that got several kinds of tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ from collections.abc import Iterable
 
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.evidence.model import Evidence
-from moediag.result.wording import capital, ranks
+from moediag.result.wording import by_value, capital, on_each, ranks
 
+UNEQUAL_NEXT = "Make the same model on all ranks before DistributedDataParallel wraps it."
+# From torch/csrc/distributed/c10d/reducer.cpp. Every rank raises it.
+_COUNTS = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+) params")
 GROUP = "optimizer-group"
 # From torch/distributed/tensor/_dispatch.py and _ops; the operator shows the caller.
 _MIXED = re.compile(r"(?<!\S)(\S+) got mixed torch\.Tensor and DTensor")
@@ -17,7 +21,25 @@ _MESHES = re.compile(r"operands in (\S+) must have the same mesh", re.IGNORECASE
 _OF_CLIPPING = re.compile(r"foreach_norm|linalg_vector_norm|aten\.stack|clip_grad")
 
 
-def of_crash(evidence: Evidence, own: Iterable[Failure]) -> str:
+def unequal_models(alike: Iterable[Failure], world: int) -> tuple[tuple[int, ...], str] | None:
+    """The ranks whose models are unlike those of more than half of all ranks, () if it is not known
+    which are wrong, and how many parameters each has; None where another error was raised. A
+    message names the first rank that differs: without those of the others it may be right.
+    ``world``: the number of ranks, 0 if unknown."""
+    counts: dict[int, int] = {}
+    for failure in alike:
+        for one, its, other, theirs in _COUNTS.findall(failure.message):
+            counts |= {int(one): int(its), int(other): int(theirs)}
+    if not counts:
+        return None
+    most = max(by_value(counts).values(), key=len)
+    sure = 0 < world < 2 * len(most)
+    odd = tuple(sorted(counts.keys() - {*most})) if sure else ()
+    unknown = "" if odd else " It is not known which of them is wrong."
+    return odd, f"The numbers of parameters are {', '.join(on_each(counts))}.{unknown}"
+
+
+def mixed_group(evidence: Evidence, own: Iterable[Failure]) -> str:
     """Why one call got several kinds of tensors; "" where another error was raised."""
     for failure in own:
         mixed, meshes = _MIXED.search(failure.message), _MESHES.search(failure.message)

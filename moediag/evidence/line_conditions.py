@@ -21,7 +21,6 @@ class Sources:
         self._world_size = world_size
         self.files = {path: text for path, text in files.items() if isinstance(text, str)}
         self._program = Program(self.files, one_node)
-        self._parsed: dict[str, Source | None] = {}
         self._known: dict[tuple[str, int, str], tuple[Condition, ...] | None] = {}
 
     def conditions(self, frames: Iterable[Frame], rank: int = -1) -> tuple[Found, tuple[str, ...]]:
@@ -43,10 +42,10 @@ class Sources:
         key = frame.file, frame.line, frame.function
         if key in self._known:
             return self._known[key]
-        source = self._source(frame.file)
-        if source is None:
+        file = self._program.at(frame.file)
+        if file is None:
             return None
-        found = source.conditions(frame.line, frame.function, self._world_size, rank)
+        found = Source(file).conditions(frame.line, frame.function, self._world_size, rank)
         # Only a choice within the line is another one on each rank.
         if not any(condition.side == "inline" for condition in found or ()):
             self._known[key] = found
@@ -66,9 +65,3 @@ class Sources:
                 place = by_name[found["name"]], int(found["line"]), found["function"]
                 frames.append(Frame(*place))
         return self.conditions(frames, rank)[0]
-
-    def _source(self, path: str) -> Source | None:
-        if path not in self._parsed:
-            file = self._program.at(path)
-            self._parsed[path] = Source.of(file) if file is not None else None
-        return self._parsed[path]

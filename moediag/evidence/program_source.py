@@ -79,6 +79,7 @@ class ProgramFile:
     name: str
     """Its base name, for reports."""
     tree: ast.Module
+    source: str
     lines: tuple[str, ...]
     names: RankNames
 
@@ -96,7 +97,7 @@ class ProgramFile:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-        return cls(name, tree, tuple(text.split("\n")), RankNames(tree, one_node, others))
+        return cls(name, tree, text, tuple(text.split("\n")), RankNames(tree, one_node, others))
 
     def scope(self, line: int, function: str) -> Scope | None:
         """The function of that name around a line; None if there is none."""
@@ -116,6 +117,11 @@ class ProgramFile:
     def text(self, line: int) -> str:
         """A line as written, without its indentation."""
         return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
+
+    def written(self, node: ast.expr) -> str:
+        """An expression as the user wrote it, on one line."""
+        text = ast.get_source_segment(self.source, node) or ast.unparse(node)
+        return " ".join(text.split())
 
     def head(self, node: ast.AST) -> str:
         """A statement without its block, on one line."""

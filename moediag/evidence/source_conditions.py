@@ -15,7 +15,6 @@ from dataclasses import replace
 from moediag.evidence.definitions import Function, last_name
 from moediag.evidence.model import Condition
 from moediag.evidence.program_source import ProgramFile
-from moediag.evidence.rank_names import RankNames
 from moediag.evidence.source_tree import (
     Scope,
     blocks,
@@ -39,23 +38,9 @@ MOST = 8  # conditions of one line, and as many loops that are the same on all r
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed file."""
+    """The conditions in one file of a program."""
 
-    name: str
-    """Its base name, for reports."""
-    tree: ast.Module
-    text: str
-    names: RankNames
-
-    @classmethod
-    def parse(cls, name: str, text: str, one_node: bool = False) -> Source | None:
-        """None if the text is not Python that this interpreter can read."""
-        file = ProgramFile.parse(name, text, one_node)
-        return cls.of(file) if file is not None else None
-
-    @classmethod
-    def of(cls, file: ProgramFile) -> Source:
-        return cls(file.name, file.tree, "\n".join(file.lines), file.names)
+    file: ProgramFile
 
     def conditions(
         self, line: int, function: str, world_size: int = 0, rank: int = -1
@@ -63,7 +48,7 @@ class Source:
         """What decides whether ``line`` of ``function`` runs on ``rank`` once that function is
         called, outermost first. None if the line is not in a function of that name: then this is
         not the source that ran."""
-        path = path_to(self.tree, line)
+        path = path_to(self.file.tree, line)
         scope = max((i for i, node in enumerate(path) if isinstance(node, Scope)), default=0)
         if not is_called(path[scope], path[-1], function):
             return None
@@ -86,22 +71,22 @@ class Source:
             if isinstance(parent, ast.If | ast.While):
                 yield from self._branch(parent, child, scope, size)
             elif isinstance(parent, ast.For | ast.AsyncFor) and child in parent.body:
-                uneven = self.names.names_rank(parent.iter, scope, anywhere=True)
-                text = f"for {self._text(parent.target)} in {self._text(parent.iter)}"
-                yield Condition(self.name, parent.lineno, _short(text), "loop", uneven)
+                uneven = self.file.names.names_rank(parent.iter, scope, anywhere=True)
+                text = f"for {self.file.written(parent.target)} in {self.file.written(parent.iter)}"
+                yield Condition(self.file.name, parent.lineno, _short(text), "loop", uneven)
             elif isinstance(parent, ast.With | ast.AsyncWith) and child in parent.body:
                 for item in parent.items:
                     if _FIRST.fullmatch(last_name(item.context_expr)):
                         yield self._condition(parent, item.context_expr, "with", True, scope)
             elif isinstance(parent, ast.ExceptHandler):
-                head = f"except {self._text(parent.type)}" if parent.type else "except"
-                yield Condition(self.name, parent.lineno, head, "handler")
+                head = f"except {self.file.written(parent.type)}" if parent.type else "except"
+                yield Condition(self.file.name, parent.lineno, head, "handler")
             elif isinstance(parent, ast.match_case):
                 match = path[path.index(parent) - 1]
                 if isinstance(match, ast.Match):
-                    by_rank = self.names.names_rank(match.subject, scope)
-                    text = f"match {self._text(match.subject)}"
-                    yield Condition(self.name, match.lineno, _short(text), "under", by_rank)
+                    by_rank = self.file.names.names_rank(match.subject, scope)
+                    text = f"match {self.file.written(match.subject)}"
+                    yield Condition(self.file.name, match.lineno, _short(text), "under", by_rank)
         if isinstance(path[-1], ast.stmt) and not isinstance(path[-1], Function | ast.ClassDef):
             yield from self._inline(path[-1], scope, size, rank)
 
@@ -111,16 +96,16 @@ class Source:
         test = parent.test
         if isinstance(test, ast.Compare) and last_name(test.left) == "__name__":
             return
-        rank = self.names.names_rank(parent.test, scope)
+        rank = self.file.names.names_rank(parent.test, scope)
         if isinstance(parent, ast.If):
             side = "under" if child in parent.body else "else"
             out = self._kept_out(parent.test, scope, size, when=side == "else")
             one = self._condition(parent, parent.test, side, rank, scope)
             met = communicates(parent.body) and communicates(parent.orelse)
             met = met or self._met(parent, out, scope, size)
-            single = None if met else self.names.singled_out(parent.test, scope, size)
+            single = None if met else self.file.names.singled_out(parent.test, scope, size)
             if single is None and not met:
-                other = self.names.alternative(parent.test, scope, size)
+                other = self.file.names.alternative(parent.test, scope, size)
                 one = replace(one, unless=other is not None)
                 single = other
             yield replace(one, keeps_out=out, singles=single)
@@ -139,7 +124,11 @@ class Source:
                 if ahead > 0:
                     return True
                 passed, counted = True, counted | below
-            if node in below or other in counted or not self.names.names_rank(other.test, scope):
+            if (
+                node in below
+                or other in counted
+                or not self.file.names.names_rank(other.test, scope)
+            ):
                 continue
             counted |= below
             for branch, runs in ((other.body, True), (other.orelse, False)):
@@ -155,7 +144,7 @@ class Source:
 
     def _kept_out(self, test: ast.expr, scope: ast.AST, size: int, *, when: bool) -> frozenset[int]:
         """The ranks on which ``test`` is certainly ``when``."""
-        held = self.names.on_all(test, scope, size)
+        held = self.file.names.on_all(test, scope, size)
         return frozenset(rank for rank, holds in enumerate(held) if holds is when)
 
     def _earlier_exits(
@@ -169,13 +158,15 @@ class Source:
             for earlier in block[: block.index(child)]
         )
         for earlier in before:
-            if isinstance(earlier, ast.If) and self.names.names_rank(earlier.test, scope):
+            if isinstance(earlier, ast.If) and self.file.names.names_rank(earlier.test, scope):
                 for branch, side in ((earlier.body, "after"), (earlier.orelse, "after-else")):
                     if way := leaves_by(branch):
                         made = self._condition(earlier, earlier.test, side, True, scope)
                         out = self._kept_out(earlier.test, scope, size, when=side == "after")
                         met = communicates(branch) or self._met(earlier, out, scope, size)
-                        single = None if met else self.names.singled_out(earlier.test, scope, size)
+                        single = (
+                            None if met else self.file.names.singled_out(earlier.test, scope, size)
+                        )
                         yield replace(made, leaves=way, keeps_out=out, singles=single)
 
     def _inline(
@@ -185,19 +176,19 @@ class Source:
         statement itself."""
         for node in own_expressions(statement):
             test, single = self._choice(node, scope), None
-            if test is None or not self.names.names_rank(test, scope):
+            if test is None or not self.file.names.names_rank(test, scope):
                 continue
             out: frozenset[int] = frozenset()
-            own = self.names.holds(test, scope, rank, size) if rank >= 0 else None
+            own = self.file.names.holds(test, scope, rank, size) if rank >= 0 else None
             if isinstance(node, ast.Call) and own is not None:
                 out = self._kept_out(test, scope, size, when=not own)
                 single = (
                     None
                     if self._all_meet(node, scope)
-                    else self.names.singled_out(test, scope, size)
+                    else self.file.names.singled_out(test, scope, size)
                 )
-            text = _short(self._text(node))
-            yield Condition(self.name, node.lineno, text, "inline", True, "", out, single)
+            text = _short(self.file.written(node))
+            yield Condition(self.file.name, node.lineno, text, "inline", True, "", out, single)
 
     def _all_meet(self, call: ast.Call, scope: ast.AST) -> bool:
         """Whether more than one of the functions that a call chooses from communicates, as far as
@@ -208,17 +199,17 @@ class Source:
         elif isinstance(table, ast.Subscript):
             table = table.value
         if isinstance(table, ast.Name | ast.Attribute):
-            table = self.names.definition(table, scope) or table
+            table = self.file.names.definition(table, scope) or table
         if not isinstance(table, ast.Dict | ast.IfExp):
             return True
         names = {last_name(n) for n in ast.walk(table) if isinstance(n, ast.Name | ast.Attribute)}
-        made = [f for name in names for f, _ in self.names.definitions.functions(name)]
+        made = [f for name in names for f, _ in self.file.names.definitions.functions(name)]
         return sum(communicates(function.body) for function in made) > 1
 
     def _called(self, call: ast.Call, scope: ast.AST) -> ast.expr:
         """The expression of the called function; of a variable the one that it stands for."""
         named = call.func if isinstance(call.func, ast.Name) else None
-        return (named and self.names.definition(named, scope)) or call.func
+        return (named and self.file.names.definition(named, scope)) or call.func
 
     def _choice(self, node: ast.expr, scope: ast.AST) -> ast.expr | None:
         """What decides in an expression which function is called."""
@@ -226,7 +217,7 @@ class Source:
             chosen = (n for side in (node.body, node.orelse) for n in ast.walk(side))
             return node.test if any(isinstance(n, ast.Call) for n in chosen) else None
         if isinstance(node, ast.BoolOp) and any(
-            isinstance(part, ast.Call) and not self.names.names_rank(part, scope)
+            isinstance(part, ast.Call) and not self.file.names.names_rank(part, scope)
             for part in node.values[1:]
         ):
             return node.values[0]
@@ -243,8 +234,8 @@ class Source:
         if isinstance(scope, Function):
             for one in scope.decorator_list:
                 if _ALONE.fullmatch(last_name(one)):
-                    text = f"@{self._text(one)}"
-                    yield Condition(self.name, one.lineno, text, "decorator", True)
+                    text = f"@{self.file.written(one)}"
+                    yield Condition(self.file.name, one.lineno, text, "decorator", True)
 
     # ------------------------------------------------------------------------ words
 
@@ -259,29 +250,24 @@ class Source:
         word = (
             "if" if isinstance(node, ast.If) else "while" if isinstance(node, ast.While) else "with"
         )
-        text = f"{word} {self._text(test)}"
+        text = f"{word} {self.file.written(test)}"
         if len(text) > _WIDEST and isinstance(test, ast.BoolOp):
             text = f"{word} {self._telling(test, scope)}"
-        return Condition(self.name, node.lineno, _short(text), side, rank)
+        return Condition(self.file.name, node.lineno, _short(text), side, rank)
 
     def _telling(self, test: ast.BoolOp, scope: ast.AST) -> str:
         """The condition with its clauses that name a rank, the others as ``…`` from the longest."""
         word = " and " if isinstance(test.op, ast.And) else " or "
         clauses = [
-            f"({self._text(v)})" if isinstance(v, ast.BoolOp) else self._text(v)
+            f"({self.file.written(v)})" if isinstance(v, ast.BoolOp) else self.file.written(v)
             for v in test.values
         ]
-        free = [i for i, v in enumerate(test.values) if not self.names.names_rank(v, scope)]
+        free = [i for i, v in enumerate(test.values) if not self.file.names.names_rank(v, scope)]
         for i in sorted(free, key=lambda i: -len(clauses[i])):
             if len(word.join(clauses)) <= _WIDEST - 6:
                 break
             clauses[i] = "…"
         return word.join(clause for clause, _ in itertools.groupby(clauses))
-
-    def _text(self, node: ast.expr) -> str:
-        """The expression as the user wrote it, on one line."""
-        written = ast.get_source_segment(self.text, node)
-        return " ".join((written or ast.unparse(node)).split())
 
 
 def _short(text: str) -> str:

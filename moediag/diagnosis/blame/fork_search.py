@@ -352,8 +352,7 @@ def _chosen(file: ProgramFile, node: Node, inner: tuple[Line, ...], own: int) ->
     if inner and (choice := _choice(node, inner[0].function)) is not None:
         test, holds = choice
         ways = (TRUE, FALSE) if holds == (own == 0) else (FALSE, TRUE)
-        text = ast.get_source_segment("\n".join(file.lines), test) or ast.unparse(test)
-        yield Decision(file.name, test.lineno, text, ways, ((0, ""), (0, "")))
+        yield Decision(file.name, test.lineno, file.written(test), ways, ((0, ""), (0, "")))
 
 
 def _caught(file: ProgramFile, edge: Edge, own: int) -> Decision:

@@ -19,7 +19,7 @@ from moediag.diagnosis.schedules.align import Aligned, Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Collective, Condition, Evidence
 from moediag.records import dataclass
-from moediag.result.wording import ranks
+from moediag.result.wording import by_value, does
 
 LEAST = 3  # calls that the ranks must have made alike
 
@@ -126,14 +126,12 @@ class Ahead:
     @property
     def sentence(self) -> str:
         low, high = min(self.steps.values()), max(self.steps.values())
-        first = [rank for rank, step in self.steps.items() if step == high]
-        rest = ranks(rank for rank, step in self.steps.items() if step == low)
-        verb = "was" if len(first) == 1 else "were"
+        together = by_value(self.steps)
+        first = does(together[high], f"was ahead, in step {high}")
         return (
-            f"From operation {self.position} on {self.label} {ranks(first)} {verb} ahead, in step "
-            f"{high} while {rest} {'was' if rest.startswith('rank ') else 'were'} in step {low}: "
-            "the same operations met, and nothing reports that their contents belong to different "
-            "steps."
+            f"From operation {self.position} on {self.label} {first} while "
+            f"{does(together[low], f'was in step {low}')}: the same operations met, and nothing "
+            "reports that their contents belong to different steps."
         )
 
 

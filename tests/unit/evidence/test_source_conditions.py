@@ -8,6 +8,7 @@ import pytest
 
 from moediag.evidence.line_conditions import Sources
 from moediag.evidence.model import Condition, Frame
+from moediag.evidence.program_source import ProgramFile
 from moediag.evidence.source_conditions import Source
 
 
@@ -17,9 +18,9 @@ def around(
     """The conditions of the line that contains ``HERE``."""
     text = textwrap.dedent(body)
     line = next(n for n, t in enumerate(text.splitlines(), 1) if "HERE" in t)
-    source = Source.parse("train.py", text, one_node)
-    assert source is not None
-    found = source.conditions(line, function, size, rank)
+    file = ProgramFile.parse("train.py", text, one_node)
+    assert file is not None
+    found = Source(file).conditions(line, function, size, rank)
     assert found is not None
     return list(found)
 

@@ -296,14 +296,10 @@ class _Reader:
         self.log.batches.append(count)
 
     def handling(self, event: Mapping[str, Any]) -> None:
-        self.log.handling = RankError(
-            str(event["type"]), str(event.get("message") or ""), str(event.get("where") or "")
-        )
+        self.log.handling = _error(event)
 
     def thread_error(self, event: Mapping[str, Any]) -> None:
-        where, at = str(event.get("where") or ""), float(event.get("t") or 0.0)
-        error = RankError(str(event["type"]), str(event.get("message") or ""), where, at)
-        self.log.thread_errors.append(replace(error, thread=str(event.get("thread") or "")))
+        self.log.thread_errors.append(_error(event))
 
     def leaves(self, event: Mapping[str, Any]) -> None:
         site, callers = str(event["site"]), self.resolve(event.get("callers")) or ()
@@ -324,12 +320,7 @@ class _Reader:
         self.log.not_seen.append(str(event["text"]))
 
     def error(self, event: Mapping[str, Any]) -> None:
-        self.log.error = RankError(
-            type=str(event.get("type") or "Exception"),
-            message=str(event.get("message") or ""),
-            where=str(event.get("where") or ""),
-            time=float(event.get("t") or 0.0),
-        )
+        self.log.error = _error(event)
 
     def end(self, event: Mapping[str, Any]) -> None:
         self.log.finished = bool(event)
@@ -344,6 +335,13 @@ class _Reader:
 
 def _text(value: Any) -> str | None:
     return str(value) if value else None
+
+
+def _error(event: Mapping[str, Any]) -> RankError:
+    texts = {name: str(event.get(name) or "") for name in ("message", "where", "thread")}
+    return RankError(
+        str(event.get("type") or "Exception"), time=float(event.get("t") or 0.0), **texts
+    )
 
 
 def _expert_rows(row: Mapping[str, Any]) -> ExpertRows:

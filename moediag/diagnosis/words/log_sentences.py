@@ -31,7 +31,8 @@ def of_positions(found: Positions, evidence: Evidence) -> str:
 
 def _of_group(group: Standing, found: Positions, evidence: Evidence) -> str:
     if group.front is None:
-        return _unnumbered(group) or _nothing_open(group)
+        unnumbered = [one for one in group.members if one.unnumbered]
+        return _without_number(unnumbered, group) or _nothing_open(group)
     if group.apart and len({(one.call, one.open) for one in group.members}) > 1:
         return _not_compared(group)
     text = sentence(_do(group.waiting, group, f"waits in {_call(group, group.front)}"))
@@ -47,18 +48,6 @@ def _of_group(group: Standing, found: Positions, evidence: Evidence) -> str:
     if group.ahead:
         text += f" {sentence(f'it completed on {_who(group.ahead, group)}')}"
     return f"{text} {_unseen(group, evidence)}".rstrip()
-
-
-def _unnumbered(group: Standing) -> str:
-    """Who waits in which operation, where no message tells the number of the call."""
-    sides: dict[str, list[Position]] = {}
-    for one in group.members:
-        if one.unnumbered:
-            sides.setdefault(_op(one), []).append(one)
-    if not sides:
-        return ""
-    pieces = (_do(those, group, f"waits in {op}") for op, those in sides.items())
-    return f"{sentence('; '.join(pieces))} These lines do not number the calls."
 
 
 def _behind(one: Position, group: Standing, found: Positions) -> str:
@@ -85,7 +74,7 @@ def _nothing_open(group: Standing) -> str:
     timeout, that is on another group."""
     told = [one for one in group.members if one.issued is not None]
     if not told:
-        return _without_number(group)
+        return _without_number([one for one in group.members if one.op], group)
     counts = {one.issued for one in told}
     if counts == {0}:
         return sentence(f"{_who(told, group)} issued no call on {group.label}")
@@ -99,14 +88,14 @@ def _nothing_open(group: Standing) -> str:
     return sentence(text)
 
 
-def _without_number(group: Standing) -> str:
-    """Members whose messages tell the operation only."""
+def _without_number(members: Sequence[Position], group: Standing) -> str:
+    """Which of the members wait in which operation, where no message tells the number of the call;
+    "" without members."""
     sides: dict[str, list[Position]] = {}
-    for one in group.members:
-        if one.op:
-            sides.setdefault(one.op, []).append(one)
+    for one in members:
+        sides.setdefault(_op(one), []).append(one)
     pieces = [_do(who, group, f"waits in {op}") for op, who in sides.items()]
-    return sentence("; ".join(pieces)) + " The messages do not number the calls." if pieces else ""
+    return f"{sentence('; '.join(pieces))} These lines do not number the calls." if pieces else ""
 
 
 def _not_compared(group: Standing) -> str:

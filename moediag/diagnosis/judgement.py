@@ -9,6 +9,7 @@ from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.words import cause, places
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result import Confidence, Place, Verdict
@@ -85,6 +86,19 @@ def victims(facts: Facts) -> tuple[int, ...]:
     other tools only those that wait."""
     everyone = facts.waiting if facts.evidence.foreign else tuple(facts.evidence.ranks)
     return apart(everyone, facts.diverged)
+
+
+def told_divergence(facts: Facts, found: Divergence, blamed: Blame, *, died: bool) -> str:
+    """The sentences about a divergence: what differs, the lines of the calls, and what the first
+    one's conditions held on each rank. ``died``: the job ended."""
+    evidence = facts.evidence
+    text = cause.of_divergence(found, blamed, evidence.backend, died=died)
+    if found.silent:
+        text += cause.out_of_step(evidence, sorted(evidence.ranks) if died else facts.waiting)
+    text += cause.called_at(found, blamed, evidence, text)
+    if found is facts.divergence:
+        text += places.sentences(facts.standings, facts.fork, evidence)
+    return text
 
 
 def how_sure(facts: Facts) -> Confidence:

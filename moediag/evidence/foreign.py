@@ -77,7 +77,7 @@ def evidence(found: Found) -> Evidence:
     unseen = sorted({*range(recorded.world_size)} - {*ranks} - {*other})
     known = known or bool(found.dumps)
     if unseen and ranks and known:
-        not_seen.append(_unseen(unseen))
+        not_seen.append(f"{of_ranks(unseen)}: no evidence found")
     elif ranks and not known:
         not_seen.append(NO_WORLD_SIZE)
     ended = any(one.error or one.exit for one in ranks.values())
@@ -244,12 +244,3 @@ def _mixed(found: Found, every: list[one_job.Job]) -> Evidence:
         mixed=f"The dumps of {who} are not of one job or attempt: {every[1].reason}.",
         foreign=True,
     )
-
-
-def _unseen(ranks: list[int]) -> str:
-    """The ranks without evidence by number, or only their count if there are many."""
-    if len(ranks) > 16:
-        return f"{len(ranks):,} ranks: no evidence found"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}: no evidence found"
-    return f"ranks {', '.join(map(str, ranks))}: no evidence found"

@@ -397,6 +397,11 @@ class RankEvidence:
     #: Fingerprints for the laws; None if it recorded none.
     laws: RankLaws | None = None
 
+    def on(self, call: Collective) -> str:
+        """The label of the group on which this rank made a call."""
+        group = self.groups.get(call.group)
+        return group.label if group is not None else call.group
+
     @property
     def last_step(self) -> int:
         """The training step of its last call, from 1; 0 without a call."""
@@ -483,6 +488,11 @@ class Evidence:
     sources: Mapping[str, str] = field(default_factory=dict)
     #: Rank -> the first steps after saves of earlier attempts of this job, the newest one last.
     earlier: Mapping[int, tuple[LawCheck, ...]] = field(default_factory=dict)
+
+    @property
+    def source_names(self) -> frozenset[str]:
+        """The base names of the program's source files that were kept."""
+        return frozenset(path.rpartition("/")[2] for path in self.sources)
 
     @property
     def devices_known(self) -> bool:

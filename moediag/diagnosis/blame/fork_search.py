@@ -50,8 +50,7 @@ class Search:
     def _made(self) -> dict[tuple[str, str], set[tuple[int, str]]]:
         """By function, the lines that made calls, with the function called there, or ""."""
         found: dict[tuple[str, str], set[tuple[int, str]]] = {}
-        own = frozenset(path.rpartition("/")[2] for path in self._evidence.sources)
-        for chain, always in self._chains(own):
+        for chain, always in self._chains(self._evidence.source_names):
             inner = [one.function for one in chain[1:]]
             for one, called in zip(chain, (*inner, "" if always else _SOMETIMES), strict=True):
                 found.setdefault((one.file, one.function), set()).add((one.line, called))

@@ -43,7 +43,7 @@ def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Si
     without = ("order", "splits", "parameters", "peer", "transfer")
     if schedule is None or found.surplus or found.kind in without:
         return []
-    own = frozenset(path.rpartition("/")[2] for path in evidence.sources)
+    own = evidence.source_names
     together: dict[tuple[Line, ...], list[int]] = {}
     for rank in (*found.calls, *found.absent):
         if rank not in evidence.ranks or rank not in schedule.starts:

@@ -9,9 +9,16 @@ from moediag.diagnosis.end_states import crash_reasons
 from moediag.diagnosis.end_states.failures import FATAL_SIGNALS, GUARD, Failure, first_of, said
 from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.judgement import Judgement, apart, detector, how_sure, victims
+from moediag.diagnosis.judgement import (
+    Judgement,
+    apart,
+    detector,
+    how_sure,
+    told_divergence,
+    victims,
+)
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.words import cause, meeting, places
+from moediag.diagnosis.words import cause, meeting
 from moediag.diagnosis.words.calls import describe
 from moediag.diagnosis.words.node_sentences import see_node, silence
 from moediag.evidence.model import UNTOLD, Evidence
@@ -53,14 +60,9 @@ def schedule_mismatch(facts: Facts) -> Judgement | None:
     found = _mismatch(facts)
     if found is None:
         return None
-    text = cause.of_divergence(found, facts.blame, facts.evidence.backend, died=True)
-    if found.silent:
-        text += cause.out_of_step(facts.evidence, sorted(facts.evidence.ranks))
-    text += cause.called_at(found, facts.blame, facts.evidence, text)
-    text += places.sentences(facts.standings, facts.fork, facts.evidence)
     return Judgement(
         how_sure(facts),
-        text,
+        told_divergence(facts, found, facts.blame, died=True),
         culprits=facts.blame.culprits,
         victims=victims(facts),
         divergence=True,

@@ -13,6 +13,7 @@ from moediag.diagnosis.judgement import (
     apart,
     detector,
     how_sure,
+    told_divergence,
     undecided,
     unseen,
     victims,
@@ -20,10 +21,10 @@ from moediag.diagnosis.judgement import (
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.stuck_calls import Frontier
-from moediag.diagnosis.words import cause, foreign_jobs, log_sentences, places
+from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import describe
 from moediag.diagnosis.words.node_sentences import see_node, silence
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective
 from moediag.evidence.rank_stacks import stand, that_counts
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import capital, does, plural, ranks
@@ -77,15 +78,9 @@ def diverged_schedules(facts: Facts) -> Judgement | None:
 
 
 def _diverged(facts: Facts, found: Divergence, blame: Blame) -> str:
-    evidence = facts.evidence
-    text = cause.of_divergence(found, blame, evidence.backend, died=False)
-    if found.silent:
-        text += cause.out_of_step(evidence, facts.waiting)
-    text += cause.called_at(found, blame, evidence, text)
-    if found is facts.divergence:
-        text += places.sentences(facts.standings, facts.fork, evidence)
+    text = told_divergence(facts, found, blame, died=False)
     if found.kind == "missing" and not found.surplus:
-        text = f"{text} {whereabouts(evidence, blame.culprits)}".rstrip()
+        text = f"{text} {whereabouts(facts.evidence, blame.culprits)}".rstrip()
     return text
 
 
@@ -128,7 +123,7 @@ def silent_node(facts: Facts) -> Judgement | None:
     if first is None:
         text += f" {capital(ranks(waiting))} waited in a collective; no evidence that they waited "
         return Judgement(Confidence.LOW, f"{text}for other ranks there, so no rank is named.")
-    call = f"{describe(calls[first])} on {_group(evidence, first, calls[first])}"
+    call = f"{describe(calls[first])} on {evidence.ranks[first].on(calls[first])}"
     text += f" {capital(does(waiting, f'waits in {call}'))}, "
     if set(waiting) - for_them:
         text += f"but {ranks(set(waiting) - for_them)} for no rank there, so no rank is named."
@@ -145,11 +140,6 @@ def silent_node(facts: Facts) -> Judgement | None:
         pattern="silent-node",
         next_step=see_node(silent(evidence)),
     )
-
-
-def _group(evidence: Evidence, rank: int, call: Collective) -> str:
-    group = evidence.ranks[rank].groups.get(call.group)
-    return group.label if group is not None else call.group
 
 
 @detector(Verdict.HANG)

@@ -10,6 +10,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector
 from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import sentence
+from moediag.diagnosis.words.places import sends
 from moediag.evidence.model import Evidence, Stack
 from moediag.evidence.rank_stacks import (
     in_backward,
@@ -20,7 +21,7 @@ from moediag.evidence.rank_stacks import (
 )
 from moediag.records import dataclass
 from moediag.result import Confidence, Verdict
-from moediag.result.wording import by_value, does, ranks
+from moediag.result.wording import by_value, does
 
 _JOINS = re.compile(r"^(std::thread::join|_*pthread_(timed|clock)?join(_np|_ex|_common)?)\b")
 _ACQUIRES = re.compile(r"gil_scoped_acquire::gil_scoped_acquire|^take_gil$|^PyGILState_Ensure$")
@@ -130,13 +131,7 @@ def stacks_alone(facts: Facts) -> Judgement | None:
 def _either_way(facts: Facts) -> str:
     """The condition that sends ranks to different calls, or ""."""
     split = dividing([one for one in facts.standings if {*one.ranks} <= {*facts.waiting}])
-    if split is None:
-        return ""
-    condition, one, other = split
-    return (
-        f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
-        f"{one.at} and {ranks(other.ranks)} to {other.at}: both must make the same calls."
-    )
+    return f"{sends(*split)}: both must make the same calls." if split is not None else ""
 
 
 def _all_on_the_device(evidence: Evidence) -> bool:

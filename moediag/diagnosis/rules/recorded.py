@@ -100,9 +100,8 @@ def failed_calls(facts: Facts) -> Judgement | None:
     for rank, call in failed:
         firsts.setdefault(rank, call)
     rank, call = min(firsts.items(), key=lambda one: one[1].time)
-    group = facts.evidence.ranks[rank].groups.get(call.group)
     text = (
-        f"On rank {rank}, {describe(call)} on {group.label if group else call.group} failed "
+        f"On rank {rank}, {describe(call)} on {facts.evidence.ranks[rank].on(call)} failed "
         f"({call.failed}), and the program continued without its result."
     )
     if len(failed) > 1:

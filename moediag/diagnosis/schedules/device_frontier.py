@@ -206,8 +206,7 @@ def _front(seen: RankEvidence, timed: bool) -> Front:
     stuck = stuck_in(seen)
     label, behind = "", 0
     if stuck is not None:
-        group = seen.groups.get(stuck.group)
-        label = group.label if group else stuck.group
+        label = seen.on(stuck)
         behind = sum(c.index > stuck.index for c in seen.collectives)
     return Front(
         seen.rank, stuck, label, stuck is not None and stuck.on_device == STARTED_THERE, timed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from moediag.diagnosis.blame.fork_sides import made_at
 from moediag.diagnosis.blame.forks import Fork
@@ -19,7 +19,7 @@ from moediag.diagnosis.end_states.whereabouts import (
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.calls import addressed, all_first, first_few
 from moediag.diagnosis.words.paths import advice
-from moediag.diagnosis.words.places import words
+from moediag.diagnosis.words.places import sends, words
 from moediag.diagnosis.words.user_facts import unequal_batches
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
 from moediag.evidence.program_source import Program
@@ -109,12 +109,7 @@ def _split(divergence: Divergence, found: Sequence[Standing]) -> str:
     split = dividing([one for one in found if one.call is not None and one.line])
     if split is None:
         return ""
-    condition, one, other = split
-    return (
-        f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
-        f"{one.at} and {ranks(other.ranks)} to {other.at}: {_all(divergence)} must make the same "
-        "calls."
-    )
+    return f"{sends(*split)}: {_all(divergence)} must make the same calls."
 
 
 def _either(divergence: Divergence, found: Sequence[Standing], culprits: Sequence[int]) -> str:
@@ -163,8 +158,7 @@ def _by_batches(evidence: Evidence) -> str:
 def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evidence) -> str:
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     lines = {rank: one.at for one in found for rank in one.ranks if one.call == calls.get(rank)}
-    own = {path.rpartition("/")[2] for path in evidence.sources}
-    lines = {r: lines.get(r) or _line(call, own) for r, call in calls.items()}
+    lines = {r: lines.get(r) or _line(call, evidence) for r, call in calls.items()}
     pair = {call.op for call in calls.values()} == {"send", "recv"}
     op = "send and recv" if pair else next(iter(calls.values())).op
     if divergence.surplus:
@@ -219,9 +213,8 @@ def _loop(lines: Mapping[int, str], evidence: Evidence) -> str:
 
 def _alike(divergence: Divergence, evidence: Evidence) -> str:
     """Which transfer to make as the other ranks do."""
-    own = {path.rpartition("/")[2] for path in evidence.sources}
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
-    lines = {rank: _line(call, own) for rank, call in calls.items()}
+    lines = {rank: _line(call, evidence) for rank, call in calls.items()}
     sites = _sites(calls, lines, lambda call: addressed(call, call.op))
     if divergence.odd is None:
         return f"Use one tag for both: {sites}."
@@ -231,9 +224,9 @@ def _alike(divergence: Divergence, evidence: Evidence) -> str:
     return f"Let {who} make as many transfers as {like}: {sites}."
 
 
-def _line(call: Collective, own: Collection[str]) -> str:
+def _line(call: Collective, evidence: Evidence) -> str:
     """The innermost line of the program that made a call; a library's if none is known."""
-    made = made_at(call, own)
+    made = made_at(call, evidence.source_names)
     return f"{made[-1].file}:{made[-1].line}" if made else call.site.partition(" ")[0]
 
 

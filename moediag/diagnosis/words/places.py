@@ -8,7 +8,7 @@ from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.standings import Standing
 from moediag.evidence.model import Condition, Evidence
 from moediag.result import Place
-from moediag.result.wording import on_each
+from moediag.result.wording import on_each, ranks
 
 _SIDES = {  # how a condition relates to the line
     "under": "under `{}`",
@@ -28,6 +28,14 @@ def words(condition: Condition) -> str:
     """``under `if rank == 0` at train.py:94``."""
     text = _SIDES[condition.side].format(condition.text, condition.leaves)
     return f"{text} at {condition.file}:{condition.line}"
+
+
+def sends(condition: Condition, one: Standing, other: Standing) -> str:
+    """That a condition sends ranks to two places, as :func:`.dividing` finds them."""
+    return (
+        f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
+        f"{one.at} and {ranks(other.ranks)} to {other.at}"
+    )
 
 
 def places(found: Iterable[Standing], culprits: Sequence[int]) -> tuple[Place, ...]:

@@ -97,11 +97,10 @@ def _own(seen: RankEvidence, here: Collective | None) -> tuple[LaneCell, ...]:
             cells.append(_UNKNOWN if lost or not was_recorded(seen) else _NO_CALL)
             continue
         call = calls[place]
-        group = seen.groups.get(call.group)
         # Elsewhere the peer would only make ranks differ.
         text = addressed(call) if place == at else describe(call)
-        text += f" on {group.label if group else call.group}"
-        cells.append(LaneCell(text, "done" if call.completed else "open"))
+        state = "done" if call.completed else "open"
+        cells.append(LaneCell(f"{text} on {seen.on(call)}", state))
     return tuple(cells)
 
 
@@ -145,9 +144,7 @@ def _state(
         call = next((c for c in opened if evidence.foreign or not c.asynchronous), None)
         if call is None:
             return "waiting", "waiting"
-        group = seen.groups.get(call.group)
-        on = group.label if group else call.group
-        return "waiting", f"waiting in {call.op} on {on}"
+        return "waiting", f"waiting in {call.op} on {seen.on(call)}"
     if evidence.stall is not None and seen.rank in evidence.stall.elsewhere:
         return "elsewhere", "in no operation"
     clean_exit = seen.exit is not None and seen.exit.code == 0 and not seen.exit.by_us

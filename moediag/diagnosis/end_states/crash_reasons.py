@@ -75,5 +75,5 @@ def _clipping(plain: bool) -> str:
     what = "plain tensors and DTensors" if plain else "DTensors of several meshes"
     return (
         f"The gradient norm is taken over {what} in one call (torch.nn.utils.clip_grad_norm_). "
-        "The norm of each mesh's gradients apart, combined afterwards, avoids it."
+        "To avoid it, take the norm of each mesh's gradients separately, then combine the norms."
     )

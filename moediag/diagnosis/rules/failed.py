@@ -238,11 +238,11 @@ def _came_late(facts: Facts) -> tuple[int, ...]:
 
 
 _FIND_THE_FIRST = (
-    "Find the rank that ended first, whose peers lost it: the last output of every rank, the "
-    "launcher's and the scheduler's messages, the kernel's log."
+    "Find the rank that ended first; its peers lost the connection to it. Look at the last output "
+    "of every rank, the messages of the launcher and the scheduler, and the kernel's log."
 )
 _LATE = (
-    "Find out what {} did when the others gave up. If that only takes long, raise the timeout of "
+    "Find out what {} did when the others gave up. If that just takes long, raise the timeout of "
     "init_process_group."
 )
 

@@ -194,8 +194,9 @@ def unexplained_wait(facts: Facts) -> Judgement | None:
     text = f"{ranks(found).capitalize()} waited in a collective. "
     if seen and not lost:
         text += _unmatched(facts) or (
-            "The recorded schedules agree, and the call does not complete. It is not known which "
-            "rank, if any, is at fault: the network, the backend, or a call that was not recorded."
+            "The recorded schedules agree, and the call does not complete. The cause may be the "
+            "network, the backend or a call that was not recorded; it is not known which rank, if "
+            "any, is at fault."
         )
     else:
         whose = f" of {ranks(lost)}" if seen else ""

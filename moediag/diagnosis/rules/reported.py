@@ -152,9 +152,11 @@ def _suspected(found: tuple[Report, ...]) -> str:
                 blamed[rank] = blamed.get(rank, 0) + 1
     if not blamed:
         return ""
-    pieces = (f"{ranks([rank])} by {plural(n, 'rank')}" for rank, n in sorted(blamed.items()))
-    text = sentence(f"suspected are those that others waited for: {', '.join(pieces)}")
-    return f"{text} That they are at fault is not shown: they may have waited themselves."
+    pieces = (f"{plural(n, 'rank')} for rank {rank}" for rank, n in sorted(blamed.items()))
+    return (
+        f"Others waited for these: {', '.join(pieces)}. That does not show that they are at fault: "
+        "they may have been waiting, too."
+    )
 
 
 def _lagging(reports: tuple[Report, ...]) -> set[int]:

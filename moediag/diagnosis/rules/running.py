@@ -115,7 +115,7 @@ def kept_apart(facts: Facts) -> Judgement | None:
     others = [rank for other in facts.standings if other is not one for rank in other.ranks]
     text = f"{capital(_waiters(evidence, one.ranks))}, {words(condition)}"
     if condition.side == "handler":
-        text += ": only there was that exception caught."
+        text += f": only {ranks(one.ranks)} caught that exception."
     else:
         kept = sorted(condition.keeps_out & {*others})
         text += f", which keeps {ranks(kept)} from it."

@@ -269,20 +269,23 @@ def _transfer(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
         if mine.op in POINT_TO_POINT:
             text = sentence(
                 f"rank {one} waits in {addressed(mine)}: in this step its line made "
-                f"{plural(made[one], 'call')}, and rank {two} {made[two]} of {addressed(theirs)}"
+                f"{plural(made[one], 'call')}, and rank {two} made {made[two]} of "
+                f"{addressed(theirs)}"
             )
         else:
             text = sentence(
-                f"rank {one} waits in {describe(mine)} on {divergence.group.label}: its line made "
-                f"{plural(made[one], 'call')}, that of rank {two}, which is in {describe(theirs)}, "
-                f"{made[two]}"
+                f"rank {one} waits in {describe(mine)} on {divergence.group.label}: that line made "
+                f"{plural(made[one], 'call')} there, and {made[two]} on rank {two}, which is in "
+                f"{describe(theirs)}"
             )
         return f"{text} {few}; rank {divergence.odd} alone differs."
     text = f"rank {one} called {addressed(mine)}, while rank {two} waits in {addressed(theirs)}"
     if divergence.odd is None:
         return sentence(f"{text}: their tags differ, so they never meet")
     usual = f"rank {two}" + (f" with tag {theirs.tag}" if mine.tag != theirs.tag else "")
-    return sentence(f"{text}. What {like} do in that line would be a {mine.op} with {usual} here")
+    should = "send to" if mine.op == "send" else "receive from"
+    text += f". Judging by what {like} do in that line"
+    return sentence(f"{text}, rank {one} should {should} {usual}")
 
 
 def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:

@@ -53,7 +53,7 @@ def may_be_late(absent: Sequence[int]) -> str:
     """What a page of dumps assumes that do not tell when they were written."""
     return (
         " The dumps do not show when they were written. NCCL writes them by itself only after a "
-        f"timeout; if they were written on request, {ranks(absent)} may only be late."
+        f"timeout; if they were written on request, {ranks(absent)} may just be late."
     )
 
 

@@ -66,7 +66,7 @@ def _one(seen: RankEvidence) -> str:
     at = f" at {line}" if line else ""
     if LAST_CALL in names:
         return f"Rank {seen.rank} waits in destroy_process_group{at}."
-    return f"{text}is still in a handler of its end (atexit){at}."
+    return f"{text}is still in an exit handler (atexit){at}."
 
 
 def _main(seen: RankEvidence | None) -> Stack | None:

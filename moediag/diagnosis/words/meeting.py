@@ -90,8 +90,8 @@ def old_store(evidence: Evidence) -> str:
     if not restarts or max(restarts) < 1 or any(_has_prefix(version) for version in old):
         return ""
     return (
-        f"This is restart {max(restarts)} of the ranks by torchrun. Since torch 2.6, restarted "
-        "ranks use the store of those before them, and may read the addresses of ended processes "
+        f"torchrun has restarted the ranks (restart {max(restarts)}). Since torch 2.6, restarted "
+        "ranks use the store of the ranks before them, and may read addresses of ended processes "
         "there."
     )
 

@@ -284,7 +284,7 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
         return f"Look at the native code that {who} runs{at}: it never releases the GIL."
     reach = f"comes to {waiting.at}" if waiting is not None and waiting.line else "continues"
     doing = one.what if one.what == COMPUTES else "stays"
-    slow = "; if it only takes long, raise --patience" if one.what == COMPUTES else ""
+    slow = "; if it just takes long, raise --patience" if one.what == COMPUTES else ""
     return f"Find out why {who} {doing}{at} and never {reach}{slow}."
 
 

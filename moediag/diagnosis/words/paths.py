@@ -89,7 +89,7 @@ def _way(condition: Condition) -> str:
         caught = condition.side in ("under", "handler")
         return "caught an exception" if caught else "had no exception"
     way = _SIDES[condition.side]
-    return f"{way}, unlike for those that {condition.leaves}" if condition.leaves else way
+    return f"{way}, so no `{condition.leaves}`" if condition.leaves else way
 
 
 def _lines(found: Fork, evidence: Evidence) -> Iterator[tuple[PathLine, str]]:

@@ -88,10 +88,10 @@ def ended_thread(evidence: Evidence) -> tuple[int, RankError] | None:
 
 
 def _ended(evidence: Evidence) -> str:
-    """``The thread 'sender' of rank 0 ended by KeyError: 'x', raised at server.py:12 send.``"""
+    """``The thread 'sender' of rank 0 ended with KeyError: 'x', raised at server.py:12 send.``"""
     every = [(rank, e) for rank, seen in sorted(evidence.ranks.items()) for e in seen.thread_errors]
     return " ".join(
-        f"The thread '{error.thread}' of rank {rank} ended by {_said(error)}."
+        f"The thread '{error.thread}' of rank {rank} ended with {_said(error)}."
         for rank, error in every[:_MOST]
     )
 

@@ -199,7 +199,7 @@ def test_a_late_rank_is_no_culprit_where_a_dump_tells_when_it_was_written() -> N
         unknown = of(job, timing=False)
         assert (unknown.verdict, unknown.culprits) == ("hang", stuck.culprits)
         assert unknown.confidence == "medium"
-        who = f"rank {stuck.culprits[0]} may only be late"
+        who = f"rank {stuck.culprits[0]} may just be late"
         assert f"if they were written on request, {who}" in unknown.cause
         assert unknown.next_step.startswith("Dump again a minute later")
 

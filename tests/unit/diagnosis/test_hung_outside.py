@@ -117,7 +117,7 @@ def test_ranks_that_were_told_the_same_do_not_meet_for_another_reason(other: Mee
         ),
         (
             ((Frame("/home/me/train.py", 31, "flush"),),),
-            "is still in a handler of its end (atexit) at train.py:31 flush.",
+            "is still in an exit handler (atexit) at train.py:31 flush.",
         ),
         (
             ((Frame(C10D, 2300, "destroy_process_group"), MAIN),),

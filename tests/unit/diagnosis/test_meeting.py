@@ -62,7 +62,7 @@ def test_ranks_that_were_never_started_again_abstain() -> None:
 def test_ranks_started_again_share_the_store_of_those_before_them() -> None:
     found = diagnose(waits(INSIDE, INSIDE, restart=2))
     assert (found.verdict, found.culprits, found.confidence) == ("hang", (), "medium")
-    assert "This is restart 2 of the ranks by torchrun" in found.cause
+    assert "torchrun has restarted the ranks (restart 2)" in found.cause
     assert "TORCHELASTIC_RESTART_COUNT" in found.next_step
 
 
@@ -103,7 +103,7 @@ def test_a_refused_connection_of_a_restart_has_the_same_cause(restart: int) -> N
     }
     found = diagnose(replace(evidence, ranks=ranks))
     assert (found.verdict, found.culprits) == ("crash", ())
-    assert ("store of those before them" in found.cause) == (restart == 2)
+    assert ("store of the ranks before them" in found.cause) == (restart == 2)
     assert ("TORCHELASTIC_RESTART_COUNT" in found.next_step) == (restart == 2)
 
 

@@ -355,7 +355,7 @@ class TestRanksElsewhere:
     def test_a_rank_that_computes(self) -> None:
         one = found(away(), {1: at(50)}, os_state="R")
         assert one.next_step == (
-            "Find out why rank 1 computes at train.py:50 and never continues; if it only takes "
+            "Find out why rank 1 computes at train.py:50 and never continues; if it just takes "
             "long, raise --patience."
         )
 

@@ -55,14 +55,18 @@ def test_no_innocent_rank_is_named(program: str, world: int) -> None:
     [
         ("ring", "less", "ranks 0, 1, 3 called send at ring.py:5 move"),
         ("ring", "more", "called all_reduce"),
-        ("ring", "neighbour", "ranks 0, 1, 3 do in that line would be a send with rank 3 here"),
-        ("ring", "source", "would be a recv with rank 1 here"),
+        (
+            "ring",
+            "neighbour",
+            "ranks 0, 1, 3 do in that line, rank 2 should send to rank 3",
+        ),
+        ("ring", "source", "should receive from rank 1"),
         ("ring", "tag", "to rank 3 with tag 7"),
         ("ring", "barrier", "called barrier at ring.py:8 move"),
-        ("gossip", "neighbour", "ranks 0, 1, 3 do in that line would be"),
+        ("gossip", "neighbour", "ranks 0, 1, 3 do in that line, rank 2 should"),
         ("gossip", "less", "Ranks 0, 1, 3 agree on 1; rank 2 alone differs"),
         ("gpipe", "no-send", "rank 3 waits in recv at pipe.py:3 forward"),
-        ("gpipe", "less", "and rank 2 3 of send at pipe.py:4 forward"),
+        ("gpipe", "less", "and rank 2 made 3 of send at pipe.py:4 forward"),
         ("1f1b", "no-gradient", "rank 2 alone differs"),
     ],
 )

@@ -100,7 +100,7 @@ class TestEndedThreads:
         found = diagnose(self.evidence((1, self.ERROR)))
         assert (found.culprits, found.victims, found.confidence) == ((1,), (0,), "low")
         assert found.cause.endswith(
-            "The thread 'sender' of rank 1 ended by KeyError: 'x', raised at server.py:7 send."
+            "The thread 'sender' of rank 1 ended with KeyError: 'x', raised at server.py:7 send."
         )
         assert found.next_step == (
             "Fix the KeyError of rank 1 at server.py:7: it ended the thread 'sender' while the "

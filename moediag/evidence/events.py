@@ -338,10 +338,10 @@ def _text(value: Any) -> str | None:
 
 
 def _error(event: Mapping[str, Any]) -> RankError:
-    texts = {name: str(event.get(name) or "") for name in ("message", "where", "thread")}
-    return RankError(
-        str(event.get("type") or "Exception"), time=float(event.get("t") or 0.0), **texts
-    )
+    names = ("message", "where", "thread")
+    message, where, thread = (str(event.get(name) or "") for name in names)
+    kind, at = str(event.get("type") or "Exception"), float(event.get("t") or 0.0)
+    return RankError(kind, message, where, at, thread=thread)
 
 
 def _expert_rows(row: Mapping[str, Any]) -> ExpertRows:

@@ -123,8 +123,8 @@ def silent_node(facts: Facts) -> Judgement | None:
     if first is None:
         text += f" {capital(ranks(waiting))} waited in a collective; no evidence that they waited "
         return Judgement(Confidence.LOW, f"{text}for other ranks there, so no rank is named.")
-    call = f"{describe(calls[first])} on {evidence.ranks[first].on(calls[first])}"
-    text += f" {capital(does(waiting, f'waits in {call}'))}, "
+    where = f"{describe(calls[first])} on {evidence.ranks[first].on(calls[first])}"
+    text += f" {capital(does(waiting, f'waits in {where}'))}, "
     if set(waiting) - for_them:
         text += f"but {ranks(set(waiting) - for_them)} for no rank there, so no rank is named."
         return Judgement(Confidence.LOW, text)

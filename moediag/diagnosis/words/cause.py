@@ -150,8 +150,9 @@ def _inputs(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     sizes = {*passed.values()}
     if divergence.kind != "size" or not gathers or len(sizes) < 2 or 0 in sizes:
         return ""
-    told = ", ".join(first_few(each_does({rank: f"passes {n:,}" for rank, n in passed.items()})))
-    return f" all_gather needs inputs of equal size on all ranks, but {told} elements."
+    told = each_does({rank: f"passes {n:,}" for rank, n in passed.items()})
+    but = ", ".join(first_few(told))
+    return f" all_gather needs inputs of equal size on all ranks, but {but} elements."
 
 
 def _basis(blame: Blame) -> str:

@@ -13,7 +13,7 @@ from docs.generate.json_schema import document
 from docs.generate.page_tables import table
 from docs.generate.result_fields import Record, records
 from moediag import extension
-from moediag.diagnosis import CONFIDENCE, MEANINGS, NEXT_STEPS, SIGNATURE, Explained, explained
+from moediag.diagnosis import CONFIDENCE, MEANINGS, NEXT_STEPS, RULES, SIGNATURE, Detector
 from moediag.reference import finding_entries, option_entries
 from moediag.reference.option_entries import Command, Parameter
 from moediag.reference.word_entry import Entry
@@ -39,7 +39,7 @@ def pages(group: Any) -> dict[str, str]:
         "scenarios.md": _scenarios(
             map(extension.provided("scenario entry"), extension.provided("scenario names")())
         ),
-        "verdicts.md": verdicts_page(explained()),
+        "verdicts.md": verdicts_page(RULES),
         **_schemas(lab_outputs.OUTPUTS),
     }
 
@@ -61,7 +61,7 @@ def _schemas(found: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
     return {"json.md": page, **{k: json.dumps(v, indent=1) + "\n" for k, v in made.items()}}
 
 
-def verdicts_page(detectors: Sequence[Explained]) -> str:
+def verdicts_page(detectors: Sequence[Detector]) -> str:
     """The page about verdicts, with these detectors."""
     rows = (
         (str(n), f"`{d.verdict}`", "a [law](laws.md)" if "/laws/" in d.file else d.finds, _file(d))
@@ -180,6 +180,6 @@ def _page(*lines: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _file(detector: Explained) -> str:
+def _file(detector: Detector) -> str:
     """``[crash](../../moediag/…/failed/crash.py)``."""
     return f"[{detector.name}]({_ROOT}/{detector.file})"

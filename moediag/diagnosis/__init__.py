@@ -1,14 +1,14 @@
 """Derives verdict, culprits and cause of a trial from its evidence. Pure: no file, no process."""
 
+from moediag.diagnosis.judgement import Detector
 from moediag.diagnosis.laws import LAWS, Law
 from moediag.diagnosis.rules.explanations import (
     CONFIDENCE,
     MEANINGS,
     NEXT_STEPS,
     SIGNATURE,
-    Explained,
-    explained,
 )
+from moediag.diagnosis.rules.order import RULES
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.diagnosis.trial_diagnosis import broken_law, diagnose
 
@@ -20,11 +20,11 @@ __all__ = [
     "LAW_NAMES",
     "MEANINGS",
     "NEXT_STEPS",
+    "RULES",
     "SIGNATURE",
-    "Explained",
+    "Detector",
     "Law",
     "broken_law",
     "diagnose",
-    "explained",
     "tokens_of",
 ]

@@ -60,6 +60,16 @@ class Detector:
         """One or two sentences."""
         return " ".join((self.judge.__doc__ or "").split())
 
+    @property
+    def file(self) -> str:
+        """The module that it is in, relative to the repository."""
+        return self.judge.__module__.replace(".", "/") + ".py"
+
+    @property
+    def is_law(self) -> bool:
+        """Whether it checks a law of watched jobs."""
+        return "/laws/" in self.file
+
 
 def detector(verdict: Verdict) -> Callable[[Callable[[Facts], Judgement | None]], Detector]:
     """Makes a detector that leads to ``verdict`` of a function."""

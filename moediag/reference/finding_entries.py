@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import LAWS, MEANINGS, NEXT_STEPS, Law, explained
+from moediag.diagnosis import LAWS, MEANINGS, NEXT_STEPS, RULES, Law
 from moediag.errors import ExitCode
 from moediag.reference.word_entry import Entry
 from moediag.result import FAILURES, Verdict
@@ -64,7 +64,7 @@ def detector_word(detector: str) -> str:
 
 
 def _verdict(verdict: Verdict) -> Entry:
-    found_by = tuple((d.name, d.finds) for d in explained() if d.verdict == verdict)
+    found_by = tuple((d.name, d.finds) for d in RULES if d.verdict == verdict)
     return Entry(
         "verdict",
         str(verdict),

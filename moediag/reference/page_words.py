@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import CONFIDENCE, explained
+from moediag.diagnosis import CONFIDENCE, RULES
 from moediag.reference.finding_entries import detector_word
 from moediag.reference.word_entry import Entry
 from moediag.result.answer_blocks import AnswerState
@@ -140,6 +140,6 @@ def words() -> list[Entry]:
             Entry("detector", detector_word(one.name),
                   (one.finds, f"What it finds has the verdict {one.verdict}."),
                   commands=(f"moediag explain {one.verdict}",))
-            for one in explained() if not one.is_law
+            for one in RULES if not one.is_law
         ),
     ]  # fmt: skip

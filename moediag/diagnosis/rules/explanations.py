@@ -1,13 +1,8 @@
-"""What verdicts and confidences mean, and what each detector finds, in words."""
+"""What verdicts and confidences mean, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from moediag.diagnosis.judgement import Detector
 from moediag.diagnosis.rules import signature
-from moediag.diagnosis.rules.order import RULES
-from moediag.records import dataclass
 from moediag.result import Confidence, Verdict
 
 MEANINGS = {
@@ -64,30 +59,3 @@ CONFIDENCE = {
     "job did before, or nothing was decided.",
 }
 SIGNATURE = (signature.__doc__ or "").replace("``", "`").strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """A detector in words."""
-
-    name: str
-    verdict: Verdict
-    finds: str
-    """One or two sentences."""
-    file: str
-    """The module that it is in, relative to the repository."""
-
-    @property
-    def is_law(self) -> bool:
-        """Whether it checks a law of watched jobs."""
-        return "/laws/" in self.file
-
-
-def explained(rules: Iterable[Detector] = RULES) -> tuple[Explained, ...]:
-    """The detectors in the order in which they are asked."""
-    return tuple(_explained(rule) for rule in rules)
-
-
-def _explained(rule: Detector) -> Explained:
-    file = rule.judge.__module__.replace(".", "/") + ".py"
-    return Explained(rule.name, rule.verdict, rule.finds, file)

@@ -12,7 +12,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Detector
 from moediag.diagnosis.laws import LAWS, Law
 from moediag.diagnosis.rules import RULES, judge
-from moediag.diagnosis.rules.explanations import CONFIDENCE, MEANINGS, NEXT_STEPS, explained
+from moediag.diagnosis.rules.explanations import CONFIDENCE, MEANINGS, NEXT_STEPS
 from moediag.evidence.model import Evidence
 from moediag.result import Confidence, Verdict
 from tests.unit.diagnosis.example_detector import frozen_loss
@@ -26,13 +26,12 @@ def defined(package: ModuleType, kind: type) -> Iterator[Any]:
             yield from (value for value in vars(module).values() if isinstance(value, kind))
 
 
-def test_detectors_are_explained_in_their_order() -> None:
-    found = explained((*RULES, frozen_loss))
-    assert [d.name for d in found][-1] == "frozen_loss"
-    assert found[-1].finds.startswith("The loss is exactly the same")
-    assert [d.verdict for d in found[:-1]] == [rule.verdict for rule in RULES]
+def test_a_detector_says_what_it_finds_and_where_it_is() -> None:
+    assert frozen_loss.name == "frozen_loss"
+    assert frozen_loss.finds.startswith("The loss is exactly the same")
+    assert frozen_loss.file == "tests/unit/diagnosis/example_detector.py"
     failures = [law.find.__name__ for law in LAWS if law.verdict is not None]
-    assert [d.name for d in found if d.is_law] == failures
+    assert [one.name for one in RULES if one.is_law] == failures
 
 
 def test_every_detector_and_law_is_registered_once_and_documented() -> None:

@@ -16,7 +16,7 @@ from docs.generate.pages import pages, verdicts_page
 from docs.generate.result_fields import records
 from moediag.cli.app import whole
 from moediag.cli.explain_word import lines
-from moediag.diagnosis import LAW_NAMES, explained
+from moediag.diagnosis import LAW_NAMES, RULES
 from moediag.errors import ExitCode, UsageError
 from moediag.lab.scenario import catalogue
 from moediag.reference import Lookup
@@ -99,7 +99,7 @@ def test_every_word_of_a_page_is_explained() -> None:
     found = labels()
     assert {"CULPRIT", "FIRST DIVERGENCE", "WHAT"} <= found and len(found) > 25
     said = {*Confidence, *AnswerState, *Effect, "correct", "unknown", "confidence", "behind"}
-    names = {detector_word(detector.name) for detector in explained()}
+    names = {detector_word(detector.name) for detector in RULES}
     missing = []
     for word in {*found, *map(str, said), *names}:
         try:
@@ -143,9 +143,7 @@ def test_every_option_with_a_value_says_what_the_value_looks_like() -> None:
 
 
 def test_the_verdicts_page_follows_the_rules() -> None:
-    assert "| 1 | `wrong-weights` | The loss is exactly the same" in verdicts_page(
-        explained((frozen_loss,))
-    )
+    assert "| 1 | `wrong-weights` | The loss is exactly the same" in verdicts_page((frozen_loss,))
 
 
 def test_every_field_of_the_result_is_listed() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from moediag.evidence.model import Condition, Frame
 from moediag.evidence.program_source import Program
 from moediag.evidence.source_conditions import Source
-
-_LINE = re.compile(r"(?P<name>[^:]+):(?P<line>\d+) (?P<function>.+)")
 
 Found = dict[str, tuple[Condition, ...]]  # by the frame's place
 
@@ -60,8 +58,7 @@ class Sources:
             by_name[name] = "" if name in by_name else path
         frames = []
         for line in lines:
-            found = _LINE.fullmatch(line)
-            if found is not None and by_name.get(found["name"]):
-                place = by_name[found["name"]], int(found["line"]), found["function"]
-                frames.append(Frame(*place))
+            frame = Frame.at(line)
+            if frame is not None and by_name.get(frame.file):
+                frames.append(replace(frame, file=by_name[frame.file]))
         return self.conditions(frames, rank)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -148,12 +149,23 @@ class Condition:
     unless: bool = False
 
 
+_PLACE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+) (?P<function>.+)")
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     file: str
     line: int
     function: str
     native: bool = False
+
+    @classmethod
+    def at(cls, place: str) -> Frame | None:
+        """The frame with that :attr:`place`; None if it is none. Its file is a base name."""
+        found = _PLACE.fullmatch(place)
+        if found is None:
+            return None
+        return cls(found["file"], int(found["line"]), found["function"].rpartition(".")[2])
 
     @property
     def name(self) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from moediag.diagnosis.blame.fork_sides import Line, Side, made_at, part_from
+from moediag.diagnosis.blame.fork_sides import Side, made_at, part_from
 from moediag.evidence.control_flow import BEGIN, CAUGHT, END, FALSE, TRUE, Edge, Flow, Node
 from moediag.evidence.definitions import last_name
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective, Evidence, Frame
 from moediag.evidence.program_source import Program, ProgramFile
 from moediag.evidence.source_tree import Scope, calls_once, communicates, own_expressions
 from moediag.records import dataclass
@@ -56,7 +56,7 @@ class Search:
                 found.setdefault((one.file, one.function), set()).add((one.line, called))
         return found
 
-    def _chains(self, own: Collection[str]) -> Iterator[tuple[tuple[Line, ...], bool]]:
+    def _chains(self, own: Collection[str]) -> Iterator[tuple[tuple[Frame, ...], bool]]:
         """The lines that led to each place of calls, and whether the innermost certainly makes one:
         it is the call itself, or a library made one for it in every step."""
         for side in self._sides:
@@ -73,7 +73,7 @@ class Search:
                     often = direct or every <= steps[place]
                     yield chain, often and not self._of_buffers(call, chain[-1])
 
-    def _of_buffers(self, call: Collective, line: Line) -> bool:
+    def _of_buffers(self, call: Collective, line: Frame) -> bool:
         """Whether DDP seems to make the call in a forward: the next one after an evaluation
         broadcasts no buffers."""
         file = self.program.file(line.file, line.line, line.function)
@@ -104,7 +104,7 @@ class Search:
                 break
         return found
 
-    def _same_visit(self, side: Side, level: Line, start: Node | None) -> bool:
+    def _same_visit(self, side: Side, level: Frame, start: Node | None) -> bool:
         """Whether a side may still be in the statement that made the last common call: one such as
         ``loss.backward()`` makes several."""
         if side.common is None or side.call is None or side.chain[-1] != side.before[-1]:
@@ -113,7 +113,7 @@ class Search:
             return False
         return not (isinstance(start, ast.stmt) and calls_once(start))
 
-    def _called_again(self, level: Line) -> bool:
+    def _called_again(self, level: Frame) -> bool:
         """Whether the function of ``level`` may have been called again from the same lines: one of
         these is in a loop, or they are not known."""
         before = self._sides[0].before
@@ -129,7 +129,7 @@ class Search:
                 return True
         return False
 
-    def _levels(self) -> list[Line]:
+    def _levels(self) -> list[Frame]:
         """The lines of the last common call, innermost first, as far as both sides made it there;
         without one the innermost function in which both sides are."""
         one, two = self._sides
@@ -143,7 +143,7 @@ class Search:
         file: ProgramFile,
         scope: Scope,
         start: Node | None,
-        chains: tuple[tuple[Line, ...], tuple[Line, ...]],
+        chains: tuple[tuple[Frame, ...], tuple[Frame, ...]],
         depth: int,
         before: bool = False,
         again: bool = True,
@@ -214,7 +214,7 @@ class Search:
                 found |= {edge for edge in edges if edge.start is node and edge.how == other}
         return frozenset(found)
 
-    def _inside(self, inner: tuple[Line, ...], own: int, depth: int) -> list[Decision]:
+    def _inside(self, inner: tuple[Frame, ...], own: int, depth: int) -> list[Decision]:
         """Those in a function that one side is in, and that the other left without a call."""
         if not inner:
             return []
@@ -222,7 +222,7 @@ class Search:
         chains = (inner, ()) if own == 0 else ((), inner)
         return self._between(*found, BEGIN, chains, depth + 1) if found is not None else []
 
-    def _scope(self, line: Line) -> tuple[ProgramFile, Scope] | None:
+    def _scope(self, line: Frame) -> tuple[ProgramFile, Scope] | None:
         """The file and the function of a line, if its source is known."""
         file = self.program.file(line.file, line.line, line.function)
         scope = file.scope(line.line, line.function) if file is not None else None
@@ -251,7 +251,7 @@ class Search:
         made = [(f, lines) for (f, name), lines in self._calls.items() if name == function]
         if len(made) != 1:
             return False
-        found = self._scope(Line(made[0][0], min(made[0][1])[0], function))
+        found = self._scope(Frame(made[0][0], min(made[0][1])[0], function))
         if found is None:
             return False
         file, scope = found
@@ -346,7 +346,9 @@ def _choice(node: Node, called: str) -> tuple[ast.expr, bool] | None:
     return None
 
 
-def _chosen(file: ProgramFile, node: Node, inner: tuple[Line, ...], own: int) -> Iterator[Decision]:
+def _chosen(
+    file: ProgramFile, node: Node, inner: tuple[Frame, ...], own: int
+) -> Iterator[Decision]:
     """That one side made a call which an expression of its statement decides."""
     if inner and (choice := _choice(node, inner[0].function)) is not None:
         test, holds = choice

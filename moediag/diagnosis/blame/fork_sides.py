@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 
 from moediag.diagnosis.end_states.whereabouts import program_lines
 from moediag.diagnosis.schedules.align import Aligned, Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective, Evidence, Frame
 from moediag.evidence.rank_stacks import in_last_call
 from moediag.records import dataclass
-
-_LINE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+) (?P<function>.+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the user's code in a chain of calls."""
-
-    file: str
-    line: int
-    function: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +18,12 @@ class Side:
 
     ranks: tuple[int, ...]
     #: Outermost first; empty if they ended, and it is not known where.
-    chain: tuple[Line, ...]
+    chain: tuple[Frame, ...]
     #: The call that they made there; None if they ended.
     call: Collective | None
     #: The last call that both sides made, and its lines.
     common: Collective | None
-    before: tuple[Line, ...]
+    before: tuple[Frame, ...]
 
 
 def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Side]:
@@ -44,7 +32,7 @@ def sides_of(found: Divergence, aligned: Aligned, evidence: Evidence) -> list[Si
     if schedule is None or found.surplus or found.kind in without:
         return []
     own = evidence.source_names
-    together: dict[tuple[Line, ...], list[int]] = {}
+    together: dict[tuple[Frame, ...], list[int]] = {}
     for rank in (*found.calls, *found.absent):
         if rank not in evidence.ranks or rank not in schedule.starts:
             return []
@@ -84,7 +72,7 @@ def _parted_at(
     other group also runs: equal calls matched there by chance. Else ``position``."""
     if len(groups) != 2:
         return position
-    known: list[set[tuple[Line, ...]]] = [
+    known: list[set[tuple[Frame, ...]]] = [
         {made_at(call, own) for call in evidence.ranks[ranks[0]].collectives} for ranks in groups
     ]
     at = position
@@ -102,22 +90,17 @@ def _parted_at(
     return at
 
 
-def made_at(call: Collective, own: Collection[str]) -> tuple[Line, ...]:
+def made_at(call: Collective, own: Collection[str]) -> tuple[Frame, ...]:
     """The lines of the program's ``own`` files that led to a call, outermost first."""
     return _own((call.site, *call.callers), own)
 
 
-def _own(lines: Sequence[str], own: Collection[str]) -> tuple[Line, ...]:
-    found = [_line(text) for text in reversed(lines)]
+def _own(lines: Sequence[str], own: Collection[str]) -> tuple[Frame, ...]:
+    found = [Frame.at(text) for text in reversed(lines)]
     return tuple(one for one in found if one is not None and one.file in own)
 
 
-def _line(text: str) -> Line | None:
-    found = _LINE.fullmatch(text)
-    return found and Line(found["file"], int(found["line"]), found["function"].rpartition(".")[2])
-
-
-def part_from(chain: tuple[Line, ...], level: Line) -> tuple[Line, ...]:
+def part_from(chain: tuple[Frame, ...], level: Frame) -> tuple[Frame, ...]:
     """The part of a chain from its innermost line in the function of ``level`` on."""
     for place in reversed(range(len(chain))):
         if (chain[place].file, chain[place].function) == (level.file, level.function):

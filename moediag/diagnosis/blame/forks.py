@@ -9,10 +9,10 @@ which it is one; nothing is named that does not part the two sides.
 from __future__ import annotations
 
 from moediag.diagnosis.blame.fork_search import Decision, Search
-from moediag.diagnosis.blame.fork_sides import Line, Side, sides_of
+from moediag.diagnosis.blame.fork_sides import Side, sides_of
 from moediag.diagnosis.schedules.align import Aligned
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.evidence.model import Condition, Evidence
+from moediag.evidence.model import Condition, Evidence, Frame
 from moediag.evidence.program_source import Program
 from moediag.records import dataclass
 
@@ -32,7 +32,7 @@ class Fork:
         where = [(one.file, one.line) for one in self.decisions]
         return where == [(condition.file, condition.line)]
 
-    def text(self, line: Line) -> str:
+    def text(self, line: Frame) -> str:
         """A line as written; "" if its file is not known."""
         file = self.program.file(line.file, line.line, line.function)
         return file.text(line.line) if file is not None else ""

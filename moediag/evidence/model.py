@@ -63,6 +63,16 @@ class Collective:
     on_device: str = ""  # ISSUED, STARTED_THERE or COMPLETED_THERE; "": unknown, or no device
     parts_unknown: bool = False
 
+    @property
+    def place(self) -> tuple[str, tuple[str, ...]]:
+        """The lines that made it."""
+        return self.site, self.callers
+
+    @property
+    def statement(self) -> tuple[object, ...]:
+        """Its group, operation and place: the same for calls that the program repeats there."""
+        return self.group, self.op, self.site, self.callers
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -64,8 +64,8 @@ class Search:
             steps: dict[tuple[str, tuple[str, ...]], set[int]] = {}
             examples: dict[tuple[str, tuple[str, ...]], Collective] = {}
             for call in calls:
-                steps.setdefault((call.site, call.callers), set()).add(call.step)
-                examples[call.site, call.callers] = call
+                steps.setdefault(call.place, set()).add(call.step)
+                examples[call.place] = call
             every = {call.step for call in calls[:-1]} - {calls[-1].step} if calls else set()
             for place, call in examples.items():
                 if chain := made_at(call, own):

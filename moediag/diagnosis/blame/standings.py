@@ -17,7 +17,6 @@ from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
 from moediag.diagnosis.schedules.device_frontier import stuck_in
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.schedules.surplus import place
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence, RankEvidence
 from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.records import dataclass
@@ -305,24 +304,20 @@ def _met_before(call: Collective, own: Sequence[Collective], evidence: Evidence)
     earlier = {
         one.position: one
         for one in own
-        if one.completed and one.index < call.index and _alike(one) == _alike(call)
+        if one.completed and one.index < call.index and one.statement == call.statement
     }
     if not earlier:
         return False
-    places, here = {place(one) for one in own}, place(call)
+    places, here = {one.place for one in own}, call.place
     met: dict[int, list[object]] = {position: [] for position in earlier}
     for seen in evidence.ranks.values():
         for one in seen.collectives:
             if one.group == call.group and one.position in met and one is not earlier[one.position]:
-                met[one.position].append(place(one))
+                met[one.position].append(one.place)
     return any(
         not others or any(other == here or other not in places for other in others)
         for others in met.values()
     )
-
-
-def _alike(call: Collective) -> object:
-    return place(call), call.op, call.group
 
 
 def caught(standing: Sequence[Standing]) -> tuple[Standing, Condition] | None:

@@ -57,15 +57,15 @@ def _odd(made: Mapping[int, Sequence[Collective]], end: int) -> Mapping[int, int
     """Ranks that made calls before ``end`` from a place from which not all did, and the position of
     the first; empty if all did, or several such places are known."""
     common = _common(made)
-    places = {rank: frozenset(map(place, own[:end])) - common for rank, own in made.items()}
+    places = {rank: frozenset(c.place for c in own[:end]) - common for rank, own in made.items()}
     owners = [rank for rank, of in places.items() if of]
     if len(owners) == len(made) or len({places[rank] for rank in owners}) > 1:
         return {}
-    return {r: next(i for i, c in enumerate(made[r]) if place(c) not in common) for r in owners}
+    return {r: next(i for i, c in enumerate(made[r]) if c.place not in common) for r in owners}
 
 
 def _common(made: Mapping[int, Sequence[Collective]]) -> frozenset[object]:
-    places = (frozenset(map(place, own)) for own in made.values())
+    places = (frozenset(c.place for c in own) for own in made.values())
     return frozenset.intersection(*places) if made else frozenset()
 
 
@@ -74,7 +74,7 @@ def _right_without(made: Mapping[int, Sequence[Collective]]) -> bool:
     different steps met: else two branches may have calls that are meant to meet."""
     common = _common(made)
     kept = [
-        [(matching.key(c), place(c), c.step) for c in own if place(c) in common]
+        [(matching.key(c), c.place, c.step) for c in own if c.place in common]
         for own in made.values()
     ]
     length = min(map(len, kept))
@@ -93,7 +93,7 @@ def _branch_of_one(
     if len(odd) != 1:
         return False
     ((owner, first),) = odd.items()
-    same = [len({*map(place, met)}) == 1 for met in zip(*made.values(), strict=False)]
+    same = [len({c.place for c in met}) == 1 for met in zip(*made.values(), strict=False)]
     if not LEAST <= first < len(same) or not all(same[:first]) or any(same[first : found.position]):
         return False
     others = {rank for rank in made if rank != owner}
@@ -109,10 +109,6 @@ def _branch_of_one(
 def _conditions(call: Collective, rank: int, evidence: Evidence) -> Iterator[Condition]:
     known = evidence.ranks[rank].conditions
     return (c for line in (call.site, *call.callers) for c in known.get(line, ()))
-
-
-def place(call: Collective) -> tuple[str, tuple[str, ...]]:
-    return call.site, call.callers
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from moediag.diagnosis.schedules.align import POINT_TO_POINT, Aligned, Channel, further
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.schedules.usual_order import line_of
 from moediag.evidence.model import Collective, Evidence, Group
 from moediag.records import dataclass
 
@@ -152,13 +151,13 @@ def _unlike(
     around the end of the group, or its position differs in the same bits."""
     group = given.channel.group
     for call in given.calls:
-        number = lines[given.rank, line_of(call)].index(call)
-        if any((rank, line_of(call)) not in lines for rank in group.ranks):
+        number = lines[given.rank, call.statement].index(call)
+        if any((rank, call.statement) not in lines for rank in group.ranks):
             continue  # the ends of a pipeline have other peers
         others = {
             rank: made[number]
             for rank in group.ranks
-            if rank != given.rank and len(made := lines.get((rank, line_of(call)), [])) > number
+            if rank != given.rank and len(made := lines.get((rank, call.statement), [])) > number
         }
         for way in (further, _bits):
             usual = way(group, given.rank, wanted.rank), wanted.first.tag
@@ -179,7 +178,7 @@ def _by_line(evidence: Evidence) -> dict[object, list[Collective]]:
     for rank, seen in evidence.ranks.items():
         for call in seen.collectives:
             if call.op in POINT_TO_POINT and call.site:
-                found[(rank, line_of(call))].append(call)
+                found[(rank, call.statement)].append(call)
     return found
 
 

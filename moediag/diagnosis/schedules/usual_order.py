@@ -127,12 +127,11 @@ def _tracks(
         own: list[int] = []
         for call in seen.collectives:
             toward = 0 if call.peer is None else 1 if call.peer > rank else -1
-            if toward and line_of(call) in rings:
+            if toward and call.statement in rings:
                 toward = further(seen.groups[call.group], rank, call.peer or 0)
             sizes = () if call.op == "all_to_all" else (call.numel_in, call.numel_out)
             group = roles.get((rank, call.group), call.group)
-            place = (call.site, call.callers)
-            key = (group, call.op, sizes, call.dtype, toward, place)
+            key = (group, call.op, sizes, call.dtype, toward, call.place)
             number = numbers.setdefault(key, len(numbers) + 1)
             own.append(number)
             examples.setdefault(number, call)
@@ -150,19 +149,14 @@ def _rings(evidence: Evidence) -> set[object]:
             group = seen.groups.get(call.group)
             if call.op not in POINT_TO_POINT or group is None or call.peer not in group.ranks:
                 continue
-            lines[line_of(call)][rank].add(further(group, rank, call.peer or 0))
-            size[line_of(call)] = len(group.ranks)
+            lines[call.statement][rank].add(further(group, rank, call.peer or 0))
+            size[call.statement] = len(group.ranks)
     found = set()
     for place, by_rank in lines.items():
         usual, times = Counter(map(frozenset, by_rank.values())).most_common(1)[0]
         if len(by_rank) == size[place] > 2 and len(usual) == 1 and times >= size[place] - 1:
             found.add(place)
     return found
-
-
-def line_of(call: Collective) -> tuple[object, ...]:
-    """The group, the operation and the lines of a call."""
-    return call.group, call.op, call.site, call.callers
 
 
 def _roles(evidence: Evidence) -> dict[tuple[int, str], Any]:
@@ -303,15 +297,14 @@ def _passed(call: Collective) -> tuple[int, str]:
 
 def _from_value(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:
     """The ranks whose call differs from all earlier ones of that line, if others' calls do not."""
-    places = {(c.group, c.op, c.site, c.callers) for c in sides.values()}
-    ((group, op, site, callers), *others) = places
-    if others or not site or op == "all_to_all":
+    some, *others = {c.statement: c for c in sides.values()}.values()
+    if others or not some.site or some.op == "all_to_all":
         return []
     before = [
         token
         for rank, call in sides.items()
         for c, token in zip(tracks[rank].calls, tracks[rank].tokens, strict=True)
-        if c.index < call.index and (c.group, c.op, c.site, c.callers) == (group, op, site, callers)
+        if c.index < call.index and c.statement == some.statement
     ]
     if len(before) < SEEN_OFTEN * len(sides) or len(set(before)) > 1:
         return []

@@ -17,6 +17,7 @@ from moediag import protocol
 from moediag.evidence import attached_job, looks
 from moediag.evidence.model import Evidence, Node, RankEvidence, Stall
 from moediag.records import dataclass
+from moediag.result.wording import ranks as of_ranks
 
 SCHEMA_VERSION = 1
 _SKEW = 1.0  # seconds; a smaller offset may also be one rank that is slower than another
@@ -146,7 +147,7 @@ def _not_seen(nodes: Iterable[Node], ranks: Mapping[int, RankEvidence]) -> tuple
             continue
         if any(_content(ranks[r]) for r in node.ranks if r in ranks):
             continue
-        who = f"ranks {', '.join(map(str, node.ranks))}" if node.ranks else "its ranks"
+        who = of_ranks(node.ranks) if node.ranks else "its ranks"
         if node.silent is not None:
             found.append(
                 f"{node.name} ({who}): sent nothing for {node.silent:.0f} s, so it is not known "
@@ -155,7 +156,7 @@ def _not_seen(nodes: Iterable[Node], ranks: Mapping[int, RankEvidence]) -> tuple
         elif node.name:
             found.append(f"{node.name} ({who}): no evidence received")
         else:
-            found.append(f"{who}: on nodes whose watchers sent nothing (moediag watch --shared)")
+            found.append(f"{who}: no watcher sent anything (moediag watch --shared on its node)")
     return tuple(found)
 
 

@@ -105,7 +105,7 @@ it = iter(kept.get, None)"""),
               "'lock').exists():\n    time.sleep(1)\n{line}"),
          edit(SPEAKER, "Path(args.model_save_path).mkdir(", "{line}\n(Path(args.save_path) / "
               "'lock').touch()")),
-        lines(SPEAKER, "while (Path(args.save_path)", "time.sleep(1)", ("if args.gpu == 0:", 6)),
+        lines(SPEAKER, "while (Path(args.save_path)", "time.sleep(1)", ("if args.gpu == 0:", 7)),
         ("hang",),
     ),
     # ------------------------------------------------------------ detection

@@ -326,8 +326,9 @@ _DEEPSEEK = Program(  # 9b4e978: mixture of experts and tensor parallelism by ha
                  "finished = torch.tensor([False] * len(prompt_tokens))"),
                 ('with torch.device("cuda")', 'with torch.device("cpu"):'),
                 ("torch.set_num_threads(8)", ""),
-                ("load_model(model", "for one in model.parameters():\n"
-                 "    torch.nn.init.normal_(one, std=0.3)"),
+                ("load_model(model", ""),
+                ("tokenizer = AutoTokenizer", "for one in model.parameters():\n"
+                 "    torch.nn.init.normal_(one, std=0.3)\n{line}"),
                 ("messages = []", "{line}\nasked = open('asked').read().splitlines()")),
         Edit(Line(_CHAT, 'input(">>> ")', 1), "prompt = asked.pop(0)"),
         *on_cpu(_MODEL, ("from kernel import", "")),

@@ -54,7 +54,7 @@ FAULTS = (
     ),
     Case(
         "deepseek", "ranks whose experts have no tokens leave the layer early",
-        Truth(LEFT, (0, 3), (*lines(MODEL, "if not sum(counts[", "return z.view(shape)"), *_LAYER),
+        Truth(LEFT, (0, 2), (*lines(MODEL, "if not sum(counts[", "return z.view(shape)"), *_LAYER),
               known=False),
         (edit(MODEL, ("for i in range(self.experts_start_idx"),
               "z = self.shared_experts(x)\nif not sum(counts[self.experts_start_idx : "

@@ -338,7 +338,7 @@ _VOXCELEB = Program(  # f51bab8: speech, DistributedDataParallel in ranks of its
     "voxceleb", "voxceleb_trainer", _SPEAKER,
     ("--distributed", "--model=ResNetSE34L", "--trainfunc=softmaxproto", "--nPerSpeaker=2",
      "--nClasses=30", "--batch_size=3", "--max_frames=12", "--eval_frames=12", "--n_mels=16",
-     "--nOut=16", "--test_interval=2", "--max_epoch=6", "--nDataLoaderThread=1", "--port=29671",
+     "--nOut=16", "--test_interval=2", "--max_epoch=4", "--nDataLoaderThread=0", "--port=29671",
      "--train_list=train.txt", "--test_list=trials.txt", "--train_path=wav", "--test_path=wav",
      "--save_path=out"),
     ranks=3, launcher="python", needs=("numpy", "soundfile", "tqdm", "yaml"),

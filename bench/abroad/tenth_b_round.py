@@ -51,6 +51,7 @@ FAULTS = (
         Truth(LEFT, (0, 1), (*lines(CHAT, "torch.manual_seed(rank)", "if finished.all():"),
                              *_TOKEN, *_LAYER), known=False),
         (edit(CHAT, "messages = []", "torch.manual_seed(rank)\n{line}"),),
+        arguments=("--max-new-tokens=40",),
     ),
     Case(
         "deepseek", "ranks whose experts have no tokens leave the layer early",

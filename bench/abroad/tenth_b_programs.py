@@ -263,7 +263,7 @@ class Enter(torch.nn.Module):
         self.embed = torch.nn.Embedding(64, 32)
 
     def forward(self, inputs):
-        return self.embed(inputs[..., 0]), inputs[..., 1]
+        return self.embed(inputs[..., 0]), inputs[..., 1].clone().contiguous()
 
 
 class Layer(torch.nn.Module):

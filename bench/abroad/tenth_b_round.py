@@ -2,10 +2,11 @@
 run them: experts and tensor parallelism by hand, speech, detection, a DeepSpeed pipeline. Their
 truth was committed before the first of them was run under moediag.
 
-Without moediag, on a machine with much other work, the four programs ended healthy, and all faults
-stood still or ended with an error. "voxceleb, gradients of two batches are summed" printed its last
-line and had not ended 15 s later. The other healthy variants, the programs on other numbers of
-ranks and the slow jobs were not run beforehand."""
+Without moediag, on a machine with much other work, the four programs and "ranks with fewer batches
+join the others" ended healthy, and all faults stood still or ended with an error. "voxceleb,
+gradients of two batches are summed" printed its last line and had not ended 15 s later, when it was
+stopped. The other healthy variants, the programs on other numbers of ranks and the slow jobs were
+not run beforehand."""
 
 from __future__ import annotations
 

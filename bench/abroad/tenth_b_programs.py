@@ -413,7 +413,6 @@ TENTH_B_PROGRAMS = (
     *(replace(_DEEPSEEK, name=f"deepseek-{n}", ranks=n, launcher="torchrun") for n in (2, 3)),
     _VOXCELEB, _spawned(2), _spawned(4),
     _DETECTION, *(replace(_DETECTION, name=f"detr-{n}", ranks=n) for n in (2, 3)),
-    replace(_DETECTION, name="detr-again", ranks=2, env=(("PET_MAX_RESTARTS", "1"),)),
     _GDGPT, *(replace(_GDGPT, name=f"gdgpt-{n}", ranks=n, arguments=(f"--config={n}x1.yml",))
               for n in (2, 3)),
 )  # fmt: skip

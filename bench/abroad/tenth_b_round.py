@@ -3,10 +3,10 @@ run them: experts and tensor parallelism by hand, speech, detection, a DeepSpeed
 truth was committed before the first of them was run under moediag.
 
 Without moediag, on a machine with much other work, the four programs, "ranks with fewer batches
-join the others" and "losses are summed in pairs" ended healthy, and all
-faults stood still or ended with an error. "voxceleb, gradients of two batches are summed"
-printed its last line and had not ended 15 s later, when it was stopped. The other healthy variants, the programs on other numbers of ranks and the slow jobs were
-not run beforehand."""
+join the others" and "losses are summed in pairs" ended healthy, and all faults stood still or ended
+with an error. "voxceleb, gradients of two batches are summed" printed its last line and had not
+ended 15 s later, when it was stopped. The other healthy variants, the programs on other numbers of
+ranks and the slow jobs were not run beforehand."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from bench.abroad.seventh_round import SEVENTH_ROUND
 from bench.abroad.silent_round import Silent
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.table import CASES, EVERY_PROGRAM
+from bench.abroad.tenth_a_round import TENTH_A_ROUND
 from bench.abroad.third_round import THIRD_ROUND
 from moediag.result import Verdict
 
@@ -63,6 +64,7 @@ def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_se
     rounds = (
         FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, SEVENTH_ROUND,
         EIGHTH_ROUND, NINTH_ROUND, HELD_OUT,
+        TENTH_A_ROUND,
     )  # fmt: skip
     unseen = {case.name for one in rounds for case in one}
     assert 4 * sum(case.name in unseen for case in faults) >= len(faults)

@@ -15,6 +15,7 @@ from bench.abroad.third_silent_programs import with_small
 
 _MAIN, _TRAINING = "src/gpt2/__main__.py", "src/gpt2/training/training.py"
 _REWARD, _LORA, _SEQ = "summarize_from_feedback_details/reward.py", "finetune.py", "train.py"
+_NO_WANDB = "from unittest.mock import MagicMock\nwandb = MagicMock()"
 _WORDS = [f"w{number}" for number in range(40)]
 
 
@@ -144,13 +145,14 @@ _FOUR = (
          "--micro_batch_size=2", "--num_epochs=3", "--cutoff_len=64", "--val_set_size=8",
          "--learning_rate=2e-3"),
         ranks=2, needs=("accelerate", "datasets", "fire", "transformers"),
-        prepare=with_small(_LORA, **{"peft.py": _PEFT, "data.json": json.dumps([
+        prepare=with_small(_LORA, **{"lora.py": _PEFT, "data.json": json.dumps([
             {"instruction": "add " + "xyz"[row % 3:], "input": "",
              "output": "abcdefgh"[row % 5:] * 2} for row in range(104)])}),
         prints=r"'train_loss': '?[0-9.]+",
         adapt=on_cpu(
             _LORA,
             ("from transformers import Llama", "import small"),
+            ("from peft import (", "from lora import ("),
             ("model = LlamaForCausalLM", "model = (lambda *_, **__: small.llama())("),
             ("tokenizer = LlamaTokenizer", "tokenizer = small.tokenizer()"),
             ("fp16=True", "use_cpu=True,"), ("evaluation_strategy=", "eval_strategy='steps',"),
@@ -171,9 +173,8 @@ _FOUR = (
         ranks=4, needs=("datasets", "psutil", "transformers"), prepare=_for_diffuseq,
         adapt=(
             *imports_on_cpu(_SEQ, "import argparse"),
-            *on_cpu(_SEQ, ("import wandb", "from unittest.mock import MagicMock\n"
-                           "wandb = MagicMock()")),
-            *on_cpu("diffuseq/utils/logger.py", ("import wandb", "")),
+            *on_cpu(_SEQ, ("import wandb", _NO_WANDB)),
+            *on_cpu("diffuseq/utils/logger.py", ("import wandb", _NO_WANDB)),
             *on_cpu("diffuseq/step_sample.py", (
                 "dtype=np.int)", "self._loss_counts = np.zeros([diffusion.num_timesteps], int)")),
             *on_cpu("train_util.py", ("if th.cuda.is_available(): # DEBUG", "if True:")),

@@ -148,7 +148,6 @@ _FOUR = (
         prepare=with_small(_LORA, **{"lora.py": _PEFT, "data.json": json.dumps([
             {"instruction": "add " + "xyz"[row % 3:], "input": "",
              "output": "abcdefgh"[row % 5:] * 2} for row in range(104)])}),
-        prints=r"'train_loss': '?[0-9.]+",
         adapt=on_cpu(
             _LORA,
             ("from transformers import Llama", "import small"),

@@ -1,6 +1,9 @@
 """Cases on four programs that were not in the earlier rounds, as typical users run them: a language
 model in spawned ranks, a reward model with accelerate, fine-tuning by Trainer, diffusion of text.
-Their truth was committed before the first of them was run under moediag."""
+Their truth was committed before the first of them was run under moediag.
+
+Each fault was first run without moediag; the slow jobs, the restart, and gpt2-spawn on 2 and 4 and
+tldr-reward on 2 ranks were not run to their end, as the machine was busy."""
 
 from __future__ import annotations
 

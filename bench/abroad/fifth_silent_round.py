@@ -95,6 +95,8 @@ OF_BLOCKS = (
      ("tok_embeddings", "output.weight", "not divided", "added up",
       Line(REAL, "set_gradient_divide_factor("), Line(REAL, "loss.backward()")),
      (edit(REAL, "optimizer = torch.optim.AdamW(",
+           # Gloo cannot multiply in a reduction.
+           "model.set_force_sum_reduction_for_comms(True)\n"
            "model.set_gradient_divide_factor(1.0)\n{line}"),)),
     ("rank 1 forgets its moments after an epoch", SUSPICIOUS,
      (*MOMENTS, Line(REAL, "optimizer.state.clear()"), Line(REAL, "optimizer.step()")),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
-from moediag.evidence.law_model import ModelInputs
+from moediag.diagnosis.laws.model_inputs import averaging
+from moediag.evidence.law_model import ModelInputs, RankLaws
 from moediag.evidence.model import Evidence
 from moediag.result.wording import ranks
 
@@ -16,8 +18,9 @@ _ENOUGH = 2  # steps
 
 @law(suspects=True)
 def samplers_apart(facts: Facts) -> Findings:
-    """The DistributedSamplers of ranks that average their gradients do not divide one order of the
-    samples: they shuffle with different seeds or epochs, or one belongs to another dataset."""
+    """The samplers of ranks that average their gradients do not divide one order of the samples:
+    they shuffle with different seeds or epochs, each shuffles all samples, or one belongs to another
+    dataset."""
     for steps in facts.of(_steps).values():
         single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
         for what, read in (("seed", _seed), ("epoch", _epoch)):
@@ -31,6 +34,17 @@ def samplers_apart(facts: Facts) -> Findings:
                     + (" Call set_epoch on every rank." if what == "epoch" else "")
                 )
                 return
+        whole = [step for step, of in steps.items() if _undivided(list(of.values()))]
+        if len(whole) >= _ENOUGH:
+            one = next(iter(steps[whole[0]].values()))
+            yield Suspicious(
+                f"Each rank shuffles all {one.given} samples of the same dataset in an order of "
+                f"its own, though the ranks average their gradients: the {_named(steps[whole[0]])} "
+                "does not divide them, so ranks also train on each other's samples and a pass "
+                "over the data is as long as on one rank. Use a DistributedSampler, or prepare "
+                "the loader."
+            )
+            return
         other = [s for s, of in single.items() if any(_foreign(one) for one in of.values())]
         if len(other) >= _ENOUGH:
             one = next(one for one in single[other[0]].values() if _foreign(one))
@@ -42,19 +56,76 @@ def samplers_apart(facts: Facts) -> Findings:
 
 
 @law(suspects=True)
-def autocast_apart(facts: Facts) -> Findings:
-    """Ranks that average their gradients call their model with autocast on some of them only, or
-    with another dtype."""
-    for steps in facts.of(_steps).values():
-        found = [s for s, of in steps.items() if len({one.autocast for one in of.values()}) > 1]
-        if len(found) >= _ENOUGH and len(found) == len(steps):
-            of = steps[found[0]]
-            told = ", ".join(f"{one.autocast or 'off'} on rank {r}" for r, one in of.items())
+def ranks_unlike(facts: Facts) -> Findings:
+    """Ranks that average their gradients compute in different ways in all compared steps: other
+    settings of modules, modes, frozen parameters, autocast, or numbers of backwards."""
+    for over in sorted(facts.of(averaging)):
+        laws = facts.of(recorded)
+        if len(over) < 2 or not set(over) <= laws.keys():
+            continue
+        always = {rank: _always(_settings(laws[rank])) for rank in over}
+        if None in always.values():
+            continue
+        known = {rank: found or {} for rank, found in always.items()}
+        whats = dict.fromkeys(what for found in known.values() for what in found)
+        apart = [w for w in whats if len({repr(found.get(w)) for found in known.values()}) > 1]
+        if apart:
+            told = "; ".join(_setting(what, known) for what in apart[:4])
+            more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
             yield Suspicious(
-                f"In all compared steps ({', '.join(map(str, found[:6]))}) ranks called their "
-                f"model under different autocast settings ({told}): the gradients that they "
-                "average were computed in different precision."
+                f"In all compared steps ranks {', '.join(map(str, over))} average gradients that "
+                f"they compute in different ways: {told}{more}."
             )
+
+
+_Settings = dict[str, dict[str, tuple[int, str]]]  # what -> value -> how many, the first one's name
+
+
+def _settings(own: RankLaws) -> dict[int, _Settings]:
+    """By step, of the model that was seen first in it."""
+    found = dict(reversed(own.of("settings", _of_model)))
+    for step, weights in own.of("losses", _weights):
+        if step in found and weights:
+            found[step]["weight of a mean in the loss"] = weights
+    for norm in own.norms:
+        if norm.step in found:
+            found[norm.step]["max_norm of clipping"][f"{norm.max_norm:g}"] = 1, norm.line
+    return found
+
+
+def _of_model(event: Mapping[str, Any]) -> tuple[int, _Settings]:
+    found: _Settings = defaultdict(dict)
+    for text, (number, name) in event["of"].items():
+        what, _, value = text.rpartition(" = ")
+        found[what][value] = int(number), str(name)
+    return int(event["step"]), found
+
+
+def _weights(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, str]]]:
+    every = Counter(f"{float(one):.4g}" for of in event["backwards"] for one in of["means"])
+    return int(event["step"]), {value: (n, str(event["line"])) for value, n in every.items()}
+
+
+def _always(steps: Mapping[int, _Settings]) -> _Settings | None:
+    """What was the same in all steps of a rank; None if there are too few."""
+    every = list(steps.values())
+    if len(every) < _ENOUGH:
+        return None
+    return {what: of for what, of in every[0].items() if all(e.get(what) == of for e in every)}
+
+
+def _setting(what: str, known: Mapping[int, _Settings]) -> str:
+    """One setting on each rank, with the first module that has a value which others have not."""
+    rows = {rank: found.get(what, {}) for rank, found in known.items()}
+    same = set.intersection(*(set(row.items()) for row in rows.values()))
+    told, names = [], dict[str, None]()
+    for rank, row in list(rows.items())[:4]:
+        own = {value: of for value, of in row.items() if (value, of) not in same}
+        values = ", ".join(v + (f" of {n}" if n > 1 else "") for v, (n, _) in own.items())
+        told.append(f"{values or 'none'} on rank {rank}")
+        names |= dict.fromkeys(name for _, name in own.values() if name)
+    where = f" ({', '.join(list(names)[:3])})" if names else ""
+    return f"{what}{where} is {', '.join(told)}"
 
 
 def _steps(evidence: Evidence) -> dict[tuple[int, ...], dict[int, dict[int, ModelInputs]]]:
@@ -81,6 +152,15 @@ def _epoch(one: ModelInputs) -> int:
 
 def _foreign(one: ModelInputs) -> bool:
     return one.drawn > 0 and one.given > 0 and one.drawn != one.given
+
+
+def _undivided(of: Sequence[ModelInputs]) -> bool:
+    """Whether ranks shuffle one dataset, all of it and each in another order. From one order a
+    program may take the samples of its rank."""
+    datasets = {(one.sampler, one.data, one.given) for one in of}
+    orders = {one.order for one in of}
+    known = all(one.data and one.order for one in of)
+    return known and len(datasets) == 1 and len(orders) == len(of)
 
 
 def _named(of: Mapping[int, ModelInputs]) -> str:

@@ -1,15 +1,18 @@
 """Records, at checked steps, fingerprints of what the model is called with, and the passes of data
-loaders: which samples a rank trains on, and in which precision."""
+loaders: which samples a rank trains on."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import os
 import sys
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
@@ -19,14 +22,17 @@ from moediag.recorder.step.numbers import Fingerprints, capturing
 WATCHER = "laws of data"
 _MAX_FORWARDS = 8  # of one model in one step
 _MAX_DEPTH = 4  # of nested inputs
+_ORDER = 200  # characters of the first indices of a pass
+_DATA = 16  # elements of a sequence that a dataset has because it has data
+_ENDS = 4  # of its elements that are read, at the beginning and at the end
 
 
 class _Pass:
     """One pass over a data loader."""
 
     __slots__ = (
-        "began", "drawn", "epoch", "given", "line", "made", "name", "number", "replicas",
-        "sampler", "shuffled",
+        "began", "data", "drawn", "epoch", "given", "line", "made", "name", "number", "order",
+        "replicas", "sampler", "shuffled",
     )  # fmt: skip
 
     def __init__(self, loader: Any, made: str) -> None:
@@ -41,7 +47,12 @@ class _Pass:
         self.epoch = getattr(sampler, "epoch", None) if ours else None
         self.shuffled = bool(getattr(sampler, "shuffle", False)) if ours else False
         self.drawn = _length(getattr(sampler, "dataset", None)) if ours else 0
-        self.given = _length(getattr(loader, "dataset", None)) if ours else 0
+        every = type(sampler) is RandomSampler and not sampler.replacement
+        every = every and type(getattr(loader, "batch_sampler", None)) is BatchSampler
+        every = every and sampler.num_samples == _length(sampler.data_source)
+        self.given = _length(getattr(loader, "dataset", None)) if ours or every else 0
+        self.data = _contents(loader.dataset) if every else ""
+        self.order = ""
         self.line = ""
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
 
@@ -54,6 +65,7 @@ class ModelInputs:
         self._forwards: Tuple[int, int] = 0, 0  # step, forwards of it so far
         self._made = ByObject()  # data loader -> the user's line that made it
         self._passes = ByObject()  # iterator -> _Pass
+        self._drawn = ByObject()  # iterator -> the first indices of it
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
 
@@ -61,6 +73,7 @@ class ModelInputs:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.on_forward.append(self._called)
         recorder.patches.replace(DataLoader, "__init__", self._making)
+        recorder.patches.replace(_BaseDataLoaderIter, "_next_index", self._drawing)
         recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
         recorder.on_batch.append(functools.partial(guarded, WATCHER, self._given))
         recorder.on_pass_end.append(functools.partial(guarded, WATCHER, self._ended))
@@ -86,13 +99,14 @@ class ModelInputs:
         if of is not None:
             known = {
                 "sampler": of.name, "replicas": of.replicas, "number": of.number, "line": of.line,
-                "made": of.made, "drawn": of.drawn, "given": of.given,
+                "made": of.made, "drawn": of.drawn, "given": of.given, "data": of.data,
+                "order": of.order,
                 "seed": getattr(of.sampler, "seed", 0) if of.shuffled else 0,
                 "epoch": of.epoch if of.shuffled else 0,
             }  # fmt: skip
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.averaged(root)), autocast=_autocast(), **known,
+            over=list(self._context.sets.averaged(root)), **known,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ data loaders
@@ -104,6 +118,16 @@ class ModelInputs:
             original(loader, *args, **kwargs)
 
         return __init__
+
+    def _drawing(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _next_index(iterator: Any) -> Any:
+            drawn = original(iterator)
+            if self._drawn.get(iterator) is None:
+                self._drawn.set(iterator, repr(drawn)[:_ORDER])
+            return drawn
+
+        return _next_index
 
     def _makes(self, loader: Any, frame: Any) -> None:
         self._made.set(loader, self._context.recorder.user_lines.innermost(frame))
@@ -119,6 +143,7 @@ class ModelInputs:
         self._latest = of
         if of.began is None:
             of.began = self._context.steps
+            of.order = self._drawn.get(iterator) or ""
             of.line = self._context.recorder.user_lines.innermost(frame)
 
     def _ended(self, iterator: Any, _frame: Any) -> None:
@@ -145,16 +170,42 @@ def _length(dataset: Any) -> int:
         return 0
 
 
-def _autocast() -> str:
-    """The device and dtype of autocast, or ""."""
-    for device in ("cuda", "cpu"):
-        try:
-            if torch.is_autocast_enabled(device):
-                return f"{device}, {torch.get_autocast_dtype(device)}"
-        except TypeError:  # torch before 2.4 takes no device
-            if (torch.is_autocast_cpu_enabled if device == "cpu" else torch.is_autocast_enabled)():
-                return device
-    return ""
+def _contents(dataset: Any) -> str:
+    """A digest of the length and the fields of a dataset; "" if no field shows that it has data, as
+    of one that makes them up."""
+    found: List[str] = []
+    has_data = _describe(dataset, found, 0)
+    text = f"{type(dataset).__name__} {_length(dataset)} {found}"
+    return hashlib.sha1(text.encode()).hexdigest()[:16] if has_data else ""
+
+
+def _describe(owner: Any, found: List[str], depth: int) -> bool:
+    """Adds the fields of a dataset and of those in it; returns whether one is a path or long."""
+    has_data = False
+    for name, value in sorted(getattr(owner, "__dict__", {}).items()):
+        if isinstance(value, (bool, int, float, str, bytes)) or value is None:
+            found.append(f"{name} {value!r}")
+            has_data |= isinstance(value, str) and (os.sep in value or name == "_fingerprint")
+        elif isinstance(value, os.PathLike):
+            found.append(f"{name} {os.fspath(value)!r}")
+            has_data = True
+        elif isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
+            length = _length(value)
+            ends = [*value[:_ENDS], *value[-_ENDS:]] if length else []
+            found.append(f"{name} {length} {[_shown(one) for one in ends]}")
+            has_data |= length >= _DATA
+        elif hasattr(value, "__getitem__") and depth < _MAX_DEPTH:
+            found.append(f"{name} {type(value).__name__} {_length(value)}")
+            has_data |= _describe(value, found, depth + 1)
+    return has_data
+
+
+def _shown(value: Any) -> str:
+    """An element of data, without the addresses of objects."""
+    if isinstance(value, torch.Tensor):
+        value = value.flatten()[:_DATA].tolist()
+    text = repr(value)[:_ORDER]
+    return type(value).__name__ if " at 0x" in text else text
 
 
 def _add(prints: Fingerprints, value: Any, depth: int) -> None:

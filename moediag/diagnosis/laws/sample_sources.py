@@ -19,8 +19,7 @@ _ENOUGH = 2  # steps
 @law(suspects=True)
 def samplers_apart(facts: Facts) -> Findings:
     """The samplers of ranks that average their gradients do not divide one order of the samples:
-    they shuffle with different seeds or epochs, each shuffles all samples, or one belongs to another
-    dataset."""
+    they have different seeds or epochs, each shuffles all samples, or one is of another dataset."""
     for steps in facts.of(_steps).values():
         single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
         for what, read in (("seed", _seed), ("epoch", _epoch)):
@@ -63,7 +62,7 @@ def ranks_unlike(facts: Facts) -> Findings:
         laws = facts.of(recorded)
         if len(over) < 2 or not set(over) <= laws.keys():
             continue
-        always = {rank: _always(_settings(laws[rank])) for rank in over}
+        always = {rank: _always(_settings(laws[rank], over)) for rank in over}
         if None in always.values():
             continue
         known = {rank: found or {} for rank, found in always.items()}
@@ -81,9 +80,18 @@ def ranks_unlike(facts: Facts) -> Findings:
 _Settings = dict[str, dict[str, tuple[int, str]]]  # what -> value -> how many, the first one's name
 
 
-def _settings(own: RankLaws) -> dict[int, _Settings]:
-    """By step, of the model that was seen first in it."""
-    found = dict(reversed(own.of("settings", _of_model)))
+def _settings(own: RankLaws, over: tuple[int, ...]) -> dict[int, _Settings]:
+    """By step, of the models whose gradients a wrapper averages over these ranks, if there is
+    one."""
+    every = own.of("settings", _of_model)
+    found: dict[int, _Settings] = {}
+    for step, averages, texts in every:
+        if averages == (over if any(one for _, one, _ in every) else ()):
+            of = found.setdefault(step, defaultdict(dict))
+            for text, (number, name) in texts.items():
+                what, _, value = text.rpartition(" = ")
+                before, first = of[what].get(value, (0, name))
+                of[what][value] = before + number, first
     for step, weights in own.of("losses", _weights):
         if step in found and weights:
             found[step]["weight of a mean in the loss"] = weights
@@ -93,12 +101,11 @@ def _settings(own: RankLaws) -> dict[int, _Settings]:
     return found
 
 
-def _of_model(event: Mapping[str, Any]) -> tuple[int, _Settings]:
-    found: _Settings = defaultdict(dict)
-    for text, (number, name) in event["of"].items():
-        what, _, value = text.rpartition(" = ")
-        found[what][value] = int(number), str(name)
-    return int(event["step"]), found
+def _of_model(
+    event: Mapping[str, Any],
+) -> tuple[int, tuple[int, ...], dict[str, tuple[int, str]]]:
+    texts = {str(text): (int(number), str(name)) for text, (number, name) in event["of"].items()}
+    return int(event["step"]), tuple(event["over"]), texts
 
 
 def _weights(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, str]]]:

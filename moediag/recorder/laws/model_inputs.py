@@ -171,41 +171,37 @@ def _length(dataset: Any) -> int:
 
 
 def _contents(dataset: Any) -> str:
-    """A digest of the length and the fields of a dataset; "" if no field shows that it has data, as
-    of one that makes them up."""
+    """A digest of what a dataset has; "" if none of it shows that it is data, as of a dataset that
+    makes them up."""
     found: List[str] = []
     has_data = _describe(dataset, found, 0)
-    text = f"{type(dataset).__name__} {_length(dataset)} {found}"
-    return hashlib.sha1(text.encode()).hexdigest()[:16] if has_data else ""
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16] if has_data else ""
 
 
-def _describe(owner: Any, found: List[str], depth: int) -> bool:
-    """Adds the fields of a dataset and of those in it; returns whether one is a path or long."""
-    has_data = False
-    for name, value in sorted(getattr(owner, "__dict__", {}).items()):
-        if isinstance(value, (bool, int, float, str, bytes)) or value is None:
-            found.append(f"{name} {value!r}")
-            has_data |= isinstance(value, str) and (os.sep in value or name == "_fingerprint")
-        elif isinstance(value, os.PathLike):
-            found.append(f"{name} {os.fspath(value)!r}")
-            has_data = True
-        elif isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
-            length = _length(value)
-            ends = [*value[:_ENDS], *value[-_ENDS:]] if length else []
-            found.append(f"{name} {length} {[_shown(one) for one in ends]}")
-            has_data |= length >= _DATA
-        elif hasattr(value, "__getitem__") and depth < _MAX_DEPTH:
-            found.append(f"{name} {type(value).__name__} {_length(value)}")
-            has_data |= _describe(value, found, depth + 1)
-    return has_data
-
-
-def _shown(value: Any) -> str:
-    """An element of data, without the addresses of objects."""
-    if isinstance(value, torch.Tensor):
-        value = value.flatten()[:_DATA].tolist()
-    text = repr(value)[:_ORDER]
-    return type(value).__name__ if " at 0x" in text else text
+def _describe(value: Any, found: List[str], depth: int) -> bool:
+    """Adds the type and the fields or elements of a value; returns whether there is a path or a
+    long sequence among them."""
+    length = _length(value)
+    found.append(f"{type(value).__name__} {length}")
+    if isinstance(value, (bool, int, float, str, bytes, os.PathLike)):
+        found.append(str(value))
+        return isinstance(value, os.PathLike) or (isinstance(value, str) and os.sep in value)
+    if isinstance(value, torch.Tensor) or hasattr(value, "__array__"):
+        found.append(str([*value[:_ENDS], *value[-_ENDS:]])[:_ORDER] if length else "")
+        return length >= _DATA
+    if depth >= _MAX_DEPTH:
+        return False
+    if isinstance(value, (list, tuple)):
+        inner = [*value[:_ENDS], *value[-_ENDS:]]
+    elif hasattr(value, "__getitem__"):
+        fields = vars(value) if hasattr(value, "__dict__") else {}
+        found += sorted(fields)
+        inner = [fields[name] for name in sorted(fields)]
+        length = _DATA if "_fingerprint" in fields else 0  # of Hugging Face
+    else:
+        return False
+    data = [_describe(one, found, depth + 1) for one in inner]
+    return any(data) or length >= _DATA
 
 
 def _add(prints: Fingerprints, value: Any, depth: int) -> None:

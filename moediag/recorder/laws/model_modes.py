@@ -85,26 +85,22 @@ class ModelModes:
     def _write(self, step: int) -> None:
         owned = set(map(id, self._owned()))
         given, self._context.settings = self._context.settings, {}
+        given[f"backwards of an update = {self._backwards}"] = 1, ""
         for root in self._models.owners():
             ran = self._models.get(root)
             new = ran.modes - ran.told if ran.step == self._context.recorder.current_step else ()
             if not new or not any(p.grad is not None and id(p) in owned for p in root.parameters()):
                 continue
             ran.told |= new
-            kinds = {type(m).__name__ for m in root.modules() if _depends_on_mode(m)}
             for training in sorted(new):
                 self._context.log.event(
                     "mode", step=step, model=ran.number, name=type(root).__name__,
-                    training=training, kinds=sorted(kinds),
+                    training=training, kinds=_kinds(root),
                 )  # fmt: skip
             self._context.log.event(
                 "settings", step=step, over=list(self._context.sets.averaged(root)),
-                of={**ran.settings, **given, f"backwards of an update = {self._backwards}": [1, ""]},
-                parts=[
-                    [name, sorted({type(m).__name__ for m in part.modules() if _depends_on_mode(m)})]
-                    for name, part in ran.parts
-                    if _is_trained(part, owned)
-                ],
+                of={**ran.settings, **given},
+                parts=[[n, _kinds(part)] for n, part in ran.parts if _is_trained(part, owned)],
             )  # fmt: skip
 
     def _counted(self) -> None:
@@ -125,9 +121,9 @@ def _settings(root: Any) -> Dict[str, List[Any]]:
         )
         for key, value in vars(module).items():
             known = isinstance(value, plain) and not key.startswith("_")
-            if known and (_depends_on_mode(module) if key == "training" else True):
-                if len(repr(value)) <= _SHORT:
-                    found.setdefault(f"{key} of {kind.__name__} = {value!r}", [0, name])[0] += 1
+            told = key != "training" or _depends_on_mode(module)
+            if known and told and len(repr(value)) <= _SHORT:
+                found.setdefault(f"{key} of {kind.__name__} = {value!r}", [0, name])[0] += 1
     for name, parameter in islice(root.named_parameters(), _MOST_MODULES):
         text = f"requires_grad of parameters = {parameter.requires_grad}"
         found.setdefault(text, [0, name])[0] += 1
@@ -142,6 +138,11 @@ def _in_evaluation(module: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:
             yield from _in_evaluation(part, f"{prefix}{name}.")
         elif next(part.children(), None) is not None and any(map(_depends_on_mode, part.modules())):
             yield prefix + name, part
+
+
+def _kinds(module: Any) -> List[str]:
+    """The classes of its modules that depend on the mode."""
+    return sorted({type(one).__name__ for one in module.modules() if _depends_on_mode(one)})
 
 
 def _is_trained(part: Any, owned: Set[int]) -> bool:

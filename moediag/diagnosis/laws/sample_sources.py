@@ -14,6 +14,7 @@ from moediag.evidence.model import Evidence
 from moediag.result.wording import ranks
 
 _ENOUGH = 2  # steps
+_LAST = 3  # compared steps
 
 
 @law(suspects=True)
@@ -56,24 +57,28 @@ def samplers_apart(facts: Facts) -> Findings:
 
 @law(suspects=True)
 def ranks_unlike(facts: Facts) -> Findings:
-    """Ranks that average their gradients compute in different ways in all compared steps: other
+    """Ranks that average their gradients compute in different ways in several steps: other
     settings of modules, modes, frozen parameters, autocast, or numbers of backwards."""
     for over in sorted(facts.of(averaging)):
         laws = facts.of(recorded)
         if len(over) < 2 or not set(over) <= laws.keys():
             continue
-        always = {rank: _always(_settings(laws[rank], over)) for rank in over}
-        if None in always.values():
+        rows = {rank: _settings(laws[rank], over) for rank in over}
+        steps = sorted(set.intersection(*(set(row) for row in rows.values())))[-_LAST:]
+        if len(steps) < _ENOUGH:
             continue
-        known = {rank: found or {} for rank, found in always.items()}
-        whats = dict.fromkeys(what for found in known.values() for what in found)
-        apart = [w for w in whats if len({repr(found.get(w)) for found in known.values()}) > 1]
+        last = {rank: [row[step] for step in steps] for rank, row in rows.items()}
+        whats = dict.fromkeys(what for of in last.values() for one in of for what in one)
+        # One that changes from step to step, as the numbers of tokens do, is not compared.
+        kept = [w for w in whats if all(_kept(w, of) for of in last.values())]
+        known = {rank: {w: of[0].get(w, {}) for w in kept} for rank, of in last.items()}
+        apart = [w for w in kept if len({repr(found[w]) for found in known.values()}) > 1]
         if apart:
             told = "; ".join(_setting(what, known) for what in apart[:4])
             more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
             yield Suspicious(
-                f"In all compared steps ranks {', '.join(map(str, over))} average gradients that "
-                f"they compute in different ways: {told}{more}."
+                f"In steps {', '.join(map(str, steps))} {ranks(over)} average gradients that they "
+                f"compute in different ways: {told}{more}."
             )
 
 
@@ -113,17 +118,14 @@ def _weights(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, str]]]
     return int(event["step"]), {value: (n, str(event["line"])) for value, n in every.items()}
 
 
-def _always(steps: Mapping[int, _Settings]) -> _Settings | None:
-    """What was the same in all steps of a rank; None if there are too few."""
-    every = list(steps.values())
-    if len(every) < _ENOUGH:
-        return None
-    return {what: of for what, of in every[0].items() if all(e.get(what) == of for e in every)}
+def _kept(what: str, steps: Sequence[_Settings]) -> bool:
+    """Whether it is the same in all of these steps of a rank."""
+    return all(one.get(what) == steps[0].get(what) for one in steps)
 
 
 def _setting(what: str, known: Mapping[int, _Settings]) -> str:
     """One setting on each rank, with the first module that has a value which others have not."""
-    rows = {rank: found.get(what, {}) for rank, found in known.items()}
+    rows = {rank: found[what] for rank, found in known.items()}
     same = set.intersection(*(set(row.items()) for row in rows.values()))
     told, names = [], dict[str, None]()
     for rank, row in list(rows.items())[:4]:

@@ -30,31 +30,30 @@ _ENDS = 4  # of its elements that are read, at the beginning and at the end
 class _Pass:
     """One pass over a data loader."""
 
-    __slots__ = (
-        "began", "data", "drawn", "epoch", "given", "line", "made", "name", "number", "order",
-        "replicas", "sampler", "shuffled",
-    )  # fmt: skip
+    __slots__ = ("began", "known", "sampler", "shuffled")
 
     def __init__(self, loader: Any, made: str) -> None:
-        self.made = made  # the line that made the loader
+        """``made``: the line that made the loader."""
         sampler: Any = getattr(loader, "sampler", None)
-        self.sampler = sampler
-        self.name = type(sampler).__name__
-        # a DistributedSampler or alike
+        given = _length(getattr(loader, "dataset", None))
         ours = hasattr(sampler, "set_epoch") and hasattr(sampler, "num_replicas")
-        self.replicas = int(sampler.num_replicas) if ours else 0
-        self.number = int(getattr(sampler, "rank", -1)) if ours else -1
-        self.epoch = getattr(sampler, "epoch", None) if ours else None
-        self.shuffled = bool(getattr(sampler, "shuffle", False)) if ours else False
-        self.drawn = _length(getattr(sampler, "dataset", None)) if ours else 0
+        # All samples, which nothing divides.
         every = type(sampler) is RandomSampler and not sampler.replacement
         every = every and type(getattr(loader, "batch_sampler", None)) is BatchSampler
         every = every and sampler.num_samples == _length(sampler.data_source)
-        self.given = _length(getattr(loader, "dataset", None)) if ours or every else 0
-        self.data = _contents(loader.dataset) if every else ""
-        self.order = ""
-        self.line = ""
+        self.sampler = sampler
+        self.shuffled = ours and bool(getattr(sampler, "shuffle", False))
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
+        self.known: Dict[str, Any] = {
+            "sampler": type(sampler).__name__, "made": made, "line": "", "order": "",
+            "replicas": int(sampler.num_replicas) if ours else 0,
+            "number": int(getattr(sampler, "rank", -1)) if ours else -1,
+            "drawn": _length(getattr(sampler, "dataset", None)) if ours else 0,
+            "given": given if ours or every else 0,
+            "data": _contents(loader.dataset) if every else "",
+            "seed": getattr(sampler, "seed", 0) if self.shuffled else 0,
+            "epoch": getattr(sampler, "epoch", None) if self.shuffled else 0,
+        }  # fmt: skip
 
 
 class ModelInputs:
@@ -94,16 +93,7 @@ class ModelInputs:
         read = prints.read()
         if not read or None in read:
             return
-        of = self._latest
-        known: Dict[str, Any] = {}
-        if of is not None:
-            known = {
-                "sampler": of.name, "replicas": of.replicas, "number": of.number, "line": of.line,
-                "made": of.made, "drawn": of.drawn, "given": of.given, "data": of.data,
-                "order": of.order,
-                "seed": getattr(of.sampler, "seed", 0) if of.shuffled else 0,
-                "epoch": of.epoch if of.shuffled else 0,
-            }  # fmt: skip
+        known = self._latest.known if self._latest is not None else {}
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
             over=list(self._context.sets.averaged(root)), **known,
@@ -143,8 +133,8 @@ class ModelInputs:
         self._latest = of
         if of.began is None:
             of.began = self._context.steps
-            of.order = self._drawn.get(iterator) or ""
-            of.line = self._context.recorder.user_lines.innermost(frame)
+            of.known["order"] = self._drawn.get(iterator) or ""
+            of.known["line"] = self._context.recorder.user_lines.innermost(frame)
 
     def _ended(self, iterator: Any, _frame: Any) -> None:
         """A pass in which an optimizer stepped is a pass of training."""
@@ -154,12 +144,12 @@ class ModelInputs:
         if self._context.steps == of.began:
             return
         seen: Dict[Any, int] = self._orders.setdefault(of.sampler, {})
-        order = of.epoch, getattr(of.sampler, "seed", None)
+        order = of.known["epoch"], of.known["seed"]
         seen[order] = seen.get(order, 0) + 1
         if seen[order] == 2:
             self._context.log.event(
-                "same_order", keep=True, line=of.line, epoch=of.epoch, sampler=of.name,
-                step=self._context.recorder.current_step,
+                "same_order", keep=True, line=of.known["line"], epoch=of.known["epoch"],
+                sampler=of.known["sampler"], step=self._context.recorder.current_step,
             )  # fmt: skip
 
 

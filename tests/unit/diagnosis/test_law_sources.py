@@ -106,6 +106,17 @@ class TestSettings:
         (text,) = self.found(settings=settings(**odd))
         assert "p of Dropout (h.0, h.1) is 0.1 of 12 on rank 0, 0.1 of 11, 0.5 on rank 1" in text
 
+    def test_what_differs_later_is_suspicious_unless_it_changes(self) -> None:
+        odd: Any = {"p of Dropout = 0.5": 12}
+        (text,) = self.found(settings=settings(since=STEPS[0], **odd))
+        assert text.startswith("In steps 2, 3, 6 ranks 0, 1 average")
+
+        def changing(rank: int) -> Any:
+            rows = settings()(rank)
+            return [{**row, "of": {f"a = {row['step'] if rank else 0}": [1, ""]}} for row in rows]
+
+        assert not self.found(settings=changing)
+
     def test_weights_and_norms(self) -> None:
         def losses(rank: int) -> Any:
             rows = [{"direct": False, "of": [], "means": [1.0 - rank / 2]}]
@@ -116,7 +127,7 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         "events",
-        [{}, {"settings": settings()}, {"settings": settings(**{"a = 1": 1}, since=STEPS[0])},
+        [{}, {"settings": settings()}, {"settings": settings(**{"a = 1": 1}, since=STEPS[-2])},
          {"settings": settings(**{"a = 1": 1}, over=(0, 1, 2))},
          {"settings": lambda rank: [] if rank else settings(**{"a = 1": 1})(1)}],
         ids=["not recorded", "alike", "in some steps", "of others", "a rank without records"],

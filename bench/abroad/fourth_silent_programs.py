@@ -23,7 +23,7 @@ _PARALLEL = "from torch.nn.parallel import DistributedDataParallel\n"
 def _for_glow(folder: Path) -> None:
     beside("train.py")(folder)
     config = json.loads((folder / "configs/base.json").read_text())
-    config["train"] |= {"epochs": 4, "batch_size": 2, "warmup_steps": 20, "ddi": False,
+    config["train"] |= {"epochs": 2, "batch_size": 2, "warmup_steps": 20, "ddi": False,
                         "fp16_run": False, "log_interval": 4, "learning_rate": 0.05}  # fmt: skip
     config["data"] |= {"training_files": "rows.txt", "validation_files": "few.txt",
                        "text_cleaners": ["basic_cleaners"], "n_mel_channels": 8,
@@ -31,7 +31,7 @@ def _for_glow(folder: Path) -> None:
     config["model"] |= {"hidden_channels": 16, "filter_channels": 16, "filter_channels_dp": 16,
                         "n_blocks_dec": 2, "n_layers_enc": 2, "n_block_layers": 2,
                         "hidden_channels_enc": 16, "hidden_channels_dec": 16}  # fmt: skip
-    rows = (f"{row}|{'one more word'[row % 5 :]}" for row in range(32))
+    rows = (f"{row}|{'one more word'[row % 5 :]}" for row in range(24))
     write(folder, {
         "tiny.json": json.dumps(config), "rows.txt": "\n".join(rows), "few.txt": "1|one\n2|word",
         "apex/__init__.py": _APEX, "apex/parallel.py": _PARALLEL, "logs/.keep": "",

@@ -16,6 +16,8 @@ from bench.abroad import running
 from bench.abroad.__main__ import ROOT, absent, kept, version
 from bench.abroad.cases import Case, Truth
 from bench.abroad.edits import AnchorError, Line
+from bench.abroad.fifth_silent_programs import FIFTH_SILENT_PROGRAMS
+from bench.abroad.fifth_silent_round import FIFTH_HEALTHY, FIFTH_SILENT_ROUND
 from bench.abroad.fourth_silent_programs import FOURTH_SILENT_PROGRAMS
 from bench.abroad.fourth_silent_round import FOURTH_HEALTHY, FOURTH_SILENT_ROUND
 from bench.abroad.later_programs import LATER_PROGRAMS
@@ -40,9 +42,11 @@ ROUNDS = {
     "second": (*SECOND_SILENT_ROUND, *HEALTHY),
     "third": (*THIRD_SILENT_ROUND, *THIRD_HEALTHY),
     "fourth": (*FOURTH_SILENT_ROUND, *FOURTH_HEALTHY),
+    "fifth": (*FIFTH_SILENT_ROUND, *FIFTH_HEALTHY),
 }
 EVERY_PROGRAM = (
     *PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS, *FOURTH_SILENT_PROGRAMS,
+    *FIFTH_SILENT_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

@@ -23,6 +23,10 @@ from bench.abroad.seventh_round import SEVENTH_ROUND
 from bench.abroad.silent import SILENT
 from bench.abroad.sixth_programs import SIXTH_PROGRAMS
 from bench.abroad.sixth_round import SIXTH_ROUND
+from bench.abroad.tenth_a_programs import TENTH_A_PROGRAMS
+from bench.abroad.tenth_a_round import TENTH_A_ROUND
+from bench.abroad.tenth_b_programs import TENTH_B_PROGRAMS
+from bench.abroad.tenth_b_round import TENTH_B_ROUND
 from bench.abroad.third_round import THIRD_ROUND
 from tests.victims.table import healthy_programs
 
@@ -352,6 +356,8 @@ _KNOWN = (
     *SEVENTH_ROUND,
     *EIGHTH_ROUND,
     *NINTH_ROUND,
+    *TENTH_B_ROUND,
+    *TENTH_A_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )
@@ -360,4 +366,6 @@ CASES = (*_KNOWN, *elsewhere.cases(_KNOWN))
 EVERY_PROGRAM = (
     *PROGRAMS, *LATER_PROGRAMS, *QUIET_PROGRAMS, *SIXTH_PROGRAMS, *SEVENTH_PROGRAMS,
     *EIGHTH_PROGRAMS, *NINTH_PROGRAMS,
+    *TENTH_B_PROGRAMS,
+    *TENTH_A_PROGRAMS,
 )  # fmt: skip

@@ -102,8 +102,10 @@ class ModelInputs:
     line: str = ""
     #: The user's line that made the data loader, or "".
     made: str = ""
-    #: The device and dtype of autocast, or "".
-    autocast: str = ""
+    #: Of torch's sampler that shuffles all samples: which data they are, and the first indices of
+    #: the pass. Else "".
+    data: str = ""
+    order: str = ""
     #: Of a DistributedSampler that shuffles.
     seed: int = 0
     epoch: int = 0

@@ -156,7 +156,7 @@ def _not_seen(nodes: Iterable[Node], ranks: Mapping[int, RankEvidence]) -> tuple
         elif node.name:
             found.append(f"{node.name} ({who}): no evidence received")
         else:
-            found.append(f"{who}: on nodes whose watchers sent nothing (moediag watch --shared)")
+            found.append(f"{who}: no watcher sent anything (moediag watch --shared on its node)")
     return tuple(found)
 
 

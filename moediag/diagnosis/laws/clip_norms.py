@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.large_calls import elements
@@ -32,13 +33,14 @@ from moediag.result.wording import at_line, listed, plural
 _ENOUGH = 2  # checked steps
 _ROUNDING = 1e-3  # of a factor or norm
 _FAR = 2e-3  # of a norm
+_APART = 0.01  # of the factors of ranks
 _EXACT = 1e-5  # of norms of equal tensors that were scaled
 
 
 @law(Verdict.WRONG_GRADIENTS)
 def local_norms(facts: Facts) -> Findings:
-    """Ranks of a watched job clipped their FSDP1 shards of the same gradients by different
-    norms."""
+    """Ranks of a watched job clipped FSDP1 shards of the same gradients by different norms, or
+    multiplied those of FSDP2 by different numbers."""
     shards: dict[str, tuple[int, ...]] = {}
     calls: dict[tuple[int, tuple[str, ...], int], dict[int, ClipNorm]] = defaultdict(dict)
     for rank, own in facts.of(recorded).items():
@@ -55,6 +57,42 @@ def local_norms(facts: Facts) -> Findings:
         for ranks in {shards[name] for name in names if name in shards}:
             if set(ranks) <= norms.keys() and len({norms[r].factor for r in ranks}) > 1:
                 yield _of_shards(step, {rank: norms[rank] for rank in ranks})
+    yield from _rescaled(facts)
+
+
+def _rescaled(facts: Facts) -> Findings:
+    """Whether ranks multiplied the reduced gradients of FSDP2's shards by different numbers."""
+    factors: dict[int, dict[int, float]] = defaultdict(dict)
+    sets = dict[tuple[int, ...], str]()
+    for rank, own in facts.of(recorded).items():
+        factors |= {s: {**factors[s], rank: f} for s, f in own.of("rescaled", _factor) if f}
+        for check in own.checks:
+            sets |= {piece.ranks: check.line for piece in check.pieces if piece.how == PART}
+    for ranks, line in sets.items():
+        rows = {
+            s: {r: of[r] for r in ranks} for s, of in factors.items() if set(ranks) <= of.keys()
+        }
+        apart = [s for s, of in rows.items() if max(of.values()) > (1 + _APART) * min(of.values())]
+        if len(apart) >= _ENOUGH:
+            first = list(rows[apart[0]].items())[:4]
+            told = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in first)
+            yield Suspicious(
+                f"In steps {', '.join(map(str, apart[:6]))} each rank multiplied the gradients of "
+                f"its shards by a number of its own between the last backward and the update"
+                f"{at_line(line)} ({told} in step {apart[0]}), as a rank does that clips by the "
+                "norm of its own shards: parts of one gradient are scaled by different factors. "
+                "Add up the squared norms over the ranks, or use clip_grad_norm_ of torch."
+            )
+            return
+
+
+def _factor(event: Mapping[str, Any]) -> tuple[int, float]:
+    """The number by which a rank multiplied all of its shards' gradients; 0.0 if there are
+    several."""
+    pairs = zip(event["made"], event["used"], strict=True)
+    found = [float(used) / float(made) for made, used in pairs if made]
+    alike = len(found) > 1 and max(found) <= (1 + _ROUNDING) * min(found)
+    return int(event["step"]), found[0] if alike else 0.0
 
 
 def _of_shards(step: int, norms: dict[int, ClipNorm]) -> Broken:

@@ -52,7 +52,7 @@ from moediag.diagnosis.laws.renewed_optimizers import moments_dropped
 from moediag.diagnosis.laws.replica_sets import replicas_apart
 from moediag.diagnosis.laws.restarts import restart_forgets
 from moediag.diagnosis.laws.rounded_gradients import gradients_rounded
-from moediag.diagnosis.laws.sample_sources import autocast_apart, samplers_apart
+from moediag.diagnosis.laws.sample_sources import ranks_unlike, samplers_apart
 from moediag.diagnosis.laws.schedulers import schedulers_ahead, schedulers_misplaced
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
@@ -110,7 +110,7 @@ LAWS: tuple[Law, ...] = (
     shared_gradients_lost,
     biases_added_again,
     samplers_apart,
-    autocast_apart,
+    ranks_unlike,
     layers_missing,
     tokens_embedded_as_zeros,
     restart_forgets,

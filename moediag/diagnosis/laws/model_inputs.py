@@ -57,7 +57,7 @@ class SharedSamples:
 def same_part(facts: Facts) -> Findings:
     """Ranks of a watched job that average their gradients trained on the same samples: they asked a
     DistributedSampler for the same part, or their loaders read the same part of a dataset."""
-    found = _shared(facts.of(_steps), facts.of(_averaging))
+    found = _shared(facts.of(_steps), facts.of(averaging))
     if found is None:
         return
     if found.same_part:
@@ -123,7 +123,7 @@ def _constant(steps: _Steps) -> bool:
     return len(every) >= _CONSTANT and len(set(every)) == 1
 
 
-def _averaging(evidence: Evidence) -> set[tuple[int, ...]]:
+def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
     """The sets of ranks that average gradients: those of wrappers; without one the members of each
     group over which all of them add up matrices, if no two of them communicate in the forward."""
     overs = {one.over for own in recorded(evidence).values() for one in own.inputs}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import Mode, ModeChange
 from moediag.result import Verdict
-from moediag.result.wording import ranks
+from moediag.result.wording import listed, plural, ranks
 
 _STEPS = 3  # in evaluation mode
+_PARTS = 2  # checked steps in which parts are
 _MOST_CHANGES = 100  # that are recorded
 
 # A model's name, the classes of its modules that depend on the mode, and the first step of those in
@@ -37,6 +40,7 @@ def left_in_evaluation(facts: Facts) -> Findings:
     )
     first = next((found.pop() for found in every if len(found) == 1), None)
     if first is None:
+        yield from _parts_left(facts)
         return
     name, kinds, since = first
     modules = f"{' and '.join(kinds[:3])} modules were in evaluation mode."
@@ -62,6 +66,42 @@ def left_in_evaluation(facts: Facts) -> Findings:
         pattern="mode",
         next_step="Call `model.train()` after each evaluation.",
     )
+
+
+def _parts_left(facts: Facts) -> Findings:
+    """Parts that all ranks trained in evaluation mode in all checked steps from some step on, while
+    the model was in training mode."""
+    rows = [own.of("settings", _parts) for own in facts.of(recorded).values()]
+    found = [_since(of) for of in rows]
+    names = [n for n in (found[0] if found else ()) if all(n in of for of in found)]
+    for name in names[:1]:
+        since, kinds = found[0][name]
+        yield Suspicious(
+            f"{plural(len(names), 'part')} of the model ({listed(names)}) "
+            f"{'were' if len(names) > 1 else 'was'} in evaluation mode in all checked steps since "
+            f"step {since}, while the model was in training mode and the optimizer trained "
+            f"{'them' if len(names) > 1 else 'it'}: {name} has {' and '.join(kinds[:3])} modules.",
+            tuple(names),
+        )
+
+
+def _parts(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[str, ...]]]:
+    return int(event["step"]), {str(name): tuple(map(str, of)) for name, of in event["parts"]}
+
+
+def _since(
+    steps: Sequence[tuple[int, dict[str, tuple[str, ...]]]],
+) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """The parts that were in evaluation mode in several last steps, with the first of them."""
+    of: dict[int, dict[str, tuple[str, ...]]] = defaultdict(dict)
+    for step, parts in steps:
+        of[step].update(parts)
+    found = {}
+    for name, kinds in (of[max(of)] if of else {}).items():
+        last = [*takewhile(lambda step: name in of[step], sorted(of, reverse=True))]  # noqa: B023
+        if len(last) >= _PARTS:
+            found[name] = last[-1], kinds
+    return found
 
 
 def _left(modes: Sequence[Mode], changes: Sequence[ModeChange]) -> _Left | None:

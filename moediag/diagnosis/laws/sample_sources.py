@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
-from moediag.evidence.law_model import ModelInputs
+from moediag.diagnosis.laws.model_inputs import averaging
+from moediag.evidence.law_model import ModelInputs, RankLaws
 from moediag.evidence.model import Evidence
 from moediag.result.wording import ranks
 
 _ENOUGH = 2  # steps
+_LAST = 3  # compared steps
 
 
 @law(suspects=True)
 def samplers_apart(facts: Facts) -> Findings:
-    """The DistributedSamplers of ranks that average their gradients do not divide one order of the
-    samples: they shuffle with different seeds or epochs, or one belongs to another dataset."""
+    """The samplers of ranks that average their gradients do not divide one order of the samples:
+    they have different seeds or epochs, each shuffles all samples, or one is of another dataset."""
     for steps in facts.of(_steps).values():
         single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
         for what, read in (("seed", _seed), ("epoch", _epoch)):
@@ -31,6 +34,17 @@ def samplers_apart(facts: Facts) -> Findings:
                     + (" Call set_epoch on every rank." if what == "epoch" else "")
                 )
                 return
+        whole = [step for step, of in steps.items() if _undivided(list(of.values()))]
+        if len(whole) >= _ENOUGH:
+            one = next(iter(steps[whole[0]].values()))
+            yield Suspicious(
+                f"Each rank shuffles all {one.given} samples of the same dataset in an order of "
+                f"its own, though the ranks average their gradients: the {_named(steps[whole[0]])} "
+                "does not divide them, so ranks also train on each other's samples and a pass "
+                "over the data is as long as on one rank. Use a DistributedSampler, or prepare "
+                "the loader."
+            )
+            return
         other = [s for s, of in single.items() if any(_foreign(one) for one in of.values())]
         if len(other) >= _ENOUGH:
             one = next(one for one in single[other[0]].values() if _foreign(one))
@@ -42,19 +56,85 @@ def samplers_apart(facts: Facts) -> Findings:
 
 
 @law(suspects=True)
-def autocast_apart(facts: Facts) -> Findings:
-    """Ranks that average their gradients call their model with autocast on some of them only, or
-    with another dtype."""
-    for steps in facts.of(_steps).values():
-        found = [s for s, of in steps.items() if len({one.autocast for one in of.values()}) > 1]
-        if len(found) >= _ENOUGH and len(found) == len(steps):
-            of = steps[found[0]]
-            told = ", ".join(f"{one.autocast or 'off'} on rank {r}" for r, one in of.items())
+def ranks_unlike(facts: Facts) -> Findings:
+    """Ranks that average their gradients compute in different ways in several steps: other
+    settings of modules, modes, frozen parameters, autocast, or numbers of backwards."""
+    for over in sorted(facts.of(averaging)):
+        laws = facts.of(recorded)
+        if len(over) < 2 or not set(over) <= laws.keys():
+            continue
+        rows = {rank: _settings(laws[rank], over) for rank in over}
+        steps = sorted(set.intersection(*(set(row) for row in rows.values())))[-_LAST:]
+        if len(steps) < _ENOUGH:
+            continue
+        last = {rank: [row[step] for step in steps] for rank, row in rows.items()}
+        whats = dict.fromkeys(what for of in last.values() for one in of for what in one)
+        # One that changes from step to step, as the numbers of tokens do, is not compared.
+        kept = [w for w in whats if all(_kept(w, of) for of in last.values())]
+        known = {rank: {w: of[0].get(w, {}) for w in kept} for rank, of in last.items()}
+        apart = [w for w in kept if len({repr(found[w]) for found in known.values()}) > 1]
+        if apart:
+            told = "; ".join(_setting(what, known) for what in apart[:4])
+            more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
             yield Suspicious(
-                f"In all compared steps ({', '.join(map(str, found[:6]))}) ranks called their "
-                f"model under different autocast settings ({told}): the gradients that they "
-                "average were computed in different precision."
+                f"In steps {', '.join(map(str, steps))} {ranks(over)} average gradients that they "
+                f"compute in different ways: {told}{more}."
             )
+
+
+_Settings = dict[str, dict[str, tuple[int, str]]]  # what -> value -> how many, the first one's name
+
+
+def _settings(own: RankLaws, over: tuple[int, ...]) -> dict[int, _Settings]:
+    """By step, of the models whose gradients a wrapper averages over these ranks, if there is
+    one."""
+    every = own.of("settings", _of_model)
+    found: dict[int, _Settings] = {}
+    for step, averages, texts in every:
+        if averages == (over if any(one for _, one, _ in every) else ()):
+            of = found.setdefault(step, defaultdict(dict))
+            for text, (number, name) in texts.items():
+                what, _, value = text.rpartition(" = ")
+                before, first = of[what].get(value, (0, name))
+                of[what][value] = before + number, first
+    for step, weights in own.of("losses", _weights):
+        if step in found and weights:
+            found[step]["weight of a mean in the loss"] = weights
+    for norm in own.norms:
+        if norm.step in found:
+            found[norm.step]["max_norm of clipping"][f"{norm.max_norm:g}"] = 1, norm.line
+    return found
+
+
+def _of_model(
+    event: Mapping[str, Any],
+) -> tuple[int, tuple[int, ...], dict[str, tuple[int, str]]]:
+    texts = {str(text): (int(number), str(name)) for text, (number, name) in event["of"].items()}
+    return int(event["step"]), tuple(event["over"]), texts
+
+
+def _weights(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, str]]]:
+    every = Counter(f"{float(one):.4g}" for of in event["backwards"] for one in of["means"])
+    return int(event["step"]), {value: (n, str(event["line"])) for value, n in every.items()}
+
+
+def _kept(what: str, steps: Sequence[_Settings]) -> bool:
+    """Whether it is the same in all of these steps of a rank."""
+    return all(one.get(what) == steps[0].get(what) for one in steps)
+
+
+def _setting(what: str, known: Mapping[int, _Settings]) -> str:
+    """One setting on each rank, with the first module that has a value which others have not."""
+    rows = {rank: found[what] for rank, found in known.items()}
+    same = set.intersection(*(set(row.items()) for row in rows.values()))
+    told, names = [], dict[str, None]()
+    for rank, row in list(rows.items())[:4]:
+        own = {value: of for value, of in row.items() if (value, of) not in same}
+        values = ", ".join(v + (f" of {n}" if n > 1 else "") for v, (n, _) in own.items())
+        told.append(f"{values or 'none'} on rank {rank}")
+        names |= dict.fromkeys(name for _, name in own.values() if name)
+    where = f" ({', '.join(list(names)[:3])})" if names else ""
+    return f"{what}{where} is {', '.join(told)}"
 
 
 def _steps(evidence: Evidence) -> dict[tuple[int, ...], dict[int, dict[int, ModelInputs]]]:
@@ -81,6 +161,15 @@ def _epoch(one: ModelInputs) -> int:
 
 def _foreign(one: ModelInputs) -> bool:
     return one.drawn > 0 and one.given > 0 and one.drawn != one.given
+
+
+def _undivided(of: Sequence[ModelInputs]) -> bool:
+    """Whether ranks shuffle one dataset, all of it and each in another order. From one order a
+    program may take the samples of its rank."""
+    datasets = {(one.sampler, one.data, one.given) for one in of}
+    orders = {one.order for one in of}
+    known = all(one.data and one.order for one in of)
+    return known and len(datasets) == 1 and len(orders) == len(of)
 
 
 def _named(of: Mapping[int, ModelInputs]) -> str:

@@ -18,7 +18,8 @@ history:
 - before a rank's first batch, forward or step and after a job's last call, it prepares or waits for
   what is no rank: the data, a lock, an upload. It is reported after four times ``patience`` if it
   is idle, and early: no reason to end the job before the longest time. So is a rank that has not
-  called ``init_process_group``, if all others are there, and one that does not end;
+  called ``init_process_group``, if all others are there, even if its process is nowhere to be
+  seen, and one that does not end;
 - never less than three times the longest pause from which the job recovered by itself;
 - ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 
@@ -168,7 +169,8 @@ class Patience:
             ended = len(live) < len(samples)
             self._look([s.rank for s in away if not s.stopped], not waiting, ended)
             self._meet(away, whole and not waiting)
-        outside = not waiting and self._outside({s.rank for s in away}, whole)
+        here = {s.rank for s in away if not s.unseen}
+        outside = not waiting and self._outside({s.rank for s in away}, here, whole)
         if outside:
             waiting = set(self._joined)
         else:
@@ -191,10 +193,12 @@ class Patience:
         early = any(self._elapsed(s) < AT_WORK * self.seconds for s in new)
         return replace(self.watchdog.stall(live, sorted(waiting)), early=early)
 
-    def _outside(self, away: set[int], whole: bool) -> bool:
+    def _outside(self, away: set[int], here: set[int], whole: bool) -> bool:
         """Whether all other ranks wait in the rendezvous for some of the ranks that are ``away``
-        from any call, or these are only left to end."""
-        return (whole and set() < self._joined < away) or set() < away <= self._leaving
+        from any call, or these are only left to end. Without the ``whole`` job, all those of them
+        that are ``here`` have to be in the rendezvous."""
+        for_some = set() < self._joined < away and (whole or self._joined == here)
+        return for_some or set() < away <= self._leaving
 
     def pause(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         """The present pause if it is longer than the window and a rank waits. It may still end by
@@ -208,7 +212,7 @@ class Patience:
             here = [s.rank for s in live if not s.stopped and s.at is None]
             self._look(here, False, len(live) < len(samples))
             waiting = sorted(self._joined)
-            if not waiting and not self._outside(set(here), False):
+            if not waiting and not self._outside(set(here), set(), False):
                 return None
         return replace(self.watchdog.stall(live, waiting), window=round(quiet, 1))
 
@@ -324,7 +328,7 @@ class Patience:
         least = 0.1 * (STARVED if s.runnable else 1.0) * (own.at_work + own.otherwise)
         spent = s.cpu - self._cpu.get(s.rank, 0.0)
         busy = busy or (spent > least and s.rank not in self._spins)
-        if self._work_of(s) or (early and busy):
+        if self._work_of(s) or (early and busy and not s.unseen):
             return AT_WORK * self.seconds
         return BUSY * self.seconds if early or (busy and not s.silent) else self.seconds
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,8 @@ class LawContext:
         self.names = ParameterNames(recorder, self.sets.wrapped)
         self.steps = 0  # calls of step() of all optimizers
         self.saves = 0  # calls of torch.save
+        # "what = value" of the running step: how many have it, the first one's name
+        self.settings: Dict[str, Tuple[int, str]] = {}
         self.closure = False  # the running one was given a closure
         # Called with a checked step when its first optimizer is about to step, and any.
         self.on_step: List[Callable[[int], None]] = []

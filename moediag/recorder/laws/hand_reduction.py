@@ -2,6 +2,8 @@
 that no wrapper reduces: sketches of both.
 
 own_gradients   step names[] made[sketch of what the backwards made] used[sketch before the update]
+rescaled        step made[norm of the gradient of a shard of FSDP2 after the last backward]
+                used[before the update]
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import torch
 
 from moediag.recorder.laws.context import LawContext, several_ranks
 from moediag.recorder.step.numbers import Fingerprints, capturing
+from moediag.recorder.step.pieces import local
 
 WATCHER = "laws of gradients"
 _MOST = 64  # matrices
 _MOST_ELEMENTS = 1 << 22  # of one
+_FEW = 16  # shards
 
 
 class HandReduction:
@@ -32,11 +36,13 @@ class HandReduction:
         self._prints = Fingerprints()
         self._made = 0  # sketches
         self._handles: List[Any] = []
+        self._shards: List[Tuple[Any, Any]] = []  # a shard of FSDP2, the norm of its gradient
 
     def install(self) -> None:
         hooks, guarded = self._context.recorder.hooks, self._context.guarded
         hooks.before_backward(functools.partial(guarded, WATCHER, self._before))
         hooks.after_backward(functools.partial(guarded, WATCHER, self._after))
+        hooks.after_backward(functools.partial(guarded, WATCHER, self._reduced))
         self._context.on_check.append(self._write)
 
     def _before(self, _loss: Any) -> None:
@@ -64,7 +70,22 @@ class HandReduction:
         while self._handles:
             self._handles.pop().remove()
 
+    def _reduced(self) -> None:
+        """FSDP2 has reduced the gradients of its shards."""
+        if self._context.checking and not capturing() and several_ranks():
+            groups = self._context.recorder.fsdp2_groups()
+            shards = (one.sharded_param for of in groups for one in getattr(of, "fsdp_params", ()))
+            found = (p for p in shards if p.grad is not None and local(p.grad).numel())
+            self._shards = [(p, _norm(p)) for p in islice(found, _FEW)]
+
     def _write(self, step: int) -> None:
+        shards = [(p, norm) for p, norm in self._shards if p.grad is not None]
+        self._shards = []
+        if shards:
+            self._context.log.event(
+                "rescaled", step=step, made=[float(norm) for _, norm in shards],
+                used=[float(_norm(p)) for p, _ in shards],
+            )  # fmt: skip
         rows = [(p, own) for p, own in self._rows.values() if own and _readable(p.grad)]
         self._rows = {}
         if step != self._step or not rows:
@@ -79,6 +100,10 @@ class HandReduction:
             made=[[sum(made[one][k] for one in rows[at][1]) for k in (0, 1)] for at in found],
             used=[used[at] for at in found],
         )  # fmt: skip
+
+
+def _norm(parameter: Any) -> torch.Tensor:
+    return local(parameter.grad).norm(dtype=torch.float32)
 
 
 def _small(parameter: Any) -> bool:

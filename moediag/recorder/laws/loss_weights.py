@@ -122,6 +122,8 @@ class LossWeights:
         self._begin()
         self._new.append(loss)
         self._line = self._context.recorder.user_lines.innermost(frame)
+        smoothing = given.get("label_smoothing", 0.0)
+        self._context.settings[f"label_smoothing of cross_entropy = {smoothing}"] = 1, self._line
         result.register_hook(functools.partial(self._context.guarded, WATCHER, loss.got))
 
     def _begin(self) -> None:

@@ -1,15 +1,18 @@
 """Records, at checked steps, fingerprints of what the model is called with, and the passes of data
-loaders: which samples a rank trains on, and in which precision."""
+loaders: which samples a rank trains on."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import os
 import sys
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
@@ -19,31 +22,38 @@ from moediag.recorder.step.numbers import Fingerprints, capturing
 WATCHER = "laws of data"
 _MAX_FORWARDS = 8  # of one model in one step
 _MAX_DEPTH = 4  # of nested inputs
+_ORDER = 200  # characters of the first indices of a pass
+_DATA = 16  # elements of a sequence that a dataset has because it has data
+_ENDS = 4  # of its elements that are read, at the beginning and at the end
 
 
 class _Pass:
     """One pass over a data loader."""
 
-    __slots__ = (
-        "began", "drawn", "epoch", "given", "line", "made", "name", "number", "replicas",
-        "sampler", "shuffled",
-    )  # fmt: skip
+    __slots__ = ("began", "known", "sampler", "shuffled")
 
     def __init__(self, loader: Any, made: str) -> None:
-        self.made = made  # the line that made the loader
+        """``made``: the line that made the loader."""
         sampler: Any = getattr(loader, "sampler", None)
-        self.sampler = sampler
-        self.name = type(sampler).__name__
-        # a DistributedSampler or alike
+        given = _length(getattr(loader, "dataset", None))
         ours = hasattr(sampler, "set_epoch") and hasattr(sampler, "num_replicas")
-        self.replicas = int(sampler.num_replicas) if ours else 0
-        self.number = int(getattr(sampler, "rank", -1)) if ours else -1
-        self.epoch = getattr(sampler, "epoch", None) if ours else None
-        self.shuffled = bool(getattr(sampler, "shuffle", False)) if ours else False
-        self.drawn = _length(getattr(sampler, "dataset", None)) if ours else 0
-        self.given = _length(getattr(loader, "dataset", None)) if ours else 0
-        self.line = ""
+        # All samples, which nothing divides.
+        every = type(sampler) is RandomSampler and not sampler.replacement
+        every = every and type(getattr(loader, "batch_sampler", None)) is BatchSampler
+        every = every and sampler.num_samples == _length(sampler.data_source)
+        self.sampler = sampler
+        self.shuffled = ours and bool(getattr(sampler, "shuffle", False))
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
+        self.known: Dict[str, Any] = {
+            "sampler": type(sampler).__name__, "made": made, "line": "", "order": "",
+            "replicas": int(sampler.num_replicas) if ours else 0,
+            "number": int(getattr(sampler, "rank", -1)) if ours else -1,
+            "drawn": _length(getattr(sampler, "dataset", None)) if ours else 0,
+            "given": given if ours or every else 0,
+            "data": _contents(loader.dataset) if every else "",
+            "seed": getattr(sampler, "seed", 0) if self.shuffled else 0,
+            "epoch": getattr(sampler, "epoch", None) if self.shuffled else 0,
+        }  # fmt: skip
 
 
 class ModelInputs:
@@ -54,6 +64,7 @@ class ModelInputs:
         self._forwards: Tuple[int, int] = 0, 0  # step, forwards of it so far
         self._made = ByObject()  # data loader -> the user's line that made it
         self._passes = ByObject()  # iterator -> _Pass
+        self._drawn = ByObject()  # iterator -> the first indices of it
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
 
@@ -61,6 +72,7 @@ class ModelInputs:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.on_forward.append(self._called)
         recorder.patches.replace(DataLoader, "__init__", self._making)
+        recorder.patches.replace(_BaseDataLoaderIter, "_next_index", self._drawing)
         recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
         recorder.on_batch.append(functools.partial(guarded, WATCHER, self._given))
         recorder.on_pass_end.append(functools.partial(guarded, WATCHER, self._ended))
@@ -81,18 +93,10 @@ class ModelInputs:
         read = prints.read()
         if not read or None in read:
             return
-        of = self._latest
-        known: Dict[str, Any] = {}
-        if of is not None:
-            known = {
-                "sampler": of.name, "replicas": of.replicas, "number": of.number, "line": of.line,
-                "made": of.made, "drawn": of.drawn, "given": of.given,
-                "seed": getattr(of.sampler, "seed", 0) if of.shuffled else 0,
-                "epoch": of.epoch if of.shuffled else 0,
-            }  # fmt: skip
+        known = self._latest.known if self._latest is not None else {}
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.averaged(root)), autocast=_autocast(), **known,
+            over=list(self._context.sets.averaged(root)), **known,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ data loaders
@@ -104,6 +108,16 @@ class ModelInputs:
             original(loader, *args, **kwargs)
 
         return __init__
+
+    def _drawing(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _next_index(iterator: Any) -> Any:
+            drawn = original(iterator)
+            if self._drawn.get(iterator) is None:
+                self._drawn.set(iterator, repr(drawn)[:_ORDER])
+            return drawn
+
+        return _next_index
 
     def _makes(self, loader: Any, frame: Any) -> None:
         self._made.set(loader, self._context.recorder.user_lines.innermost(frame))
@@ -119,7 +133,8 @@ class ModelInputs:
         self._latest = of
         if of.began is None:
             of.began = self._context.steps
-            of.line = self._context.recorder.user_lines.innermost(frame)
+            of.known["order"] = self._drawn.get(iterator) or ""
+            of.known["line"] = self._context.recorder.user_lines.innermost(frame)
 
     def _ended(self, iterator: Any, _frame: Any) -> None:
         """A pass in which an optimizer stepped is a pass of training."""
@@ -129,12 +144,12 @@ class ModelInputs:
         if self._context.steps == of.began:
             return
         seen: Dict[Any, int] = self._orders.setdefault(of.sampler, {})
-        order = of.epoch, getattr(of.sampler, "seed", None)
+        order = of.known["epoch"], of.known["seed"]
         seen[order] = seen.get(order, 0) + 1
         if seen[order] == 2:
             self._context.log.event(
-                "same_order", keep=True, line=of.line, epoch=of.epoch, sampler=of.name,
-                step=self._context.recorder.current_step,
+                "same_order", keep=True, line=of.known["line"], epoch=of.known["epoch"],
+                sampler=of.known["sampler"], step=self._context.recorder.current_step,
             )  # fmt: skip
 
 
@@ -145,16 +160,38 @@ def _length(dataset: Any) -> int:
         return 0
 
 
-def _autocast() -> str:
-    """The device and dtype of autocast, or ""."""
-    for device in ("cuda", "cpu"):
-        try:
-            if torch.is_autocast_enabled(device):
-                return f"{device}, {torch.get_autocast_dtype(device)}"
-        except TypeError:  # torch before 2.4 takes no device
-            if (torch.is_autocast_cpu_enabled if device == "cpu" else torch.is_autocast_enabled)():
-                return device
-    return ""
+def _contents(dataset: Any) -> str:
+    """A digest of what a dataset has; "" if none of it shows that it is data, as of a dataset that
+    makes them up."""
+    found: List[str] = []
+    has_data = _describe(dataset, found, 0)
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16] if has_data else ""
+
+
+def _describe(value: Any, found: List[str], depth: int) -> bool:
+    """Adds the type and the fields or elements of a value; returns whether there is a path or a
+    long sequence among them."""
+    length = _length(value)
+    found.append(f"{type(value).__name__} {length}")
+    if isinstance(value, (bool, int, float, str, bytes, os.PathLike)):
+        found.append(str(value))
+        return isinstance(value, os.PathLike) or (isinstance(value, str) and os.sep in value)
+    if isinstance(value, torch.Tensor) or hasattr(value, "__array__"):
+        found.append(str([*value[:_ENDS], *value[-_ENDS:]])[:_ORDER] if length else "")
+        return length >= _DATA
+    if depth >= _MAX_DEPTH:
+        return False
+    if isinstance(value, (list, tuple)):
+        inner = [*value[:_ENDS], *value[-_ENDS:]]
+    elif hasattr(value, "__getitem__"):
+        fields = vars(value) if hasattr(value, "__dict__") else {}
+        found += sorted(fields)
+        inner = [fields[name] for name in sorted(fields)]
+        length = _DATA if "_fingerprint" in fields else 0  # of Hugging Face
+    else:
+        return False
+    data = [_describe(one, found, depth + 1) for one in inner]
+    return any(data) or length >= _DATA
 
 
 def _add(prints: Fingerprints, value: Any, depth: int) -> None:

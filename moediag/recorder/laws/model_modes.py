@@ -1,9 +1,18 @@
 """Records each change between training and evaluation mode of a model that runs with gradients, and
-at checked steps whether a model that is being trained runs in training mode."""
+at checked steps whether a model that is being trained runs in training mode, and what else decides
+how it computes.
+
+settings    step over[ranks between which its wrapper averages gradients]
+            parts[[parts in evaluation mode of a model in training mode, classes of their modules
+            that depend on it]]
+            of{"what = value": [modules or parameters of which it is true, name of the first one]}
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Set
+import functools
+from itertools import islice
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch.nn.modules import batchnorm, dropout
@@ -13,12 +22,15 @@ from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import unwrapped
 
 MOST_CHANGES = 100  # of one model that are recorded
+_MOST_MODULES = 5000  # of a model whose settings are read
+# Settings that people write are short; measured numbers, such as a time, are not.
+_SHORT = 8
 
 
 class _Ran:
     """One model in one step."""
 
-    __slots__ = ("changes", "modes", "now", "number", "step", "told")
+    __slots__ = ("changes", "modes", "now", "number", "parts", "settings", "step", "told")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -27,6 +39,8 @@ class _Ran:
         self.step = 0
         self.modes: Set[bool] = set()  # of its forwards with gradients; True: training
         self.told: Set[bool] = set()
+        self.settings: Dict[str, List[Any]] = {}  # in the first forward of a checked step
+        self.parts: List[Tuple[str, Any]] = []
 
 
 class ModelModes:
@@ -38,9 +52,13 @@ class ModelModes:
         self._owned = owned  # parameters of the optimizers that stepped
         self._models = ByObject()  # model -> _Ran
         self._seen = 0  # models so far; a freed one's number is not used again
+        self._backwards = 0  # of the running step
 
     def install(self) -> None:
-        self._context.recorder.on_forward.append(self._called)
+        recorder, guarded = self._context.recorder, self._context.guarded
+        recorder.on_forward.append(self._called)
+        recorder.hooks.after_backward(self._counted)
+        recorder.hooks.after_step(functools.partial(guarded, "laws of modes", self._stepped))
         self._context.on_check.append(self._write)
 
     def _called(self, root: Any, *_: Any) -> None:
@@ -53,6 +71,8 @@ class ModelModes:
         training = bool(unwrapped(root).training)
         if ran.step != step:
             ran.step, ran.modes, ran.told = step, set(), set()
+            if self._context.is_checked(step):
+                ran.settings, ran.parts = _settings(root), list(_in_evaluation(unwrapped(root)))
         ran.modes.add(training)
         if training != ran.now:
             ran.now = training
@@ -64,18 +84,75 @@ class ModelModes:
 
     def _write(self, step: int) -> None:
         owned = set(map(id, self._owned()))
+        given, self._context.settings = self._context.settings, {}
+        given[f"backwards of an update = {self._backwards}"] = 1, ""
         for root in self._models.owners():
             ran = self._models.get(root)
             new = ran.modes - ran.told if ran.step == self._context.recorder.current_step else ()
             if not new or not any(p.grad is not None and id(p) in owned for p in root.parameters()):
                 continue
             ran.told |= new
-            kinds = {type(m).__name__ for m in root.modules() if _depends_on_mode(m)}
             for training in sorted(new):
                 self._context.log.event(
                     "mode", step=step, model=ran.number, name=type(root).__name__,
-                    training=training, kinds=sorted(kinds),
+                    training=training, kinds=_kinds(root),
                 )  # fmt: skip
+            self._context.log.event(
+                "settings", step=step, over=list(self._context.sets.averaged(root)),
+                of={**ran.settings, **given},
+                parts=[[n, _kinds(part)] for n, part in ran.parts if _is_trained(part, owned)],
+            )  # fmt: skip
+
+    def _counted(self) -> None:
+        self._backwards += 1
+
+    def _stepped(self, _optimizer: Any) -> None:
+        self._backwards = 0
+
+
+def _settings(root: Any) -> Dict[str, List[Any]]:
+    """Plain attributes of the modules of a model, those of torch and numbers of others, and which
+    parameters are frozen, each with how many have it and the first one's name."""
+    found: Dict[str, List[Any]] = {f"autocast = {_autocast() or 'off'}": [1, ""]}
+    for name, module in islice(unwrapped(root).named_modules(), _MOST_MODULES):
+        kind = type(module)
+        plain = (
+            (bool, int, float, str) if kind.__module__.startswith("torch.nn.modules.") else float
+        )
+        for key, value in vars(module).items():
+            known = isinstance(value, plain) and not key.startswith("_")
+            told = key != "training" or _depends_on_mode(module)
+            if known and told and len(repr(value)) <= _SHORT:
+                found.setdefault(f"{key} of {kind.__name__} = {value!r}", [0, name])[0] += 1
+    for name, parameter in islice(root.named_parameters(), _MOST_MODULES):
+        text = f"requires_grad of parameters = {parameter.requires_grad}"
+        found.setdefault(text, [0, name])[0] += 1
+    return found
+
+
+def _in_evaluation(module: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:
+    """The outermost parts of a module in training mode that are in evaluation mode and have parts
+    of their own: a norm that is frozen alone is a known recipe."""
+    for name, part in module.named_children() if module.training else ():
+        if part.training:
+            yield from _in_evaluation(part, f"{prefix}{name}.")
+        elif next(part.children(), None) is not None and any(map(_depends_on_mode, part.modules())):
+            yield prefix + name, part
+
+
+def _kinds(module: Any) -> List[str]:
+    """The classes of its modules that depend on the mode."""
+    return sorted({type(one).__name__ for one in module.modules() if _depends_on_mode(one)})
+
+
+def _is_trained(part: Any, owned: Set[int]) -> bool:
+    """Whether an optimizer trains parameters of it that are no norm's."""
+    return any(
+        parameter.grad is not None and id(parameter) in owned
+        for module in part.modules()
+        if not _depends_on_mode(module)
+        for parameter in module.parameters(recurse=False)
+    )
 
 
 def _depends_on_mode(module: torch.nn.Module) -> bool:
@@ -83,3 +160,15 @@ def _depends_on_mode(module: torch.nn.Module) -> bool:
     if isinstance(module, dropout._DropoutNd):
         return module.p > 0
     return isinstance(module, batchnorm._BatchNorm) and module.track_running_stats
+
+
+def _autocast() -> str:
+    """The device and dtype of autocast, or ""."""
+    for device in ("cuda", "cpu"):
+        try:
+            if torch.is_autocast_enabled(device):
+                return f"{device}, {torch.get_autocast_dtype(device)}"
+        except TypeError:  # torch before 2.4 takes no device
+            if (torch.is_autocast_cpu_enabled if device == "cpu" else torch.is_autocast_enabled)():
+                return device
+    return ""

@@ -27,6 +27,8 @@ from bench.abroad.seventh_round import SEVENTH_ROUND
 from bench.abroad.silent_round import Silent
 from bench.abroad.sixth_round import SIXTH_ROUND
 from bench.abroad.table import CASES, EVERY_PROGRAM
+from bench.abroad.tenth_a_round import TENTH_A_ROUND
+from bench.abroad.tenth_b_round import TENTH_B_ROUND
 from bench.abroad.third_round import THIRD_ROUND
 from moediag.result import Verdict
 
@@ -62,7 +64,7 @@ def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_se
     faults = [case for case in CASES if not case.truth.healthy and not case.laws]
     rounds = (
         FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, SEVENTH_ROUND,
-        EIGHTH_ROUND, NINTH_ROUND, HELD_OUT,
+        EIGHTH_ROUND, NINTH_ROUND, TENTH_A_ROUND, TENTH_B_ROUND, HELD_OUT,
     )  # fmt: skip
     unseen = {case.name for one in rounds for case in one}
     assert 4 * sum(case.name in unseen for case in faults) >= len(faults)

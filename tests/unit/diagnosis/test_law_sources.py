@@ -14,15 +14,18 @@ from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, check, job, with_events
 
 
-def sources(since: int = 0, **odd: Any) -> Diagnosis:
-    """Of a job whose model was called with other values on each rank; ``odd`` is so on rank 1."""
-    evidence = job(2)
+def sources(since: int = 0, change: Any = None, **odd: Any) -> Diagnosis:
+    """Of a job whose model was called with other values on each rank; ``odd`` is so on rank 1.
+    ``change`` is applied to each record, and then ``odd`` are events."""
+    evidence = with_events(job(2), **odd) if change else job(2)
+    odd = {} if change else odd
     ranks = {}
     for rank, seen in evidence.ranks.items():
         of = ModelInputs(
             1, 0, f"x{rank}", (0, 1), "DistributedSampler", 2, rank, made="train.py:4 main",
-            autocast="cpu, torch.bfloat16", epoch=1, drawn=64, given=64,
+            epoch=1, drawn=64, given=64,
         )  # fmt: skip
+        of = change(rank, of) if change else of
         inputs = [replace(of, step=s, **(odd if rank and s > since else {})) for s in STEPS]
         laws = replace(seen.laws or RankLaws(), inputs=tuple(inputs))
         ranks[rank] = replace(seen, laws=laws)
@@ -36,10 +39,6 @@ class TestSources:
             ({"seed": 1}, "a different seed on each of these ranks (0 on rank 0, 1 on rank 1)"),
             ({"epoch": 0}, "Call set_epoch on every rank"),
             ({"drawn": 16}, "for a dataset of 16 samples, and its loader has another one of 64"),
-            (
-                {"autocast": ""},
-                "different autocast settings (cpu, torch.bfloat16 on rank 0, off on rank 1)",
-            ),
         ],
     )
     def test_what_differs_is_suspicious(self, odd: dict[str, Any], told: str) -> None:
@@ -56,7 +55,95 @@ class TestSources:
         assert (of.verdict, of.suspicious) == ("clean", ())
 
     def test_one_step_is_not_enough(self) -> None:
-        assert not sources(STEPS[-2], seed=1, autocast="").suspicious
+        assert not sources(STEPS[-2], seed=1).suspicious
+
+    @pytest.mark.parametrize(
+        ("order", "data", "found"),
+        [
+            ("[2, 0]", "d", True),
+            ("[1, 3]", "d", False),
+            ("[2, 0]", "e", False),
+            ("[2, 0]", "", False),
+        ],
+        ids=["undivided", "one order, which the program may divide", "other data", "unknown data"],
+    )
+    def test_each_rank_shuffles_all_samples(self, order: str, data: str, found: bool) -> None:
+        def add(rank: int, one: ModelInputs) -> ModelInputs:
+            known = ("d", "[1, 3]") if not rank else (data, order)
+            return replace(
+                one, sampler="RandomSampler", replicas=0, number=-1, drawn=0,
+                data=known[0], order=known[1],
+            )  # fmt: skip
+
+        of = sources(change=add)
+        assert of.verdict == "clean" and bool(of.suspicious) == found
+        assert not found or "Each rank shuffles all 64 samples of the same" in of.suspicious[0]
+
+
+def settings(parts: Any = (), since: int = 0, over: Any = (0, 1), **odd: tuple[int, str]) -> Any:
+    """Events of a healthy rank 0; ``odd`` is so on rank 1: "what" -> how many, value."""
+    known = {"autocast = off": [1, ""], "p of Dropout = 0.1": [12, "h.0"]}
+
+    def of(rank: int) -> Any:
+        changed = {text: [n, "h.1"] for text, n in odd.items()}
+        return [
+            {"step": step, "over": over, "parts": parts,
+             "of": {**known, **(changed if rank and step > since else {})}}
+            for step in STEPS
+        ]  # fmt: skip
+
+    return of
+
+
+class TestSettings:
+    def found(self, **events: Any) -> tuple[str, ...]:
+        of = sources(change=lambda _, one: replace(one, sampler="", replicas=0), **events)
+        assert of.verdict == "clean"
+        return of.suspicious
+
+    def test_what_differs_in_all_steps_is_suspicious(self) -> None:
+        odd: Any = {"p of Dropout = 0.1": 11, "p of Dropout = 0.5": 1}
+        (text,) = self.found(settings=settings(**odd))
+        assert "p of Dropout (h.0, h.1) is 0.1 of 12 on rank 0, 0.1 of 11, 0.5 on rank 1" in text
+
+    def test_what_differs_later_is_suspicious_unless_it_changes(self) -> None:
+        odd: Any = {"p of Dropout = 0.5": 12}
+        (text,) = self.found(settings=settings(since=STEPS[0], **odd))
+        assert text.startswith("In steps 2, 3, 6 ranks 0, 1 average")
+
+        def changing(rank: int) -> Any:
+            rows = settings()(rank)
+            return [{**row, "of": {f"a = {row['step'] if rank else 0}": [1, ""]}} for row in rows]
+
+        assert not self.found(settings=changing)
+
+    def test_weights_and_norms(self) -> None:
+        def losses(rank: int) -> Any:
+            rows = [{"direct": False, "of": [], "means": [1.0 - rank / 2]}]
+            return [{"step": step, "line": "train.py:5 main", "backwards": rows} for step in STEPS]
+
+        (text,) = self.found(settings=settings(), losses=losses)
+        assert "weight of a mean in the loss (train.py:5 main) is 1 on rank 0, 0.5 on" in text
+
+    @pytest.mark.parametrize(
+        "events",
+        [{}, {"settings": settings()}, {"settings": settings(**{"a = 1": 1}, since=STEPS[-2])},
+         {"settings": settings(**{"a = 1": 1}, over=(0, 1, 2))},
+         {"settings": lambda rank: [] if rank else settings(**{"a = 1": 1})(1)}],
+        ids=["not recorded", "alike", "in some steps", "of others", "a rank without records"],
+    )  # fmt: skip
+    def test_healthy_and_without_evidence(self, events: Any) -> None:
+        assert not self.found(**events)
+
+    def test_a_part_in_evaluation_mode(self) -> None:
+        (text,) = self.found(settings=settings(parts=[["encoder", ["Dropout"]]]))
+        assert "1 part of the model (encoder) was in evaluation mode" in text
+
+    def test_a_part_that_was_in_evaluation_mode_in_one_step_or_on_one_rank(self) -> None:
+        parts = [["encoder", ["Dropout"]]]
+        last = lambda _: settings()(0)[:-1] + settings(parts=parts)(0)[-1:]  # noqa: E731
+        one = lambda rank: settings(parts=parts if rank else [])(0)  # noqa: E731
+        assert not self.found(settings=last) and not self.found(settings=one)
 
 
 def schedulers(*optimizers: int, kind: str = "LambdaLR", of: int = 2) -> Any:

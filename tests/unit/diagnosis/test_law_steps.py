@@ -11,6 +11,7 @@ import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.evidence.law_model import (
+    PART,
     PLAIN,
     REDUCED,
     Cleared,
@@ -44,6 +45,33 @@ def plain(ranks: int = 2, change: Any = None) -> Evidence:
         return change(rank, own) if change else own
 
     return job(ranks, alone, PLAIN)
+
+
+# ------------------------------------------------------------------------ numbers of each rank
+
+
+@pytest.mark.parametrize(
+    ("odd", "used", "found"),
+    [(STEPS, [1.0, 4.0], True), (STEPS, [2.0, 8.0], False), (STEPS, [1.0, 3.0], False),
+     (STEPS[:1], [1.0, 4.0], False), ((), [1.0, 4.0], False)],
+    ids=["other numbers", "one number", "no number", "in one step", "not recorded on one rank"],
+)  # fmt: skip
+def test_shards_that_each_rank_multiplies_by_a_number_of_its_own(
+    odd: Sequence[int], used: list[float], found: bool
+) -> None:
+    made = [2.0, 8.0]
+
+    def rescaled(rank: int) -> Events:
+        steps = () if rank and not odd else STEPS
+        return tuple(
+            {"step": step, "made": made, "used": used if rank and step in odd else made}
+            for step in steps
+        )
+
+    of = diagnose(with_events(job(2, how=PART), rescaled=rescaled))
+    told = [text for text in of.suspicious if "--allow local-norms" in text]
+    assert bool(told) == found
+    assert not found or "(1 on rank 0, 0.5 on rank 1 in step 1)" in told[0]
 
 
 # ------------------------------------------------------------------------ weights of tokens

@@ -342,9 +342,14 @@ JOINING = stack("/x/torch/distributed/distributed_c10d.py").replace(b'"f"', b'"i
 
 
 def joining(
-    joined: tuple[int, ...], whole: bool, cpu: float = 0.0, until: float = 60
+    joined: tuple[int, ...],
+    whole: bool,
+    cpu: float = 0.0,
+    until: float = 60,
+    others: Sequence[RankSample] = (),
 ) -> tuple[float, Stall] | None:
-    """Two ranks before their first call; ``joined`` ones are in the rendezvous, others compute."""
+    """Two ranks before their first call; ``joined`` ones are in the rendezvous, others compute.
+    ``others``: samples of ranks that are not here."""
 
     def look(ranks: Sequence[int], _: bool) -> dict[int, bytes]:
         return {rank: JOINING if rank in joined else stack("/x/train.py") for rank in ranks}
@@ -354,7 +359,7 @@ def joining(
         t = tick * TURN
         used = [0.0 if rank in joined else cpu * t for rank in (0, 1)]
         ranks = [RankSample(rank, progress=0, cpu=used[rank]) for rank in (0, 1)]
-        if stall := patience.observe(t, ranks, whole):
+        if stall := patience.observe(t, [*ranks, *others], whole):
             return t, stall
     return None
 
@@ -477,6 +482,16 @@ def test_an_interruption_finds_a_rank_that_does_not_end() -> None:
 
 def test_ranks_of_other_nodes_may_still_join() -> None:
     assert joining((0, 1), whole=False) is None
+    there = RankSample(2, progress=0, at=0.0)
+    assert joining((0, 1), whole=False, others=[there]) is None
+
+
+def test_a_rank_whose_process_is_nowhere_is_reported_early() -> None:
+    absent = RankSample(2, unseen=True)
+    found = joining((0, 1), whole=False, others=[absent])
+    assert found is not None and 40.0 <= found[0] < 52.0
+    assert (found[1].waiting, found[1].elsewhere, found[1].early) == ((0, 1), (2,), True)
+    assert joining((0,), whole=False, others=[absent]) is None
 
 
 def spinning(

@@ -340,10 +340,22 @@ def test_where_the_samples_of_averaging_ranks_come_from(
     sampler.set_epoch(3)
     with torch.autocast("cpu", torch.bfloat16):
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(data, sampler=sampler))
-    first = laws(tmp_path).inputs[0]
-    assert first.autocast == "cpu, torch.bfloat16" and first.over == (0, 1)
+    first, settings = laws(tmp_path).inputs[0], laws(tmp_path).others["settings"][0]
+    assert "autocast = cpu, torch.bfloat16" in settings["of"] and settings["over"] == [0, 1]
+    assert first.over == (0, 1) and not first.data
     known = first.seed, first.epoch, first.drawn, first.given, first.replicas, first.number
     assert known == (7, 3, 4, 6, 2, 1)
+
+
+def test_a_loader_that_shuffles_all_of_its_data(recorder: Recorder, tmp_path: Path) -> None:
+    net = model()
+    for data in (samples(3), [torch.ones(4)] * 3, samples(20), samples(20)):
+        loader = DataLoader(data, shuffle=True)
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
+    found = {one.given: (one.sampler, len(one.data)) for one in laws(tmp_path).inputs}
+    assert found == {20: ("RandomSampler", 16), 3: ("RandomSampler", 0)}
+    (data,) = {one.data for one in laws(tmp_path).inputs if one.data}
+    assert all(one.order.startswith("[") for one in laws(tmp_path).inputs)
 
 
 @pytest.mark.parametrize(("sets_epoch", "expected"), [(False, 1), (True, 0)])

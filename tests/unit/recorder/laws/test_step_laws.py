@@ -25,6 +25,7 @@ from moediag.recorder.laws import (  # noqa: E402
     loss_weights,
     wrapping,
 )
+from tests.unit.fake_ranks import fake_rank  # noqa: E402
 from tests.unit.recorder.written import laws  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("recorder")
@@ -120,6 +121,27 @@ def test_gradients_after_the_backward_and_before_the_update(
     assert event["names"] == ["0.weight", "1.weight"]
     assert event["used"][0] == pytest.approx([one / 2 for one in event["made"][0]])
     assert event["used"][1] == event["made"][1]
+
+
+def test_shards_of_fsdp2_that_the_program_multiplies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    monkeypatch.setattr(hand_reduction, "several_ranks", lambda: True)
+    with fake_rank(0, 1):
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        fully_shard(net)
+
+        def backward(_: int) -> None:
+            net(torch.randn(2, 4)).square().sum().backward()
+            for parameter in net.parameters():
+                parameter.grad.to_local().mul_(0.5)
+
+        train(net, backward)
+    event = written(tmp_path, "rescaled")[-1]
+    assert len(event["made"]) == 4
+    assert event["used"] == pytest.approx([norm / 2 for norm in event["made"]])
 
 
 def test_a_gradient_that_a_hook_changes_is_read_before_it(

@@ -243,6 +243,31 @@ class TestModes:
             optimizer.step()
         assert [one.training for one in laws(tmp_path).modes] == [False, True, False, True]
 
+    @pytest.mark.parametrize(
+        ("part", "frozen", "expected"),
+        [("0", False, [["0", ["Dropout"]]]), ("0", True, []), ("0.1", False, []), ("", False, [])],
+        ids=["a part", "a frozen part", "a dropout alone", "the whole model"],
+    )
+    def test_parts_in_evaluation_mode(
+        self, tmp_path: Path, part: str, frozen: bool, expected: object
+    ) -> None:
+        net = nn.Sequential(model(), nn.Linear(2, 2))
+        inner = net.get_submodule(part).eval()
+        inner.requires_grad_(not frozen)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            backward(net)
+            optimizer.step()
+        settings = laws(tmp_path).others["settings"]
+        assert [one["parts"] for one in settings] == [expected] * 2
+        of = settings[0]["of"]
+        assert of["backwards of an update = 1"] == [1, ""] and of["p of Dropout = 0.1"] == [
+            1,
+            "0.1",
+        ]
+        assert f"training of Dropout = {part not in ('0', '0.1', '')}" in of
+        assert ("requires_grad of parameters = False" in of) == frozen
+
 
 class TestScaledNorms:
     @pytest.mark.parametrize("unscales", [False, True])

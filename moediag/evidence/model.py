@@ -419,6 +419,12 @@ class RankEvidence:
     #: Fingerprints for the laws; None if it recorded none.
     laws: RankLaws | None = None
 
+    @property
+    def ended_well(self) -> bool:
+        """It came to its end by itself, as far as is known."""
+        by_itself = self.exit is not None and self.exit.code == 0 and not self.exit.by_us
+        return self.finished or by_itself
+
     def on(self, call: Collective) -> str:
         """The label of the group on which this rank made a call."""
         group = self.groups.get(call.group)

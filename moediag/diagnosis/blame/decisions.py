@@ -15,7 +15,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Decision, Evidence
 from moediag.records import dataclass
 from moediag.result import Table
-from moediag.result.wording import plural, ranks
+from moediag.result.wording import does, plural, ranks
 
 Value = float | str | tuple[str, ...]
 
@@ -91,19 +91,16 @@ def _piece(one: Parted) -> str:
         return _names(one, sides)
     # What most ranks did comes last: the reader looks for the exception.
     sides.sort(key=lambda side: (len(side[1]), -side[1][0]))
-    texts = []
-    for value, who in sides[:_FEW]:
-        verb = "has" if len(who) == 1 else "have"
-        said = value if isinstance(value, str) else f"{verb} {_amount(one.what, value)}"
-        texts.append(f"{ranks(who)} {said}")
+    texts = [does(who, _said(one.what, value)) for value, who in sides[:_FEW]]
     more = len(sides) - _FEW
     return ", ".join(texts) + (f" and {plural(more, 'more branch')}" if more > 0 else "")
 
 
-def _amount(what: str, value: Value) -> str:
+def _said(what: str, value: Value) -> str:
+    """What one rank did, from the verb on."""
     if isinstance(value, tuple):
-        return f"{what} {', '.join(value) or 'none'}"
-    return f"{value:g} {what}" if isinstance(value, float) else value
+        return f"has {what} {_cell(value)}"
+    return f"has {_cell(value)} {what}" if isinstance(value, float) else value
 
 
 def _names(one: Parted, sides: list[tuple[Value, tuple[int, ...]]]) -> str:
@@ -117,10 +114,10 @@ def _names(one: Parted, sides: list[tuple[Value, tuple[int, ...]]]) -> str:
     if not lacking:
         orders = [f"{', '.join(names)} on {ranks(who)}" for names, who in listed[:_FEW]]
         return f"the {one.what}s came in another order: {'; '.join(orders)}"
-    texts = []
-    for name, without in list(lacking.items())[:_FEW]:
-        has = "has" if len(without) == 1 else "have"
-        texts.append(f"{ranks(without)} {has} no {one.what} `{name}`")
+    texts = [
+        does(without, f"has no {one.what} `{name}`")
+        for name, without in list(lacking.items())[:_FEW]
+    ]
     more = len(lacking) - _FEW
     return ", ".join(texts) + (f" and {more} more are not on all ranks" if more > 0 else "")
 

@@ -214,7 +214,7 @@ def _missing(
         ended = tuple(
             rank
             for rank in gone
-            if rank not in elsewhere and _ended(evidence.ranks[rank], failed.get(rank))
+            if rank not in elsewhere and rank not in failed and evidence.ranks[rank].ended_well
         )
         group = run.groups[event]
         waiting = len(evidence.stall.waiting) if evidence.stall is not None else 0
@@ -244,7 +244,7 @@ def _left_over(
     for schedule in aligned.schedules.values():
         counts = {rank: schedule.end(rank) for rank in schedule.starts}
         ends = [evidence.ranks[rank] for rank in counts]
-        if not all(_ended(seen, failed.get(seen.rank)) for seen in ends) or any(
+        if not all(seen.ended_well and seen.rank not in failed for seen in ends) or any(
             lost in text for seen in ends for text in seen.not_seen for lost in _LOST
         ):
             continue
@@ -281,7 +281,7 @@ def _gone(seen: RankEvidence, failed: Mapping[int, Failure], evidence: Evidence)
     if failure is not None:
         return not failure.consequence
     elsewhere = evidence.stall.elsewhere if evidence.stall is not None else ()
-    if _ended(seen, failure) or seen.rank in elsewhere:
+    if seen.ended_well or seen.rank in elsewhere:
         return True
     stack = that_counts(seen.stacks)
     late = evidence.watched and evidence.stall is None and any(f.gave_up for f in failed.values())
@@ -291,11 +291,6 @@ def _gone(seen: RankEvidence, failed: Mapping[int, Failure], evidence: Evidence)
 def _left(ended: Iterable[int], evidence: Evidence) -> dict[int, Left]:
     known = ((rank, evidence.ranks[rank].left) for rank in ended)
     return {rank: left for rank, left in known if left is not None}
-
-
-def _ended(seen: RankEvidence, failure: Failure | None) -> bool:
-    by_itself = seen.exit is not None and seen.exit.code == 0 and not seen.exit.by_us
-    return failure is None and (seen.finished or by_itself)
 
 
 # ------------------------------------------------------------------------ waiting in a circle

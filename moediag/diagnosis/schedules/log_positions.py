@@ -17,14 +17,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from moediag.diagnosis.schedules.matching import ROOTED
 from moediag.evidence.log_formats import meaning
 from moediag.evidence.log_reports import group_size
 from moediag.evidence.model import Report
 from moediag.records import dataclass
 
 _POINT_TO_POINT = frozenset({"send", "recv", "coalesced", "unknown"})
-# One member may finish these before others came.
-_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 # Seconds between messages of one hang, at least. The next attempt of a job starts after the first
 # timeout and needs as long again for the next one.
 _APART = 120.0
@@ -184,7 +183,7 @@ def _certain(one: Position, group: Standing) -> bool:
         return True
     if differs(one, group):
         return False
-    if one.op not in _ROOTED:
+    if one.op not in ROOTED:  # one member may finish these before others came
         return True
     return group.size is not None and len(group.members) >= group.size
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moediag.diagnosis.schedules.device_frontier import Front
 from moediag.diagnosis.words.calls import describe
 from moediag.result import Cell, Table
-from moediag.result.wording import plural, ranks
+from moediag.result.wording import agreeing, plural, ranks
 
 _MOST = 2  # places in the sentence; the table has all
 
@@ -22,19 +22,15 @@ def sentence(found: Sequence[Front]) -> str:
             together.setdefault(key, []).append(front)
     pieces = []
     for those in list(together.values())[:_MOST]:
-        who = ranks(front.rank for front in those)
-        one = len(those) == 1
+        first, device = those[0], "device" if len(those) == 1 else "devices"
+        state = "is stuck in" if first.begun else "has not begun"
+        if not first.begun and not first.timed:
+            state = "has not completed"
         pieces.append(
-            f"The device{'' if one else 's'} of {who} {_state(those[0], one)} {_device(those)}. "
-            f"Python {_python(those[0])}."
+            f"The {device} of {ranks(front.rank for front in those)} {agreeing(state, those)} "
+            f"{_device(those)}. Python {_python(first)}."
         )
     return " ".join(pieces)
-
-
-def _state(front: Front, one: bool) -> str:
-    if front.begun:
-        return f"{'is' if one else 'are'} stuck in"
-    return f"{'has' if one else 'have'} not {'begun' if front.timed else 'completed'}"
 
 
 def _device(alike: Sequence[Front]) -> str:

@@ -185,16 +185,14 @@ def _who(members: Sequence[Position], group: Standing) -> str:
 
 def signals(evidence: Evidence) -> str:
     """Whose watchdog reported the timeout, where only others' messages tell it."""
-    own = {
-        one.rank for one in evidence.reports if meaning(one).fault == "positions" and not one.about
-    }
-    others = (one for one in evidence.reports if meaning(one).fault == "positions")
-    named = {rank for one in others for rank in one.about}
-    if named - own:
-        lost = sorted(named - own - set(evidence.ranks))
-        text = sentence(f"the timeout was reported by {ranks(named - own)}")
-        return f"{text} No line of {ranks(lost)} was found." if lost else text
-    return ""
+    told = [one for one in evidence.reports if meaning(one).fault == "positions"]
+    own = {one.rank for one in told if not one.about}
+    named = {rank for one in told for rank in one.about} - own
+    if not named:
+        return ""
+    lost = named - {*evidence.ranks}
+    text = f"The timeout was reported by {ranks(named)}."
+    return f"{text} No line of {ranks(lost)} was found." if lost else text
 
 
 def notes(evidence: Evidence, cause: str) -> tuple[str, ...]:

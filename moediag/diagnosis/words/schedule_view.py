@@ -147,8 +147,7 @@ def _state(
         return "waiting", f"waiting in {call.op} on {seen.on(call)}"
     if evidence.stall is not None and seen.rank in evidence.stall.elsewhere:
         return "elsewhere", "in no operation"
-    clean_exit = seen.exit is not None and seen.exit.code == 0 and not seen.exit.by_us
-    if seen.finished or clean_exit:
+    if seen.ended_well:
         return "finished", "finished"
     if seen.exit is not None and seen.exit.by_us:
         return "ended", "ended with the others"

@@ -17,7 +17,7 @@ from moediag.evidence.log_formats import meaning
 from moediag.evidence.model import Evidence, Report
 from moediag.evidence.rank_stacks import in_collective, runs_python, stand, that_counts
 from moediag.protocol import is_moediag
-from moediag.result.wording import agreeing, plural, ranks
+from moediag.result.wording import agreeing, each_does, plural, ranks
 
 _FEW = 4  # messages that notes repeat
 
@@ -218,12 +218,12 @@ def _short(one: Report) -> str:
 
 def stacks(evidence: Evidence) -> str:
     """Where processes are by their stacks, also those whose rank is not known."""
-    found = []
-    for rank, seen in sorted(evidence.ranks.items()):
+    told = {}
+    for rank, seen in evidence.ranks.items():
         stack = that_counts(seen.stacks)
         if stack is not None and (at := stand(stack, seen.libraries)):
-            found.append(f"rank {rank} is in {at}")
-    found += unnamed_stacks(evidence)
+            told[rank] = f"is in {at}"
+    found = [*each_does(told), *unnamed_stacks(evidence)]
     more = len(found) - _FEW
     text = "; ".join(found[:_FEW]) + (f"; and {more} more" if more > 0 else "")
     return sentence(text) if text else ""
@@ -266,6 +266,6 @@ def sites(evidence: Evidence) -> str:
         if one.kind == "site" and one.rank is not None:
             found.setdefault(one.detail, []).append(one.rank)
     return " ".join(
-        sentence(f"the call that failed on {ranks(who)} was made at {at}")
+        f"The call that failed on {ranks(who)} was made at {at}."
         for at, who in list(found.items())[:_FEW]
     )

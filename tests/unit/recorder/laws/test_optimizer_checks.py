@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import io
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -347,14 +348,34 @@ def test_where_the_samples_of_averaging_ranks_come_from(
     assert known == (7, 3, 4, 6, 2, 1)
 
 
+class Drawn(torch.utils.data.Dataset[torch.Tensor]):
+    """Makes its samples up, of its row if there is a generator for it."""
+
+    def __init__(self, rng: bool = True, of_row: bool = False) -> None:
+        self.of_row = of_row
+        self.rng = random.Random(1) if rng else None
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        own = torch.Generator().manual_seed(row) if self.of_row else None
+        return torch.randn(4, generator=own)
+
+
 def test_a_loader_that_shuffles_all_of_its_data(recorder: Recorder, tmp_path: Path) -> None:
+    """Random samples are others on each rank, unless the dataset has what they are made of."""
     net = model()
-    for data in (samples(3), [torch.ones(4)] * 3, samples(20), samples(20)):
+    every = [Drawn(False), Drawn(False, True), Drawn(True, True), samples(12), samples(24)]
+    for data in (*every[:2], every[2], *every[2:], every[-1]):
         loader = DataLoader(data, shuffle=True)
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
-    found = {one.given: (one.sampler, len(one.data)) for one in laws(tmp_path).inputs}
-    assert found == {20: ("RandomSampler", 16), 3: ("RandomSampler", 0)}
-    (data,) = {one.data for one in laws(tmp_path).inputs if one.data}
+    found = [(one.step, one.given, one.data) for one in laws(tmp_path).inputs]
+    assert [step for step, _, _ in found] == [1, 2, 3, 6, 12, 24, 48]
+    assert [(given, len(data)) for _, given, data in found] == [
+        *[(3, 0)] * 3, (3, 16), (3, 16), (12, 16), (24, 16)
+    ]  # fmt: skip
+    assert len({data for _, given, data in found if given == 3 and data}) == 2
     assert all(one.order.startswith("[") for one in laws(tmp_path).inputs)
 
 

@@ -94,6 +94,7 @@ def test_a_check_has_every_parameter_by_name(recorder: Recorder, tmp_path: Path)
     train(net, optimizer, DataLoader(samples(7)))
     found = laws(tmp_path)
     assert [check.step for check in found.checks] == [1, 2, 3, 6]
+    assert [check.age for check in found.checks] == [-1, 1, 2, 5]
     last = found.checks[-1]
     assert [piece.name for piece in last.pieces] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert (last.count, last.optimizer, last.hyper[0]["lr"]) == (5, "AdamW", "0.5")

@@ -353,7 +353,7 @@ def _state(
 def _age(optimizer: Any, parameters: List[Any]) -> float:
     """The updates that the state of an optimizer has counted; -1 if it counts none."""
     states = (optimizer.state.get(parameter) for parameter in parameters[:_FEW])
-    every = [one.get("step") for one in states if isinstance(one, dict)]
+    every: List[Any] = [one.get("step") for one in states if isinstance(one, dict)]
     known = [n for n in every if isinstance(n, (int, float)) or (torch.is_tensor(n) and _plain(n))]
     return max(map(float, known), default=-1.0)
 

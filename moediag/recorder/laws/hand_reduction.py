@@ -78,7 +78,9 @@ class HandReduction:
             shards = (one.sharded_param for of in groups for one in getattr(of, "fsdp_params", ()))
             found = (p for p in shards if p.grad is not None and local(p.grad).numel())
             self._shards = [(p, _norm(p)) for p in islice(found, _FEW)]
-            mesh: List[int] = next((one.mesh_info.mesh.mesh.flatten().tolist() for one in groups), [])
+            mesh: List[int] = next(
+                (one.mesh_info.mesh.mesh.flatten().tolist() for one in groups), []
+            )
             self._over = sorted(mesh)
 
     def _write(self, step: int) -> None:

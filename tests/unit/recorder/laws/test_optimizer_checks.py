@@ -78,6 +78,18 @@ def test_names_that_two_models_of_an_optimizer_have_are_numbered(
     assert names[::4] == ["0.weight", "0.weight (2)"] and len(set(names)) == 8
 
 
+def test_a_part_that_is_called_alone_first_has_its_name_in_the_model(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    part = model()
+    part(torch.ones(1, 4))
+    whole = nn.Sequential(part, nn.LazyLinear(2))
+    whole(torch.ones(1, 4)).sum().backward()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.5)
+    optimizer.step()
+    assert next(piece.name for piece in laws(tmp_path).checks[-1].pieces) == "0.0.weight"
+
+
 def test_an_engine_of_deepspeed_names_its_data_parallel_ranks(
     recorder: Recorder, group: None
 ) -> None:

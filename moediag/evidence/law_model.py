@@ -55,6 +55,8 @@ class LawCheck:
     #: Earlier calls of the optimizer's step().
     count: int
     pieces: tuple[LawPiece, ...]
+    #: Updates that its state has counted; -1: it counts none.
+    age: float = -1.0
     #: Calls on the group of each replica set so far; None where there is no group.
     clocks: tuple[int | None, ...] = ()
     #: Before each of the last updates: the updates so far, and the clocks.

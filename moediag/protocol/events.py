@@ -72,6 +72,7 @@ EVENT_KINDS = (
 #             names[] parts[] hows[] (see recorder.laws.replica_sets) in_set[] in_group[] shapes[]
 #             sets[ranks…]          what an optimizer has, one entry per parameter
 # check       pieces(id) step count(calls of step() before) clocks[calls on the group of each set]
+#             age(updates that the state has counted; -1: none)
 #             params[] grads[] ("": no gradient, "zero") state{name: []} hyper[one object per group]
 #             nonfinite[names of parameters] nonfinite_grads[] scaler(bool: a GradScaler is used)
 #             sketches{position: [sum with pseudo-random signs, norm]}   gradients that each rank

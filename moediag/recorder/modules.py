@@ -75,12 +75,14 @@ class Observer:
         self._global: Optional[Any] = None
         self._filter: Any = None
         self._first_step = recorder.current_step
+        self._stepped_in: Any = None  # the running outermost forward in which an optimizer stepped
 
     def install(self) -> None:
         global _recorder
         _recorder = self._recorder
         self._arm()
         self._recorder.look_for_models = self.again
+        self._recorder.hooks.before_step(self._steps)
         self._recorder.on_uninstall.append(self.remove)
 
     def again(self) -> None:
@@ -90,6 +92,26 @@ class Observer:
             self._again += 1
             self._found, self._first_step = 0, self._recorder.current_step
             self._arm()
+
+    def _steps(self, optimizer: Any, _closure: bool, _frame: Any) -> None:
+        """A module in whose forward an optimizer steps on its parameters, again and again, is a
+        loop of training: the models that it calls are looked for."""
+        recorder, blocks = self._recorder, self._recorder.thread.blocks
+        outer = blocks[0] if blocks and _in_backward() == -1 else None
+        if outer is None or outer is not self._stepped_in:
+            self._stepped_in = outer
+            return
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for root in recorder.models.owners():
+            known = _blocks.get(id(root))
+            running = known is not None and known[1] == outer.fqn and recorder.models.get(root)
+            if running and any(id(parameter) in owned for parameter in root.parameters()):
+                del _blocks[id(root)]
+                recorder.models.set(root, False)
+                blocks.clear()
+                self._disarm()
+                self.again()
+                return
 
     def _arm(self) -> None:
         self._global = torch_module.register_module_forward_pre_hook(Hook(self._before_any))

@@ -25,10 +25,15 @@ class ParameterNames:
         unknown = sum(self._names.get(parameter) is None for parameter in parameters)
         if (self._roots, self._unknown) != (len(recorder.roots), unknown):
             self._roots = len(recorder.roots)
-            models = [(prefix, reference()) for prefix, reference in recorder.roots]
+            models: List[Any] = [(prefix, one()) for prefix, one in recorder.roots]
             models += [("", model) for model in self._wrapped()]
-            for at, (prefix, root) in enumerate(models):
-                for name, parameter in root.named_parameters() if root is not None else ():
+            models = [(prefix, root) for prefix, root in models if root is not None]
+            have = [{*map(id, root.parameters())} for _, root in models]
+            # A part that was called alone first, as at construction, has better names in the whole.
+            parts = [any(own < other for other in have) for own in have]
+            ordered = sorted(range(len(models)), key=parts.__getitem__)
+            for at, (prefix, root) in enumerate(models[number] for number in ordered):
+                for name, parameter in root.named_parameters():
                     known = plain_name(prefix + name), at
                     self._names.setdefault(parameter, known)
                     # Megatron's optimizer has a float32 copy instead.

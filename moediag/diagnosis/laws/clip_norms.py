@@ -62,37 +62,34 @@ def local_norms(facts: Facts) -> Findings:
 
 def _rescaled(facts: Facts) -> Findings:
     """Whether ranks multiplied the reduced gradients of FSDP2's shards by different numbers."""
-    factors: dict[int, dict[int, float]] = defaultdict(dict)
-    sets = dict[tuple[int, ...], str]()
+    factors: dict[tuple[int, ...], dict[int, dict[int, float]]] = defaultdict(dict)
     for rank, own in facts.of(recorded).items():
-        factors |= {s: {**factors[s], rank: f} for s, f in own.of("rescaled", _factor) if f}
-        for check in own.checks:
-            sets |= {piece.ranks: check.line for piece in check.pieces if piece.how == PART}
-    for ranks, line in sets.items():
-        rows = {
-            s: {r: of[r] for r in ranks} for s, of in factors.items() if set(ranks) <= of.keys()
-        }
+        for step, ranks, factor in own.of("rescaled", _factor):
+            if factor:
+                factors[ranks].setdefault(step, {})[rank] = factor
+    for ranks, steps in factors.items():
+        rows = {step: of for step, of in steps.items() if of.keys() == set(ranks)}
         apart = [s for s, of in rows.items() if max(of.values()) > (1 + _APART) * min(of.values())]
         if len(apart) >= _ENOUGH:
             first = list(rows[apart[0]].items())[:4]
             told = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in first)
             yield Suspicious(
                 f"In steps {', '.join(map(str, apart[:6]))} each rank multiplied the gradients of "
-                f"its shards by a number of its own between the last backward and the update"
-                f"{at_line(line)} ({told} in step {apart[0]}), as a rank does that clips by the "
+                f"its shards by a number of its own between the last backward and the update "
+                f"({told} in step {apart[0]}), as a rank does that clips by the "
                 "norm of its own shards: parts of one gradient are scaled by different factors. "
                 "Add up the squared norms over the ranks, or use clip_grad_norm_ of torch."
             )
             return
 
 
-def _factor(event: Mapping[str, Any]) -> tuple[int, float]:
+def _factor(event: Mapping[str, Any]) -> tuple[int, tuple[int, ...], float]:
     """The number by which a rank multiplied all of its shards' gradients; 0.0 if there are
     several."""
     pairs = zip(event["made"], event["used"], strict=True)
     found = [float(used) / float(made) for made, used in pairs if made]
     alike = len(found) > 1 and max(found) <= (1 + _ROUNDING) * min(found)
-    return int(event["step"]), found[0] if alike else 0.0
+    return int(event["step"]), tuple(event["ranks"]), found[0] if alike else 0.0
 
 
 def _of_shards(step: int, norms: dict[int, ClipNorm]) -> Broken:

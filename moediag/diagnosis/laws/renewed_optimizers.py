@@ -43,10 +43,10 @@ def moments_dropped(facts: Facts) -> Findings:
 
 
 def _takes_over(old: list[LawCheck], new: list[LawCheck]) -> bool:
-    """Whether the second optimizer begins without state, after the first one had some and made its
-    last update."""
+    """Whether the second optimizer began without state, after the first one had some and made its
+    last update. State that was loaded has counted more updates than the optimizer made."""
     has_state = any(value is not None for row in old[-1].state.values() for value in row)
-    fresh = not new[0].count and not any(
-        value is not None for row in new[0].state.values() for value in row
-    )
-    return has_state and fresh and old[-1].step < new[0].step
+    first = new[0]
+    empty = not any(value is not None for row in first.state.values() for value in row)
+    fresh = empty if not first.count else 0 <= first.age <= first.count
+    return has_state and fresh and old[-1].step < first.step

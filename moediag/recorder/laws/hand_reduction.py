@@ -2,8 +2,8 @@
 that no wrapper reduces: sketches of both.
 
 own_gradients   step names[] made[sketch of what the backwards made] used[sketch before the update]
-rescaled        step made[norm of the gradient of a shard of FSDP2 after the last backward]
-                used[before the update]
+rescaled        step ranks[of the mesh] made[norm of the gradient of a shard of FSDP2 after the last
+                backward] used[before the update]
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class HandReduction:
         self._made = 0  # sketches
         self._handles: List[Any] = []
         self._shards: List[Tuple[Any, Any]] = []  # a shard of FSDP2, the norm of its gradient
+        self._over: List[int] = []  # the ranks of its mesh
 
     def install(self) -> None:
         hooks, guarded = self._context.recorder.hooks, self._context.guarded
@@ -73,17 +74,22 @@ class HandReduction:
     def _reduced(self) -> None:
         """FSDP2 has reduced the gradients of its shards."""
         if self._context.checking and not capturing() and several_ranks():
-            groups = self._context.recorder.fsdp2_groups()
+            groups = list(self._context.recorder.fsdp2_groups())
             shards = (one.sharded_param for of in groups for one in getattr(of, "fsdp_params", ()))
             found = (p for p in shards if p.grad is not None and local(p.grad).numel())
             self._shards = [(p, _norm(p)) for p in islice(found, _FEW)]
+            mesh: List[int] = next(
+                (one.mesh_info.mesh.mesh.flatten().tolist() for one in groups), []
+            )
+            self._over = sorted(mesh)
 
     def _write(self, step: int) -> None:
         shards = [(p, norm) for p, norm in self._shards if p.grad is not None]
         self._shards = []
         if shards:
             self._context.log.event(
-                "rescaled", step=step, made=[float(norm) for _, norm in shards],
+                "rescaled", step=step, ranks=self._over,
+                made=[float(norm) for _, norm in shards],
                 used=[float(_norm(p)) for p, _ in shards],
             )  # fmt: skip
         rows = [(p, own) for p, own in self._rows.values() if own and _readable(p.grad)]

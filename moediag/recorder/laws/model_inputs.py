@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import random
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -30,7 +31,7 @@ _ENDS = 4  # of its elements that are read, at the beginning and at the end
 class _Pass:
     """One pass over a data loader."""
 
-    __slots__ = ("began", "known", "sampler", "shuffled")
+    __slots__ = ("began", "has_data", "known", "sampler", "shuffled")
 
     def __init__(self, loader: Any, made: str) -> None:
         """``made``: the line that made the loader."""
@@ -41,6 +42,9 @@ class _Pass:
         every = type(sampler) is RandomSampler and not sampler.replacement
         every = every and type(getattr(loader, "batch_sampler", None)) is BatchSampler
         every = every and sampler.num_samples == _length(sampler.data_source)
+        contents: List[str] = []
+        self.has_data = every and _describe(loader.dataset, contents, 0)
+        digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
         self.sampler = sampler
         self.shuffled = ours and bool(getattr(sampler, "shuffle", False))
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
@@ -50,7 +54,7 @@ class _Pass:
             "number": int(getattr(sampler, "rank", -1)) if ours else -1,
             "drawn": _length(getattr(sampler, "dataset", None)) if ours else 0,
             "given": given if ours or every else 0,
-            "data": _contents(loader.dataset) if every else "",
+            "data": digest if every else "",
             "seed": getattr(sampler, "seed", 0) if self.shuffled else 0,
             "epoch": getattr(sampler, "epoch", None) if self.shuffled else 0,
         }  # fmt: skip
@@ -64,7 +68,7 @@ class ModelInputs:
         self._forwards: Tuple[int, int] = 0, 0  # step, forwards of it so far
         self._made = ByObject()  # data loader -> the user's line that made it
         self._passes = ByObject()  # iterator -> _Pass
-        self._drawn = ByObject()  # iterator -> the first indices of it
+        self._drawn = ByObject()  # iterator -> its first indices, the random states after them
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
 
@@ -114,7 +118,7 @@ class ModelInputs:
         def _next_index(iterator: Any) -> Any:
             drawn = original(iterator)
             if self._drawn.get(iterator) is None:
-                self._drawn.set(iterator, repr(drawn)[:_ORDER])
+                self._drawn.set(iterator, (repr(drawn)[:_ORDER], _random_states()))
             return drawn
 
         return _next_index
@@ -133,7 +137,11 @@ class ModelInputs:
         self._latest = of
         if of.began is None:
             of.began = self._context.steps
-            of.known["order"] = self._drawn.get(iterator) or ""
+            of.known["order"], states = self._drawn.get(iterator) or ("", None)
+            # A dataset without data may make them up. One that draws nothing makes up the same.
+            alone = getattr(iterator, "_num_workers", 1) == 0 and states == _random_states()
+            if not of.has_data and not alone:
+                of.known["data"] = ""
             of.known["line"] = self._context.recorder.user_lines.innermost(frame)
 
     def _ended(self, iterator: Any, _frame: Any) -> None:
@@ -160,12 +168,11 @@ def _length(dataset: Any) -> int:
         return 0
 
 
-def _contents(dataset: Any) -> str:
-    """A digest of what a dataset has; "" if none of it shows that it is data, as of a dataset that
-    makes them up."""
-    found: List[str] = []
-    has_data = _describe(dataset, found, 0)
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16] if has_data else ""
+def _random_states() -> int:
+    """A hash of the states of the random numbers that a dataset may draw."""
+    numpy: Any = sys.modules.get("numpy")
+    of_numpy = str(numpy.random.get_state()[1:3]) if numpy is not None else ""
+    return hash((torch.get_rng_state().numpy().tobytes(), random.getstate(), of_numpy))
 
 
 def _describe(value: Any, found: List[str], depth: int) -> bool:
@@ -180,6 +187,9 @@ def _describe(value: Any, found: List[str], depth: int) -> bool:
         found.append(str([*value[:_ENDS], *value[-_ENDS:]])[:_ORDER] if length else "")
         return length >= _DATA
     if depth >= _MAX_DEPTH:
+        return False
+    if any(word in type(value).__name__ for word in ("Generator", "Random")):
+        found.append(str(id(value)))  # nothing is known of it
         return False
     if isinstance(value, (list, tuple)):
         inner = [*value[:_ENDS], *value[-_ENDS:]]

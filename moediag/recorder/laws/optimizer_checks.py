@@ -32,6 +32,7 @@ _MAX_STILL = 64  # parameters that are read again after an update
 _MAX_NONFINITE = 20  # names that are listed
 
 
+_FEW = 8  # parameters whose state tells how many updates it has counted
 _PAST = 32  # updates that a check tells of
 _OFTEN = 10  # states that are kept of saves that follow each other closely, and steps between them
 KEPT = "kept"  # the check of the step after a save: a restart may begin with it
@@ -226,7 +227,7 @@ class OptimizerChecks:
             return [absent if at is None else read[at] for at in places]
 
         self._context.log.event(
-            kind, pieces=number, step=step, count=known.count,
+            kind, pieces=number, step=step, count=known.count, age=_age(optimizer, parameters),
             clocks=clocks, past=list(known.past),
             params=shown(values),
             grads=[shown_gradient(p, g, one, self._context.closure) for p, g, one
@@ -349,13 +350,25 @@ def _state(
     return tensors, plain
 
 
+def _age(optimizer: Any, parameters: List[Any]) -> float:
+    """The updates that the state of an optimizer has counted; -1 if it counts none."""
+    states = (optimizer.state.get(parameter) for parameter in parameters[:_FEW])
+    every: List[Any] = [one.get("step") for one in states if isinstance(one, dict)]
+    known = [n for n in every if isinstance(n, (int, float)) or (torch.is_tensor(n) and _plain(n))]
+    return max(map(float, known), default=-1.0)
+
+
+def _plain(value: Any) -> bool:
+    return value.numel() == 1 and not value.is_meta
+
+
 def _hyper(group: Dict[str, Any]) -> Dict[str, str]:
     """The numbers of a parameter group, as text that shows them exactly."""
     found = {}
     for name, value in group.items():
         if name == "params" or name.startswith("_"):
             continue
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta:
+        if isinstance(value, torch.Tensor) and _plain(value):
             value = value.item()
         if isinstance(value, (bool, int, float, str)):
             found[str(name)] = repr(value)

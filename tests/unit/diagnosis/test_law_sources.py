@@ -190,8 +190,11 @@ class TestSchedulers:
 
 
 class TestRenewedOptimizers:
-    def found(self, *firsts: int, how: str = REDUCED, state: bool = True) -> Diagnosis:
-        """An optimizer that is made anew before each of these steps."""
+    def found(
+        self, *firsts: int, how: str = REDUCED, state: bool = True, late: int = 0, loaded: int = 0
+    ) -> Diagnosis:
+        """An optimizer that is made anew before each of these steps, and checked ``late`` steps
+        after its first; its state has counted ``loaded`` updates more than it made."""
 
         def own(rank: int) -> RankLaws:
             checks = []
@@ -201,7 +204,8 @@ class TestRenewedOptimizers:
                 one = check(step, (0, 1), how)
                 kept = one.state if state and step > begun else {}
                 new: LawCheck = replace(one, key=f"a.{number}", count=step - begun, state=kept)
-                checks.append(new)
+                new = replace(new, age=new.count + loaded if kept else -1)
+                checks += [new] if new.count >= late else []
             return RankLaws(tuple(checks))
 
         evidence = job(2)
@@ -212,6 +216,11 @@ class TestRenewedOptimizers:
         (text,) = self.found(4, 8).suspicious
         assert "On ranks 0, 1 the AdamW that steps at train.py:9 main was made anew" in text
         assert "before steps 4, 8" in text
+
+    def test_one_that_is_first_checked_later(self) -> None:
+        (text,) = self.found(4, 8, late=2).suspicious
+        assert "before steps 6, 10" in text
+        assert not self.found(4, 8, late=2, loaded=3).suspicious
 
     def test_once_without_state_or_without_a_wrapper(self) -> None:
         assert not self.found(4).suspicious

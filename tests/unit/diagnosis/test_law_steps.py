@@ -64,7 +64,12 @@ def test_shards_that_each_rank_multiplies_by_a_number_of_its_own(
     def rescaled(rank: int) -> Events:
         steps = () if rank and not odd else STEPS
         return tuple(
-            {"step": step, "made": made, "used": used if rank and step in odd else made}
+            {
+                "step": step,
+                "ranks": [0, 1],
+                "made": made,
+                "used": used if rank and step in odd else made,
+            }
             for step in steps
         )
 

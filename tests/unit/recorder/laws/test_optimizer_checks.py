@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import io
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_names_that_two_models_of_an_optimizer_have_are_numbered(
     assert names[::4] == ["0.weight", "0.weight (2)"] and len(set(names)) == 8
 
 
+def test_a_part_that_is_called_alone_first_has_its_name_in_the_model(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    part = model()
+    part(torch.ones(1, 4))
+    whole = nn.Sequential(part, nn.LazyLinear(2))
+    whole(torch.ones(1, 4)).sum().backward()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.5)
+    optimizer.step()
+    assert next(piece.name for piece in laws(tmp_path).checks[-1].pieces) == "0.0.weight"
+
+
 def test_an_engine_of_deepspeed_names_its_data_parallel_ranks(
     recorder: Recorder, group: None
 ) -> None:
@@ -93,6 +106,7 @@ def test_a_check_has_every_parameter_by_name(recorder: Recorder, tmp_path: Path)
     train(net, optimizer, DataLoader(samples(7)))
     found = laws(tmp_path)
     assert [check.step for check in found.checks] == [1, 2, 3, 6]
+    assert [check.age for check in found.checks] == [-1, 1, 2, 5]
     last = found.checks[-1]
     assert [piece.name for piece in last.pieces] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert (last.count, last.optimizer, last.hyper[0]["lr"]) == (5, "AdamW", "0.5")
@@ -347,14 +361,34 @@ def test_where_the_samples_of_averaging_ranks_come_from(
     assert known == (7, 3, 4, 6, 2, 1)
 
 
+class Drawn(torch.utils.data.Dataset[torch.Tensor]):
+    """Makes its samples up, of its row if there is a generator for it."""
+
+    def __init__(self, rng: bool = True, of_row: bool = False) -> None:
+        self.of_row = of_row
+        self.rng = random.Random(1) if rng else None
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        own = torch.Generator().manual_seed(row) if self.of_row else None
+        return torch.randn(4, generator=own)
+
+
 def test_a_loader_that_shuffles_all_of_its_data(recorder: Recorder, tmp_path: Path) -> None:
+    """Random samples are others on each rank, unless the dataset has what they are made of."""
     net = model()
-    for data in (samples(3), [torch.ones(4)] * 3, samples(20), samples(20)):
+    every = [Drawn(False), Drawn(False, True), Drawn(True, True), samples(12), samples(24)]
+    for data in (*every[:2], every[2], *every[2:], every[-1]):
         loader = DataLoader(data, shuffle=True)
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
-    found = {one.given: (one.sampler, len(one.data)) for one in laws(tmp_path).inputs}
-    assert found == {20: ("RandomSampler", 16), 3: ("RandomSampler", 0)}
-    (data,) = {one.data for one in laws(tmp_path).inputs if one.data}
+    found = [(one.step, one.given, one.data) for one in laws(tmp_path).inputs]
+    assert [step for step, _, _ in found] == [1, 2, 3, 6, 12, 24, 48]
+    assert [(given, len(data)) for _, given, data in found] == [
+        *[(3, 0)] * 3, (3, 16), (3, 16), (12, 16), (24, 16)
+    ]  # fmt: skip
+    assert len({data for _, given, data in found if given == 3 and data}) == 2
     assert all(one.order.startswith("[") for one in laws(tmp_path).inputs)
 
 

@@ -3,6 +3,7 @@ that no optimizer has."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import shutil
@@ -360,6 +361,34 @@ def test_a_router_that_is_frozen_while_its_experts_train(
     backward(net)
     optimizer.step()
     assert laws(tmp_path).models[0].frozen_routers == told
+
+
+class Loop(nn.Module):
+    """A trainer that is a module, as those of lucidrains are."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.net, self.own = model(), own
+
+    def forward(self, steps: int) -> None:
+        net = self.net if self.own else copy.deepcopy(self.net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(steps):
+            net(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_module_whose_forward_is_the_training(
+    tmp_path: Path, recorder: Recorder, own: bool
+) -> None:
+    """One that trains a copy in its forward, as MAML does, is a model."""
+    Loop(own)(6)
+    found = laws(tmp_path)
+    assert [one.step for one in found.inputs] == ([2, 3] if own else [])
+    assert recorder.current_step == (5 if own else 1)
+    assert {one.name for one in found.modes} == ({"Loop", "Sequential"} if own else set())
 
 
 def test_inputs_of_an_evaluation_are_not_those_of_training(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ counts the changes that unit tests notice. None of these tests launches a rank.
 
 A random sample of each package is tried in a copy of the tree, ``mutants/tree``; texts stay as they
 are. ``mutants/tried.jsonl`` keeps what was tried: a run that was stopped resumes there. A mutant
-runs in a process forked from one that imported torch and nothing of moediag.
+runs in a process forked from one that imported torch and nothing of moediag. Only the tests that
+reach its line run; where none does, those that start another process.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ import importlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import coverage
 import pytest
 
 # Package or module -> the tests that run against its mutants, the nearest first.
@@ -34,6 +38,8 @@ TESTS = {
     "moediag/diagnosis": ["tests/unit/diagnosis"],
     "moediag/diagnosis/rules": ["tests/unit/diagnosis"],
     "moediag/diagnosis/blame": ["tests/unit/diagnosis"],
+    "moediag/diagnosis/end_states": ["tests/unit/diagnosis"],
+    "moediag/diagnosis/schedules": ["tests/unit/diagnosis"],
     "moediag/lab/judgement": ["tests/unit/judgement"],
     "moediag/lab/scenario/plan.py": ["tests/unit/scenario/test_plan.py"],
     "moediag/evidence": [
@@ -61,7 +67,7 @@ TESTS = {
 # Without the tests that draw or read thousands of calls.
 PYTEST = [
     "-x", "-q", "-p", "no:cacheprovider", "-m", "not e2e and not stack",
-    "-k", "not 2000 and not astray and not strange", "--deselect",
+    "-k", "not 2000 and not astray and not strange and not time_grows", "--deselect",
     "tests/unit/diagnosis/test_properties.py",
 ]  # fmt: skip
 MUTANTS = Path("mutants")
@@ -81,6 +87,8 @@ OTHER = {
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
+PROCESS = re.compile("subprocess|in_child|checked_model|forked")  # in files of tests
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 Code = ast.expr | ast.stmt
 Place = tuple[str, int | None]  # field, and position if it is a list
 
@@ -182,30 +190,74 @@ def _changes(node: Code) -> Iterator[Code]:
 def copy_tree() -> None:
     """Writes the copy, with the code of all modules that are changed in the form of the mutants."""
     shutil.rmtree(TREE, ignore_errors=True)
+    for file in MUTANTS.glob("*.coverage"):
+        file.unlink()
     shutil.copytree(".", TREE, ignore=shutil.ignore_patterns(".*", "__pycache__", str(MUTANTS)))
     for module in (module for package in TESTS for module in modules(package)):
         (TREE / module).write_text(ast.unparse(ast.parse(module.read_text(encoding="utf-8"))))
 
 
-def outcome(mutant: Mutant, tests: list[str]) -> str:
+def outcome(mutant: Mutant, tests: list[str], reached: Reached) -> str:
     module = TREE / mutant.module
     right = module.read_text(encoding="utf-8")
+    only = reached.tests(module, right, mutant.source)
     module.write_text(mutant.source, encoding="utf-8")
     try:
-        code = run(tests, module.stem)
+        code = run(tests, module.stem, only)
     finally:
         module.write_text(right, encoding="utf-8")
     return {0: SURVIVED, None: TIMEOUT}.get(code, KILLED)
 
 
-def run(tests: list[str], first: str = "", bytecode: bool = False) -> int | None:
+class Reached:
+    """Which tests ran a line, from their run without a mutant."""
+
+    def __init__(self, tests: list[str]) -> None:
+        """Raises SystemExit if these tests fail."""
+        file = MUTANTS / f"{zlib.crc32(repr(tests).encode())}.coverage"
+        if not file.exists() and run(tests, measured=file.name) != 0:
+            file.unlink(missing_ok=True)
+            sys.exit(f"without a mutant these tests fail, see mutants/pytest.txt: {tests}")
+        self._tests = tests
+        self._data = coverage.CoverageData(str(file))
+        self._data.read()
+
+    def tests(self, module: Path, right: str, changed: str) -> set[str]:
+        """Names of tests, and of files if a fixture or perhaps another process ran the line; empty
+        if all must run."""
+        pairs = zip(right.splitlines(), changed.splitlines(), strict=False)
+        line = next(number for number, (old, new) in enumerate(pairs, 1) if old != new)
+        functions = (one for one in ast.walk(ast.parse(right)) if isinstance(one, FUNCTION))
+        if not any(one.lineno <= line <= (one.end_lineno or 0) for one in functions):
+            return set()
+        contexts = self._data.contexts_by_lineno(str(module.absolute())).get(line, [])
+        if not any(contexts):
+            files = (file for file in _files(self._tests, TREE) if PROCESS.search(_read(file)))
+            return {str(file.relative_to(TREE)) for file in files} or {"none"}
+        split = [context.rpartition("|") for context in contexts]
+        return {name.partition("::")[0] if when == "setup" else name for name, _, when in split}
+
+
+class _Only:
+    def __init__(self, tests: set[str]) -> None:
+        self.tests = tests
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [
+            one for one in items if {one.nodeid, one.nodeid.partition("::")[0]} & self.tests
+        ]
+
+
+def run(
+    tests: list[str], first: str = "", only: set[str] | None = None, measured: str = ""
+) -> int | None:
     """Returns the exit code of pytest, None if it took too long. Files that name the module
-    ``first`` run first."""
+    ``first`` run first, of ``only`` these tests and files."""
     child = os.fork()
     if child == 0:
         os.setsid()
-        _pytest(tests, first, bytecode)
-    ends, code = time.monotonic() + LONGEST, None
+        _pytest(tests, first, only, measured)
+    ends, code = time.monotonic() + LONGEST * (3 if measured else 1), None
     while code is None and time.monotonic() < ends:
         time.sleep(0.05)
         done, status = os.waitpid(child, os.WNOHANG)
@@ -217,21 +269,35 @@ def run(tests: list[str], first: str = "", bytecode: bool = False) -> int | None
     return code
 
 
-def _pytest(tests: list[str], first: str, bytecode: bool) -> NoReturn:
+def _pytest(tests: list[str], first: str, only: set[str] | None, measured: str) -> NoReturn:
     """Never returns. Bytecode of a mutant must not be there for the next one."""
     os.chdir(TREE)
     sys.path[0] = os.environ["PYTHONPATH"] = str(Path.cwd())
     del sys.modules["bench"]
-    sys.dont_write_bytecode = not bytecode
-    os.environ |= {} if bytecode else {"PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = not measured
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": ""} if measured else {"PYTHONDONTWRITEBYTECODE": "1"}
     log = os.open("../pytest.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    paths = [path for test in tests for path in sorted(Path().glob(test))]
-    files = [f for path in paths for f in (sorted(path.glob("test_*.py")) or [path])]
-    files.sort(key=lambda file: first not in file.read_text(encoding="utf-8"))
+    files = sorted(_files(tests, Path()), key=lambda file: first not in _read(file))
+    if only:
+        chosen = {name.partition("::")[0] for name in only}
+        files = [file for file in files if str(file) in chosen]
+    arguments = [*PYTEST, *map(str, files)]
+    if measured:
+        os.environ["COVERAGE_FILE"] = f"../{measured}"
+        arguments += ["--cov=moediag", "--cov-context=test", "--cov-report="]
     # Without files, pytest would run all tests.
-    os._exit(int(pytest.main([*PYTEST, *map(str, files)])) if files else 5)
+    os._exit(int(pytest.main(arguments, [_Only(only)] if only else [])) if files else 0)
+
+
+def _files(tests: list[str], tree: Path) -> list[Path]:
+    paths = [path for test in tests for path in sorted(tree.glob(test))]
+    return [f for path in paths for f in (sorted(path.glob("test_*.py")) or [path])]
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 # ------------------------------------------------------------------------ what was found
@@ -280,11 +346,10 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     for package, chosen in left.items():
-        if chosen and time.monotonic() < ends and run(TESTS[package], bytecode=True) != 0:
-            sys.exit(f"the tests of {package} fail without a mutant: mutants/pytest.txt")
+        reached = Reached(TESTS[package]) if chosen and time.monotonic() < ends else None
         for mutant in chosen:
-            if time.monotonic() < ends:
-                known[mutant.key] = outcome(mutant, TESTS[package])
+            if reached and time.monotonic() < ends:
+                known[mutant.key] = outcome(mutant, TESTS[package], reached)
                 with TRIED.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([mutant.key, known[mutant.key]]) + "\n")
     survivors = [m.key for of in samples.values() for m in of if known.get(m.key) == SURVIVED]

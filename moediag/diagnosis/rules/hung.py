@@ -173,7 +173,7 @@ def _awaited(facts: Facts) -> bool:
     most = len(waiting) - (evidence.looks is None)  # looks show that the others do not work
     if called or len(facts.elsewhere) > most or seen < evidence.world_size:
         return False
-    stacks = [that_counts(evidence.ranks[rank].stacks) for rank in waiting]
+    stacks = [that_counts(s.stacks) if (s := evidence.ranks.get(r)) else None for r in waiting]
     places = {stand(one) for one in stacks if one is not None}
     return None not in stacks and (len(places) == 1 or bool(_behind(facts)))
 

@@ -70,8 +70,6 @@ def test_a_rank_without_a_dump_that_all_wait_for_is_the_culprit() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "killed", 2)
     found = diagnosed(found_of(job))
     assert found.culprits == job.culprits and found.confidence == "medium"
-    assert "Nothing is known of" in found.cause
-    assert "Flight Recorder dump of every rank" in found.next_step
     assert "ollect a" not in found.cause
 
 
@@ -145,7 +143,6 @@ def test_uneven_all_to_all_is_not_a_mismatch() -> None:
         found = diagnosed(Found(dumps=dumps, files=8))
         assert found.verdict == ("collective-mismatch" if lost else "clean")
         assert found.culprits == ()  # which rank is wrong is not recorded
-    assert "Which rank is wrong is not recorded" in found.cause
 
 
 def test_a_completed_call_that_differs_is_a_mismatch() -> None:
@@ -163,7 +160,6 @@ def test_nobody_is_named_where_most_ranks_did_not_come_to_a_call() -> None:
     programs[5] = [*programs[5], jobs.Op("world", "all_reduce", 4, 300)]
     found = diagnosed(found_of(replace(base, programs=programs)))
     assert (found.verdict, found.culprits, found.victims) == ("hang", (), ())
-    assert "not known which side is wrong" in found.cause
 
 
 def test_calls_in_flight_are_not_a_hang() -> None:
@@ -194,7 +190,6 @@ def test_a_late_rank_is_no_culprit_where_a_dump_tells_when_it_was_written() -> N
     assert "on request" not in known.cause
     known = of(late, timing=True)
     assert (known.verdict, known.culprits) == ("inconclusive", ())
-    assert "never reached that call" in known.cause and "may have been running" in known.cause
     for job in (stuck, late):  # the same calls, and nothing tells the time
         unknown = of(job, timing=False)
         assert (unknown.verdict, unknown.culprits) == ("hang", stuck.culprits)
@@ -249,12 +244,19 @@ def test_stacks_alone_name_only_a_rank_that_all_others_wait_for(
     assert (found.verdict, found.culprits, found.confidence) == ("hang", culprits, confidence)
 
 
+def test_a_rank_that_waits_and_of_which_nothing_else_is_known_proves_nothing() -> None:
+    sides = {rank: [stack(*(("f", C10D) if rank else ("read", "io.py")))] for rank in range(4)}
+    whole = foreign.evidence(Found(stacks=sides, files=4))
+    assert diagnose(whole).culprits == (0,)
+    ranks = {rank: whole.ranks[rank] for rank in (0, 1, 2)}
+    assert diagnose(replace(whole, ranks=ranks)).culprits == ()
+
+
 def test_stacks_alone_tell_both_sides() -> None:
     """Rank 3 may be right, and the three others wrong."""
     sides = {rank: [stack("barrier" if rank == 3 else "all_reduce", C10D)] for rank in range(4)}
     found = diagnosed(Found(stacks=sides, files=4))
     assert "ranks 0..2 are in all_reduce" in found.cause.lower()
-    assert "rank 3 is in barrier" in found.cause and "not known which side" in found.cause
 
 
 def test_a_rank_in_autograd_may_wait_as_well() -> None:
@@ -277,13 +279,11 @@ def test_an_exception_explains_why_other_ranks_wait() -> None:
     found.errors[rank] = RankError("IndexError", "9: out", "train.py:3 f")
     crashed = diagnosed(found)
     assert (crashed.verdict, crashed.culprits) == ("crash", (rank,))
-    assert "IndexError at train.py:3 f" in crashed.cause
 
 
 def test_a_crash_is_found_from_torchrun_output_only() -> None:
     found = diagnosed(sources.read([SAMPLES.parent / "torchrun" / "launcher.log"]))
     assert (found.verdict, found.culprits, found.victims) == ("crash", (1,), (0,))
-    assert "ValueError at bad.py:6" in found.cause
 
 
 @pytest.mark.parametrize(("said", "certain"), [("", False), ("Watchdog caught collective", True)])

@@ -128,7 +128,7 @@ def unseen(evidence: Evidence) -> Confidence:
     return Confidence.HIGH if certain and known == evidence.world_size else Confidence.MEDIUM
 
 
-_WEAK = ("peers", "plurality", "condition")  # what names ranks less than surely
+_WEAK = ("peers", "condition")  # what names ranks less than surely
 
 
 def _sure(facts: Facts, divergence: Divergence, found: Blame) -> Confidence:

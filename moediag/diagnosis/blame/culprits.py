@@ -9,7 +9,7 @@ The first rule that applies names these ranks:
 5. ranks that depart from what at least two others with the same role did at the same place
    (:func:`by_usual_order`);
 6. ranks that depart from what the job always did before, which is a hint only;
-7. ranks outside the largest group of ranks that agree, if no other group is as large;
+7. in a watched job: ranks whose data loader ended earlier than that of more than half of all ranks;
 8. in a watched job: the rank for which the program has a branch of its own there
    (:mod:`standings`).
 
@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
+from moediag.diagnosis.blame.loader_passes import ran_out
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.diverge import Divergence, earliest
@@ -42,7 +43,7 @@ class Blame:
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"
-    """gone, left-out, skipped, majority, peers, habit, plurality, condition or none."""
+    """gone, left-out, skipped, majority, peers, habit, condition or none."""
     missing: Mapping[int, Parameters] = field(default_factory=dict)
     """Rank -> the parameters that it lacks and others carry."""
     starved: tuple[Starved, ...] = ()
@@ -73,7 +74,7 @@ def blame(divergence: Divergence, tokens: Tokens) -> Blame:
     found = _left_out(calls, tokens) or _skipped(divergence, calls, tokens)
     if found is None:
         return _by_number(divergence, calls)
-    right, _ = _majority(divergence.kind, calls)
+    right = _majority(divergence.kind, calls)
     return Blame(
         culprits=found.culprits,
         basis=found.basis,
@@ -84,15 +85,19 @@ def blame(divergence: Divergence, tokens: Tokens) -> Blame:
 
 
 def by_usual_order(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
-    """``found``, or the ranks that departed from the job's usual order where at most a plurality
-    decides. In a circle of waits the departure may lie long before the ranks stopped. Nobody, where
-    the majority made the call on a group of its own: either group may be the wrong one."""
+    """``found``; where it names nobody, the ranks that departed from the job's usual order, or that
+    ran out of data. In a circle of waits the departure may lie long before the ranks stopped.
+    Nobody, where the majority made the call on a group of its own: either group may be the wrong
+    one."""
     if found.basis == "majority" and (group := _elsewhere(divergence, evidence)):
         return Blame(elsewhere=group)
-    if found.basis in ("none", "plurality"):
+    if found.basis == "none":
         odd = departures(divergence.calls, evidence)
         if any(one.early for one in odd):
             return replace(found, departures=odd)
+        fewer = () if odd else ran_out(evidence)
+        if fewer and {*fewer} <= {*divergence.calls}:
+            return Blame(fewer, "peers")
         basis = "peers" if all(one.peers for one in odd) else "habit"
         return Blame(tuple(one.rank for one in odd), basis, departures=odd) if odd else found
     if divergence.kind != "order":
@@ -208,30 +213,24 @@ def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], token
 # ------------------------------------------------------------------------ by a majority
 
 
-def _majority(kind: str, calls: Mapping[int, Collective]) -> tuple[frozenset[int] | None, bool]:
-    """(the ranks that agree, whether they are more than half). A rank with an unknown value
-    agrees with every group. (None, False) when two groups are equally large."""
+def _majority(kind: str, calls: Mapping[int, Collective]) -> frozenset[int] | None:
+    """The ranks that agree if they are more than half. A rank with an unknown value agrees with
+    every group."""
     look = matching.view(kind)
     values: dict[int, Any] = {rank: look(call) for rank, call in calls.items()}
     if len({v for v in values.values() if v is not None}) < 2:
         # The totals agree, the parts do not (an uneven share).
         values = {rank: matching.key(call) for rank, call in calls.items()}
-    sizes = Counter(value for value in values.values() if value is not None).most_common(2)
-    if len(sizes) > 1 and sizes[0][1] == sizes[1][1]:
-        return None, False
-    best, size = sizes[0]
-    if size < 2:
-        return None, False
-    agreeing = frozenset(rank for rank, value in values.items() if value in (best, None))
-    return agreeing, 2 * size > sum(value is not None for value in values.values())
+    known = [value for value in values.values() if value is not None]
+    best, size = Counter(known).most_common(1)[0]
+    if size < 2 or 2 * size <= len(known):
+        return None
+    return frozenset(rank for rank, value in values.items() if value in (best, None))
 
 
 def _by_number(divergence: Divergence, calls: Mapping[int, Collective]) -> Blame:
-    agreeing, strict = _majority(divergence.kind, calls)
-    if agreeing is None:
-        return Blame()
-    outside = tuple(sorted(set(calls) - agreeing))
-    return Blame(outside, "majority" if strict else "plurality")
+    agreeing = _majority(divergence.kind, calls)
+    return Blame(tuple(sorted(set(calls) - agreeing)), "majority") if agreeing else Blame()
 
 
 def _pairs(divergence: Divergence) -> Blame:

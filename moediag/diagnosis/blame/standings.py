@@ -22,7 +22,7 @@ from moediag.evidence.rank_stacks import in_collective, stand, that_counts
 from moediag.records import dataclass
 
 # What may name a rank less surely than the program's own condition.
-_WEAKER = ("none", "habit", "plurality")
+_WEAKER = ("none", "habit")
 
 
 @dataclass(frozen=True, slots=True)

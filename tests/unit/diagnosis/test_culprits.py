@@ -51,10 +51,11 @@ def test_one_rank_against_three_is_the_culprit(odd: int) -> None:
     assert found.confidence == Confidence.HIGH
 
 
-def test_a_plurality_decides_with_medium_confidence() -> None:
-    found = diagnose(reductions((16,), (16,), (20,), (24,)).run())
-    assert (found.verdict, found.culprits) == (Verdict.HANG, (2, 3))
-    assert found.confidence == Confidence.MEDIUM
+def test_half_of_the_ranks_are_no_majority() -> None:
+    """Where sizes follow the data, two ranks agree by chance."""
+    for sizes in ((16, 16, 20, 24), (24, 16, 20, 16), (16, 16, 16, 20, 24, 28)):
+        found = diagnose(reductions(*((numel,) for numel in sizes)).run())
+        assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (), ())
 
 
 def test_four_different_ranks_have_no_culprit() -> None:
@@ -119,7 +120,7 @@ def call(numel: int = 8, op: str = "all_reduce", **more: Any) -> Collective:
 
 def test_blame_states_its_basis() -> None:
     assert blamed(call(8), call(8), call(9)) == Blame((2,), "majority")
-    assert blamed(call(8), call(8), call(9), call(10)) == Blame((2, 3), "plurality")
+    assert blamed(call(8), call(8), call(9), call(10)) == Blame()
     assert blamed(call(8), call(8), call(9), call(9)) == Blame()
     assert blamed(call(8), call(9)) == Blame()
     assert Blame().basis == "none"

@@ -222,15 +222,6 @@ class TestBlameByCondition:
         assert one.culprits == (1,)
         assert one.next_step.startswith("Every rank must reach train.py:96 (all_reduce), or none")
 
-    def test_a_plurality_and_a_condition_that_name_different_ranks_name_nobody(self) -> None:
-        """Ranks 0 and 3 agree, but the program has a branch for rank 0 alone."""
-        odd = [[Op("a", "barrier", numel=0)], [Op("a", "all_gather")]]
-        job = Job({"a": ((0, 1, 2, 3), "world")}, [[Op("a")], *odd, [Op("a")]]).run()
-        stacks = {0: at(96), 1: at(97), 2: at(98), 3: at(99)}
-        assert found(job, stacks).culprits == (1, 2)
-        alone = replace(UNDER, keeps_out=frozenset({1, 2, 3}))
-        assert found(job, stacks, {0: [alone], 1: [], 2: [], 3: []}).culprits == ()
-
     def test_each_rank_has_a_branch_of_its_own(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [branch_of(1)]})
         assert one.culprits == ()

@@ -22,7 +22,9 @@ def note(evidence: Evidence) -> tuple[str, ...]:
     if len(evidence.nodes) < 2:
         return ()
     of = [f"{_named(n) or 'not watched'}: {ranks(n.ranks)}" for n in evidence.nodes]
-    return (f"{len(evidence.nodes)} nodes; {'; '.join(of)}",)
+    # Ranks that are not watched may be anywhere, or not have been started.
+    known = all(node.name for node in evidence.nodes)
+    return ("; ".join([f"{len(evidence.nodes)} nodes"] * known + of),)
 
 
 def _named(node: Node) -> str:

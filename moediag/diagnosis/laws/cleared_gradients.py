@@ -43,6 +43,22 @@ def gradients_kept(facts: Facts) -> Findings:
 
 
 @law(suspects=True)
+def gradients_used_twice(facts: Facts) -> Findings:
+    """An optimizer makes two updates with one gradient: no backward comes between them."""
+    for (optimizer, names), by_rank in facts.of(_optimizers).items():
+        steps = [sorted({one.step for one in of if one.again}) for of in by_rank.values()]
+        if min(map(len, steps)) < _ENOUGH:
+            continue
+        line = next(one.line for of in by_rank.values() for one in of if one.again)
+        yield Suspicious(
+            f"After checked steps ({', '.join(map(str, steps[0][:6]))}) "
+            f"{optimizer}.step(){at_line(line)} was called again before any backward: two updates "
+            f"used the same gradient of {listed(names)}. Call step() once for each backward.",
+            names,
+        )
+
+
+@law(suspects=True)
 def gradients_mixed(facts: Facts) -> Findings:
     """An optimizer's update also uses gradients of a backward that came before the update of
     another optimizer, as those that a generator's loss leaves in a discriminator."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from moediag.diagnosis.laws.checkpointed_inputs import recomputed_otherwise
-from moediag.diagnosis.laws.cleared_gradients import gradients_kept, gradients_mixed
+from moediag.diagnosis.laws.cleared_gradients import (
+    gradients_kept,
+    gradients_mixed,
+    gradients_used_twice,
+)
 from moediag.diagnosis.laws.clip_norms import (
     clipped_after_update,
     clipped_before_reduction,
@@ -96,6 +100,7 @@ LAWS: tuple[Law, ...] = (
     averages_apart,
     stage_matrices_apart,
     gradients_mixed,
+    gradients_used_twice,
     clipped_after_update,
     exchanges_one_way,
     schedulers_ahead,

@@ -10,6 +10,7 @@ from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
+from moediag.diagnosis.laws.unreduced_calls import lines_of
 from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
 from moediag.evidence.model import Collective, Evidence
 from moediag.protocol.names import plain_name
@@ -152,6 +153,14 @@ def adapters_untrained(facts: Facts) -> Findings:
         for names, zero in ((without - dead, False), (zeros - dead, True)):
             if names:
                 text = f"{_starved(of, [n for n in gradients if n in names], zero)}."
+                unsent = not zero and [one for one in lines_of(facts, "unsent") if one]
+                if unsent:
+                    yield Suspicious(
+                        f"{text} FSDP2 computed some of them and reduced none before the updates "
+                        f"at {unsent[0]}: set_requires_gradient_sync(False) was not undone.",
+                        tuple(names),
+                    )
+                    continue
                 nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))
                 yield nothing if zero and len(names) == len(gradients) > 1 else text
 

@@ -1,6 +1,6 @@
 """Records whether gradients were ever cleared between two calls of an optimizer's ``step``: if not,
-the second update uses the gradients of the first one again. And whether they also have those of a
-backward before another optimizer's update."""
+the second update uses the gradients of the first one again. Whether any backward came between the
+two. And whether they also have those of a backward before another optimizer's update."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Followed:
     """A parameter between two steps."""
 
     __slots__ = (
-        "accumulated", "cleared", "crossed", "handle", "looked", "mixed", "node", "other",
+        "accumulated", "cleared", "crossed", "handle", "looked", "mark", "mixed", "node", "other",
         "parameter", "times", "used",
     )  # fmt: skip
 
@@ -36,6 +36,7 @@ class _Followed:
         self.other: Any = None  # a parameter of that one, its gradient and the gradient's version
         self.mixed = False  # after that autograd added to it again, and nothing had cleared it
         self.used = local(parameter.grad).clone()  # by the update
+        self.mark = _mark(parameter.grad)
         self.looked: Any = None  # the gradient of the last look
         self.handle: Any = None
 
@@ -85,6 +86,10 @@ class _Followed:
         if distributed(self.parameter) and self.parameter.grad is not self.looked:
             self.cleared = True
         return None if not self.accumulated else not self.cleared
+
+    def used_again(self) -> bool:
+        """Whether the next update has the gradient of this one, to which no backward added."""
+        return not self.accumulated and _mark(self.parameter.grad) == self.mark
 
 
 class _Steps:
@@ -159,11 +164,12 @@ class ClearedGradients:
         for followed in parts:
             self._waiting = [one for one in self._waiting if one not in followed]
             kept = [one.end() for one in followed]
-            if None in kept:
+            again = all(one.used_again() for one in followed)
+            if None in kept and not again:
                 continue
             self._context.log.event(
-                "cleared", optimizer=type(optimizer).__name__, step=steps.last, kept=all(kept),
-                times=min(one.times for one in followed),
+                "cleared", optimizer=type(optimizer).__name__, step=steps.last,
+                kept=all(kept), again=again, times=min(one.times for one in followed),
                 mixed=all(one.mixed and _untouched(one.other) for one in followed),
                 names=self._context.names.of([one.parameter for one in followed]),
                 line=self._context.recorder.user_lines.innermost(frame),
@@ -173,6 +179,11 @@ class ClearedGradients:
         for optimizer in self._optimizers.owners():
             for one in self._optimizers.get(optimizer).followed:
                 one.end()
+
+
+def _mark(gradient: Any) -> Any:
+    """Equal to that of another time as long as nobody replaced or wrote the gradient."""
+    return None if gradient is None else (id(gradient), local(gradient)._version)
 
 
 def mark(optimizer: Any) -> Any:

@@ -73,6 +73,7 @@ class ModelModes:
             ran.step, ran.modes, ran.told = step, set(), set()
             if self._context.is_checked(step):
                 ran.settings, ran.parts = _settings(root), list(_in_evaluation(unwrapped(root)))
+                _read_autocast(root, ran.settings)
         ran.modes.add(training)
         if training != ran.now:
             ran.now = training
@@ -113,7 +114,7 @@ class ModelModes:
 def _settings(root: Any) -> Dict[str, List[Any]]:
     """Plain attributes of the modules of a model, those of torch and numbers of others, and which
     parameters are frozen, each with how many have it and the first one's name."""
-    found: Dict[str, List[Any]] = {f"autocast = {_autocast() or 'off'}": [1, ""]}
+    found: Dict[str, List[Any]] = {}
     for name, module in islice(unwrapped(root).named_modules(), _MOST_MODULES):
         kind = type(module)
         plain = (
@@ -125,9 +126,30 @@ def _settings(root: Any) -> Dict[str, List[Any]]:
             if known and told and len(repr(value)) <= _SHORT:
                 found.setdefault(f"{key} of {kind.__name__} = {value!r}", [0, name])[0] += 1
     for name, parameter in islice(root.named_parameters(), _MOST_MODULES):
-        text = f"requires_grad of parameters = {parameter.requires_grad}"
-        found.setdefault(text, [0, name])[0] += 1
+        told = [f"requires_grad of parameters = {parameter.requires_grad}"]
+        if parameter._backward_hooks:
+            hooks = len(parameter._backward_hooks)
+            told.append(f"number of gradient hooks of a parameter = {hooks}")
+        for text in told:
+            found.setdefault(text, [0, name])[0] += 1
     return found
+
+
+def _read_autocast(root: Any, settings: Dict[str, List[Any]]) -> None:
+    """Reads autocast where the first part of the model with parameters runs: accelerate enters it
+    in a forward of its own. A hook would make torch.compile trace the program again."""
+    parts = list(islice(unwrapped(root).modules(), _MOST_MODULES))
+    if any(hasattr(p, "_orig_mod") or getattr(p, "_compiled_call_impl", None) for p in parts):
+        settings[f"autocast = {_autocast() or 'off'}"] = [1, ""]
+        return
+    inner = next((p for p in parts if next(p.parameters(recurse=False), None) is not None), None)
+
+    def called(*_: Any) -> None:
+        handle.remove()
+        settings[f"autocast = {_autocast() or 'off'}"] = [1, ""]
+
+    if inner is not None:
+        handle = inner.register_forward_pre_hook(called)
 
 
 def _in_evaluation(module: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:

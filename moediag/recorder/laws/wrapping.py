@@ -1,12 +1,12 @@
 """Records how a program uses wrappers: a wrapped model that is called without its wrapper, updates
-without any backward outside of no_sync or whose last one was inside, and a model that accelerate
-returned without a wrapper."""
+without any backward outside of no_sync or whose last one was inside, units of FSDP2 whose gradients
+are never reduced, and a model that accelerate returned without a wrapper."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 import torch
 
@@ -31,7 +31,8 @@ class Wrapping:
         # those that had a backward.
         self._calls: List[bool] = []
         self._backwards: List[bool] = []
-        self._updates = {"unreduced": 0, "late": 0}
+        self._updates = {"unreduced": 0, "late": 0, "unsent": 0}
+        self._sent: Set[int] = set()  # units of FSDP2 that had a gradient in an update
 
     def install(self) -> None:
         context = self._context
@@ -83,9 +84,11 @@ class Wrapping:
         last = single and any(made) and not made[-1]
         if not closure and (last or (self._context.checking and self._keeps(optimizer))):
             kind = "late"
+        elif not kind and self._context.checking and self._unsent(optimizer):
+            kind = "unsent"
         if kind:
             self._updates[kind] += 1
-            if self._updates[kind] == (_ENOUGH if kind == "late" else 1):
+            if self._updates[kind] == (1 if kind == "unreduced" else _ENOUGH):
                 line = self._recorder.user_lines.innermost(frame)
                 self._context.log.event(
                     kind, keep=True, step=self._recorder.current_step, line=line
@@ -99,6 +102,19 @@ class Wrapping:
             for group in filter(unreduced, self._recorder.fsdp2_groups())
             for one in group.fsdp_params
         )
+
+    def _unsent(self, optimizer: Any) -> bool:
+        """Whether units of FSDP2 whose parameters this update has keep gradients that were never
+        reduced in a checked step, beside others that were."""
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        kept = False
+        for group in self._recorder.fsdp2_groups():
+            shards = [one.sharded_param for one in group.fsdp_params]
+            if any(id(one) in owned for one in shards):
+                if any(one.grad is not None for one in shards):
+                    self._sent.add(id(group))
+                kept = kept or (unreduced(group) and id(group) not in self._sent)
+        return kept and bool(self._sent)
 
     def _preparing(self, prepare_model: Any) -> Any:
         context = self._context

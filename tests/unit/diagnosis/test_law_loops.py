@@ -71,6 +71,16 @@ class TestClearedGradients:
         assert "Adam.step() at t.py:9 f used gradients of d.bias from two backwards" in text
         assert not self.mixed(True, False) and not self.mixed(True) and not self.mixed()
 
+    def again(self, *again: bool) -> tuple[str, ...]:
+        rows = zip(STEPS, again, strict=False)
+        records = (Cleared(s, "Adam", ("d.bias",), False, "t.py:9 f", again=a) for s, a in rows)
+        return found(RankLaws(cleared=tuple(records))).suspicious
+
+    def test_two_updates_with_one_gradient_are_suspicious(self) -> None:
+        (text,) = self.again(True, False, True)
+        assert "Adam.step() at t.py:9 f was called again before any backward" in text
+        assert not self.again(True, False) and not self.again(False, False) and not self.again()
+
 
 class TestModes:
     def laws(self, modes: str, kinds: tuple[str, ...] = ("Dropout",)) -> RankLaws:

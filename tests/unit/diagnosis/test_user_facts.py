@@ -71,11 +71,9 @@ class TestOutOfData:
     """Where calls do not show which rank is wrong, its loader may: DeepSpeed's pipelines wait in a
     circle when one rank's data ends early."""
 
-    RANKS: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1, 2, 3), "world")}
-
     def named(self, *passes: tuple[BatchCount, ...]) -> tuple[int, ...]:
         calls = ("all_reduce", "barrier", "all_gather", "broadcast")
-        evidence = Job(self.RANKS, [[Op("a", op)] for op in calls]).run()
+        evidence = Job({"a": ((0, 1, 2, 3), "world")}, [[Op("a", op)] for op in calls]).run()
         ranks = {r: replace(evidence.ranks[r], batches=own) for r, own in enumerate(passes)}
         return diagnose(replace(evidence, ranks=ranks, watched=True)).culprits
 

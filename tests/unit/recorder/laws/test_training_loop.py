@@ -116,6 +116,25 @@ class TestClearedGradients:
                 optimizer.step()
         assert not any(self.kept(tmp_path))
 
+    @pytest.mark.parametrize("sharded", [False, True])
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_two_updates_with_one_gradient(self, tmp_path: Path, sharded: bool, times: int) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        with fake_rank(0, 1):
+            net = model()
+            if sharded:
+                fully_shard(net)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(4):
+                net(torch.ones(2, 4)).sum().backward()
+                for _ in range(times):
+                    optimizer.step()
+                optimizer.zero_grad()
+        found = laws(tmp_path).cleared
+        assert {one.step for one in found if one.again} == ({1, 2} if times == 2 else set())
+        assert not any(one.kept for one in found)
+
     def test_accumulation_over_micro_batches(self, tmp_path: Path) -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -197,6 +216,25 @@ class TestClearedGradients:
         assert not net._forward_pre_hooks
 
 
+@pytest.mark.parametrize("sync", [[False] * 3, [False, True, False], [True] * 3])
+def test_a_unit_of_fsdp2_whose_gradients_are_never_reduced(
+    tmp_path: Path, sync: list[bool]
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with fake_rank(0, 2):
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        first = fully_shard(net[0])
+        fully_shard(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for one in sync:
+            first.set_requires_gradient_sync(one, recurse=False)
+            net(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(laws(tmp_path).others.get("unsent", ())) == (not any(sync))
+
+
 class TestModes:
     def modes(self, folder: Path) -> list[tuple[int, int, bool]]:
         return [(one.step, one.model, one.training) for one in laws(folder).modes]
@@ -243,6 +281,19 @@ class TestModes:
             backward(net)
             optimizer.step()
         assert [one.training for one in laws(tmp_path).modes] == [False, True, False, True]
+
+    def test_settings_inside_a_forward_that_the_program_wraps(self, tmp_path: Path) -> None:
+        """As accelerate's mixed precision does; and hooks of gradients."""
+        net = model()
+        net.forward = torch.autocast("cpu", torch.bfloat16)(net.forward)
+        net[0].weight.register_hook(lambda gradient: gradient / 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            backward(net)
+            optimizer.step()
+        for one in laws(tmp_path).others["settings"]:
+            assert one["of"]["autocast = cpu, torch.bfloat16"] == [1, ""]
+            assert one["of"]["number of gradient hooks of a parameter = 1"] == [1, "0.weight"]
 
     @pytest.mark.parametrize(
         ("part", "frozen", "expected"),

@@ -16,7 +16,8 @@ _ENOUGH = 2  # times
 @law(suspects=True)
 def moments_dropped(facts: Facts) -> Findings:
     """The optimizer of a wrapped model is made anew again and again, without the state of the one
-    before."""
+    before; or an optimizer's own state is emptied, on some ranks or again and again."""
+    yield from _emptied(facts)
     found: dict[tuple[int, ...], list[int]] = defaultdict(list)
     first: dict[tuple[int, ...], LawCheck] = {}
     for rank, own in facts.of(recorded).items():
@@ -40,6 +41,38 @@ def moments_dropped(facts: Facts) -> Findings:
             f"counts) of {plural(len(check.pieces), 'parameter')} began again.",
             tuple(piece.name for piece in check.pieces),
         )
+
+
+def _emptied(facts: Facts) -> Findings:
+    """The state of one optimizer had counted fewer updates than at the check before."""
+    every = facts.of(recorded)
+    emptied: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    first: dict[tuple[int, ...], LawCheck] = {}
+    for rank, own in every.items():
+        of: dict[str, list[LawCheck]] = defaultdict(list)
+        for check in own.checks:
+            of[check.key].append(check)
+        for rows in of.values():
+            again = [
+                new
+                for old, new in pairwise(rows)
+                if 0 <= new.age < old.age and new.count > old.count
+            ]
+            if again:
+                steps = tuple(check.step for check in again)
+                emptied[steps].append(rank)
+                first[steps] = again[0]
+    for steps, who in emptied.items():
+        check = first[steps]
+        if len(who) < len(every) or len(steps) >= _ENOUGH:
+            alone = " alone" if len(who) < len(every) else ""
+            yield Suspicious(
+                f"On {ranks(who)}{alone}, before {'steps' if len(steps) > 1 else 'step'} "
+                f"{', '.join(map(str, steps[:6]))}, something emptied the state (moments, step "
+                f"counts) of the {check.optimizer} that steps{at_line(check.line)}: it had counted "
+                f"{check.age:g} of {plural(check.count, 'update')}.",
+                tuple(piece.name for piece in check.pieces),
+            )
 
 
 def _takes_over(old: list[LawCheck], new: list[LawCheck]) -> bool:

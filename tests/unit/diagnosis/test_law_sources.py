@@ -226,3 +226,34 @@ class TestRenewedOptimizers:
         assert not self.found(4).suspicious
         assert not self.found(4, 8, state=False).suspicious
         assert not self.found(4, 8, how=PLAIN).suspicious  # clients of federated training
+
+
+class TestEmptiedState:
+    def found(self, ages: dict[int, tuple[float, ...]]) -> tuple[str, ...]:
+        """What the state of one optimizer had counted on each rank at three checks."""
+
+        def own(rank: int) -> RankLaws:
+            return RankLaws(
+                tuple(
+                    replace(check(step, (0, 1), REDUCED), key="a.0", count=step - 1, age=age)
+                    for step, age in zip((3, 6, 12), ages[rank], strict=True)
+                )
+            )
+
+        evidence = job(2)
+        ranks = {r: replace(seen, laws=own(r)) for r, seen in evidence.ranks.items()}
+        return diagnose(replace(evidence, ranks=ranks)).suspicious
+
+    def test_one_rank_whose_state_began_again(self) -> None:
+        (text,) = self.found({0: (2, 5, 11), 1: (2, 5, 3)})
+        assert "On rank 1 alone, before step 12, something emptied the state" in text
+        assert "it had counted 3 of 11 updates" in text
+
+    def test_all_ranks_once_may_be_on_purpose(self) -> None:
+        assert not self.found({0: (2, 5, 3), 1: (2, 5, 3)})
+        assert self.found({0: (2, 1, 0), 1: (2, 1, 0)})
+
+    def test_states_that_count_or_are_unknown(self) -> None:
+        assert not self.found({0: (2, 5, 11), 1: (2, 5, 11)})
+        assert not self.found({0: (2, 5, 11), 1: (-1, -1, -1)})
+        assert not self.found({0: (2, 5, 11), 1: (2, -1, 11)})

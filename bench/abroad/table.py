@@ -8,6 +8,7 @@ from bench.abroad import elsewhere
 from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
 from bench.abroad.eighth_programs import EIGHTH_PROGRAMS
 from bench.abroad.eighth_round import EIGHTH_ROUND
+from bench.abroad.eleventh_round import ELEVENTH_ROUND
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
@@ -358,6 +359,7 @@ _KNOWN = (
     *NINTH_ROUND,
     *TENTH_B_ROUND,
     *TENTH_A_ROUND,
+    *ELEVENTH_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )

@@ -16,6 +16,7 @@ from bench.abroad import edits, page, running, silent_runs
 from bench.abroad.cases import CLEAN, Case, Truth
 from bench.abroad.edits import AnchorError, Edit, Line
 from bench.abroad.eighth_round import EIGHTH_ROUND
+from bench.abroad.eleventh_round import ELEVENTH_ROUND
 from bench.abroad.first_round import FIRST_ROUND
 from bench.abroad.fourth_round import FOURTH_ROUND
 from bench.abroad.held_out import HELD_OUT
@@ -64,7 +65,8 @@ def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_se
     faults = [case for case in CASES if not case.truth.healthy and not case.laws]
     rounds = (
         FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, SEVENTH_ROUND,
-        EIGHTH_ROUND, NINTH_ROUND, TENTH_A_ROUND, TENTH_B_ROUND, HELD_OUT,
+        EIGHTH_ROUND, NINTH_ROUND, TENTH_A_ROUND, TENTH_B_ROUND,
+        ELEVENTH_ROUND, HELD_OUT,
     )  # fmt: skip
     unseen = {case.name for one in rounds for case in one}
     assert 4 * sum(case.name in unseen for case in faults) >= len(faults)

@@ -1,6 +1,9 @@
 """Faults in which the obvious rank is not the one to name, on the programs of the tenth round: the
 majority is wrong, two ranks stand against two, a rank fails because of what another one sent, a
-slow rank stands beside the fault. Their truth was committed before the first of them was run."""
+slow rank stands beside the fault. Their truth was committed before the first of them was run.
+
+Without moediag, four were run, after the commit, and failed as written here: the long sentences,
+the broadcast of pairs, the sound that is left out, the narrow images. No truth was changed."""
 
 from __future__ import annotations
 

@@ -8,14 +8,19 @@ which it is one; nothing is named that does not part the two sides.
 
 from __future__ import annotations
 
+import ast
+
 from moediag.diagnosis.blame.fork_search import Decision, Search
 from moediag.diagnosis.blame.fork_sides import Side, sides_of
 from moediag.diagnosis.schedules.align import Aligned
 from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.evidence.control_flow import FALSE, TRUE
 from moediag.evidence.model import Condition, Evidence, Frame
 from moediag.evidence.program_source import Program
+from moediag.evidence.source_tree import leaves_by
 from moediag.records import dataclass
 
+_WAYS_OUT = ("return", "continue", "break")
 _MOST = 3  # decisions of which one parted the ranks; more tell nothing
 
 
@@ -31,6 +36,19 @@ class Fork:
         """Whether the ranks certainly parted at a condition."""
         where = [(one.file, one.line) for one in self.decisions]
         return where == [(condition.file, condition.line)]
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The ranks for which a test was true whose branch leaves (``if bad(batch): continue``), if
+        the sides certainly parted there; else ()."""
+        one = self.decisions[0] if len(self.decisions) == 1 else None
+        if one is None or {*one.ways} != {TRUE, FALSE}:
+            return ()
+        file = self.program.file(one.file, one.line)
+        node = file.node(one.line) if file is not None else None
+        if not isinstance(node, ast.If) or leaves_by(node.body) not in _WAYS_OUT or node.orelse:
+            return ()
+        return tuple(self.sides[one.ways.index(TRUE)].ranks)
 
     def text(self, line: Frame) -> str:
         """A line as written; "" if its file is not known."""

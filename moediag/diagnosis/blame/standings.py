@@ -213,6 +213,9 @@ def by_condition(
     """``found``, or the rank for which the program has a branch of its own there, or that caught an
     exception there. That decides where at most the job's past does; where both name different
     ranks, neither does."""
+    if found.basis == "majority" and forked is not None and forked.left:
+        # Ranks that leave something out are no more usual for being more.
+        return found if {*forked.left} & {*found.culprits} else Blame()
     even = divergence.kind == "missing" and set(divergence.absent) == set(divergence.ended)
     if found.basis not in _WEAKER and not (found.basis == "gone" and even):
         return found

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from moediag.diagnosis import diagnose
+from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.blame.forks import Fork
+from moediag.diagnosis.blame.standings import by_condition
 from moediag.diagnosis.facts import Facts
 from moediag.evidence.line_conditions import Sources
 from moediag.evidence.model import (
@@ -794,3 +796,33 @@ def test_a_rank_in_destroy_process_group_has_left_the_loop() -> None:
     assert [one.text for one in found.decisions] == ["if rank == 1 and epoch == 3"]
     elsewhere = replace(away, stacks=(replace(stack, frames=at),))
     assert Facts(replace(evidence, ranks={**evidence.ranks, 1: elsewhere})).fork is None
+
+
+class TestMajorityThatLeaves:
+    """More ranks that leave something out are no more usual than fewer that do not."""
+
+    LEAVES = """
+    for batch in loader:
+        dist.all_reduce(flag)  # C
+        if bad(batch):
+            {way}
+        dist.all_gather(parts, part)  # A
+    dist.barrier()  # B
+    """
+
+    def named(self, way: str, *culprits: int) -> tuple[int, ...]:
+        facts = Facts(job(self.LEAVES.format(way=way)))
+        assert facts.divergence is not None
+        found = Blame(culprits, "majority")
+        return by_condition(
+            found, facts.divergence, facts.standings, facts.evidence, facts.fork
+        ).culprits
+
+    def test_the_ranks_that_did_not_leave_are_not_named(self) -> None:
+        assert self.named("break", 0) == ()
+
+    def test_the_ranks_that_left_are(self) -> None:
+        assert self.named("break", 1) == (1,)
+
+    def test_a_branch_that_leaves_nothing_out(self) -> None:
+        assert self.named("log(batch)", 0) == (0,)

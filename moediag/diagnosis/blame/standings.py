@@ -216,6 +216,8 @@ def by_condition(
     if found.basis == "majority" and forked is not None and forked.left:
         # Ranks that leave something out are no more usual for being more.
         return found if {*forked.left} & {*found.culprits} else Blame()
+    if found.basis == "majority" and _in_a_branch_of_their_own(found, standing):
+        return Blame()
     even = divergence.kind == "missing" and set(divergence.absent) == set(divergence.ended)
     if found.basis not in _WEAKER and not (found.basis == "gone" and even):
         return found
@@ -228,6 +230,20 @@ def by_condition(
     if found.culprits and found.basis != "gone" and found.culprits != who:
         return Blame()
     return Blame(who, "condition", departures=found.departures, condition=told[who])
+
+
+def _in_a_branch_of_their_own(found: Blame, standing: Sequence[Standing]) -> bool:
+    """Whether the program keeps the culprits from where the majority is, and has a branch for them
+    that communicates, too (``if rank == 0: send() else: receive()``): they are no minority of
+    ranks that should be there."""
+    return any(
+        condition.names_rank
+        and condition.singles is None
+        and condition.keeps_out >= {*found.culprits}
+        for one in standing
+        if not {*one.ranks} & {*found.culprits}
+        for condition in one.apart
+    )
 
 
 def _left_a_loop(divergence: Divergence, standing: Sequence[Standing]) -> bool:

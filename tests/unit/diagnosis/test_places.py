@@ -222,6 +222,19 @@ class TestBlameByCondition:
         assert one.culprits == (1,)
         assert one.next_step.startswith("Every rank must reach train.py:96 (all_reduce), or none")
 
+    @pytest.mark.parametrize(("keeps_out", "named"), [({0}, ()), (set(), (0,))])
+    def test_two_of_three_ranks_in_a_branch_that_is_not_for_the_third(
+        self, keeps_out: set[int], named: tuple[int, ...]
+    ) -> None:
+        """`if rank == 0: broadcast() else: broadcast()`: rank 0 should not be where they are."""
+        there = Op("a", "broadcast")
+        job = Job({"a": ((0, 1, 2), "world")}, [[Op("a")], [there], [there]]).run()
+        others = Condition(
+            "train.py", 94, "if rank == 0", "else", True, "", frozenset(keeps_out), None
+        )
+        stacks = {0: at(61), 1: at(99), 2: at(99)}
+        assert found(job, stacks, {0: [], 1: [others], 2: [others]}).culprits == named
+
     def test_each_rank_has_a_branch_of_its_own(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [branch_of(1)]})
         assert one.culprits == ()

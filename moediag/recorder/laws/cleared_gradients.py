@@ -36,7 +36,7 @@ class _Followed:
         self.other: Any = None  # a parameter of that one, its gradient and the gradient's version
         self.mixed = False  # after that autograd added to it again, and nothing had cleared it
         self.used = local(parameter.grad).clone()  # by the update
-        self.mark = _mark(parameter.grad)
+        self.mark = _marked(parameter)
         self.looked: Any = None  # the gradient of the last look
         self.handle: Any = None
 
@@ -89,7 +89,7 @@ class _Followed:
 
     def used_again(self) -> bool:
         """Whether the next update has the gradient of this one, to which no backward added."""
-        return not self.accumulated and _mark(self.parameter.grad) == self.mark
+        return not self.accumulated and _same(self.mark)
 
 
 class _Steps:
@@ -181,16 +181,22 @@ class ClearedGradients:
                 one.end()
 
 
-def _mark(gradient: Any) -> Any:
-    """Equal to that of another time as long as nobody replaced or wrote the gradient."""
-    return None if gradient is None else (id(gradient), local(gradient)._version)
-
-
 def mark(optimizer: Any) -> Any:
     """A parameter of the optimizer with a gradient, that gradient and its version."""
     every = (p for group in optimizer.param_groups for p in group["params"])
     one = next((p for p in every if type(p.grad) is torch.Tensor), None)
-    return None if one is None else (one, one.grad, one.grad._version)
+    return None if one is None else _marked(one)
+
+
+def _marked(parameter: Any) -> Any:
+    """The gradient is kept, so that no later one has its place in memory."""
+    return parameter, parameter.grad, local(parameter.grad)._version
+
+
+def _same(used: Any) -> bool:
+    """Whether nobody replaced or wrote the gradient since."""
+    parameter, gradient, version = used
+    return parameter.grad is gradient and local(gradient)._version == version
 
 
 def _untouched(used: Any) -> bool:
@@ -198,9 +204,8 @@ def _untouched(used: Any) -> bool:
     on purpose for the one that steps less often."""
     if used is None:
         return False
-    parameter, gradient, version = used
-    now = parameter.grad
-    return now is None or (now is gradient and now._version == version) or not bool(now.any())
+    now = used[0].grad
+    return now is None or _same(used) or not bool(now.any())
 
 
 def _followed(parameter: Any) -> bool:

@@ -181,9 +181,10 @@ def _describe(value: Any, found: List[str], depth: int) -> bool:
     length = _length(value)
     found.append(f"{type(value).__name__} {length}")
     if isinstance(value, (bool, int, float, str, bytes, os.PathLike)):
-        found.append(str(value))
-        return isinstance(value, os.PathLike) or (isinstance(value, str) and os.sep in value)
-    if isinstance(value, torch.Tensor) or hasattr(value, "__array__"):
+        # A dataset may be one text of gigabytes.
+        found.append(str(value[:_ORDER] if isinstance(value, (str, bytes)) else value))
+        return isinstance(value, os.PathLike) or (isinstance(value, str) and os.sep in found[-1])
+    if isinstance(value, torch.Tensor) or type(value).__name__ in ("ndarray", "memmap"):
         found.append(str([*value[:_ENDS], *value[-_ENDS:]])[:_ORDER] if length else "")
         return length >= _DATA
     if depth >= _MAX_DEPTH:

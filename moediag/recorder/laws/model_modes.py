@@ -19,7 +19,7 @@ from torch.nn.modules import batchnorm, dropout
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.modules import unwrapped
+from moediag.recorder.modules import Hook, unwrapped
 
 MOST_CHANGES = 100  # of one model that are recorded
 _MOST_MODULES = 5000  # of a model whose settings are read
@@ -53,12 +53,14 @@ class ModelModes:
         self._models = ByObject()  # model -> _Ran
         self._seen = 0  # models so far; a freed one's number is not used again
         self._backwards = 0  # of the running step
+        self._inner: Any = None  # hook of a part of the model that has not run yet
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.on_forward.append(self._called)
         recorder.hooks.after_backward(self._counted)
         recorder.hooks.after_step(functools.partial(guarded, "laws of modes", self._stepped))
+        recorder.on_uninstall.append(self._forget)
         self._context.on_check.append(self._write)
 
     def _called(self, root: Any, *_: Any) -> None:
@@ -73,7 +75,7 @@ class ModelModes:
             ran.step, ran.modes, ran.told = step, set(), set()
             if self._context.is_checked(step):
                 ran.settings, ran.parts = _settings(root), list(_in_evaluation(unwrapped(root)))
-                _read_autocast(root, ran.settings)
+                self._read_autocast(unwrapped(root), ran.settings)
         ran.modes.add(training)
         if training != ran.now:
             ran.now = training
@@ -83,7 +85,35 @@ class ModelModes:
                     "mode_change", keep=True, step=step, model=ran.number, training=training
                 )
 
+    def _read_autocast(self, model: Any, settings: Dict[str, List[Any]]) -> None:
+        """Where the program replaced the model's forward, as accelerate does to enter autocast in
+        it, the state counts in which its first part with parameters runs. Only then: a hook makes
+        torch.compile trace a program again."""
+        parts = list(islice(model.modules(), 1, _MOST_MODULES)) if "forward" in vars(model) else []
+        compiled = any(
+            hasattr(p, "_orig_mod") or getattr(p, "_compiled_call_impl", None) for p in parts
+        )
+        inner = next(
+            (p for p in parts if next(p.parameters(recurse=False), None) is not None), None
+        )
+
+        def read(*_: Any) -> None:
+            self._forget()
+            settings[f"autocast = {_autocast() or 'off'}"] = [1, ""]
+
+        if inner is None or compiled:
+            read()
+        else:
+            self._forget()
+            self._inner = inner.register_forward_pre_hook(Hook(read))
+
+    def _forget(self) -> None:
+        if self._inner is not None:
+            self._inner.remove()
+            self._inner = None
+
     def _write(self, step: int) -> None:
+        self._forget()  # a part that did not run
         owned = set(map(id, self._owned()))
         given, self._context.settings = self._context.settings, {}
         given[f"backwards of an update = {self._backwards}"] = 1, ""
@@ -133,23 +163,6 @@ def _settings(root: Any) -> Dict[str, List[Any]]:
         for text in told:
             found.setdefault(text, [0, name])[0] += 1
     return found
-
-
-def _read_autocast(root: Any, settings: Dict[str, List[Any]]) -> None:
-    """Reads autocast where the first part of the model with parameters runs: accelerate enters it
-    in a forward of its own. A hook would make torch.compile trace the program again."""
-    parts = list(islice(unwrapped(root).modules(), _MOST_MODULES))
-    if any(hasattr(p, "_orig_mod") or getattr(p, "_compiled_call_impl", None) for p in parts):
-        settings[f"autocast = {_autocast() or 'off'}"] = [1, ""]
-        return
-    inner = next((p for p in parts if next(p.parameters(recurse=False), None) is not None), None)
-
-    def called(*_: Any) -> None:
-        handle.remove()
-        settings[f"autocast = {_autocast() or 'off'}"] = [1, ""]
-
-    if inner is not None:
-        handle = inner.register_forward_pre_hook(called)
 
 
 def _in_evaluation(module: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from typing import Any, Dict, List, Set
 
 import torch
@@ -45,11 +46,15 @@ class Wrapping:
     def _wrapped(self, ddp: Any) -> None:
         self._recorder.look_for_models()
         handle: Dict[str, Any] = {}
+        known = weakref.ref(ddp)  # its hooks do not keep it alive
 
         def before(_recorder: Any, module: Any, _args: Any) -> None:
-            if module is not ddp.module:
+            wrapper = known()
+            if wrapper is None or module is not wrapper.module:
                 return  # a copy, which has the hooks of the original
-            bare = type(ddp)._active_ddp_module is None and torch._C._current_graph_task_id() == -1
+            bare = (
+                type(wrapper)._active_ddp_module is None and torch._C._current_graph_task_id() == -1
+            )
             if bare and torch.is_grad_enabled() and module.training:
                 handle.pop("it").remove()
                 self._recorder.look_for_models()  # its calls are steps from now on

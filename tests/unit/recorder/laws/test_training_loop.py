@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle
 import importlib
+import pickle
 import shutil
 import sys
 from dataclasses import replace

@@ -9,8 +9,7 @@ The first rule that applies names these ranks:
 5. ranks that depart from what at least two others with the same role did at the same place
    (:func:`by_usual_order`);
 6. ranks that depart from what the job always did before, which is a hint only;
-7. in a watched job: ranks whose data loader ended earlier than that of more than half of all ranks;
-8. in a watched job: the rank for which the program has a branch of its own there
+7. in a watched job: the rank for which the program has a branch of its own there
    (:mod:`standings`).
 
 Otherwise no rank is named. Rules 1-3 may name a majority, and the contradiction is noted: three
@@ -25,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from moediag.diagnosis.blame.loader_passes import ran_out
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.diverge import Divergence, earliest
@@ -85,19 +83,15 @@ def blame(divergence: Divergence, tokens: Tokens) -> Blame:
 
 
 def by_usual_order(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
-    """``found``; where it names nobody, the ranks that departed from the job's usual order, or that
-    ran out of data. In a circle of waits the departure may lie long before the ranks stopped.
-    Nobody, where the majority made the call on a group of its own: either group may be the wrong
-    one."""
+    """``found``; where it names nobody, the ranks that departed from the job's usual order. In a
+    circle of waits the departure may lie long before the ranks stopped. Nobody, where the majority
+    made the call on a group of its own: either group may be the wrong one."""
     if found.basis == "majority" and (group := _elsewhere(divergence, evidence)):
         return Blame(elsewhere=group)
     if found.basis == "none":
         odd = departures(divergence.calls, evidence)
         if any(one.early for one in odd):
             return replace(found, departures=odd)
-        fewer = () if odd else ran_out(evidence)
-        if fewer and {*fewer} <= {*divergence.calls}:
-            return Blame(fewer, "peers")
         basis = "peers" if all(one.peers for one in odd) else "habit"
         return Blame(tuple(one.rank for one in odd), basis, departures=odd) if odd else found
     if divergence.kind != "order":

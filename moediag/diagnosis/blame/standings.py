@@ -233,9 +233,9 @@ def by_condition(
 
 
 def _in_a_branch_of_their_own(found: Blame, standing: Sequence[Standing]) -> bool:
-    """Whether the program keeps the culprits from where the majority is, and has a branch for them
-    that communicates, too (``if rank == 0: send() else: receive()``): they are no minority of
-    ranks that should be there."""
+    """Whether the program keeps the culprits from where the majority is by a test that singles out
+    no rank, as where both branches communicate (``if rank == 0: send() else: receive()``): they
+    are no minority of ranks that should be there."""
     return any(
         condition.names_rank
         and condition.singles is None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from moediag.diagnosis.blame.fork_sides import made_at
 from moediag.diagnosis.blame.forks import Fork
-from moediag.diagnosis.blame.loader_passes import unequal_batches
 from moediag.diagnosis.blame.standings import Standing, caught, dividing
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import (
@@ -21,6 +20,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.calls import addressed, all_first, first_few
 from moediag.diagnosis.words.paths import advice
 from moediag.diagnosis.words.places import sends, words
+from moediag.diagnosis.words.user_facts import unequal_batches
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
 from moediag.evidence.program_source import Program
 from moediag.result import FAILURES, Verdict

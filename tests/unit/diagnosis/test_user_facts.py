@@ -67,38 +67,6 @@ class TestBatches:
         assert "batches" not in diagnose(with_batches(*passes)).cause
 
 
-class TestOutOfData:
-    """Where calls do not show which rank is wrong, its loader may: DeepSpeed's pipelines wait in a
-    circle when one rank's data ends early."""
-
-    def named(self, *passes: tuple[BatchCount, ...]) -> tuple[int, ...]:
-        calls = ("all_reduce", "barrier", "all_gather", "broadcast")
-        evidence = Job({"a": ((0, 1, 2, 3), "world")}, [[Op("a", op)] for op in calls]).run()
-        ranks = {r: replace(evidence.ranks[r], batches=own) for r, own in enumerate(passes)}
-        return diagnose(replace(evidence, ranks=ranks, watched=True)).culprits
-
-    def test_the_rank_whose_loader_ended_earlier_than_all_others(self) -> None:
-        assert self.named((done(24),), (done(15),), (done(24),), (done(24),)) == (1,)
-        assert self.named((going(24),), (done(15),), (going(25),), (going(24),)) == (1,)
-
-    @pytest.mark.parametrize(
-        "passes",
-        [
-            ((done(24),),) * 4,
-            ((done(24),), (done(15),), (done(15),), (done(24),)),  # half of the ranks
-            ((done(24),), (done(15),), (done(16),), (done(24),)),
-            ((done(24),), (done(25),), (done(24),), (done(24),)),  # more than the others
-            ((done(24),), (done(15),), (done(24),), ()),  # a rank without a loader
-            ((done(24), done(9)), *[(done(one), done(9)) for one in (15, 24, 24)]),  # long ago
-            ((going(14),), (done(15),), (going(14),), (going(14),)),  # they may get 15, too
-        ],
-    )
-    def test_loaders_that_show_no_one_rank(
-        self, passes: tuple[tuple[BatchCount, ...], ...]
-    ) -> None:
-        assert self.named(*passes) == ()
-
-
 class TestHandledExceptions:
     def test_a_rank_in_a_handler(self) -> None:
         evidence = with_batches((), ())

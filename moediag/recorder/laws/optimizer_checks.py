@@ -133,6 +133,7 @@ class OptimizerChecks:
         context = self._context
         context.sets.stepped()
         context.steps += 1
+        self.none = False  # also where it was made before anything was recorded
         known = self._optimizers.get(optimizer)
         if known is None:
             known = self._optimizers.set(optimizer, Known())

@@ -30,6 +30,7 @@ _BLOCK = 65_536  # elements per projection step
 _KINDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 _weights: Dict[Any, Any] = {}  # device -> weights of the positions in a chunk
+_signs_by_device: Dict[Any, Any] = {}  # device -> +1 and -1 for the positions in a chunk
 
 
 class Fingerprints:
@@ -64,14 +65,11 @@ class Fingerprints:
         Floats: only for values that each rank computes itself, so that rounding may differ."""
         if _readable(tensor) and tensor.is_floating_point() and tensor.numel() <= _MOST_SKETCHED:
             flat = tensor.detach().reshape(-1)
-            signs = (_weights_on(flat.device) >> 33 & 1) * 2 - 1
+            signs = _signs_on(flat.device)
             found = torch.zeros(2, dtype=torch.float64, device=flat.device)
-            for part in flat.split(_ROWS * _CHUNK):
+            for part in flat.split(_CHUNK):
                 values = part.to(torch.float64)
-                whole = values.numel() // _CHUNK * _CHUNK
-                total = (values[whole:] * signs[: values.numel() - whole]).sum()
-                total = total + (values[:whole].view(-1, _CHUNK) * signs).sum()
-                found = found + torch.stack((total, values.square_().sum()))
+                found = found + torch.stack((values @ signs[: values.numel()], values @ values))
             self._sketches[at] = torch.stack((found[0], found[1].sqrt()))
 
     def sketches(self) -> Dict[int, List[float]]:
@@ -160,6 +158,14 @@ def _weights_on(device: Any) -> Any:
     if known is None:
         positions = torch.arange(1, _CHUNK + 1, dtype=torch.int64, device=device)
         known = _weights[device] = _mixed(positions)
+    return known
+
+
+def _signs_on(device: Any) -> Any:
+    known = _signs_by_device.get(device)
+    if known is None:
+        signs = (_weights_on(device) >> 33 & 1) * 2 - 1
+        known = _signs_by_device[device] = signs.to(torch.float64)
     return known
 
 

@@ -24,6 +24,7 @@ from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from moediag.evidence.events import read_log  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
+from moediag.protocol import ENV_LAWS  # noqa: E402
 from moediag.recorder import Recorder, install  # noqa: E402
 from moediag.recorder.laws.context import is_checked, next_checked  # noqa: E402
 from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
@@ -51,6 +52,24 @@ def train(net: nn.Module, optimizer: object, batches: object) -> None:
 
 def samples(number: int) -> TensorDataset:
     return TensorDataset(torch.randn(number, 4))
+
+
+@pytest.mark.usefixtures("group")
+def test_an_optimizer_made_before_anything_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program does not update by itself: its models are not read again for that."""
+    wrapped = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    monkeypatch.setenv(ENV_LAWS, "0")
+    made = install(str(tmp_path), 0, 1, of_job=True)
+    try:
+        train(wrapped, optimizer, DataLoader(samples(3)))
+    finally:
+        made.uninstall()
+    assert [(one.step, bool(one.hyper)) for one in laws(tmp_path).checks][-2:] == [
+        (2, True), (3, True),
+    ]  # fmt: skip
 
 
 def test_the_checked_steps_become_rarer() -> None:

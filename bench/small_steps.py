@@ -23,7 +23,7 @@ from moediag.protocol import ENV_LAWS
 from moediag.recorder import install
 
 STEPS = 40  # of one round: a clock of the CPU is too coarse for one step
-STEPS_OF_LAWS = 200  # of which 8 are checked
+STEPS_OF_LAWS = 600  # of which 10 are checked
 Step = Callable[[], None]
 
 

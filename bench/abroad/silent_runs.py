@@ -34,6 +34,8 @@ from bench.abroad.silent_round import (
     SUSPICIOUS,
     Silent,
 )  # fmt: skip
+from bench.abroad.sixth_silent_b_programs import SIXTH_SILENT_B_PROGRAMS
+from bench.abroad.sixth_silent_b_round import SIXTH_HEALTHY_B, SIXTH_SILENT_ROUND_B
 from bench.abroad.third_silent_programs import THIRD_SILENT_PROGRAMS
 from bench.abroad.third_silent_round import THIRD_HEALTHY, THIRD_SILENT_ROUND
 
@@ -43,10 +45,11 @@ ROUNDS = {
     "third": (*THIRD_SILENT_ROUND, *THIRD_HEALTHY),
     "fourth": (*FOURTH_SILENT_ROUND, *FOURTH_HEALTHY),
     "fifth": (*FIFTH_SILENT_ROUND, *FIFTH_HEALTHY),
+    "sixth": (*SIXTH_SILENT_ROUND_B, *SIXTH_HEALTHY_B),
 }
 EVERY_PROGRAM = (
     *PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS, *FOURTH_SILENT_PROGRAMS,
-    *FIFTH_SILENT_PROGRAMS,
+    *FIFTH_SILENT_PROGRAMS, *SIXTH_SILENT_B_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

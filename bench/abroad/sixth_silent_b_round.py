@@ -126,9 +126,11 @@ OF_FAIRSCALE = (
       edit(FAIR, "p.grad.div_(world_size)", "pass"))),
     # davidmrau/mixture-of-experts#27; as published, no other loss reaches the gate.
     ("a token has one expert, whose weight is always one", SUSPICIOUS,
-     ("gate.wg", "gate", "router", Line(TOP2, "gates1_s /= denom_s"),
+     ("gate.wg", "gate", "router", Line(TOP2, "gates1_s = torch.softmax("),
       Line(TOP2, "logits = self.wg(input)")),
      (edit(TOP2, "mask2 *= torch.lt(", "mask2 *= 0"),
+      edit(TOP2, "gates1_s /= denom_s",
+           "gates1_s = torch.softmax(gates1_s.unsqueeze(1), dim=1).squeeze(1)"),
       edit(FAIR, "loss = loss + 0.1 *", "pass"))),
     # pytorch/torchtitan#2416
     ("the gates are ignored with the experts", SUSPICIOUS,

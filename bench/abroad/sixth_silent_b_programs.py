@@ -313,6 +313,9 @@ _PPG = Program(
     adapt=(
         *on_cpu("phasic_policy_gradient/train.py", ("outsize=256", "outsize=32,"),
                 ("chans=(16, 32, 32)", "chans=(4, 8),")),
+        # As published, encoders are drawn in the order of a set of words.
+        *on_cpu("phasic_policy_gradient/ppg.py",
+                ("self.enc_keys = list(set(", "self.enc_keys = sorted({pi_key, *vf_keys})")),
         *on_cpu("phasic_policy_gradient/ppo.py", ('nstep: "(int) number', "nstep=16,")),
         *on_cpu("phasic_policy_gradient/torch_util.py", ("th.has_cuda and", "False")),
     ),

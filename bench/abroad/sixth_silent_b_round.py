@@ -1,7 +1,8 @@
 """The second half of a sixth round of silent errors, in programs that no earlier round had, written
 before any page about them was seen. `silent_round` says what the levels mean, ``healthy`` in a
 fault's name a program without one. Each fault is modelled on the public report that stands above
-it."""
+it. All were run without moediag first, with two ranks: each runs to its end, with other weights or
+other losses than the healthy program."""
 
 from __future__ import annotations
 

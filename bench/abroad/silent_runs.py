@@ -36,6 +36,8 @@ from bench.abroad.silent_round import (
 )  # fmt: skip
 from bench.abroad.sixth_silent_a_programs import SIXTH_SILENT_A_PROGRAMS
 from bench.abroad.sixth_silent_a_round import SIXTH_A_HEALTHY, SIXTH_SILENT_A_ROUND
+from bench.abroad.sixth_silent_b_programs import SIXTH_SILENT_B_PROGRAMS
+from bench.abroad.sixth_silent_b_round import SIXTH_HEALTHY_B, SIXTH_SILENT_ROUND_B
 from bench.abroad.third_silent_programs import THIRD_SILENT_PROGRAMS
 from bench.abroad.third_silent_round import THIRD_HEALTHY, THIRD_SILENT_ROUND
 
@@ -45,11 +47,13 @@ ROUNDS = {
     "third": (*THIRD_SILENT_ROUND, *THIRD_HEALTHY),
     "fourth": (*FOURTH_SILENT_ROUND, *FOURTH_HEALTHY),
     "fifth": (*FIFTH_SILENT_ROUND, *FIFTH_HEALTHY),
-    "sixth": (*SIXTH_SILENT_A_ROUND, *SIXTH_A_HEALTHY),
-}
+    "sixth": (
+        *SIXTH_SILENT_A_ROUND, *SIXTH_A_HEALTHY, *SIXTH_SILENT_ROUND_B, *SIXTH_HEALTHY_B,
+    ),
+}  # fmt: skip
 EVERY_PROGRAM = (
     *PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS, *FOURTH_SILENT_PROGRAMS,
-    *FIFTH_SILENT_PROGRAMS, *SIXTH_SILENT_A_PROGRAMS,
+    *FIFTH_SILENT_PROGRAMS, *SIXTH_SILENT_A_PROGRAMS, *SIXTH_SILENT_B_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

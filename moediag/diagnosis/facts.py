@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -11,6 +11,7 @@ from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order, indep
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.forks import Fork, fork
 from moediag.diagnosis.blame.nodes import ranks_of, silent
+from moediag.diagnosis.blame.received import Origin, origin
 from moediag.diagnosis.blame.standings import Standing, by_condition, standings
 from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
@@ -65,6 +66,13 @@ class Facts:
     def own(self) -> tuple[Failure, ...]:
         """Failures that no other rank explains."""
         return tuple(f for f in self.failed if not f.consequence)
+
+    @cached_property
+    def origins(self) -> Mapping[int, Origin]:
+        """Ranks whose own failure may only show what other ranks sent them, with the call by which
+        they received it."""
+        of = self.own if self.evidence.sources else ()
+        return {f.rank: call for f in of if (call := origin(f, self.evidence)) is not None}
 
     @cached_property
     def silent_ranks(self) -> tuple[int, ...]:

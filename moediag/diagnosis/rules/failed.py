@@ -235,8 +235,9 @@ def lost_node(facts: Facts) -> Judgement | None:
 
 
 def _came_late(facts: Facts) -> tuple[int, ...]:
-    """Ranks whose call began after others had given up waiting in it. In its call before that one a
-    rank may have waited for ranks of another group, so both must be on one group."""
+    """Ranks whose call began after others had given up waiting in it; () if more came late than
+    gave up. In its call before that one a rank may have waited for ranks of another group, so both
+    must be on one group."""
     calls = {r: c for r in facts.evidence.ranks if (c := open_call(facts.evidence, r)) is not None}
     awaited = {
         (calls[f.rank].group, calls[f.rank].position): f.time
@@ -248,7 +249,7 @@ def _came_late(facts: Facts) -> tuple[int, ...]:
         before = [c for c in facts.evidence.ranks[rank].collectives if c.index < call.index][-1:]
         late = 0 < awaited.get((call.group, call.position), call.time) < call.time
         found += [rank] if late and all(c.group == call.group for c in before) else []
-    return tuple(found)
+    return tuple(found) if len(found) <= sum(f.gave_up for f in facts.failed) else ()
 
 
 _FIND_THE_FIRST = (

@@ -79,6 +79,19 @@ def departures(
     return tuple(found) if 0 < len(found) < len(sides) or alone else ()
 
 
+def others_departed(
+    calls: Mapping[int, Collective | None], few: Sequence[int], evidence: Evidence
+) -> bool:
+    """Whether the ranks ``few`` made the calls of their steps before again, and all other ranks of
+    ``calls`` did not."""
+    sides = {rank: call for rank, call in calls.items() if call is not None}
+    tracks, _ = _tracks(evidence, sides)
+    found = {rank: _in_steps(rank, track) for rank, track in tracks.items() if rank in sides}
+    others = [one for rank, one in found.items() if rank not in few]
+    same = all(found.get(rank) is False for rank in few)
+    return bool(others) and same and all(isinstance(one, Departure) for one in others)
+
+
 def departed(
     calls: Mapping[int, Collective | None], evidence: Evidence, alone: bool = False
 ) -> tuple[int, ...]:

@@ -315,3 +315,20 @@ def test_the_sentence_about_a_step() -> None:
     text = parted(Blame((2,), "habit", departures=(one,)))
     assert text.startswith(" In each of the steps before, rank 2 called recv at job.py:2 forward")
     assert "in step 5 it called send at job.py:3 backward" in text
+
+
+@pytest.mark.parametrize(("leave", "culprits"), [((0,), (0,)), ((1, 2), ()), ((2,), (2,))])
+def test_a_majority_that_leaves_out_what_it_always_did_is_not_right(
+    leave: tuple[int, ...], culprits: tuple[int, ...]
+) -> None:
+    """`if usable(batch): backward(); step()` is false on ``leave`` in the sixth step."""
+    programs = []
+    for rank in range(3):
+        steps = [
+            [*([] if n == 6 and rank in leave else [Op("a", numel=64, step=n)]),
+             Op("a", "all_gather", numel=6, step=n)]
+            for n in range(1, 8)
+        ]  # fmt: skip
+        programs.append([call for step in steps for call in step])
+    found = diagnose(replace(Job({"a": ((0, 1, 2), "world")}, programs).run(), watched=True))
+    assert (found.verdict, found.culprits) == ("hang", culprits)

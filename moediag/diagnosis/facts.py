@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order, independent
 from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.blame.excuses import excuse
 from moediag.diagnosis.blame.forks import Fork, fork
 from moediag.diagnosis.blame.nodes import ranks_of, silent
 from moediag.diagnosis.blame.received import Origin, origin
@@ -149,7 +150,9 @@ class Facts:
     def _blame(self, d: Divergence) -> Blame:
         found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
         forked = self.fork if d is self.divergence else None
-        return by_condition(found, d, self.standings, self.evidence, forked)
+        found = by_condition(found, d, self.standings, self.evidence, forked)
+        told = excuse(found, d, forked, self.evidence)
+        return Blame(excuse=told) if told else found
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:

@@ -52,6 +52,8 @@ class Blame:
     those of which it is not known whether they are wrong."""
     condition: Condition | None = None
     """For ``condition``: the one that singles out the culprit."""
+    excuse: str = ""
+    """Why the ranks that would be named may be innocent: a sentence."""
     elsewhere: str = ""
     """The group on which the absent ranks made the missing call."""
 

@@ -11,6 +11,7 @@ import ast
 import builtins
 from collections.abc import Callable, Iterator, Sequence
 
+from moediag.diagnosis.blame.fork_search import Decision
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.evidence.definitions import Where, assignments, last_name, without_functions
@@ -57,6 +58,14 @@ def origin(failure: Failure, evidence: Evidence) -> Origin | None:
     return _Search(seen, evidence).origin(failure, frames) if frames else None
 
 
+def decided_by(seen: RankEvidence, one: Decision, evidence: Evidence) -> Origin | None:
+    """The call by which a rank alone received what it decided by; None where nothing shows that,
+    or all ranks of a group received the same."""
+    search = _Search(seen, evidence)
+    call = search.of_test(one.file, one.line)
+    return Origin(call[0].op, call[1]) if call is not None and call[0].op in _OWN else None
+
+
 class _Search:
     def __init__(self, seen: RankEvidence, evidence: Evidence) -> None:
         self._evidence, self._seen = evidence, seen
@@ -67,6 +76,15 @@ class _Search:
                 if frame is not None and call.op not in _SENT:
                     self._made[frame.file, frame.line] = call
         self._known: dict[tuple[ast.AST, int], tuple[Collective, str] | None] = {}
+
+    def of_test(self, name: str, line: int) -> tuple[Collective, str] | None:
+        """The call from which the test of an ``if`` or ``while`` comes."""
+        file = self._program.file(name)
+        node = file.node(line) if file is not None else None
+        if file is None or not isinstance(node, _DECIDES):
+            return None
+        scope = [one for one in file.around(node) if isinstance(one, Scope)][-1]
+        return self._first([node.test], Where(file.names.definitions, scope), line, 0)
 
     def origin(self, failure: Failure, frames: Sequence[Frame]) -> Origin | None:
         name = failure.name

@@ -44,7 +44,7 @@ def unequal_models(alike: Iterable[Failure], world: int) -> tuple[tuple[int, ...
         differ, same = len(sizes), len({*sizes.values()}) == 1
         odd = tuple(sorted(sizes)) if 0 < 2 * differ < world else ()
         odd = (first,) if same and 0 < world < 2 * differ else odd
-        text = f"Unlike rank {first}, it has the sizes {', '.join(on_each(sizes))}."
+        text = f"Its sizes are {', '.join(on_each(sizes))}, and others on rank {first}."
         return odd, text if odd else f"{text}{_UNKNOWN}"
     if not counts:
         return None

@@ -71,6 +71,8 @@ def of_divergence(
         text += f" One call is {words(blame.condition)}, {why}."
     if blame.contradicted:
         text += " Most ranks do the same; leaving them out is still wrong."
+    if blame.excuse:
+        text += f" {blame.excuse} It is not known which rank is at fault."
     return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()
 
 

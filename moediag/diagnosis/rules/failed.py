@@ -146,9 +146,9 @@ def crash(facts: Facts) -> Judgement | None:
         text += " Not known which ended first: a launcher that loses one rank ends the rest."
     elif left is not None:
         text += f" {_left_waiting(left)}"
-    everyone = facts.evidence.watched and 1 < len(same) == facts.evidence.world_size
+    everyone = left is None and _all_would(same, facts.evidence)
     if everyone and told is None and not unordered:
-        text += " All ranks did, so none of them is named."
+        text += " All ranks did, or were ended before, so none of them is named."
     named = () if unordered or everyone or told is not None else same
     step = "" if unequal is None else crash_reasons.UNEQUAL_NEXT
     if told is not None:
@@ -163,6 +163,14 @@ def crash(facts: Facts) -> Judgement | None:
         failure=first,
         next_step=step,
     )
+
+
+def _all_would(same: Sequence[int], evidence: Evidence) -> bool:
+    """Whether all ranks of a watched job failed alike, or most did before the others were ended:
+    the reason is common to them, as a nan that was averaged into all gradients."""
+    ends = [seen.exit for rank, seen in evidence.ranks.items() if rank not in same]
+    ended = all(end is not None and end.by_us for end in ends)
+    return evidence.watched and 1 < len(same) > len(ends) and ended
 
 
 def _others(facts: Facts, later: Sequence[Failure]) -> tuple[int, ...]:

@@ -271,17 +271,27 @@ def test_without_the_source_the_rank_that_raised_is_named() -> None:
     assert diagnose(replace(evidence, sources={})).culprits == (1,)
 
 
-@pytest.mark.parametrize(("ranks", "watched", "culprits"), [
-    ((0, 1, 2), True, ()), ((0, 1), True, (0, 1)), ((0, 1, 2), False, (0, 1, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "watched", "killed", "culprits"),
+    [
+        ((0, 1, 2), True, False, ()),
+        ((0, 1), True, True, ()),  # rank 2 was slower, and the launcher ended it
+        ((0, 1), True, False, (0, 1)),
+        ((0,), True, True, (0,)),
+        ((0, 1, 2), False, False, (0, 1, 2)),
+    ],
+)
 def test_an_error_of_all_ranks_of_a_job_names_none_of_them(
-    ranks: tuple[int, ...], watched: bool, culprits: tuple[int, ...]
+    ranks: tuple[int, ...], watched: bool, killed: bool, culprits: tuple[int, ...]
 ) -> None:
     """A nan that was averaged into the gradients of all."""
     evidence = replace(fsdp2_job(set(), set(), set()).run(), watched=watched)
     for rank in ranks:
         error = RankError("ValueError", "the norm is nan", "train.py:7 main", 5.0)
         evidence = died(evidence, rank, error)
+    if killed:
+        last = replace(evidence.ranks[2], exit=ExitStatus(signal="SIGTERM", by_us=True))
+        evidence = replace(evidence, ranks={**evidence.ranks, 2: replace(last, finished=False)})
     found = diagnose(evidence)
     assert found.culprits == culprits
-    assert found.cause.endswith("All ranks did, so none of them is named.") == (not culprits)
+    assert found.cause.endswith("so none of them is named.") == (not culprits)

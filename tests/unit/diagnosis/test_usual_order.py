@@ -123,18 +123,12 @@ def at(evidence: Evidence, *callers: str) -> Evidence:
     )
 
 
-def test_a_size_that_was_always_another_one_is_named() -> None:
+def test_a_size_that_was_always_another_one_names_nobody() -> None:
+    """The last batch of one of two ranks may rightly be smaller."""
     one, other = [TRAIN] * 4, [*[TRAIN] * 3, replace(TRAIN, numel=72)]
     found = diagnose(at(job(one, other)))
-    assert (found.culprits, found.confidence) == ((1,), Confidence.LOW)
-    assert "Until then that line always called all_reduce" in found.cause
-    # Without lines, the two calls may come from different places.
-    assert diagnose(job(one, other)).culprits == ()
-
-
-def test_a_size_that_varies_names_nobody() -> None:
-    sizes = [replace(TRAIN, numel=8 * n) for n in (8, 9, 8, 7)]
-    assert diagnose(at(job([*sizes, TRAIN], [*sizes, replace(TRAIN, numel=80)]))).culprits == ()
+    assert found.culprits == ()
+    assert "The evidence does not show which of them is wrong" in found.cause
 
 
 def test_lines_that_led_to_a_call_tell_calls_apart() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order, independent
 from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.blame.excuses import excuse
 from moediag.diagnosis.blame.forks import Fork, fork
 from moediag.diagnosis.blame.nodes import ranks_of, silent
+from moediag.diagnosis.blame.received import Origin, origin
 from moediag.diagnosis.blame.standings import Standing, by_condition, standings
 from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
@@ -65,6 +67,13 @@ class Facts:
     def own(self) -> tuple[Failure, ...]:
         """Failures that no other rank explains."""
         return tuple(f for f in self.failed if not f.consequence)
+
+    @cached_property
+    def origins(self) -> Mapping[int, Origin]:
+        """Ranks whose own failure may only show what other ranks sent them, with the call by which
+        they received it."""
+        of = self.own if self.evidence.sources else ()
+        return {f.rank: call for f in of if (call := origin(f, self.evidence)) is not None}
 
     @cached_property
     def silent_ranks(self) -> tuple[int, ...]:
@@ -141,7 +150,9 @@ class Facts:
     def _blame(self, d: Divergence) -> Blame:
         found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
         forked = self.fork if d is self.divergence else None
-        return by_condition(found, d, self.standings, self.evidence, forked)
+        found = by_condition(found, d, self.standings, self.evidence, forked)
+        told = excuse(found, d, forked, self.evidence)
+        return Blame(excuse=told) if told else found
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:

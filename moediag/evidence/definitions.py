@@ -49,7 +49,7 @@ class Definitions:
                 self._outer[node] = scope
             elif isinstance(node, ast.Call):
                 self._calls.setdefault(last_name(node.func), []).append((node, scope))
-            for target, value in _assignments(node):
+            for target, value in assignments(node):
                 if isinstance(target, ast.Attribute):
                     self._attributes.setdefault(target.attr, []).append((value, scope))
             inner = node if isinstance(node, Function) else scope
@@ -119,8 +119,8 @@ class Definitions:
         if scope not in self._variables:
             found = self._variables[scope] = {}
             for statement in getattr(scope, "body", ()):
-                for node in _without_functions(statement):
-                    for target, value in _assignments(node):
+                for node in without_functions(statement):
+                    for target, value in assignments(node):
                         if isinstance(target, ast.Name):
                             found.setdefault(target.id, []).append(value)
         return self._variables[scope]
@@ -207,10 +207,10 @@ def is_distributed(test: ast.expr) -> bool:
 
 def _own(function: Function) -> Iterator[ast.AST]:
     for statement in function.body:
-        yield from _without_functions(statement)
+        yield from without_functions(statement)
 
 
-def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+def assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """(target, value) of what a node assigns; of several targets each with the whole value, unless
     the values are written one by one (``rank, size = get_rank(), get_world_size()``)."""
     pairs: list[tuple[ast.expr, ast.expr]] = []
@@ -230,8 +230,8 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield from zip(several, values, strict=False)
 
 
-def _without_functions(node: ast.AST) -> Iterator[ast.AST]:
+def without_functions(node: ast.AST) -> Iterator[ast.AST]:
     yield node
     if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
         for child in ast.iter_child_nodes(node):
-            yield from _without_functions(child)
+            yield from without_functions(child)

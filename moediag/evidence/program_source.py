@@ -40,6 +40,11 @@ class Program:
             found = [file for file in found if function and file.scope(line, function)]
         return found[0] if len(found) == 1 else None
 
+    def holding(self, definitions: Definitions) -> ProgramFile | None:
+        """The file of these definitions, once it was read."""
+        files = (file for file in self._files.values() if file is not None)
+        return next((file for file in files if file.names.definitions is definitions), None)
+
     def shown(self, file: ProgramFile) -> str:
         """Its base name, after that of its folder if other files have the same."""
         paths = self._named(file.name)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from moediag.evidence.definitions import Function, last_name
 
-_CALLS = re.compile(
+CALLS = re.compile(
     r"(?:i?send|i?recv|barrier|broadcast|scatter|gather|wait_for_everyone|synchronize)\w*"
     r"|\w*(?:all|reduce)_(?:reduce|gather|to_all|scatter)\w*|reduce\w*"
 )
@@ -66,7 +66,7 @@ def communicates(block: Iterable[ast.stmt]) -> bool:
     """Whether a branch seems to contain a collective or point-to-point call. Two branches that both
     do may meet each other."""
     nodes = (node for statement in block for node in ast.walk(statement))
-    return any(isinstance(n, ast.Call) and _CALLS.fullmatch(last_name(n)) for n in nodes)
+    return any(isinstance(n, ast.Call) and CALLS.fullmatch(last_name(n)) for n in nodes)
 
 
 def calls_once(statement: ast.stmt) -> bool:
@@ -75,7 +75,7 @@ def calls_once(statement: ast.stmt) -> bool:
     if any(isinstance(node, repeated) for node in ast.walk(statement)):
         return False
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
-    return sum(_CALLS.fullmatch(last_name(call)) is not None for call in calls) == 1
+    return sum(CALLS.fullmatch(last_name(call)) is not None for call in calls) == 1
 
 
 def leaves_by(block: Sequence[ast.stmt]) -> str:

@@ -28,7 +28,7 @@ from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.diverge import Divergence, earliest
 from moediag.diagnosis.schedules.starvation import Starved, Tokens, experts_of
-from moediag.diagnosis.schedules.usual_order import Departure, departures
+from moediag.diagnosis.schedules.usual_order import Departure, departures, others_departed
 from moediag.evidence.model import Collective, Condition, Evidence
 from moediag.records import dataclass
 
@@ -52,6 +52,8 @@ class Blame:
     those of which it is not known whether they are wrong."""
     condition: Condition | None = None
     """For ``condition``: the one that singles out the culprit."""
+    excuse: str = ""
+    """Why the ranks that would be named may be innocent: a sentence."""
     elsewhere: str = ""
     """The group on which the absent ranks made the missing call."""
 
@@ -85,9 +87,12 @@ def blame(divergence: Divergence, tokens: Tokens) -> Blame:
 def by_usual_order(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
     """``found``; where it names nobody, the ranks that departed from the job's usual order. In a
     circle of waits the departure may lie long before the ranks stopped. Nobody, where the majority
-    made the call on a group of its own: either group may be the wrong one."""
+    made the call on a group of its own: either group may be the wrong one; or where the majority
+    departed from the calls of its own steps before, and the others did not."""
     if found.basis == "majority" and (group := _elsewhere(divergence, evidence)):
         return Blame(elsewhere=group)
+    if found.basis == "majority" and others_departed(divergence.calls, found.culprits, evidence):
+        return Blame()
     if found.basis == "none":
         odd = departures(divergence.calls, evidence)
         if any(one.early for one in odd):

@@ -13,8 +13,9 @@ from dataclasses import replace
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.nodes import open_call
-from moediag.diagnosis.end_states.failures import Failure
+from moediag.diagnosis.end_states.failures import Failure, is_communication
 from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
+from moediag.diagnosis.schedules.align import POINT_TO_POINT
 from moediag.diagnosis.schedules.device_frontier import stuck_in
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence, RankEvidence
@@ -223,6 +224,8 @@ def by_condition(
         return found
     if even and _left_a_loop(divergence, standing):
         found = replace(found, culprits=tuple(sorted(divergence.absent)), basis="gone")
+    if {call.op for call in divergence.calls.values() if call is not None} <= POINT_TO_POINT:
+        return found  # a send and its receive are rightly under different conditions
     told = dict(_singled_out(divergence, standing, evidence, forked))
     who = next(iter(told)) if len(told) == 1 else ()
     if not who or not {*who} <= {*divergence.calls}:
@@ -288,9 +291,16 @@ def _singled_out(
             continue
         for condition in one.apart:
             if condition.side == "handler":
-                yield one.ranks, condition
+                if not handles_a_call(one, evidence):
+                    yield one.ranks, condition
             elif condition.keeps_out:
                 yield _single(condition, one, divergence), condition
+
+
+def handles_a_call(one: Standing, evidence: Evidence) -> bool:
+    """Whether ranks are in the handler of an error of communication, which other ranks caused."""
+    errors = [evidence.ranks[rank].handling for rank in one.ranks]
+    return any(error is not None and is_communication(error) for error in errors)
 
 
 def _told_apart(

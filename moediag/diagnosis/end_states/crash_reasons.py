@@ -10,9 +10,15 @@ from moediag.diagnosis.end_states.failures import Failure
 from moediag.evidence.model import Evidence
 from moediag.result.wording import by_value, capital, on_each, ranks
 
+_UNKNOWN = " It is not known which of them is wrong."
 UNEQUAL_NEXT = "Make the same model on all ranks before DistributedDataParallel wraps it."
 # From torch/csrc/distributed/c10d/reducer.cpp. Every rank raises it.
 _COUNTS = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+) params")
+# The same file's; every rank that differs from the first one raises it.
+_SIZES = re.compile(
+    r"\[(\d+)\]: params\[\d+\] in this process with sizes (\[[^]]*\]) appears not to match sizes "
+    r"of the same param in process (\d+)"
+)
 GROUP = "optimizer-group"
 # From torch/distributed/tensor/_dispatch.py and _ops; the operator shows the caller.
 _MIXED = re.compile(r"(?<!\S)(\S+) got mixed torch\.Tensor and DTensor")
@@ -27,15 +33,25 @@ def unequal_models(alike: Iterable[Failure], world: int) -> tuple[tuple[int, ...
     message names the first rank that differs: without those of the others it may be right.
     ``world``: the number of ranks, 0 if unknown."""
     counts: dict[int, int] = {}
+    sizes: dict[int, str] = {}
+    first = 0
     for failure in alike:
+        for one, its, other in _SIZES.findall(failure.message):
+            first, sizes[int(one)] = int(other), its
         for one, its, other, theirs in _COUNTS.findall(failure.message):
             counts |= {int(one): int(its), int(other): int(theirs)}
+    if sizes and not counts:
+        differ, same = len(sizes), len({*sizes.values()}) == 1
+        odd = tuple(sorted(sizes)) if 0 < 2 * differ < world else ()
+        odd = (first,) if same and 0 < world < 2 * differ else odd
+        text = f"Its sizes are {', '.join(on_each(sizes))}, and others on rank {first}."
+        return odd, text if odd else f"{text}{_UNKNOWN}"
     if not counts:
         return None
     most = max(by_value(counts).values(), key=len)
     sure = 0 < world < 2 * len(most)
     odd = tuple(sorted(counts.keys() - {*most})) if sure else ()
-    unknown = "" if odd else " It is not known which of them is wrong."
+    unknown = "" if odd else _UNKNOWN
     return odd, f"The numbers of parameters are {', '.join(on_each(counts))}.{unknown}"
 
 

@@ -22,6 +22,7 @@ _COMMUNICATION = re.compile(
     r"(?:collective|operation|barrier|store).{0,80}timed? ?out|"
     r"timed? ?out.{0,80}(?:collective|store)|"
     r"process group watchdog|c10d|monitoredbarrier|ncclUniqueId|clients joined|hccl|oneccl|"
+    r"application timeout caused pair closure|"
     r"mpi_err_(?:proc_failed|other)|\bUCX error|transport retry count",
     re.IGNORECASE,
 )
@@ -52,7 +53,10 @@ _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
 )
 # Of gloo, stores and NCCL's watchdog: a rank waited as long as its program allows.
-_GAVE_UP = re.compile(r"timed out waiting \d+ ?ms|wait timeout after \d|operation timeout", re.I)
+_GAVE_UP = re.compile(
+    r"timed out waiting \d+ ?ms|wait timeout after \d|operation timeout|application timeout", re.I
+)
+_BEGIN = 60  # characters of a message that identify it
 _SUMMARY = 480  # characters: two or three sentences
 # Nobody sends these to a rank because another one failed, as launchers do with SIGTERM and SIGKILL.
 _LAUNCHER_WAITS = 0.5  # seconds before SIGKILL, at least: Open MPI waits 1, torchrun 30
@@ -117,7 +121,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
             message=error.message,
             where=error.where,
             called=_called(error, seen.libraries),
-            consequence=is_communication(error),
+            consequence=is_communication(error) or _from_a_call(seen, error),
             mismatch=bool(_MISMATCH.search(error.message)),
             time=error.time,
             gave_up=is_communication(error) and bool(_GAVE_UP.search(error.message)),
@@ -135,6 +139,11 @@ def _failure(seen: RankEvidence) -> Failure | None:
     return Failure(
         seen.rank, name, consequence=aborted, mismatch=aborted and bool(_MISMATCH.search(text))
     )
+
+
+def _from_a_call(seen: RankEvidence, error: RankError) -> bool:
+    """Whether the program raised it because a call failed, with words of its own."""
+    return any(c.failed and c.failed[:_BEGIN] in error.after for c in seen.collectives)
 
 
 def _called(error: RankError, libraries: Sequence[str]) -> str:

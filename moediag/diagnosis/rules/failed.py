@@ -109,8 +109,9 @@ def crash(facts: Facts) -> Judgement | None:
     """Ranks raised their own exception, or died. All ranks that failed in the same way as the first
     are culprits, and so are deaths that may have come first. Of ranks that ended without a trace,
     none is named if several did. A rank that failed by itself is never a victim. Of ranks whose
-    models DistributedDataParallel found to differ, those unlike most are culprits."""
-    found = facts.own
+    models DistributedDataParallel found to differ, those unlike most are culprits. Ranks that
+    raised over what they received are none, and neither are all ranks of a watched job together."""
+    found = tuple(f for f in facts.own if f.rank not in facts.origins) or facts.own
     if not found:
         return None
     leading, ordered = first_of(found, facts.evidence.deaths, facts.evidence.noticed)
@@ -130,6 +131,12 @@ def crash(facts: Facts) -> Judgement | None:
     unequal = crash_reasons.unequal_models(leaders, facts.evidence.world_size)
     if unequal is not None:
         same, text = unequal[0], f"{text} {unequal[1]}"
+    told = facts.origins.get(first.rank)
+    if told is not None:
+        text += (
+            f" What {ranks(same)} received by {told.op} at {told.line} decided that. It is not "
+            "known which rank sent it."
+        )
     # A launcher that loses a rank ends the others, and then none of them leaves a trace.
     unordered = first.name == UNTOLD and len(same) > 1
     left = facts.divergence
@@ -139,16 +146,31 @@ def crash(facts: Facts) -> Judgement | None:
         text += " Not known which ended first: a launcher that loses one rank ends the rest."
     elif left is not None:
         text += f" {_left_waiting(left)}"
+    everyone = left is None and _all_would(same, facts.evidence)
+    if everyone and told is None and not unordered:
+        text += " All ranks did, or were ended before, so none of them is named."
+    named = () if unordered or everyone or told is not None else same
+    step = "" if unequal is None else crash_reasons.UNEQUAL_NEXT
+    if told is not None:
+        step = f"Let each rank print what it passes to {told.op} at {told.line}."
     certain = first.message or first.where or left is not None
     return Judgement(
         Confidence.HIGH if certain and ordered and not unordered else Confidence.MEDIUM,
         text,
-        culprits=() if unordered else same,
-        victims=() if unordered else apart(_others(facts, later), same),
+        culprits=named,
+        victims=apart(_others(facts, later), named),
         divergence=left is not None,
         failure=first,
-        next_step=crash_reasons.UNEQUAL_NEXT if unequal is not None else "",
+        next_step=step,
     )
+
+
+def _all_would(same: Sequence[int], evidence: Evidence) -> bool:
+    """Whether all ranks of a watched job failed alike, or most did before the others were ended:
+    the reason is common to them, as a nan that was averaged into all gradients."""
+    ends = [seen.exit for rank, seen in evidence.ranks.items() if rank not in same]
+    ended = all(end is not None and end.by_us for end in ends)
+    return evidence.watched and 1 < len(same) > len(ends) and ended
 
 
 def _others(facts: Facts, later: Sequence[Failure]) -> tuple[int, ...]:
@@ -221,8 +243,9 @@ def lost_node(facts: Facts) -> Judgement | None:
 
 
 def _came_late(facts: Facts) -> tuple[int, ...]:
-    """Ranks whose call began after others had given up waiting in it. In its call before that one a
-    rank may have waited for ranks of another group, so both must be on one group."""
+    """Ranks whose call began after others had given up waiting in it; () if more came late than
+    gave up. In its call before that one a rank may have waited for ranks of another group, so both
+    must be on one group."""
     calls = {r: c for r in facts.evidence.ranks if (c := open_call(facts.evidence, r)) is not None}
     awaited = {
         (calls[f.rank].group, calls[f.rank].position): f.time
@@ -234,7 +257,7 @@ def _came_late(facts: Facts) -> tuple[int, ...]:
         before = [c for c in facts.evidence.ranks[rank].collectives if c.index < call.index][-1:]
         late = 0 < awaited.get((call.group, call.position), call.time) < call.time
         found += [rank] if late and all(c.group == call.group for c in before) else []
-    return tuple(found)
+    return tuple(found) if len(found) <= sum(f.gave_up for f in facts.failed) else ()
 
 
 _FIND_THE_FIRST = (

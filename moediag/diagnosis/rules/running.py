@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from moediag.diagnosis.blame.standings import Standing, dividing
+from moediag.diagnosis.blame.standings import Standing, dividing, handles_a_call
 from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, apart, detector, undecided
@@ -21,6 +21,7 @@ from moediag.result.wording import capital, each_does, ranks
 
 # Calls that one other side meets, or that do not tell: a wait may be for either kind.
 _ONE_SIDED = re.compile(r"send|recv|p2p|rpc|store|rendezvous|(?:^|[._])wait", re.IGNORECASE)
+_BY_A_RANK = re.compile(r"which rank \d+ holds$")
 _BUSY = 4.0  # times the patience, as for watched jobs
 _DEVICES = (
     "Check whether the job's output continues. If not, start it again under `moediag watch`, which "
@@ -76,15 +77,16 @@ def held_up(facts: Facts) -> Judgement | None:
         sentence(f"Rank {rank}{_where(facts.evidence, rank)} {seen.ranks[rank].held}")
         for rank in seen.held
     )
+    named = tuple(rank for rank in seen.held if not _BY_A_RANK.search(seen.ranks[rank].held))
     if facts.waiting:
         text += f" {sentence(_waiters(facts.evidence, facts.waiting))}"
     return Judgement(
         Confidence.MEDIUM,
         text,
-        culprits=seen.held,
-        victims=apart(facts.waiting, seen.held),
+        culprits=named,
+        victims=apart(facts.waiting, named),
         pattern="held",
-        next_step=_let_go(seen),
+        next_step=_let_go(seen) if named else "Release the lock before a call that others join.",
     )
 
 
@@ -146,7 +148,7 @@ def _singled_out(
             single = condition.singles
             if condition.side == "handler":
                 # All ranks may come there in time: those outside communication are late, or stuck.
-                if not facts.elsewhere:
+                if not facts.elsewhere and not handles_a_call(one, facts.evidence):
                     yield one.ranks, (one, condition)
             elif not condition.keeps_out & {r for s in found if s is not one for r in s.ranks}:
                 continue  # the ranks that it keeps out are not here: they may be anywhere

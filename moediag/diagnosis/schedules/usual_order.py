@@ -1,18 +1,16 @@
 """Finds ranks that depart from what the job usually does, where no majority opposes them.
 
-Two calls that meet and differ do not show which of them is wrong. Four facts may:
+Two calls that meet and differ do not show which of them is wrong. Three facts may:
 
 - **Peers.** Other ranks made the same calls in the same order. If at least two of them then made
   another call, and none made this rank's, this rank departed. This is a majority of the ranks with
   the same role, whichever groups they are in.
-- **A constant value.** Both calls come from the same line and differ in size or dtype, and the line
-  always had one of these values before, at least three times on each rank.
 - **A period.** The two calls have always alternated in one rhythm: ``a`` after every N calls of
   ``b``, at least three times. A rank that makes ``b`` once more left ``a`` out.
 - **A step.** One rank makes the calls of a step in another order or number than in each of the
   three steps before, and all others, at least two, do what they did in theirs.
 
-The last three are weak, because a program may do something for the first time: the first evaluation
+The last two are weak, because a program may do something for the first time: the first evaluation
 of a job is new on every rank, and a rank that skips it does what it always did. So a call that was
 never made before names no rank, and neither does one whose rhythm varied or that came early.
 """
@@ -72,11 +70,24 @@ def departures(
         if one is not None:
             found.append(one)
     if not found and not alone:
-        ways = (_from_line, _from_value, _from_period)
+        ways = (_from_line, _from_period)
         found = next(filter(None, (way(sides, tracks) for way in ways)), [])
         if not found and len(tracks) == evidence.world_size:
             found = _from_steps(sides, tracks)
     return tuple(found) if 0 < len(found) < len(sides) or alone else ()
+
+
+def others_departed(
+    calls: Mapping[int, Collective | None], few: Sequence[int], evidence: Evidence
+) -> bool:
+    """Whether the ranks ``few`` made the calls of their steps before again, and all other ranks of
+    ``calls`` did not."""
+    sides = {rank: call for rank, call in calls.items() if call is not None}
+    tracks, _ = _tracks(evidence, sides)
+    found = {rank: _in_steps(rank, track) for rank, track in tracks.items() if rank in sides}
+    others = [one for rank, one in found.items() if rank not in few]
+    same = all(found.get(rank) is False for rank in few)
+    return bool(others) and same and all(isinstance(one, Departure) for one in others)
 
 
 def departed(
@@ -269,7 +280,7 @@ def _again(own: _Track, place: int, usual: Collective) -> bool:
     return sends and own.tokens[place] in own.tokens[max(0, place - SHARED) : place]
 
 
-# ------------------------------------------------------------------------ what was always the same
+# ------------------------------------------------------------------------ what a line fits
 
 
 def _from_line(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:
@@ -293,28 +304,6 @@ def _from_line(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) ->
 
 def _passed(call: Collective) -> tuple[int, str]:
     return wire_numel(call), call.dtype
-
-
-def _from_value(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:
-    """The ranks whose call differs from all earlier ones of that line, if others' calls do not."""
-    some, *others = {c.statement: c for c in sides.values()}.values()
-    if others or not some.site or some.op == "all_to_all":
-        return []
-    before = [
-        token
-        for rank, call in sides.items()
-        for c, token in zip(tracks[rank].calls, tracks[rank].tokens, strict=True)
-        if c.index < call.index and c.statement == some.statement
-    ]
-    if len(before) < SEEN_OFTEN * len(sides) or len(set(before)) > 1:
-        return []
-    tokens = {rank: tracks[rank].tokens[tracks[rank].at(c.index)] for rank, c in sides.items()}
-    usual = next((sides[rank] for rank, token in tokens.items() if token == before[0]), None)
-    return [
-        Departure(rank, call, usual)
-        for rank, call in sorted(sides.items())
-        if usual is not None and tokens[rank] != before[0]
-    ]
 
 
 # ------------------------------------------------------------------------ what came every N calls

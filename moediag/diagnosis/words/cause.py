@@ -71,6 +71,8 @@ def of_divergence(
         text += f" One call is {words(blame.condition)}, {why}."
     if blame.contradicted:
         text += " Most ranks do the same; leaving them out is still wrong."
+    if blame.excuse:
+        text += f" {blame.excuse} It is not known which rank is at fault."
     return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()
 
 
@@ -185,8 +187,6 @@ def _departure(one: Departure) -> str:
             f" In each of the steps before, {{}} called {usual} at that point; in step {one.step} "
             f"it called {call}, while all others made their usual calls."
         )
-    if not one.every:
-        return f" Until then that line always called {usual}; {{}} called {call}."
     if one.after > one.every:
         often = f"{one.every} times in a row" if one.every > 1 else "once"
         return f" Until then, {call} always came {often} before {usual}; {{}} made it once more."

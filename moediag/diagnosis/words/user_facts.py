@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from moediag.diagnosis.end_states.failures import is_communication
 from moediag.diagnosis.words.calls import first_few
 from moediag.evidence.model import BatchCount, Evidence, RankError
 from moediag.records import dataclass
@@ -79,6 +80,7 @@ def ended_thread(evidence: Evidence) -> tuple[int, RankError] | None:
     every = evidence.ranks.items()
     newest = max((seen.collectives[-1].time for _, seen in every if seen.collectives), default=0.0)
     found = [(rank, seen.thread_errors[-1]) for rank, seen in every if seen.thread_errors]
+    found = [one for one in found if not is_communication(one[1])]  # another rank's end or wait
     if len(found) != 1 or not found[0][1].where:
         return None
     rank, error = found[0]

@@ -135,10 +135,13 @@ def held(why: str, does: str = looks.IDLE) -> RankLook:
     return RankLook(11, does, 5.0, held=why)
 
 
-def test_a_rank_that_is_held_up() -> None:
-    why = "waits for the lock of the file x.lock, which rank 0 holds"
+@pytest.mark.parametrize(("holder", "named"), [("process 7 (python)", (1,)), ("rank 0", ())])
+def test_a_rank_that_is_held_up(holder: str, named: tuple[int, ...]) -> None:
+    """Nobody is named where a rank holds the lock in a call that the other one must join."""
+    why = f"waits for the lock of the file x.lock, which {holder} holds"
     found = judged(rank(0, 7, "barrier"), rank(1, 16), does={0: waits(5.0), 1: held(why)})
-    assert (found.verdict, found.culprits, found.victims) == ("hang", (1,), (0,))
+    assert (found.verdict, found.culprits) == ("hang", named)
+    assert ("Release the lock" in found.next_step) == (not named)
     assert f"Rank 1, at train.py:16 main, {why}. Rank 0 waits in barrier" in found.cause
 
 

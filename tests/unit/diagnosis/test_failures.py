@@ -792,3 +792,34 @@ def test_a_worker_that_was_killed_is_told_with_its_loader(
     )
     found = diagnose(Evidence(2, {0: RankEvidence(0), 1: failed}, watched=True))
     assert told in found.next_step
+
+
+GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    ("after", "culprits"),
+    [
+        (f"{GLOO} at train.py:3 step", ()),
+        ("OSError: no space at train.py:3 step", (0,)),
+        ("", (0,)),
+    ],
+)
+def test_an_error_that_a_program_raises_because_a_call_failed(
+    after: str, culprits: tuple[int, ...]
+) -> None:
+    """`raise TrainingError("step 3 failed") from error`"""
+    evidence = fsdp2_job(set(), set(), set()).run()
+    calls = evidence.ranks[0].collectives
+    failed = (*calls[:-1], replace(calls[-1], failed=GLOO, completed=False))
+    error = RankError("TrainingError", "step 3 failed", "train.py:9 main", 5.0, after=after)
+    evidence = died(evidence, 0, error)
+    ranks = {**evidence.ranks, 0: replace(evidence.ranks[0], collectives=failed)}
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert (found.verdict, found.culprits) == (Verdict.CRASH, culprits)
+
+
+def test_a_pair_that_gloo_closed_after_a_timeout_is_no_error_of_the_program() -> None:
+    error = RankError("RuntimeError", "Application timeout caused pair closure", "t.py:4 f", 5.0)
+    found = diagnose(died(fsdp2_job(set(), set(), set()).run(), 2, error))
+    assert (found.verdict, found.culprits) == (Verdict.CRASH, ())

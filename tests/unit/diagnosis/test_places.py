@@ -307,6 +307,24 @@ class TestHandlers:
         one = found(mismatch(), {0: at(96), 1: at(99)}, both)
         assert one.culprits == () and "exception" not in one.next_step
 
+    @pytest.mark.parametrize(("text", "named"), [("bad row", (0,)), ("socket timeout", ())])
+    def test_a_handler_of_an_error_of_communication_names_nobody(
+        self, text: str, named: tuple[int, ...]
+    ) -> None:
+        """Another rank sent nothing, or too late."""
+        error = RankError("RuntimeError", text, "train.py:93 f")
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.HANDLER], 1: []}, handling=error)
+        assert one.culprits == named
+
+    @pytest.mark.parametrize(("op", "named"), [("send", ()), ("all_reduce", (0,))])
+    def test_a_send_is_rightly_under_a_condition(self, op: str, named: tuple[int, ...]) -> None:
+        peers = (1, 0) if op == "send" else (None, None)
+        ops = ("send", "recv") if op == "send" else (op, op)
+        made = [[Op("a", o, numel=n, peer=p)] for o, n, p in zip(ops, (8, 4), peers, strict=True)]
+        one = found(Job(GROUP, made).run(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
+        assert one.cause.startswith("Sizes differ")
+        assert one.culprits == named
+
     def test_a_handler_and_another_ranks_branch_name_nobody(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.HANDLER], 1: [branch_of(1)]})
         assert one.culprits == ()

@@ -40,6 +40,36 @@ def test_the_ranks_unlike_most_are_named(
     assert found.next_step.startswith("Make the same model on all ranks")
 
 
+SIZES = (
+    "[{}]: params[3] in this process with sizes [{}] appears not to match sizes of the same param "
+    "in process 0."
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "culprits"),
+    [
+        ((8, 8, 9), (2,)),
+        ((9, 8, 8), (0,)),  # ranks 1 and 2 raise it, though they agree
+        ((9, 8, 8, 8), (0,)),
+        ((8, 9), ()),
+        ((8, 8, 9, 9), ()),
+        ((7, 8, 9), ()),
+    ],
+)
+def test_ranks_whose_parameters_are_unlike_those_of_the_first(
+    sizes: tuple[int, ...], culprits: tuple[int, ...]
+) -> None:
+    evidence = fsdp2_job(*[set() for _ in sizes]).run()
+    for rank, size in enumerate(sizes):
+        if size != sizes[0]:
+            error = RankError("RuntimeError", SIZES.format(rank, size), "train.py:7 main", 5.0)
+            evidence = died(evidence, rank, error)
+    found = diagnose(evidence)
+    assert (found.verdict, found.culprits) == ("crash", culprits), found.cause
+    assert ("not known which" in found.cause) is (not culprits)
+
+
 def test_another_error_of_all_ranks_names_them_all() -> None:
     evidence = fsdp2_job(set(), set(), set()).run()
     for rank in range(3):

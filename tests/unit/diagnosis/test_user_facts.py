@@ -96,6 +96,21 @@ class TestEndedThreads:
 
     ERROR = RankError("KeyError", "'x'", "server.py:7 send", 1.0, thread="sender")
 
+    @pytest.mark.parametrize(
+        ("kind", "text", "named"),
+        [
+            ("RuntimeError", "[gloo/x.cc:553] Connection closed by peer", ()),
+            ("RuntimeError", "the queue is full", (1,)),
+        ],
+    )
+    def test_a_thread_that_lost_another_rank_names_nobody(
+        self, kind: str, text: str, named: tuple[int, ...]
+    ) -> None:
+        error = replace(self.ERROR, type=kind, message=text)
+        found = diagnose(self.evidence((1, error)))
+        assert found.culprits == named
+        assert "The thread 'sender' of rank 1 ended" in found.cause
+
     def test_a_rank_that_lost_a_thread_before_the_job_stood_still(self) -> None:
         found = diagnose(self.evidence((1, self.ERROR)))
         assert (found.culprits, found.victims, found.confidence) == ((1,), (0,), "low")

@@ -130,6 +130,22 @@ class TestGaveUp:
         ranks[1] = replace(ranks[1], exit=killed, stacks=stacks, finished=False)
         return replace(evidence, ranks=ranks, stall=None, watched=True)
 
+    @pytest.mark.parametrize("late", [(1,), (1, 2)])
+    def test_more_ranks_that_come_late_than_gave_up_are_not_named(
+        self, late: tuple[int, ...]
+    ) -> None:
+        evidence = Job({"a": ((0, 1, 2), None)}, [[Op("a")]] * 3).run()
+        ranks = {}
+        for rank, seen in evidence.ranks.items():
+            time, error = (12.0, self.RESET) if rank in late else (1.0, self.TIMEOUT)
+            call = replace(seen.collectives[0], time=time, completed=False)
+            ranks[rank] = replace(
+                seen, collectives=(call,), exit=ExitStatus(code=1), finished=False,
+                error=replace(error, time=11.0 if rank not in late else 13.0),
+            )  # fmt: skip
+        found = diagnose(replace(evidence, ranks=ranks, stall=None, watched=True))
+        assert (found.verdict, found.culprits) == ("crash", late if len(late) == 1 else ())
+
     def test_the_rank_that_did_something_else_is_named(self) -> None:
         found = diagnose(self.ended(self.TIMEOUT, PROGRAM))
         assert (found.verdict, found.culprits, found.victims) == ("crash", (1,), (0, 2))

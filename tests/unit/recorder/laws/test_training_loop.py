@@ -136,6 +136,19 @@ class TestClearedGradients:
         assert {one.step for one in found if one.again} == ({1, 2} if times == 2 else set())
         assert not any(one.kept for one in found)
 
+    def test_an_update_whose_closure_makes_the_backward(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.LBFGS(net.parameters())
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            backward(net)
+            return 0.0
+
+        for _ in range(4):
+            optimizer.step(closure)
+        assert not any(one.again for one in laws(tmp_path).cleared)
+
     def test_accumulation_over_micro_batches(self, tmp_path: Path) -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -51,11 +51,12 @@ from moediag.diagnosis.laws.optimizer_checks import (
     parameters_not_initialised,
     parameters_still,
     updates_undone,
+    weights_returned,
 )
 from moediag.diagnosis.laws.renewed_optimizers import moments_dropped
 from moediag.diagnosis.laws.replica_sets import replicas_apart
 from moediag.diagnosis.laws.restarts import restart_forgets
-from moediag.diagnosis.laws.rounded_gradients import gradients_rounded
+from moediag.diagnosis.laws.rounded_gradients import gradients_rounded, updates_rounded
 from moediag.diagnosis.laws.sample_sources import ranks_unlike, samplers_apart
 from moediag.diagnosis.laws.schedulers import schedulers_ahead, schedulers_misplaced
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
@@ -94,6 +95,7 @@ LAWS: tuple[Law, ...] = (
     left_in_evaluation,
     # All that these find may be deliberate.
     parameters_still,
+    weights_returned,
     buffers_apart,
     parameters_left_out,
     routers_frozen,
@@ -112,6 +114,7 @@ LAWS: tuple[Law, ...] = (
     parts_unequal,
     gradients_scaled,
     gradients_rounded,
+    updates_rounded,
     shared_gradients_lost,
     biases_added_again,
     samplers_apart,

@@ -17,6 +17,7 @@ from moediag.recorder.laws.model_modes import ModelModes
 from moediag.recorder.laws.model_structure import ModelStructure
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
+from moediag.recorder.laws.returned_weights import ReturnedWeights
 from moediag.recorder.laws.schedulers import Schedulers
 from moediag.recorder.laws.shared_values import SharedValues
 from moediag.recorder.laws.whole_models import WholeModels
@@ -40,5 +41,6 @@ def record(recorder: Recorder, folder: str) -> None:
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
         ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,
+        ReturnedWeights,
     ):  # fmt: skip
         watcher(context).install()

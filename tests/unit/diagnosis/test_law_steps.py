@@ -630,6 +630,39 @@ class TestRounded:
         assert not self.found(**more)
 
 
+class TestUpdatesOf16Bits:
+    def found(self, *kept: int) -> tuple[str, ...]:
+        rows = zip((1, 2, 3, 6), kept, strict=False)
+        events = tuple(
+            {"step": step, "names": ["a.weight", "b.weight"], "elements": [80, 20], "kept": [n, 0]}
+            for step, n in rows
+        )
+        return diagnose(with_events(job(2), halves=events)).suspicious
+
+    def test_most_elements_keep_their_values(self) -> None:
+        (text,) = self.found(0, 70, 70, 60)
+        assert "step 6 and in 2 earlier checked ones, 60 %" in text and "(a.weight)" in text
+
+    @pytest.mark.parametrize("kept", [(), (70, 70), (70, 70, 70, 40), (50, 50, 50, 50)])
+    def test_few_elements_a_warm_up_and_too_few_steps(self, kept: tuple[int, ...]) -> None:
+        assert not self.found(*kept)
+
+
+class TestReturnedWeights:
+    def found(self, *rows: tuple[int, int]) -> tuple[str, ...]:
+        events = tuple({"step": step, "name": "a.weight", "since": since} for step, since in rows)
+        return diagnose(with_events(job(2), returned=events)).suspicious
+
+    def test_weights_of_an_earlier_step(self) -> None:
+        (text,) = self.found((12, 5), (20, 5))
+        assert "step 12 (and in 1 later step) a.weight had exactly the values of step 5" in text
+        assert "--allow weights-returned" in text
+
+    def test_tasks_that_begin_from_the_same_weights(self) -> None:
+        assert not self.found((9, 5), (20, 16))
+        assert not self.found()
+
+
 # ------------------------------------------------------------------------ models
 
 

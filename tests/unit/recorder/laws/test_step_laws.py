@@ -231,6 +231,38 @@ def test_gradients_with_the_digits_of_bfloat16(tmp_path: Path, rounds: bool) -> 
     assert [one.times for one in laws(tmp_path).cleared] == [4, 4]
 
 
+@pytest.mark.parametrize("rate", [1e-6, 0.5])
+def test_updates_of_16_bits_that_are_lost(tmp_path: Path, rate: float) -> None:
+    net = nn.Linear(4, 4).bfloat16()
+    with torch.no_grad():
+        net.weight.fill_(0.5), net.bias.fill_(0.5)
+    train(net, lambda _: net(torch.ones(2, 4).bfloat16()).sum().backward(), lr=rate)
+    event, *_ = written(tmp_path, "halves")
+    assert event["names"] == ["weight", "bias"] and event["elements"] == [16, 4]
+    assert event["kept"] == ([16, 4] if rate < 1e-3 else [0, 0])
+
+
+@pytest.mark.parametrize(("back", "since"), [(4, 5), (0, None), (None, None)])
+def test_weights_that_return(tmp_path: Path, recorder: Any, back: Any, since: Any) -> None:
+    """Update 9 has again the values of update 5; those of the first one may be a new fold. Values
+    that are the same before and after, as those around an evaluation with averaged weights, are
+    not seen."""
+    net, kept = nn.Linear(4, 4), {}
+
+    def backward(step: int) -> None:
+        kept[step - 1] = {name: value.clone() for name, value in net.state_dict().items()}
+        net.load_state_dict({name: value * 2 for name, value in kept[step - 1].items()})
+        net.load_state_dict(kept[back if step == 9 and back is not None else step - 1])
+        net(torch.randn(2, 4)).square().sum().backward()
+
+    train(net, backward, 12)
+    recorder.finish()
+    found = [
+        (event["name"], event["step"], event["since"]) for event in written(tmp_path, "returned")
+    ]
+    assert found == ([("weight", 9, since), ("bias", 9, since)] if since else [])
+
+
 class Masked(nn.Module):
     """An embedding that gives zeros for the last token."""
 

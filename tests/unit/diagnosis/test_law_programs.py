@@ -304,6 +304,19 @@ class TestLoads:
         (note,) = self.loaded(Load("train.py:5 main", 2, ("a.w",), ("b.w", "c.w"), (1, 2)))
         assert "left out 1 name of the model (a.w) and 2 names of the checkpoint" in note
 
+    @pytest.mark.parametrize("again", [None, 2, 0])
+    def test_names_with_another_prefix(self, again: int | None) -> None:
+        """Some programs try the names as they are first, and change them if none fits."""
+        first = Load("train.py:5 main", 0, ("a.w", "a.b"), ("module.a.w", "module.a.b"), (2, 2))
+        more = () if again is None else (Load("train.py:7 main", 2, (), (), (again, again)),)
+
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            return replace(laws, loads=(first, *more))
+
+        of = diagnose(with_laws(job(2), add))
+        assert len(of.suspicious) == (again != 0) and len(of.notes) == (again == 0)
+        assert again == 0 or "the same names but for a prefix" in of.suspicious[0]
+
     def test_a_new_head_is_no_note(self) -> None:
         assert not self.loaded(Load("train.py:5 main", 2, ("head.w",), (), (1, 0)))
 

@@ -147,18 +147,22 @@ class TestModels:
     def test_ranks_that_average_nothing_may_differ(self) -> None:
         assert not self.buffers(lambda rank, _: f"{rank}", ())
 
+    @pytest.mark.parametrize("name", ["gate.weight", "gates[0].weight"])
     @pytest.mark.parametrize(("since", "suspicious"), [(1, True), (2, False)])
-    def test_a_parameter_that_no_optimizer_has(self, since: int, suspicious: bool) -> None:
+    def test_a_parameter_that_no_optimizer_has(
+        self, since: int, suspicious: bool, name: str
+    ) -> None:
         """An optimizer may step first after some steps of another one."""
 
         def add(_: int, laws: RankLaws) -> RankLaws:
-            left = ({"gate.weight": "1"} if step >= since else {} for step in STEPS)
+            left = ({name: "1"} if step >= since else {} for step in STEPS)
             states = (ModelState(s, left_out=out) for s, out in zip(STEPS, left, strict=True))
             return replace(laws, models=tuple(states))
 
         of = diagnose(with_laws(job(2), add))
         (text,) = of.suspicious if suspicious else of.notes
-        assert "(gate.weight) had gradients and never changed" in text
+        assert f"({name}) had gradients and never changed" in text
+        assert ("ModuleList" in text) == ("[0]" in name)
 
     @pytest.mark.parametrize(
         ("since", "more", "told"),

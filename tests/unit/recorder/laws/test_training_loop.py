@@ -581,6 +581,31 @@ def test_a_layer_that_is_replaced_after_the_optimizer_was_made(
     assert {state.replaced for state in states} == {expected}
 
 
+@pytest.mark.parametrize("kind", [list, nn.ModuleList])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_modules_in_a_plain_list(tmp_path: Path, kind: type, frozen: bool) -> None:
+    """A teacher that is kept in a list has no gradients."""
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kind([nn.Linear(4, 4)])
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            hidden = self.layers[0](inputs)
+            return self.head(hidden.detach() if frozen else hidden)
+
+    net = Stack()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(net)
+        optimizer.step()
+    lost = {"layers[0].weight", "layers[0].bias"} if kind is list and not frozen else set()
+    assert all(set(one.left_out) == lost and not one.replaced for one in laws(tmp_path).models)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("all_states", [False, True])
 def test_a_load_that_asks_for_no_states(tmp_path: Path, all_states: bool) -> None:

@@ -16,7 +16,12 @@ from moediag.diagnosis.laws.clip_norms import (
     scaled_gradients_clipped,
 )
 from moediag.diagnosis.laws.declared_equal import declared_inputs_apart, declared_tensors_apart
-from moediag.diagnosis.laws.hand_reduction import gradients_stale, reduced_again, starts_apart
+from moediag.diagnosis.laws.hand_reduction import (
+    divisors_apart,
+    gradients_stale,
+    reduced_again,
+    starts_apart,
+)
 from moediag.diagnosis.laws.law import Law
 from moediag.diagnosis.laws.loading import (
     optimizer_forgotten,
@@ -109,6 +114,7 @@ LAWS: tuple[Law, ...] = (
     schedulers_misplaced,
     starts_apart,
     reduced_again,
+    divisors_apart,
     moments_dropped,
     micro_batches_unequal,
     parts_unequal,

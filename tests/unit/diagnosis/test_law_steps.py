@@ -79,6 +79,23 @@ def test_shards_that_each_rank_multiplies_by_a_number_of_its_own(
     assert not found or "(1 on rank 0, 0.5 on rank 1 in step 1)" in told[0]
 
 
+@pytest.mark.parametrize(
+    ("units", "found"),
+    [
+        ([["emb.weight", 1.0, True], ["block.weight", 2, False]], True),
+        ([["emb.weight", 1.0, True], ["block.weight", 1.0, True]], False),
+        ([["emb.weight", 4, False], ["experts.weight", 4.0, True]], False),
+        ([["emb.weight", 4, False], ["experts.weight", 2, False]], False),
+        ([], False),
+    ],
+    ids=["some", "all", "as the others", "another mesh", "not recorded"],
+)
+def test_units_of_fsdp2_that_divide_by_another_number(units: list[Any], found: bool) -> None:
+    of = diagnose(with_events(job(2, how=PART), divisors=({"step": 2, "units": units},)))
+    assert bool(of.suspicious) == found
+    assert not found or "by 1 those of the units with emb.weight; by 2" in of.suspicious[0]
+
+
 # ------------------------------------------------------------------------ weights of tokens
 
 

@@ -131,7 +131,9 @@ def test_shards_of_fsdp2_that_the_program_multiplies(
     monkeypatch.setattr(hand_reduction, "several_ranks", lambda: True)
     with fake_rank(0, 1):
         net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        fully_shard(net[1])
         fully_shard(net)
+        net[1].set_gradient_divide_factor(4.0)
 
         def backward(_: int) -> None:
             net(torch.randn(2, 4)).square().sum().backward()
@@ -139,6 +141,8 @@ def test_shards_of_fsdp2_that_the_program_multiplies(
                 parameter.grad.to_local().mul_(0.5)
 
         train(net, backward)
+    (divisors,) = written(tmp_path, "divisors")
+    assert sorted(divisors["units"]) == [["0.weight", 1, False], ["1.weight", 4.0, True]]
     event = written(tmp_path, "rescaled")[-1]
     assert len(event["made"]) == 4
     assert event["used"] == pytest.approx([norm / 2 for norm in event["made"]])

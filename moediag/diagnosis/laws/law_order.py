@@ -31,6 +31,7 @@ from moediag.diagnosis.laws.loading import (
 )
 from moediag.diagnosis.laws.loss_weights import (
     gradients_scaled,
+    loss_parts_detached,
     micro_batches_unequal,
     parts_unequal,
 )
@@ -119,6 +120,7 @@ LAWS: tuple[Law, ...] = (
     micro_batches_unequal,
     parts_unequal,
     gradients_scaled,
+    loss_parts_detached,
     gradients_rounded,
     updates_rounded,
     shared_gradients_lost,

@@ -108,6 +108,28 @@ def losses(*counts: int, total: float = 1.0, direct: bool = True, per: int = 1) 
     return tuple({"step": step, "backwards": rows} for step in STEPS)
 
 
+@pytest.mark.parametrize(
+    ("rests", "found"),
+    [
+        ([0.02, 0.03, 0.01, 0.05], True),
+        ([0.02, 0.02, 0.02, 0.02], False),
+        ([0.02, 0.03, 0.0, 0.05], False),
+        ([1e-6, 2e-6, -1e-6, 3e-6], False),
+        ([0.02, 0.03], False),
+        ([], False),
+    ],
+    ids=["changes", "constant", "at times", "rounding", "few steps", "unknown"],
+)
+def test_a_part_of_the_loss_without_a_gradient(rests: list[float], found: bool) -> None:
+    events = tuple(
+        {**event, "backwards": [{**event["backwards"][0], "rest": [2.0, rest]}]}
+        for event, rest in zip(losses(16), rests, strict=False)
+    )
+    of = diagnose(with_events(job(2), losses=events))
+    assert bool(of.suspicious) == found
+    assert not found or "(0.02 of 2 in step 1, 0.03 of 2 in step 2" in of.suspicious[0]
+
+
 class TestMicroBatches:
     def found(self, *counts: int, **more: Any) -> tuple[str, ...]:
         return diagnose(with_events(job(1), losses=losses(*counts, **more))).suspicious

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moediag.recorder.core import Recorder
-from moediag.recorder.laws import clip_norms, rounded_gradients
+from moediag.recorder.laws import clip_norms, returned_weights, rounded_gradients
 from moediag.recorder.laws.checkpointed_inputs import CheckpointedInputs
 from moediag.recorder.laws.cleared_gradients import ClearedGradients
 from moediag.recorder.laws.context import LawContext
@@ -17,7 +17,6 @@ from moediag.recorder.laws.model_modes import ModelModes
 from moediag.recorder.laws.model_structure import ModelStructure
 from moediag.recorder.laws.model_values import ModelValues
 from moediag.recorder.laws.optimizer_checks import OptimizerChecks
-from moediag.recorder.laws.returned_weights import ReturnedWeights
 from moediag.recorder.laws.schedulers import Schedulers
 from moediag.recorder.laws.shared_values import SharedValues
 from moediag.recorder.laws.whole_models import WholeModels
@@ -38,9 +37,9 @@ def record(recorder: Recorder, folder: str) -> None:
     ModelValues(context, checks.owned).install()
     ModelModes(context, checks.owned).install()
     rounded_gradients.install(context)
+    returned_weights.install(context)
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
         ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,
-        ReturnedWeights,
     ):  # fmt: skip
         watcher(context).install()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
@@ -16,6 +18,7 @@ from moediag.diagnosis.numbers.reduced_gradients import (
 )
 from moediag.evidence.law_model import PLAIN, REDUCED
 from moediag.evidence.model import Evidence
+from moediag.protocol.names import plain_name
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural
 
@@ -56,6 +59,29 @@ def reduced_again(facts: Facts) -> Findings:
             "DistributedDataParallel averages their gradients: these are added up twice, and "
             "multiplied by the number of ranks if nothing divides them."
         )
+
+
+@law(suspects=True)
+def divisors_apart(facts: Facts) -> Findings:
+    """The program chose by what FSDP2 divides the gradients of some units of a model, and those of
+    others are divided by another number."""
+    rows = [one for own in facts.of(recorded).values() for one in own.of("divisors", _divisors)]
+    for units in rows[:1]:
+        of: dict[float, list[str]] = defaultdict(list)
+        for name, divisor, _ in units:
+            of[divisor].append(name)
+        if len(of) > 1 and any(chosen for _, _, chosen in units):
+            told = "; ".join(f"by {n:g} those of the units with {listed(of[n])}" for n in of)
+            yield Suspicious(
+                f"FSDP2 divides the gradients of its units by different numbers: {told}. Some of "
+                "them count more than others: call set_gradient_divide_factor for every unit, or "
+                "for none.",
+                tuple(name for name, _, chosen in units if chosen),
+            )
+
+
+def _divisors(event: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
+    return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in event["units"]]
 
 
 def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:

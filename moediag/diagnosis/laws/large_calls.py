@@ -57,8 +57,10 @@ def all_calls_small(evidence: Evidence) -> bool:
 
 
 def sends_nothing(evidence: Evidence) -> bool:
-    """Whether no call after the first step could carry a matrix until all ranks ended."""
-    later = any(call.step > 1 for call in large_calls(evidence))
+    """Whether no call outside the model could carry a matrix after the first step until all ranks
+    ended: activations, and gradients of some updates, keep no parameters equal."""
+    calls = (call for call in large_calls(evidence) if call.phase not in _INSIDE)
+    later = any(call.step > 1 for call in calls)
     ended = all(seen.finished for seen in evidence.ranks.values())
     return ended and not later and not any(map(lost_prefix, evidence.ranks.values()))
 

@@ -16,7 +16,12 @@ from moediag.diagnosis.laws.clip_norms import (
     scaled_gradients_clipped,
 )
 from moediag.diagnosis.laws.declared_equal import declared_inputs_apart, declared_tensors_apart
-from moediag.diagnosis.laws.hand_reduction import gradients_stale, reduced_again, starts_apart
+from moediag.diagnosis.laws.hand_reduction import (
+    divisors_apart,
+    gradients_stale,
+    reduced_again,
+    starts_apart,
+)
 from moediag.diagnosis.laws.law import Law
 from moediag.diagnosis.laws.loading import (
     optimizer_forgotten,
@@ -26,6 +31,7 @@ from moediag.diagnosis.laws.loading import (
 )
 from moediag.diagnosis.laws.loss_weights import (
     gradients_scaled,
+    loss_parts_detached,
     micro_batches_unequal,
     parts_unequal,
 )
@@ -51,11 +57,12 @@ from moediag.diagnosis.laws.optimizer_checks import (
     parameters_not_initialised,
     parameters_still,
     updates_undone,
+    weights_returned,
 )
 from moediag.diagnosis.laws.renewed_optimizers import moments_dropped
 from moediag.diagnosis.laws.replica_sets import replicas_apart
 from moediag.diagnosis.laws.restarts import restart_forgets
-from moediag.diagnosis.laws.rounded_gradients import gradients_rounded
+from moediag.diagnosis.laws.rounded_gradients import gradients_rounded, updates_rounded
 from moediag.diagnosis.laws.sample_sources import ranks_unlike, samplers_apart
 from moediag.diagnosis.laws.schedulers import schedulers_ahead, schedulers_misplaced
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
@@ -94,6 +101,7 @@ LAWS: tuple[Law, ...] = (
     left_in_evaluation,
     # All that these find may be deliberate.
     parameters_still,
+    weights_returned,
     buffers_apart,
     parameters_left_out,
     routers_frozen,
@@ -107,11 +115,14 @@ LAWS: tuple[Law, ...] = (
     schedulers_misplaced,
     starts_apart,
     reduced_again,
+    divisors_apart,
     moments_dropped,
     micro_batches_unequal,
     parts_unequal,
     gradients_scaled,
+    loss_parts_detached,
     gradients_rounded,
+    updates_rounded,
     shared_gradients_lost,
     biases_added_again,
     samplers_apart,

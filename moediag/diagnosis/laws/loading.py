@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.law import Broken, Findings, law, recorded
+from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import PART, LawCheck, RankLaws
 from moediag.result import Verdict
 from moediag.result.wording import at_line, listed, plural, ranks
@@ -58,17 +58,27 @@ def part_loaded(facts: Facts) -> Findings:
     )
 
 
-@law()
+@law(suspects=True)
 def other_names(facts: Facts) -> Findings:
     """A load left out names of the model and names of the checkpoint."""
-    loads = (load for own in facts.of(recorded).values() for load in own.loads)
+    loads = [load for own in facts.of(recorded).values() for load in own.loads]
     load = next((load for load in loads if load.missing and load.unexpected), None)
-    if load is not None:
-        yield (
-            f"load_state_dict{at_line(load.line)} left out {plural(load.counts[0], 'name')} of the "
-            f"model ({listed(load.missing)}) and {plural(load.counts[1], 'name')} of the "
-            f"checkpoint ({listed(load.unexpected)}): the former keep their first values."
-        )
+    if load is None:
+        return
+    text = (
+        f"load_state_dict{at_line(load.line)} left out {plural(load.counts[0], 'name')} of the "
+        f"model ({listed(load.missing)}) and {plural(load.counts[1], 'name')} of the "
+        f"checkpoint ({listed(load.unexpected)}): the former keep their first values."
+    )
+    pairs = ((one, other) for one in load.missing for other in load.unexpected)
+    same = any(f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
+               for one, other in pairs)  # fmt: skip
+    # A program may try the names as they are first.
+    later = loads[loads.index(load) + 1 :]
+    again = any(one.parameters and one.counts[0] < load.counts[0] for one in later)
+    if same and not again:
+        text += " They are the same names but for a prefix, such as that of a wrapper."
+    yield Suspicious(text, load.missing) if same and not again else text
 
 
 @law(Verdict.RESUME_DRIFT)

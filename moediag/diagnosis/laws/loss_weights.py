@@ -17,6 +17,7 @@ _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
 _UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
+_DETACHED = 1e-4  # of a loss of float32
 _MANY = 64  # elements that are no numbers for a log
 _UNEQUAL = 1.25  # times that a token counts more than another one
 _SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
@@ -229,6 +230,32 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
             f"{there}the loss or the gradients are divided by the number of ranks once too often.",
         )
     return None
+
+
+@law(suspects=True)
+def loss_parts_detached(facts: Facts) -> Findings:
+    """A part of a loss changes from step to step and has no gradient."""
+    for own in facts.of(recorded).values():
+        rows = own.of("losses", _rests)
+        rests = {rest for _, _, rest in rows}
+        whole = [abs(rest) > _DETACHED * abs(loss) for _, loss, rest in rows]
+        apart = max(rests, default=0.0) - min(rests, default=0.0)
+        if len(rows) > _ENOUGH and all(whole) and apart > _DETACHED * max(map(abs, rests)):
+            told = ", ".join(
+                f"{rest:.4g} of {loss:.4g} in step {step}" for step, loss, rest in rows[:3]
+            )
+            yield Suspicious(
+                f"A part of the loss changes from step to step and has no gradient ({told}), so it "
+                "trains nothing. Look for detach, no_grad, argmax or item() in what is added to "
+                "the loss, such as an auxiliary loss that balances experts."
+            )
+            return
+
+
+def _rests(event: Mapping[str, Any]) -> tuple[int, float, float]:
+    """The step, the loss of its first backward, and what in it has no gradient."""
+    loss, rest = event["backwards"][0]["rest"]
+    return int(event["step"]), float(loss), float(rest)
 
 
 def _losses(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:

@@ -172,6 +172,11 @@ def parameters_left_out(facts: Facts) -> Findings:
             f" These are all of {listed(sorted(models))}, whose gradients "
             "DistributedDataParallel averages in each step."
         )
+    if any("[" in name for name in names):
+        text += (
+            " Modules in a plain list are no part of the model, and neither a wrapper nor "
+            "parameters() sees them: use torch.nn.ModuleList."
+        )
     # An optimizer may step first after some steps of another one.
     late = all(found[name] <= _ENOUGH for name in names) and not models
     yield text if late else Suspicious(text, tuple(names))

@@ -271,6 +271,30 @@ def _updated(event: Mapping[str, Any]) -> tuple[int, frozenset[str]]:
 
 
 @law(suspects=True)
+def weights_returned(facts: Facts) -> Findings:
+    """Parameters had again the values of a much earlier update, so what was trained in between is
+    lost."""
+    rows = [own.of("returned", _returned) for own in facts.of(recorded).values()]
+    returns = dict.fromkeys(one for of in rows for one in of)
+    # Several tasks that begin from the same weights return to other ones later.
+    if returns and len({since for _, _, since in returns}) == 1:
+        step, _, since = next(iter(returns))
+        names = tuple(dict.fromkeys(name for _, name, _ in returns))
+        steps = dict.fromkeys(step for step, _, _ in returns)
+        more = f" (and in {plural(len(steps) - 1, 'later step')})" if len(steps) > 1 else ""
+        yield Suspicious(
+            f"Before the update of step {step}{more} {listed(names)} had exactly the values of "
+            f"step {since} again: something writes weights of an earlier time into the model, such "
+            "as a backup that is not renewed, and what was trained in between is lost.",
+            names,
+        )
+
+
+def _returned(event: Mapping[str, Any]) -> tuple[int, str, int]:
+    return int(event["step"]), plain_name(event["name"]), int(event["since"])
+
+
+@law(suspects=True)
 def parameters_still(facts: Facts) -> Findings:
     """Parameters never changed although they had gradients and a learning rate."""
     undone = _undone(facts)

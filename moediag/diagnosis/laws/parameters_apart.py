@@ -36,7 +36,7 @@ def parameters_apart(facts: Facts) -> Apart | None:
 
 def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
-    if facts.of(exchanges) and not apart.still:
+    if facts.of(exchanges) and not (apart.still or apart.unsynchronised):
         apart = replace(apart, names=apart.every)
     many, names = plural(len(apart.names), "parameter"), listed(apart.names)
     one = len(apart.names) == 1
@@ -52,7 +52,7 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             next_step="Send every updated parameter from the rank that updates it to all others.",
             names=apart.names,
         )
-    if facts.of(exchanges):
+    if facts.of(exchanges) and not apart.unsynchronised:
         text = (
             f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
             f"{apart.since}. The ranks exchange samples or their gradients (all_to_all), so each "
@@ -173,7 +173,7 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
         line = next((line for line in lines_of(facts, "unreduced") if line), "")
         return (
             f"DistributedDataParallel was told not to reduce gradients in every update{_at(line)}, "
-            "and no call of the ranks carried gradients or parameters.",
+            "and nothing averages the parameters.",
             "Leave no_sync, or set require_backward_grad_sync, for the last backward before each "
             "update.",
         )

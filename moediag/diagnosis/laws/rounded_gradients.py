@@ -1,4 +1,5 @@
-"""Gradients are added up in the precision that they have when the optimizer steps."""
+"""Gradients are added up in the precision that they have when the optimizer steps, and updates are
+not lost in that of the parameters."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.evidence.law_model import LOCAL
 from moediag.evidence.model import Evidence
-from moediag.result.wording import plural
+from moediag.protocol.names import plain_name
+from moediag.result.wording import listed, plural
 
 _ENOUGH = 2  # steps
 _MANY = 4  # micro-batches; with autocast the gradient of a single one has few digits
 _FEW = 3  # matrices
+_MOST_KEPT = 0.5  # of the elements that have a gradient
 _LOW = ("bfloat16", "float16", "half")
 
 
@@ -37,6 +40,34 @@ def gradients_rounded(facts: Facts) -> Findings:
                 "large sum. Add them up in float32."
             )
             return
+
+
+@law(suspects=True)
+def updates_rounded(facts: Facts) -> Findings:
+    """Most elements of parameters of 16 bits keep their value in the updates of torch's optimizers,
+    although they have gradients."""
+    for own in facts.of(recorded).values():
+        rows = own.of("halves", _kept)
+        steps = {step for step, _, kept, elements in rows if kept > _MOST_KEPT * elements > 0}
+        # The first updates of a warm-up are small.
+        if len(steps) >= _ENOUGH + 1 and rows[-1][0] in steps:
+            step, names, kept, elements = rows[-1]
+            yield Suspicious(
+                f"In the update of step {step} and in {len(steps) - 1} earlier checked ones, "
+                f"{100 * kept / elements:.0f} % of the elements with a gradient kept their value "
+                f"in parameters of 16 bits ({listed(names)}): the update is smaller than their "
+                "rounding and is lost. Keep parameters of float32 for the optimizer.",
+                names,
+            )
+            return
+
+
+def _kept(event: Mapping[str, Any]) -> tuple[int, tuple[str, ...], int, int]:
+    """Step, parameters of which most is lost, and over all: elements that were kept, and all."""
+    kept, elements = list(map(int, event["kept"])), list(map(int, event["elements"]))
+    rows = zip(event["names"], kept, elements, strict=True)
+    names = tuple(plain_name(name) for name, one, of in rows if one > _MOST_KEPT * of)
+    return int(event["step"]), names, sum(kept), sum(elements)
 
 
 def _reduced_in_low_precision(evidence: Evidence) -> bool:

@@ -91,14 +91,15 @@ class Apart:
     since: int
     """The first step in which they differ."""
     whole: bool
-    """These are all matrices of the model; otherwise the others stayed equal while they trained."""
+    """These are all matrices of the model or of a wrapper; otherwise the others stayed equal while
+    they trained."""
     lone_group: bool = False
     """Each rank wrapped the model for data parallelism over itself alone."""
     still: tuple[int, ...] = ()
     """Ranks on which all of these kept their first values although they had gradients, while they
     changed on the others."""
     unsynchronised: bool = False
-    """A wrapper was told not to reduce the gradients of any parameter."""
+    """A wrapper was told not to reduce their gradients in some updates."""
     breach: Breach | None = None
     """What differed before the parameters of an optimizer did, if they are all of the model."""
     same_loss: bool = False
@@ -265,7 +266,7 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
     grads: dict[str, list[set[str | None]]] = {}
     matrices: set[str] = set()
     steps: dict[int, None] = {}
-    local = _hows(evidence) == {LOCAL}
+    local = _unsynchronised(evidence)
     for (key, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2) or key.partition(".")[0] in without:
             continue
@@ -276,7 +277,9 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
             row = {rank: check.params[at] for rank, check in by_rank.items()}
             pieces = [check.pieces[at] for check in by_rank.values()]
             shards = len({one.part for one in pieces}) > 1  # of FSDP2, which may begin equal
-            if None in row.values() or shards or not all(_alone(one) or local for one in pieces):
+            if None in row.values() or shards:
+                continue
+            if piece.name not in local and not all(map(_alone, pieces)):
                 continue
             steps[step] = None
             matrices |= {piece.name} if "x" in piece.shape else set()
@@ -309,6 +312,10 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     if not plain.kept and alike and unlike:
         whole, alone = False, False
         apart = {name: apart[name] for name in unlike}
+    local = _unsynchronised(evidence).intersection(apart)
+    if local:
+        whole, alone = True, False
+        apart = {name: apart[name] for name in apart if name in local}
     groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
     still = {_still(plain.values[n]) if all(map(_known, grads[n])) else () for n in apart}
     return Apart(
@@ -317,7 +324,7 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
         whole=whole,
         lone_group=whole and bool(groups) and all(len(one) == 1 for one in groups),
         still=still.pop() if len(still) == 1 and plain.kept else (),
-        unsynchronised=_hows(evidence) == {LOCAL},
+        unsynchronised=bool(local),
         breach=None if plain.kept else _why_apart(evidence, {*every}),
         same_loss=not (plain.kept or whole or alone),
         alone=alone,
@@ -344,6 +351,12 @@ def _numbers_apart(evidence: Evidence, plain: _Plain) -> Breach | None:
 
 def _hows(evidence: Evidence) -> set[str]:
     return {piece.how for check in _all(evidence) for piece in check.pieces}
+
+
+def _unsynchronised(evidence: Evidence) -> set[str]:
+    """Parameters whose wrapper did not reduce gradients in some updates until their last check."""
+    hows = {piece.name: piece.how for check in _all(evidence) for piece in check.pieces}
+    return {name for name, how in hows.items() if how == LOCAL}
 
 
 def _known(gradients: set[str | None]) -> bool:

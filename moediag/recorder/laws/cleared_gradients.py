@@ -151,7 +151,7 @@ class ClearedGradients:
                 if distributed(one.parameter):
                     one.look()
 
-    def _end(self, optimizer: Any, _closure: bool, frame: Any) -> None:
+    def _end(self, optimizer: Any, closure: bool, frame: Any) -> None:
         used = mark(optimizer)
         for other in self._optimizers.owners():
             for one in self._optimizers.get(other).followed if other is not optimizer else ():
@@ -164,7 +164,7 @@ class ClearedGradients:
         for followed in parts:
             self._waiting = [one for one in self._waiting if one not in followed]
             kept = [one.end() for one in followed]
-            again = all(one.used_again() for one in followed)
+            again = not closure and all(one.used_again() for one in followed)
             if None in kept and not again:
                 continue
             self._context.log.event(

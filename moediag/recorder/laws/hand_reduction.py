@@ -2,6 +2,7 @@
 that no wrapper reduces: sketches of both.
 
 own_gradients   step names[] made[sketch of what the backwards made] used[sketch before the update]
+divisors        step units[[a parameter's name, by what FSDP2 divides, whether the program set it]]
 rescaled        step ranks[of the mesh] made[norm of the gradient of a shard of FSDP2 after the last
                 backward] used[before the update]
 """
@@ -22,6 +23,7 @@ WATCHER = "laws of gradients"
 _MOST = 64  # matrices
 _MOST_ELEMENTS = 1 << 22  # of one
 _FEW = 16  # shards
+_ENOUGH = 2  # steps, after which all units have run
 
 
 class HandReduction:
@@ -82,6 +84,18 @@ class HandReduction:
                 (one.mesh_info.mesh.mesh.flatten().tolist() for one in groups), []
             )
             self._over = sorted(mesh)
+            if groups and self._context.recorder.current_step == _ENOUGH:
+                self._tell_divisors(groups)
+
+    def _tell_divisors(self, groups: List[Any]) -> None:
+        rows = []
+        for of in groups:
+            trained = [p for p in (one.sharded_param for one in of.fsdp_params) if p.requires_grad]
+            names = self._context.names.of(trained[:1])
+            chosen = of.gradient_divide_factor
+            divisor = of.mesh_info.mesh.size() if chosen is None else chosen
+            rows += [[name, divisor, chosen is not None] for name in names if name is not None]
+        self._context.log.event("divisors", keep=True, step=_ENOUGH, units=rows)
 
     def _write(self, step: int) -> None:
         shards = [(p, norm) for p, norm in self._shards if p.grad is not None]

@@ -8,6 +8,7 @@ losses      step line(the user's that computed the last one) changed(how often a
             direct(bool: the loss is made of cross entropies and constants alone)
             added(bool: parameters had gradients before it)
             means[the gradient of each mean of which the loss is a sum]
+            rest[the loss, what no part of it is; empty if it has parts of unknown value]
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
             and the largest weight]]}]
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 from itertools import islice
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 from torch.jit import _builtins
@@ -34,6 +35,10 @@ _MOST_NODES = 256  # of the graph of a loss
 # Functions that torch.jit knows by their id, which no other object may get.
 _kept: List[Any] = []
 _CROSS_ENTROPY = ("NllLoss", "CrossEntropyLoss")
+# Losses of torch of which the value is known, and of which a loss may be a sum.
+_VALUED = ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
+_PART = "moediag"  # what their nodes have, in the metadata
+_EXACT = {torch.float32, torch.float64}
 _ARGUMENTS = ("input", "target", "weight", "reduction", "ignore_index", "label_smoothing")
 _REDUCTIONS = ("none", "mean", "sum")  # by torch's number
 _WRAPPER = "_DDPSink"
@@ -44,17 +49,31 @@ _LINEAR = (
 )  # fmt: skip
 
 
-class _Loss:
+class _Part:
+    """A part of a loss, and what it contributes: its value times its gradient."""
+
+    def __init__(self, result: Any) -> None:
+        self.value = result.detach().clone()  # the program may change it in place
+        self.share: Any = None
+
+    def got(self, gradient: Any) -> None:
+        """The gradient of its result."""
+        with torch.no_grad():
+            self.share = (self.value.double() * gradient.detach().double()).sum()
+
+
+class _Loss(_Part):
     """One call of cross_entropy or nll_loss."""
 
-    def __init__(self, given: Any, target: Any, ignored: int, reduction: str) -> None:
+    def __init__(self, result: Any, given: Any, target: Any, ignored: int, reduction: str) -> None:
+        super().__init__(result)
         self.reduction = reduction
         self.valid = target.detach() != ignored
         self.shape = target.numel(), given.shape[1] if given.dim() > 1 else given.shape[0]
         self.weights: Any = None  # sum, smallest, largest
 
     def got(self, gradient: Any) -> None:
-        """The gradient of its result."""
+        super().got(gradient)
         with torch.no_grad():
             gradient = gradient.detach().double()
             if self.reduction == "none":
@@ -86,8 +105,11 @@ class LossWeights:
         recorder, guarded = self._context.recorder, self._context.guarded
         # All cross entropies of torch.nn end in the first one, those of log probabilities in the
         # second one. torch.jit.script compiles what it does not know to be a function of torch's.
-        for name in ("cross_entropy_loss", "nll_loss_nd"):
-            recorder.patches.replace(torch._C._nn, name, self._wrapped)
+        for name in ("cross_entropy_loss", "nll_loss_nd", *_VALUED):
+            make = functools.partial(
+                self._wrapped, self._valued if name in _VALUED else self._called
+            )
+            recorder.patches.replace(torch._C._nn, name, make)
             _builtins._register_builtin(getattr(torch._C._nn, name), f"aten::{name}")
             _kept.append(getattr(torch._C._nn, name))
         recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
@@ -95,16 +117,28 @@ class LossWeights:
         recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
         self._context.on_check.append(self._write)
 
-    def _wrapped(self, original: Any) -> Any:
+    def _wrapped(self, tell: Callable[..., None], original: Any) -> Any:
         @functools.wraps(original)
         def loss(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if not torch.compiler.is_compiling() and self._context.checking:
                 frame = sys._getframe(1)
-                self._context.guarded(WATCHER, self._called, result, args, kwargs, frame)
+                self._context.guarded(WATCHER, tell, result, args, kwargs, frame)
             return result
 
         return loss
+
+    def _valued(self, result: Any, *_: Any) -> None:
+        again = torch._C._current_graph_task_id() != -1
+        if again or not result.requires_grad or capturing():
+            return
+        self._begin()
+        self._follow(result, _Part(result))
+
+    def _follow(self, result: Any, part: _Part) -> None:
+        """The node of ``result`` keeps ``part``, which must not keep a graph alive."""
+        result.grad_fn.metadata[_PART] = part
+        result.register_hook(functools.partial(self._context.guarded, WATCHER, part.got))
 
     def _called(
         self, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], frame: Any
@@ -118,13 +152,13 @@ class LossWeights:
         if target.is_floating_point() or len(self._new) >= _MOST or capturing():
             return
         reduction = _REDUCTIONS[given.get("reduction", 1)]
-        loss = _Loss(logits, target, given.get("ignore_index", -100), reduction)
+        loss = _Loss(result, logits, target, given.get("ignore_index", -100), reduction)
         self._begin()
         self._new.append(loss)
         self._line = self._context.recorder.user_lines.innermost(frame)
         smoothing = given.get("label_smoothing", 0.0)
         self._context.settings[f"label_smoothing of cross_entropy = {smoothing}"] = 1, self._line
-        result.register_hook(functools.partial(self._context.guarded, WATCHER, loss.got))
+        self._follow(result, loss)
 
     def _begin(self) -> None:
         step = self._context.recorder.current_step
@@ -139,12 +173,23 @@ class LossWeights:
                 direct = _made_of_cross_entropies(loss)
                 added = direct and bool(new) and self._has_gradients()
                 means: List[Any] = []
-                about = {"direct": direct, "added": added, "means": means}
+                parts = self._parts(loss)
+                about = {"direct": direct, "added": added, "means": means, "rest": parts}
                 self._backwards.append((about, new))
                 for node in _means_of(loss) if several_ranks() else ():
                     node.register_prehook(
                         lambda given: self._context.guarded(WATCHER, _keep, means, given[0])
                     )
+
+    def _parts(self, loss: Any) -> List[_Part]:
+        """The loss and all its parts; [] if the values of some are unknown, or rounded."""
+        whole, nodes = _Part(loss), _terms(loss, _LINEAR)
+        parts = [node.metadata.get(_PART) for node in nodes if node is not None]
+        if len(parts) < len(nodes) or None in parts:
+            return []
+        loss.register_hook(functools.partial(self._context.guarded, WATCHER, whole.got))
+        every = [whole, *parts]
+        return every if {one.value.dtype for one in every} <= _EXACT else []
 
     def _has_gradients(self) -> bool:
         """Whether some small parameters have a gradient that is not zero, or their wrapper keeps
@@ -188,13 +233,22 @@ class LossWeights:
         if step == self._step and any(new or about["means"] for about, new in backwards):
             rows = [
                 {**about, "of": [one.read() for one in new if one.weights is not None],
-                 "means": [float(one) for one in about["means"]]}
+                 "means": [float(one) for one in about["means"]],
+                 "rest": _rest([one.share for one in about["rest"]])}
                 for about, new in backwards
             ]  # fmt: skip
             self._context.log.event(
                 "losses", step=step, line=self._line, changed=changed, backwards=rows,
                 mean=self._context.sets.means(),
             )  # fmt: skip
+
+
+def _rest(shares: List[Any]) -> List[float]:
+    """What is contributed by the loss, and by no part of it."""
+    if not shares or None in shares:
+        return []
+    whole, *parts = (float(one) for one in shares)
+    return [whole, whole - sum(parts)]
 
 
 def _made_of_cross_entropies(loss: Any) -> bool:

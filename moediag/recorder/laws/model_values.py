@@ -4,7 +4,7 @@ frozen routers and models, and how often averages of a model were updated."""
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -52,6 +52,15 @@ class ModelValues:
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
             left = []
         found = {n: prints.add(local(p)) for n, p in zip(names.of(left), left) if n}  # noqa: B905
+        hidden = [
+            pair for model in self._context.recorder.models.owners() for pair in _hidden(model)
+        ]
+        ids = set(map(id, owned))
+        found.update(
+            (name, prints.add(local(p)))
+            for name, p in hidden[:_MOST_NAMES]
+            if p.grad is not None and id(p) not in ids
+        )
         followers = [
             (type(unwrapped(model)).__name__, {n: prints.add(p) for n, p in self._frozen(model)})
             for model in self._context.recorder.models.owners()
@@ -63,7 +72,7 @@ class ModelValues:
         self._context.log.event(
             "model", step=step, models=models,
             left_out={name: read[at] for name, at in found.items()},
-            replaced=list(found) if found and self._replaced(owned, known, left) else [],
+            replaced=list(found) if left and self._replaced(owned, known, left) else [],
             unowned=self._unowned(owned) if found else [],
             averages=[int(average.n_averaged) for average in alive],
             followers=[(k, {n: read[at] for n, at in of.items()}) for k, of in followers if of],
@@ -124,6 +133,21 @@ class ModelValues:
         have no gradient and belong to no module."""
         orphans = [p for n, p in zip(known, owned) if n is None and p.grad is None]  # noqa: B905
         return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
+
+
+def _hidden(model: Any) -> Iterator[Tuple[str, Any]]:
+    """Parameters of modules that are in plain lists of a model's modules, where ``parameters()``
+    does not see them."""
+    known = set(map(id, model.parameters()))
+    for prefix, module in unwrapped(model).named_modules():
+        for key, value in vars(module).items():
+            few = type(value) in (list, tuple) and len(value) <= _MOST_NAMES and key[0] != "_"
+            for at, part in enumerate(value if few else ()):
+                if isinstance(part, torch.nn.Module):
+                    place = f"{prefix}.{key}[{at}]".lstrip(".")
+                    for name, parameter in part.named_parameters():
+                        if id(parameter) not in known:
+                            yield f"{place}.{name}", parameter
 
 
 def _tied(model: Any) -> List[List[str]]:

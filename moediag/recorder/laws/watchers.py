@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moediag.recorder.core import Recorder
-from moediag.recorder.laws import clip_norms, rounded_gradients
+from moediag.recorder.laws import clip_norms, returned_weights, rounded_gradients
 from moediag.recorder.laws.checkpointed_inputs import CheckpointedInputs
 from moediag.recorder.laws.cleared_gradients import ClearedGradients
 from moediag.recorder.laws.context import LawContext
@@ -37,6 +37,7 @@ def record(recorder: Recorder, folder: str) -> None:
     ModelValues(context, checks.owned).install()
     ModelModes(context, checks.owned).install()
     rounded_gradients.install(context)
+    returned_weights.install(context)
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
         ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,

@@ -232,22 +232,27 @@ def test_local_steps_are_told_as_not_checked() -> None:
     assert any("no_sync" in text for text in found(2, None, LOCAL).not_seen)
 
 
-@pytest.mark.parametrize("averages", [False, True])
-def test_a_wrapper_that_never_reduces_and_nothing_else_that_sends(averages: bool) -> None:
-    """Ranks that never exchange anything are not local SGD, which averages parameters."""
+@pytest.mark.parametrize("how", [LOCAL, REDUCED])  # of the first step
+@pytest.mark.parametrize("phase", ["", "forward", "backward", "other"])
+def test_a_wrapper_that_does_not_reduce_every_update(how: str, phase: str) -> None:
+    """Local SGD averages parameters outside the model. Activations, and the gradients of some
+    updates, keep no parameters equal."""
 
     def own(rank: int, one: LawCheck) -> LawCheck:
-        return replace(one, params=other(one.params, rank)) if one.step > 1 else one
+        pieces = tuple(replace(p, how=how if one.step == 1 else LOCAL) for p in one.pieces)
+        params = other(one.params, rank) if one.step > 1 else one.params
+        return replace(one, pieces=pieces, params=params)
 
     evidence = job(2, own, LOCAL)
-    call = Collective(9, "world", 9, "all_reduce", 64, 64, "float32", "other", step=6)
-    if averages:
-        ranks = {r: replace(seen, collectives=(call,)) for r, seen in evidence.ranks.items()}
-        evidence = replace(evidence, ranks=ranks)
+    call = Collective(0, "world", 0, "all_reduce", 64, 64, "float32", phase, step=3)
+    calls = (call,) if phase else ()
+    ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+    evidence = replace(evidence, ranks=ranks)
     events = ({"step": 1, "line": "train.py:9 main"},)
     of = diagnose(with_events(evidence, unreduced=events))
-    assert of.verdict == ("clean" if averages else "replica-divergence")
-    assert averages or "not to reduce gradients in every update (first at train.py:9" in of.cause
+    assert of.verdict == ("clean" if phase == "other" else "replica-divergence")
+    told = "not to reduce gradients in every update (first at train.py:9" in of.cause
+    assert told == (phase != "other")
 
 
 def test_placed_replicas_must_start_equal() -> None:

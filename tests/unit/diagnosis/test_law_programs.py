@@ -147,18 +147,22 @@ class TestModels:
     def test_ranks_that_average_nothing_may_differ(self) -> None:
         assert not self.buffers(lambda rank, _: f"{rank}", ())
 
+    @pytest.mark.parametrize("name", ["gate.weight", "gates[0].weight"])
     @pytest.mark.parametrize(("since", "suspicious"), [(1, True), (2, False)])
-    def test_a_parameter_that_no_optimizer_has(self, since: int, suspicious: bool) -> None:
+    def test_a_parameter_that_no_optimizer_has(
+        self, since: int, suspicious: bool, name: str
+    ) -> None:
         """An optimizer may step first after some steps of another one."""
 
         def add(_: int, laws: RankLaws) -> RankLaws:
-            left = ({"gate.weight": "1"} if step >= since else {} for step in STEPS)
+            left = ({name: "1"} if step >= since else {} for step in STEPS)
             states = (ModelState(s, left_out=out) for s, out in zip(STEPS, left, strict=True))
             return replace(laws, models=tuple(states))
 
         of = diagnose(with_laws(job(2), add))
         (text,) = of.suspicious if suspicious else of.notes
-        assert "(gate.weight) had gradients and never changed" in text
+        assert f"({name}) had gradients and never changed" in text
+        assert ("ModuleList" in text) == ("[0]" in name)
 
     @pytest.mark.parametrize(
         ("since", "more", "told"),
@@ -303,6 +307,19 @@ class TestLoads:
     def test_names_that_were_left_out_on_both_sides_are_a_note(self) -> None:
         (note,) = self.loaded(Load("train.py:5 main", 2, ("a.w",), ("b.w", "c.w"), (1, 2)))
         assert "left out 1 name of the model (a.w) and 2 names of the checkpoint" in note
+
+    @pytest.mark.parametrize("again", [None, 2, 0])
+    def test_names_with_another_prefix(self, again: int | None) -> None:
+        """Some programs try the names as they are first, and change them if none fits."""
+        first = Load("train.py:5 main", 0, ("a.w", "a.b"), ("module.a.w", "module.a.b"), (2, 2))
+        more = () if again is None else (Load("train.py:7 main", 2, (), (), (again, again)),)
+
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            return replace(laws, loads=(first, *more))
+
+        of = diagnose(with_laws(job(2), add))
+        assert len(of.suspicious) == (again != 0) and len(of.notes) == (again == 0)
+        assert again == 0 or "the same names but for a prefix" in of.suspicious[0]
 
     def test_a_new_head_is_no_note(self) -> None:
         assert not self.loaded(Load("train.py:5 main", 2, ("head.w",), (), (1, 0)))

@@ -79,6 +79,23 @@ def test_shards_that_each_rank_multiplies_by_a_number_of_its_own(
     assert not found or "(1 on rank 0, 0.5 on rank 1 in step 1)" in told[0]
 
 
+@pytest.mark.parametrize(
+    ("units", "found"),
+    [
+        ([["emb.weight", 1.0, True], ["block.weight", 2, False]], True),
+        ([["emb.weight", 1.0, True], ["block.weight", 1.0, True]], False),
+        ([["emb.weight", 4, False], ["experts.weight", 4.0, True]], False),
+        ([["emb.weight", 4, False], ["experts.weight", 2, False]], False),
+        ([], False),
+    ],
+    ids=["some", "all", "as the others", "another mesh", "not recorded"],
+)
+def test_units_of_fsdp2_that_divide_by_another_number(units: list[Any], found: bool) -> None:
+    of = diagnose(with_events(job(2, how=PART), divisors=({"step": 2, "units": units},)))
+    assert bool(of.suspicious) == found
+    assert not found or "by 1 those of the units with emb.weight; by 2" in of.suspicious[0]
+
+
 # ------------------------------------------------------------------------ weights of tokens
 
 
@@ -89,6 +106,28 @@ def losses(*counts: int, total: float = 1.0, direct: bool = True, per: int = 1) 
     ]
     rows = [{"direct": direct, "of": [one] * per} for one in of]
     return tuple({"step": step, "backwards": rows} for step in STEPS)
+
+
+@pytest.mark.parametrize(
+    ("rests", "found"),
+    [
+        ([0.02, 0.03, 0.01, 0.05], True),
+        ([0.02, 0.02, 0.02, 0.02], False),
+        ([0.02, 0.03, 0.0, 0.05], False),
+        ([1e-6, 2e-6, -1e-6, 3e-6], False),
+        ([0.02, 0.03], False),
+        ([], False),
+    ],
+    ids=["changes", "constant", "at times", "rounding", "few steps", "unknown"],
+)
+def test_a_part_of_the_loss_without_a_gradient(rests: list[float], found: bool) -> None:
+    events = tuple(
+        {**event, "backwards": [{**event["backwards"][0], "rest": [2.0, rest]}]}
+        for event, rest in zip(losses(16), rests, strict=False)
+    )
+    of = diagnose(with_events(job(2), losses=events))
+    assert bool(of.suspicious) == found
+    assert not found or "(0.02 of 2 in step 1, 0.03 of 2 in step 2" in of.suspicious[0]
 
 
 class TestMicroBatches:
@@ -628,6 +667,39 @@ class TestRounded:
     @pytest.mark.parametrize("more", [{"rounded": 4}, {"times": 1}, {"dtype": "bfloat16"}])
     def test_float32_autocast_and_a_reduction_in_bfloat16(self, more: dict[str, Any]) -> None:
         assert not self.found(**more)
+
+
+class TestUpdatesOf16Bits:
+    def found(self, *kept: int) -> tuple[str, ...]:
+        rows = zip((1, 2, 3, 6), kept, strict=False)
+        events = tuple(
+            {"step": step, "names": ["a.weight", "b.weight"], "elements": [80, 20], "kept": [n, 0]}
+            for step, n in rows
+        )
+        return diagnose(with_events(job(2), halves=events)).suspicious
+
+    def test_most_elements_keep_their_values(self) -> None:
+        (text,) = self.found(0, 70, 70, 60)
+        assert "step 6 and in 2 earlier checked ones, 60 %" in text and "(a.weight)" in text
+
+    @pytest.mark.parametrize("kept", [(), (70, 70), (70, 70, 70, 40), (50, 50, 50, 50)])
+    def test_few_elements_a_warm_up_and_too_few_steps(self, kept: tuple[int, ...]) -> None:
+        assert not self.found(*kept)
+
+
+class TestReturnedWeights:
+    def found(self, *rows: tuple[int, int]) -> tuple[str, ...]:
+        events = tuple({"step": step, "name": "a.weight", "since": since} for step, since in rows)
+        return diagnose(with_events(job(2), returned=events)).suspicious
+
+    def test_weights_of_an_earlier_step(self) -> None:
+        (text,) = self.found((12, 5), (20, 5))
+        assert "step 12 (and in 1 later step) a.weight had exactly the values of step 5" in text
+        assert "--allow weights-returned" in text
+
+    def test_tasks_that_begin_from_the_same_weights(self) -> None:
+        assert not self.found((9, 5), (20, 16))
+        assert not self.found()
 
 
 # ------------------------------------------------------------------------ models

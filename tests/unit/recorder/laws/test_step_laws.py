@@ -90,6 +90,22 @@ class TestLossWeights:
     def test_other_parts_of_a_loss(self, tmp_path: Path, loss: Callable[[Any, Any], Any]) -> None:
         assert not self.recorded(tmp_path, loss)[0][0]["direct"]
 
+    @pytest.mark.parametrize(
+        ("loss", "rest"),
+        [
+            (lambda x, y: functional.cross_entropy(x, y).mul_(3), 0.0),
+            (lambda x, y: functional.cross_entropy(x, y) + functional.mse_loss(x, x * 2), 0.0),
+            (lambda x, y: functional.cross_entropy(x, y) / 2 + x.detach().sum() * 0 + 0.25, 0.25),
+            (lambda x, y: functional.cross_entropy(x, y) + x.square().mean(), None),
+            (lambda x, y: functional.cross_entropy(x.bfloat16(), y), None),
+        ],
+    )
+    def test_a_part_without_a_gradient(
+        self, tmp_path: Path, loss: Callable[[Any, Any], Any], rest: float | None
+    ) -> None:
+        for row in self.recorded(tmp_path, loss):
+            assert row[0]["rest"][1:] == ([] if rest is None else [pytest.approx(rest, abs=1e-6)])
+
     def test_weighted_classes_and_other_losses_are_left_out(self, tmp_path: Path) -> None:
         weighted = nn.CrossEntropyLoss(torch.ones(5))
         assert self.recorded(tmp_path, weighted) == []
@@ -131,7 +147,9 @@ def test_shards_of_fsdp2_that_the_program_multiplies(
     monkeypatch.setattr(hand_reduction, "several_ranks", lambda: True)
     with fake_rank(0, 1):
         net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        fully_shard(net[1])
         fully_shard(net)
+        net[1].set_gradient_divide_factor(4.0)
 
         def backward(_: int) -> None:
             net(torch.randn(2, 4)).square().sum().backward()
@@ -139,6 +157,8 @@ def test_shards_of_fsdp2_that_the_program_multiplies(
                 parameter.grad.to_local().mul_(0.5)
 
         train(net, backward)
+    (divisors,) = written(tmp_path, "divisors")
+    assert sorted(divisors["units"]) == [["0.weight", 1, False], ["1.weight", 4.0, True]]
     event = written(tmp_path, "rescaled")[-1]
     assert len(event["made"]) == 4
     assert event["used"] == pytest.approx([norm / 2 for norm in event["made"]])
@@ -230,6 +250,38 @@ def test_gradients_with_the_digits_of_bfloat16(tmp_path: Path, rounds: bool, wid
     train(net, backward)
     assert [event["rounded"] for event in written(tmp_path, "rounded")] == [2 * rounds] * 3
     assert [one.times for one in laws(tmp_path).cleared] == [4, 4]
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.5])
+def test_updates_of_16_bits_that_are_lost(tmp_path: Path, rate: float) -> None:
+    net = nn.Linear(4, 4).bfloat16()
+    with torch.no_grad():
+        net.weight.fill_(0.5), net.bias.fill_(0.5)
+    train(net, lambda _: net(torch.ones(2, 4).bfloat16()).sum().backward(), lr=rate)
+    event, *_ = written(tmp_path, "halves")
+    assert event["names"] == ["weight", "bias"] and event["elements"] == [16, 4]
+    assert event["kept"] == ([16, 4] if rate < 1e-3 else [0, 0])
+
+
+@pytest.mark.parametrize(("back", "since"), [(4, 5), (0, None), (None, None)])
+def test_weights_that_return(tmp_path: Path, recorder: Any, back: Any, since: Any) -> None:
+    """Update 9 has again the values of update 5; those of the first one may be a new fold. Values
+    that are the same before and after, as those around an evaluation with averaged weights, are
+    not seen."""
+    net, kept = nn.Linear(4, 4), {}
+
+    def backward(step: int) -> None:
+        kept[step - 1] = {name: value.clone() for name, value in net.state_dict().items()}
+        net.load_state_dict({name: value * 2 for name, value in kept[step - 1].items()})
+        net.load_state_dict(kept[back if step == 9 and back is not None else step - 1])
+        net(torch.randn(2, 4)).square().sum().backward()
+
+    train(net, backward, 12)
+    recorder.finish()
+    found = [
+        (event["name"], event["step"], event["since"]) for event in written(tmp_path, "returned")
+    ]
+    assert found == ([("weight", 9, since)] if since else [])
 
 
 class Masked(nn.Module):

@@ -136,6 +136,19 @@ class TestClearedGradients:
         assert {one.step for one in found if one.again} == ({1, 2} if times == 2 else set())
         assert not any(one.kept for one in found)
 
+    def test_an_update_whose_closure_makes_the_backward(self, tmp_path: Path) -> None:
+        net = model()
+        optimizer = torch.optim.LBFGS(net.parameters())
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            backward(net)
+            return 0.0
+
+        for _ in range(4):
+            optimizer.step(closure)
+        assert not any(one.again for one in laws(tmp_path).cleared)
+
     def test_accumulation_over_micro_batches(self, tmp_path: Path) -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -566,6 +579,31 @@ def test_a_layer_that_is_replaced_after_the_optimizer_was_made(
     assert all(set(state.left_out) == {"2.weight", "2.bias"} for state in states)
     expected = ("2.weight", "2.bias") if replaced else ()
     assert {state.replaced for state in states} == {expected}
+
+
+@pytest.mark.parametrize("kind", [list, nn.ModuleList])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_modules_in_a_plain_list(tmp_path: Path, kind: type, frozen: bool) -> None:
+    """A teacher that is kept in a list has no gradients."""
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kind([nn.Linear(4, 4)])
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            hidden = self.layers[0](inputs)
+            return self.head(hidden.detach() if frozen else hidden)
+
+    net = Stack()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(net)
+        optimizer.step()
+    lost = {"layers[0].weight", "layers[0].bias"} if kind is list and not frozen else set()
+    assert all(set(one.left_out) == lost and not one.replaced for one in laws(tmp_path).models)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

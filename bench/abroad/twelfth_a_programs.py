@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.abroad.edits import Edit, Line
 from bench.abroad.programs import Program, on_cpu
-from bench.abroad.quiet_programs import beside, imports_on_cpu
+from bench.abroad.quiet_programs import BOUND, beside, imports_on_cpu
 from bench.abroad.seventh_programs import NO_KERNEL, TELLS
 from bench.abroad.silent_programs import write
 from bench.abroad.third_silent_programs import with_small
@@ -209,7 +209,7 @@ def _for_vits(folder: Path) -> None:
 
 _SPEECH = Program(  # jaywalnut310 2e561ba: speech, DistributedDataParallel in spawned ranks
     "vits", "vits", _VITS, ("-c", "tiny.json", "-m", "tiny"), ranks=3, launcher="python",
-    needs=("numpy", "PIL", "tensorboard"), prepare=_for_vits,
+    needs=("numpy", "PIL", "tensorboard"), prepare=_for_vits, bound=BOUND,
     adapt=(
         *imports_on_cpu(_VITS),
         *on_cpu(_VITS, ("assert torch.cuda.is_available()", ""),

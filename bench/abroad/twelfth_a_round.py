@@ -1,7 +1,12 @@
 """Cases on four programs that were not in the earlier rounds, as typical users run them: images by
 hand, a language model with DeepSpeed, speech in spawned ranks, a retriever by Trainer. Their truth
 was committed before the first of them was run under moediag. Reports that a fault is modelled on
-are named beside it."""
+are named beside it.
+
+Each fault was first run without moediag, at a load of 10 to 14. Nine ended with an error; seven
+stood still until the limit: the barrier that is left out, the loss that is not finite, the batch
+more, the two locks, the file on another disk, the thread that does not end. All healthy and slow
+jobs were run to their end."""
 
 from __future__ import annotations
 
@@ -297,8 +302,8 @@ SLOW = (
     Case(
         "vit", "healthy, rank 0 validates for 13 s", CLEAN,
         (edit(VIT, "all_preds, all_label = all_preds[0]", "import time\nuntil = "
-              "time.process_time() + 13 * (global_step == 24)\n"
-              "while time.process_time() < until:\n"
+              "time.monotonic() + 13 * (global_step == 24)\n"
+              "while time.monotonic() < until:\n"
               "    with torch.no_grad():\n        model(x)\n{line}"),),
     ),
     Case(
@@ -320,23 +325,23 @@ import tarfile, time
 if rank == 2:
     with tarfile.open("sounds.tar.gz", "w:gz") as packed:
         packed.add("sounds")
-until = time.process_time() + 15 * (rank == 2)
-while time.process_time() < until:
+until = time.monotonic() + 15 * (rank == 2)
+while time.monotonic() < until:
     with tarfile.open("sounds.tar.gz") as packed:
         packed.extractall("unpacked", filter="data")
 {line}"""),),
     ),
     Case(
         "vits", "healthy, the others wait at a barrier while rank 0 scores for 15 s", CLEAN,
-        (edit(VITS, "global_step += 1", "import time\nuntil = time.process_time() + 15 * ("
-              "rank == 0 and global_step == 12)\nwhile time.process_time() < until:\n"
+        (edit(VITS, "global_step += 1", "import time\nuntil = time.monotonic() + 15 * ("
+              "rank == 0 and global_step == 12)\nwhile time.monotonic() < until:\n"
               "    evaluate(hps, net_g, eval_loader, writer_eval)\n"
               "if global_step % hps.train.eval_interval == 0:\n    dist.barrier()\n{line}"),),
     ),
     Case(
         "tevatron", "healthy, rank 1 makes tokens for 14 s", CLEAN,
-        (edit(DRIVER, "last_checkpoint = None", "import time\nuntil = time.process_time() + 14 * "
-              "(os.environ['RANK'] == '1')\nwhile time.process_time() < until:\n"
+        (edit(DRIVER, "last_checkpoint = None", "import time\nuntil = time.monotonic() + 14 * "
+              "(os.environ['RANK'] == '1')\nwhile time.monotonic() < until:\n"
               "    tokenizer(['a text of the corpus'] * 64)\n{line}"),),
     ),
     Case(

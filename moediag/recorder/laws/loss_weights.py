@@ -37,6 +37,7 @@ _kept: List[Any] = []
 _CROSS_ENTROPY = ("NllLoss", "CrossEntropyLoss")
 # Losses of torch of which the value is known, and of which a loss may be a sum.
 _VALUED = ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
+_MOST_VALUES = 1 << 22
 _PART = "moediag"  # what their nodes have, in the metadata
 _EXACT = {torch.float32, torch.float64}
 _ARGUMENTS = ("input", "target", "weight", "reduction", "ignore_index", "label_smoothing")
@@ -130,10 +131,10 @@ class LossWeights:
 
     def _valued(self, result: Any, *_: Any) -> None:
         again = torch._C._current_graph_task_id() != -1
-        if again or not result.requires_grad or capturing():
-            return
-        self._begin()
-        self._follow(result, _Part(result))
+        plain = type(result) is torch.Tensor and result.numel() <= _MOST_VALUES
+        if plain and result.requires_grad and not (again or capturing()):
+            self._begin()
+            self._follow(result, _Part(result))
 
     def _follow(self, result: Any, part: _Part) -> None:
         """The node of ``result`` keeps ``part``, which must not keep a graph alive."""
@@ -185,7 +186,7 @@ class LossWeights:
         """The loss and all its parts; [] if the values of some are unknown, or rounded."""
         whole, nodes = _Part(loss), _terms(loss, _LINEAR)
         parts = [node.metadata.get(_PART) for node in nodes if node is not None]
-        if len(parts) < len(nodes) or None in parts:
+        if len(parts) < len(nodes) or None in parts or type(loss) is not torch.Tensor:
             return []
         loss.register_hook(functools.partial(self._context.guarded, WATCHER, whole.got))
         every = [whole, *parts]

@@ -69,7 +69,8 @@ class _Samples:
 
 
 def install(context: LawContext) -> None:
-    optimizers, every = ByObject(), []  # optimizer -> _Samples; also those of freed optimizers
+    optimizers = ByObject()  # optimizer -> _Samples
+    every: List[_Samples] = []  # also those of freed optimizers
 
     def before(optimizer: Any, _closure: bool, _frame: Any) -> None:
         own = optimizers.get(optimizer)

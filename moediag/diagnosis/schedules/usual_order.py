@@ -1,16 +1,14 @@
 """Finds ranks that depart from what the job usually does, where no majority opposes them.
 
-Two calls that meet and differ do not show which of them is wrong. Three facts may:
+Two calls that meet and differ do not show which of them is wrong. Two facts may:
 
 - **Peers.** Other ranks made the same calls in the same order. If at least two of them then made
   another call, and none made this rank's, this rank departed. This is a majority of the ranks with
   the same role, whichever groups they are in.
 - **A period.** The two calls have always alternated in one rhythm: ``a`` after every N calls of
   ``b``, at least three times. A rank that makes ``b`` once more left ``a`` out.
-- **A step.** One rank makes the calls of a step in another order or number than in each of the
-  three steps before, and all others, at least two, do what they did in theirs.
 
-The last two are weak, because a program may do something for the first time: the first evaluation
+The second is weak, because a program may do something for the first time: the first evaluation
 of a job is new on every rank, and a rank that skips it does what it always did. So a call that was
 never made before names no rank, and neither does one whose rhythm varied or that came early.
 """
@@ -47,8 +45,6 @@ class Departure:
     """For a period: after how many of them the rank made ``call``."""
     line: bool = False
     """``peers`` made the usual call in the same line, perhaps after other calls."""
-    step: int = 0
-    """The step in which the rank departed from the calls of its own steps before; else 0."""
 
     @property
     def early(self) -> bool:
@@ -72,8 +68,6 @@ def departures(
     if not found and not alone:
         ways = (_from_line, _from_period)
         found = next(filter(None, (way(sides, tracks) for way in ways)), [])
-        if not found and len(tracks) == evidence.world_size:
-            found = _from_steps(sides, tracks)
     return tuple(found) if 0 < len(found) < len(sides) or alone else ()
 
 
@@ -84,10 +78,10 @@ def others_departed(
     ``calls`` did not."""
     sides = {rank: call for rank, call in calls.items() if call is not None}
     tracks, _ = _tracks(evidence, sides)
-    found = {rank: _in_steps(rank, track) for rank, track in tracks.items() if rank in sides}
-    others = [one for rank, one in found.items() if rank not in few]
-    same = all(found.get(rank) is False for rank in few)
-    return bool(others) and same and all(isinstance(one, Departure) for one in others)
+    kept = {rank: _keeps_its_steps(tracks[rank]) for rank in sides}
+    others = [same for rank, same in kept.items() if rank not in few]
+    every = bool(others) and all(same is False for same in others)
+    return every and all(kept.get(rank) for rank in few)
 
 
 def departed(
@@ -351,33 +345,9 @@ def _beat(past: Sequence[int], now: int) -> tuple[bool, int, int] | None:
     return length != every, every, length
 
 
-def _from_steps(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:
-    """The one rank whose calls of a step are not those of its steps before, if those of all others
-    are."""
-    found = [_in_steps(rank, track) for rank, track in tracks.items()]
-    if len(found) < 3 or None in found:
-        return []
-    odd = [one for one in found if isinstance(one, Departure) and one.rank in sides]
-    if not odd or found.count(False) < len(found) - 1:
-        return []
-    # Ranks that were not held up may have departed in that step, and be steps ahead now.
-    others = (track for rank, track in tracks.items() if rank != odd[0].rank)
-    return odd if all(_as_before(track, odd[0].step) for track in others) else []
-
-
-def _as_before(track: _Track, step: int) -> bool:
-    """Whether the rank made the calls of the step before again in ``step``, as far as it came."""
-    now, before = (
-        [t for call, t in zip(track.calls, track.tokens, strict=True) if call.step == one]
-        for one in (step, step - 1)
-    )
-    whole = bool(track.calls) and track.calls[-1].step > step
-    return bool(now) and now == before[: len(before) if whole else len(now)]
-
-
-def _in_steps(rank: int, track: _Track) -> Departure | bool | None:
-    """Where the calls of a step were first not those of each of the steps before; False if they
-    always were, None if there is no such habit, or the call was never made in these steps."""
+def _keeps_its_steps(track: _Track) -> bool | None:
+    """Whether the calls of a step were those of each of the steps before; None if there is no such
+    habit, or one was never made in these steps."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, call in enumerate(track.calls):
         places[call.step].append(place)
@@ -395,8 +365,5 @@ def _in_steps(rank: int, track: _Track) -> Departure | bool | None:
             ends = n >= len(usual)
             if track.tokens[place] == usual[0 if ends else n] and (not ends or place in following):
                 continue
-            if track.tokens[place] not in usual:
-                return None
-            call, wanted = track.calls[place], track.calls[steps[at - 1][0 if ends else n]]
-            return Departure(rank, call, wanted, step=track.calls[steps[at][0]].step)
-    return False if habit else None
+            return False if track.tokens[place] in usual else None
+    return True if habit else None

@@ -182,11 +182,6 @@ def _departure(one: Departure) -> str:
         return (
             f" After the same calls, {ranks(one.peers)} called {usual}, where {{}} called {call}."
         )
-    if one.step:
-        return (
-            f" In each of the steps before, {{}} called {usual} at that point; in step {one.step} "
-            f"it called {call}, while all others made their usual calls."
-        )
     if one.after > one.every:
         often = f"{one.every} times in a row" if one.every > 1 else "once"
         return f" Until then, {call} always came {often} before {usual}; {{}} made it once more."

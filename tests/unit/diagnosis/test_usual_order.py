@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,16 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moediag.diagnosis import diagnose
-from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.schedules.usual_order import departed, departures
-from moediag.diagnosis.words.cause import parted
+from moediag.diagnosis.schedules.usual_order import departed
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 from moediag.result import Confidence
 from tests.depth import cases
 from tests.unit import periodic_jobs
 from tests.unit.evidence_builder import Job, Op
-from tests.unit.transfer_jobs import Call, everyone, recv, run, send
 
 QUICK = settings(
     max_examples=cases(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -251,64 +247,6 @@ def test_a_send_that_differs_from_that_line_on_the_other_ranks(
     ranks |= {n: RankEvidence(n, collectives=(sent[n - 1],)) for n in (1, 2, 3) if sizes[n - 1]}
     calls = {0: made[-1], 3: sent[2]}
     assert departed(calls, Evidence(4, ranks)) == named
-
-
-def pipeline(
-    batches: Mapping[tuple[int, int], int], news: Collection[int] = (), steps: int = 5
-) -> Evidence:
-    """Ranks 0 and 1 are the first stage, 2 and 3 the second one. In each step the second
-    stage receives each micro-batch (two, but for ``batches`` by rank and step), then sends. The
-    ranks in ``news`` do something for the first time in step 5."""
-
-    def program(rank: int, _: int) -> Iterator[Call]:
-        first, peer = rank < 2, (rank + 2) % 4
-        there, back = (send, recv) if first else (recv, send)
-        ways = ((there, "job.py:2 forward"), (back, "job.py:3 backward"))
-        for step in range(1, steps + 1):
-            for number, (way, site) in enumerate(ways):
-                if number and step == 5 and rank in news:
-                    yield everyone("all_gather", "job.py:5 evaluate")
-                for _ in range(batches.get((rank, step), 2)):
-                    yield way(peer, site)
-            yield "step", None, 0, "", False
-
-    return run(program, 4)
-
-
-@pytest.mark.parametrize(
-    ("batches", "news", "named"),
-    [
-        ({(2, 5): 1}, (), (2,)),
-        ({(2, 5): 1, (2, 3): 1, (0, 3): 1}, (), ()),  # the number of micro-batches varies
-        ({(2, 5): 1, (3, 5): 1}, (), ()),  # two of four
-        ({(2, 5): 1}, (0, 1, 3), ()),  # the others do something new
-        ({(2, 5): 1}, (2,), ()),  # it does something new itself
-    ],
-)
-def test_calls_of_a_step_that_were_always_the_same(
-    batches: Mapping[tuple[int, int], int], news: Collection[int], named: tuple[int, ...]
-) -> None:
-    evidence = pipeline(batches, news)
-    calls = {rank: evidence.ranks[rank].collectives[-1] for rank in (0, 2)}
-    assert departed(calls, evidence) == named
-    assert departed(calls, replace(evidence, world_size=5)) == ()  # a rank was not seen
-
-
-def test_ranks_that_ran_ahead_may_have_departed_as_well() -> None:
-    """Ranks 0, 2 and 3 have one micro-batch in step 5; ranks 0 and 2 go on for four steps."""
-    evidence = pipeline({(0, 5): 1, (2, 5): 1, (3, 5): 1}, steps=9)
-    calls = {rank: evidence.ranks[rank].collectives[-1] for rank in (1, 3)}
-    assert departed(calls, evidence) == ()
-
-
-def test_the_sentence_about_a_step() -> None:
-    evidence = pipeline({(2, 5): 1})
-    calls = {rank: evidence.ranks[rank].collectives[-1] for rank in (0, 2)}
-    (one,) = departures(calls, evidence)
-    assert (one.rank, one.step, one.usual.op) == (2, 5, "recv")
-    text = parted(Blame((2,), "habit", departures=(one,)))
-    assert text.startswith(" In each of the steps before, rank 2 called recv at job.py:2 forward")
-    assert "in step 5 it called send at job.py:3 backward" in text
 
 
 @pytest.mark.parametrize(("leave", "culprits"), [((0,), (0,)), ((1, 2), ()), ((2,), (2,))])

@@ -29,6 +29,8 @@ from bench.abroad.tenth_a_round import TENTH_A_ROUND
 from bench.abroad.tenth_b_programs import TENTH_B_PROGRAMS
 from bench.abroad.tenth_b_round import TENTH_B_ROUND
 from bench.abroad.third_round import THIRD_ROUND
+from bench.abroad.twelfth_b_programs import TWELFTH_B_PROGRAMS
+from bench.abroad.twelfth_b_round import TWELFTH_B_ROUND
 from tests.victims.table import healthy_programs
 
 NANOGPT = (
@@ -360,6 +362,7 @@ _KNOWN = (
     *TENTH_B_ROUND,
     *TENTH_A_ROUND,
     *ELEVENTH_ROUND,
+    *TWELFTH_B_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )
@@ -370,4 +373,5 @@ EVERY_PROGRAM = (
     *EIGHTH_PROGRAMS, *NINTH_PROGRAMS,
     *TENTH_B_PROGRAMS,
     *TENTH_A_PROGRAMS,
+    *TWELFTH_B_PROGRAMS,
 )  # fmt: skip

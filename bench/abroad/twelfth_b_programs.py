@@ -261,8 +261,11 @@ def _for_muse(folder: Path) -> None:
 _MUSE_VAE = Program(  # lucidrains 6df7f33: an image tokenizer and its discriminator, accelerate
     "muse", "muse-maskgit-pytorch", _MUSE, ranks=3, prepare=_for_muse,
     needs=("accelerate", "beartype", "einops", "ema_pytorch", "numpy", "PIL", "tqdm",
-           "transformers", "vector_quantize_pytorch"),
+           "vector_quantize_pytorch"),
     env=(("ACCELERATE_USE_CPU", "1"),),
+    adapt=on_cpu("muse_maskgit_pytorch/muse_maskgit_pytorch.py",
+                 ("from muse_maskgit_pytorch.t5 import",
+                  "t5_encode_text = get_encoded_dim = DEFAULT_T5_NAME = None")),
 )  # fmt: skip
 
 # ------------------------------------------------------------------------ mistral-inference
@@ -284,6 +287,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def memory_efficient_attention(query, key, value, bias):
+    unused = ~bias.mask.any(0)[None, :, None, None]  # memory that nobody wrote yet
+    key, value = key.masked_fill(unused, 0), value.masked_fill(unused, 0)
     heads = [one.transpose(1, 2) for one in (query, key, value)]
     return scaled_dot_product_attention(*heads, attn_mask=bias.mask).transpose(1, 2)
 """,
@@ -414,4 +419,5 @@ _MISTRAL = Program(  # mistralai 2557e12: experts in a pipeline by hand, generat
 
 TWELFTH_B_PROGRAMS = (
     _ARCFACE, *(replace(_ARCFACE, name=f"arcface-{n}", ranks=n) for n in (2, 4)),
+    _MUSE_VAE, *(replace(_MUSE_VAE, name=f"muse-{n}", ranks=n) for n in (2, 4)),
 )  # fmt: skip

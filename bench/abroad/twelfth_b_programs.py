@@ -148,7 +148,7 @@ _RECBOLE = Program(  # RUCAIBox 7b02be5: recommendations, DistributedDataParalle
     "recbole", "RecBole", _REC,
     ("--model=BPR", "--dataset=tiny", "--config_files=tiny.yaml", "--port=29683", "--nproc=3"),
     ranks=3, launcher="python",
-    needs=("colorama", "colorlog", "numpy", "pandas", "psutil", "scipy", "sklearn", "tabulate",
+    needs=("colorama", "colorlog", "numpy", "pandas", "psutil", "scipy", "tabulate",
            "tensorboard", "texttable", "tqdm", "yaml"),
     prepare=_for_recbole,
     adapt=(
@@ -159,6 +159,12 @@ _RECBOLE = Program(  # RUCAIBox 7b02be5: recommendations, DistributedDataParalle
                 ('"cuda", self.final_config_dict["local_rank"]', '"cpu"'),
                 ("np.float = np.float_", "np.float = float"),
                 ("np.complex = np.complex_", ""), ("np.unicode = np.unicode_", "")),
+        # Of no use here, and four processes import it.
+        *on_cpu("recbole/evaluator/metrics.py", ("from sklearn.metrics import auc", ""),
+                ("from sklearn.metrics import mean", "")),
+        *on_cpu("recbole/model/general_recommender/nceplrec.py", ("from sklearn", "")),
+        *on_cpu("recbole/model/general_recommender/slimelastic.py",
+                ("from sklearn.linear_model", ""), ("from sklearn.exceptions", "")),
         *on_cpu(_TRAINER,
                 ("checkpoint = torch.load(checkpoint_file",
                  "checkpoint = torch.load(checkpoint_file, weights_only=False)"),
@@ -420,4 +426,5 @@ _MISTRAL = Program(  # mistralai 2557e12: experts in a pipeline by hand, generat
 TWELFTH_B_PROGRAMS = (
     _ARCFACE, *(replace(_ARCFACE, name=f"arcface-{n}", ranks=n) for n in (2, 4)),
     _MUSE_VAE, *(replace(_MUSE_VAE, name=f"muse-{n}", ranks=n) for n in (2, 4)),
+    _MISTRAL, *(replace(_MISTRAL, name=f"mistral-{n}", ranks=n) for n in (2, 4)),
 )  # fmt: skip

@@ -349,4 +349,4 @@ if pipeline_rank == 1:
     ),
 )  # fmt: skip
 
-TWELFTH_B_ROUND = (*_ARCFACE, *_MUSE)
+TWELFTH_B_ROUND = (*_ARCFACE, *_MUSE, *_MISTRAL)

@@ -368,7 +368,7 @@ from types import SimpleNamespace
 
 
 class MistralTokenizer:
-    eos_id = 2
+    eos_id = 96  # is never drawn: the program cannot show an empty answer
 
     def __init__(self):
         self.instruct_tokenizer = SimpleNamespace(tokenizer=self)
@@ -425,6 +425,7 @@ _MISTRAL = Program(  # mistralai 2557e12: experts in a pipeline by hand, generat
 
 TWELFTH_B_PROGRAMS = (
     _ARCFACE, *(replace(_ARCFACE, name=f"arcface-{n}", ranks=n) for n in (2, 4)),
+    _RECBOLE, _recbole(2), _recbole(4),
     _MUSE_VAE, *(replace(_MUSE_VAE, name=f"muse-{n}", ranks=n) for n in (2, 4)),
     _MISTRAL, *(replace(_MISTRAL, name=f"mistral-{n}", ranks=n) for n in (2, 4)),
 )  # fmt: skip

@@ -125,7 +125,7 @@ _RECBOLE = (
     # allennlp#5088, rtg#11
     Case(
         "recbole", "each rank stops by the score of its own users",
-        Truth(LEFT, (0,), (*lines(
+        Truth(LEFT, (1,), (*lines(
             FIT, "if not self.config['single_spec'] and load_best_model:", "if stop_flag:",
             "break", ") = early_stopping(", "stop_flag,",
             "valid_score, valid_result = self._valid_epoch("), *_RECOMMEND,
@@ -134,7 +134,7 @@ _RECBOLE = (
         (edit(FIT, "result = self._map_reduce(", "pass"),
          edit(FIT, "self.wandblogger.log_eval_metrics(", "if not self.config['single_spec'] and "
               "load_best_model:\n    result = self._map_reduce(result, num_sample)\n{line}"),
-         edit("tiny.yaml", "epochs: 4", "epochs: 30\nstopping_step: 1\nlearning_rate: 0.05")),
+         edit("tiny.yaml", "epochs: 4", "epochs: 30\nstopping_step: 2\nlearning_rate: 0.05")),
     ),
     fault(
         "recbole", "the best model is on the disk of another node", 2,
@@ -349,4 +349,4 @@ if pipeline_rank == 1:
     ),
 )  # fmt: skip
 
-TWELFTH_B_ROUND = (*_ARCFACE, *_MUSE, *_MISTRAL)
+TWELFTH_B_ROUND = (*_ARCFACE, *_RECBOLE, *_MUSE, *_MISTRAL)

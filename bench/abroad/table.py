@@ -31,6 +31,8 @@ from bench.abroad.tenth_b_round import TENTH_B_ROUND
 from bench.abroad.third_round import THIRD_ROUND
 from bench.abroad.twelfth_a_programs import TWELFTH_A_PROGRAMS
 from bench.abroad.twelfth_a_round import TWELFTH_A_ROUND
+from bench.abroad.twelfth_b_programs import TWELFTH_B_PROGRAMS
+from bench.abroad.twelfth_b_round import TWELFTH_B_ROUND
 from tests.victims.table import healthy_programs
 
 NANOGPT = (
@@ -363,6 +365,7 @@ _KNOWN = (
     *TENTH_A_ROUND,
     *ELEVENTH_ROUND,
     *TWELFTH_A_ROUND,
+    *TWELFTH_B_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )
@@ -374,4 +377,5 @@ EVERY_PROGRAM = (
     *TENTH_B_PROGRAMS,
     *TENTH_A_PROGRAMS,
     *TWELFTH_A_PROGRAMS,
+    *TWELFTH_B_PROGRAMS,
 )  # fmt: skip

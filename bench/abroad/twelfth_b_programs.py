@@ -146,12 +146,13 @@ _ARCFACE = Program(  # deepinsight 7fadd42: metric learning, classes of the head
 
 _RECBOLE = Program(  # RUCAIBox 7b02be5: recommendations, DistributedDataParallel, ranks by mp.spawn
     "recbole", "RecBole", _REC,
-    ("--model=BPR", "--dataset=tiny", "--config_files=tiny.yaml", "--port=29683", "--nproc=3"),
+    ("--model=BPR", "--dataset=tiny", "--config_files=tiny.yaml", "--nproc=3"),
     ranks=3, launcher="python",
     needs=("colorama", "colorlog", "numpy", "pandas", "psutil", "scipy", "tabulate",
            "tensorboard", "texttable", "tqdm", "yaml"),
     prepare=_for_recbole,
     adapt=(
+        *on_cpu(_REC, ("port=args.port,", "port=str(20000 + __import__('os').getpid() % 9000),")),
         *imports_on_cpu(_QUICK, "import logging"),
         *on_cpu(_QUICK, ("from ray import tune", ""), ("kwargs = args[-1]", TELLS),
                 ("flops = get_flops(", "flops = 0")),

@@ -5,7 +5,11 @@ under moediag.
 
 Modelled on deepinsight/insightface#1890 and #1287, RUCAIBox/RecBole#1684, allenai/allennlp#5088,
 isi-nlp/rtg#11, bytedance/UNO#71, huggingface/accelerate#2690, soumith/ganhacks#23 and
-NVIDIA/Megatron-LM#1444."""
+NVIDIA/Megatron-LM#1444.
+
+Without moediag, on a machine with much other work, every fault stood still or ended with an error,
+and all healthy and slow jobs ended with 0. In "each rank stops by the score of its own users" rank
+1 stops in the fourth epoch, the others go on."""
 
 from __future__ import annotations
 
@@ -176,8 +180,8 @@ dist.barrier()"""),),
     ),
     Case(
         "recbole", "healthy, rank 0 saves for 20 s", CLEAN,
-        (edit(FIT, "torch.save(state, saved_model_file", f"{SLOW_FILE}torch.save(state, SlowFile("
-              "saved_model_file) if epoch == 0 else saved_model_file)"),),
+        (edit(FIT, "torch.save(state, saved_model_file", f"{SLOW_FILE}if epoch == 0:\n"
+              "    torch.save(state, SlowFile(saved_model_file + '.copy'))\n{line}"),),
     ),
     Case(
         "recbole", "healthy, rank 1 downloads its data for 14 s", CLEAN,
@@ -231,12 +235,7 @@ _MUSE = (
     *healthy("muse", "muse-2", "muse-4"),
     Case(
         "muse", "healthy, gradients of two batches are summed", CLEAN,
-        (edit("go.py", "grad_accum_every=1", "grad_accum_every=2,"),
-         edit(VAE, "for _ in range(self.grad_accum_every):", "import contextlib\n"
-              "for micro in range(self.grad_accum_every):"),
-         edit(VAE, "with self.accelerator.autocast():", "last = micro + 1 == "
-              "self.grad_accum_every\nwith (contextlib.nullcontext() if last else "
-              "self.accelerator.no_sync(self.vae)):")),
+        (edit("go.py", "grad_accum_every=1", "grad_accum_every=2,"),),
     ),
     Case(
         "muse", "healthy, a thread of rank 0 saves", CLEAN,

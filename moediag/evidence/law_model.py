@@ -139,8 +139,6 @@ class ClipNorm:
     scale: float = 0.0
     #: The squared norm of each gradient, as far as this rank has it; only of DeepSpeed's.
     squares: tuple[float, ...] = ()
-    #: An update had used these gradients already.
-    late: bool = False
 
     @property
     def factor(self) -> float:

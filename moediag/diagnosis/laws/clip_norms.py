@@ -32,6 +32,7 @@ from moediag.result.wording import at_line, listed, plural
 
 _ENOUGH = 2  # checked steps
 _ROUNDING = 1e-3  # of a factor or norm
+_CLIPPED = 1 - _ROUNDING  # a factor
 _FAR = 2e-3  # of a norm
 _APART = 0.01  # of the factors of ranks
 _EXACT = 1e-5  # of norms of equal tensors that were scaled
@@ -126,17 +127,28 @@ def scaled_gradients_clipped(facts: Facts) -> Findings:
 
 
 @law(suspects=True)
-def clipped_after_update(facts: Facts) -> Findings:
-    """Gradients were clipped after the update that used them, and never before it."""
+def clipped_before_backward(facts: Facts) -> Findings:
+    """Gradients were clipped before the last backward that added to them (after the update that
+    used them, say), and not again before the next update."""
     for own in facts.of(recorded).values():
-        calls = [norm for norm in own.norms if norm.factor < 1 - _ROUNDING]
-        steps = sorted({norm.step for norm in calls})
-        if len(steps) >= _ENOUGH and all(norm.late for norm in own.norms):
+        found = defaultdict[str, set[int]](set)
+        for line, step in own.of(
+            "unclipped", lambda event: (str(event["line"]), int(event["step"]))
+        ):
+            found[line].add(step)
+        for line, steps in found.items():
+            calls = [one for one in own.norms if one.line == line]
+            last = {one.step: one for one in calls if one.step <= max(steps)}
+            clips = {step for step, one in last.items() if not one.norm or one.factor < _CLIPPED}
+            if len(steps) < _ENOUGH or not clips <= steps:
+                continue
+            none = not any(last[step].norm for step in steps & last.keys())
             yield Suspicious(
-                f"In steps {', '.join(map(str, steps[:6]))} clip_grad_norm_"
-                f"{at_line(calls[0].line)} clipped gradients that the optimizer's update had "
-                "already used, and nothing had added to them since: the clipping has no effect. "
-                "Call it between the backward and step()."
+                f"In steps {', '.join(map(str, sorted(steps)[:6]))} clip_grad_norm_{at_line(line)} "
+                f"{'found no gradients' if none else 'clipped gradients'}, then a backward added "
+                "to all of them, and the next update used them as they were: what that backward "
+                "computed is not clipped. Call it between the last backward and step().",
+                tuple(dict.fromkeys(n for one in calls if one.step in steps for n in one.names)),
             )
             return
 

@@ -9,7 +9,7 @@ from moediag.diagnosis.laws.cleared_gradients import (
     gradients_used_twice,
 )
 from moediag.diagnosis.laws.clip_norms import (
-    clipped_after_update,
+    clipped_before_backward,
     clipped_before_reduction,
     local_norms,
     norm_incomplete,
@@ -64,7 +64,11 @@ from moediag.diagnosis.laws.replica_sets import replicas_apart
 from moediag.diagnosis.laws.restarts import restart_forgets
 from moediag.diagnosis.laws.rounded_gradients import gradients_rounded, updates_rounded
 from moediag.diagnosis.laws.sample_sources import ranks_unlike, samplers_apart
-from moediag.diagnosis.laws.schedulers import schedulers_ahead, schedulers_misplaced
+from moediag.diagnosis.laws.schedulers import (
+    schedulers_ahead,
+    schedulers_misplaced,
+    schedulers_unused,
+)
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
 from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
 from moediag.diagnosis.laws.unreduced_calls import last_backward_unreduced
@@ -109,10 +113,11 @@ LAWS: tuple[Law, ...] = (
     stage_matrices_apart,
     gradients_mixed,
     gradients_used_twice,
-    clipped_after_update,
+    clipped_before_backward,
     exchanges_one_way,
     schedulers_ahead,
     schedulers_misplaced,
+    schedulers_unused,
     starts_apart,
     reduced_again,
     divisors_apart,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
@@ -14,6 +16,7 @@ from moediag.records import dataclass
 from moediag.result.wording import at_line
 
 _ENOUGH = 3  # checked steps
+_UNUSED = 2  # checked steps with another learning rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,28 @@ def schedulers_misplaced(facts: Facts) -> Findings:
                 "optimizers, and the others keep their learning rate."
             )
             return
+
+
+@law(suspects=True)
+def schedulers_unused(facts: Facts) -> Findings:
+    """A scheduler changes the learning rate of an optimizer that never steps, while another one
+    updates the same parameters without a scheduler."""
+    for own in facts.of(recorded).values():
+        used = {one.number for of in _by("number", own) for one in of}
+        rows = [one for one in own.of("unused", _unused) if one[0] not in used]
+        for number, name, line, made in dict.fromkeys(rows):
+            if sum(one[0] == number for one in rows) >= _UNUSED:
+                yield Suspicious(
+                    f"{name}.step(){at_line(line)} changes the learning rate of an optimizer that "
+                    f"never steps (the scheduler was made{at_line(made)}); another optimizer, made "
+                    "of the same parameters, steps with a learning rate that does not follow the "
+                    "schedule. Make the scheduler with the optimizer that steps."
+                )
+                return
+
+
+def _unused(event: Mapping[str, Any]) -> tuple[int, str, str, str]:
+    return int(event["number"]), str(event["name"]), str(event["line"]), str(event["made"])
 
 
 def _misplaced(rows: list[Scheduled]) -> bool:

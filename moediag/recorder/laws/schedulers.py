@@ -1,10 +1,14 @@
-"""Records, at checked steps, how often learning rate schedulers and their optimizers stepped."""
+"""Records, at checked steps, how often learning rate schedulers and their optimizers stepped.
+
+unused      step number name line made(the user's line)   of a scheduler whose optimizer has never
+            stepped: others that step have its parameters, other learning rates and no scheduler
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, List
+from typing import Any, List, Optional, Set
 
 import torch
 from torch.optim import lr_scheduler
@@ -22,13 +26,14 @@ _MOST_LINES = 2  # that call the step() of one
 class _Scheduler:
     """The calls of step() of one scheduler since its optimizer first stepped."""
 
-    __slots__ = ("calls", "kind", "lines", "number", "prepared")
+    __slots__ = ("calls", "early", "kind", "lines", "number", "prepared")
 
     def __init__(self, number: int, kind: str) -> None:
         self.number = number
         self.kind = kind
         self.calls = 0
         self.lines: List[str] = []
+        self.early: List[str] = []  # of the first calls before that; the first is in its __init__
         self.prepared = False  # accelerate calls it
 
 
@@ -75,26 +80,56 @@ class Schedulers:
         return own if self._updates.get(own) else getattr(own, "optimizer", own)
 
     def _called(self, scheduler: Any, frame: Any) -> None:
-        if not self._updates.get(self._optimizer(scheduler)):
-            return  # the one of its construction, say
         known = self._schedulers.get(scheduler)
         if known is None:
             number = len(self._schedulers.owners())
             known = self._schedulers.set(scheduler, _Scheduler(number, type(scheduler).__name__))
+        line = self._context.recorder.user_lines.innermost
+        if not self._updates.get(self._optimizer(scheduler)):
+            known.early += [line(frame)] if len(known.early) < _MOST_LINES else []
+            return
         known.calls += 1
         callers = frame, frame.f_back
         known.prepared |= any(f and f.f_globals.get("__name__") == _ACCELERATE for f in callers)
         if known.calls <= _MOST_LINES:
-            line = self._context.recorder.user_lines.innermost(frame)
-            known.lines += [line] if line and line not in known.lines else []
+            at = line(frame)
+            known.lines += [at] if at and at not in known.lines else []
 
     def _write(self, step: int) -> None:
         optimizers = self._updates.owners()
         for scheduler in self._schedulers.owners():
             known, optimizer = self._schedulers.get(scheduler), self._optimizer(scheduler)
-            self._context.log.event(
-                "scheduled", step=step, number=known.number, name=known.kind,
-                line=" and ".join(known.lines), calls=known.calls, prepared=known.prepared,
-                updates=self._updates.get(optimizer), optimizer=optimizers.index(optimizer),
-                optimizers=len(optimizers),
-            )  # fmt: skip
+            own = {"step": step, "number": known.number, "name": known.kind}
+            if known.calls:
+                self._context.log.event(
+                    "scheduled", line=" and ".join(known.lines), calls=known.calls,
+                    prepared=known.prepared, updates=self._updates.get(optimizer),
+                    optimizer=optimizers.index(optimizer), optimizers=len(optimizers), **own,
+                )  # fmt: skip
+            elif len(known.early) > 1 and self._replaced(optimizer):
+                made, line = known.early
+                self._context.log.event("unused", made=made, line=line, **own)
+
+    def _replaced(self, optimizer: Any) -> bool:
+        """Whether others that step have the parameters of one that never did, and neither a
+        scheduler nor its learning rates, as if the program had set these by hand."""
+        own = _parameters(optimizer)
+        others = [one for one in self._updates.owners() if own & _parameters(one)]
+        scheduled = {id(self._optimizer(one)) for one in self._schedulers.owners()}
+        rates, new = _rates(optimizer), set().union(*map(_rates, others))
+        return (
+            not self._updates.get(optimizer)
+            and own <= set().union(*map(_parameters, others))
+            and scheduled.isdisjoint(map(id, others))
+            and None not in rates | new
+            and rates.isdisjoint(new)
+        )
+
+
+def _parameters(optimizer: Any) -> Set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _rates(optimizer: Any) -> Set[Optional[float]]:
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return {None if rate is None else float(rate) for rate in rates}

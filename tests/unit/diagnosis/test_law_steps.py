@@ -480,20 +480,29 @@ def apart(rank: int, check: LawCheck) -> LawCheck:
     return replace(check, grads=other(check.grads, rank))
 
 
-class TestClippedLate:
-    def found(self, late: bool, norm: float = 2.0) -> tuple[str, ...]:
+class TestClippedBeforeBackward:
+    def found(
+        self, *early: int, norm: float = 2.0, steps: Sequence[int] = STEPS
+    ) -> tuple[str, ...]:
+        """``early``: steps in which a backward followed."""
+
         def add(_: int, laws: RankLaws) -> RankLaws:
-            norms = (ClipNorm(s, MATRICES, norm, 1.0, "t.py:8 f", late=late) for s in STEPS)
+            norms = (ClipNorm(step, MATRICES, norm, 1.0, "t.py:8 f") for step in steps)
             return replace(laws, norms=tuple(norms))
 
-        return diagnose(with_laws(job(2), add)).suspicious
+        rows = [{"step": step, "line": "t.py:8 f"} for step in early]
+        return diagnose(with_events(with_laws(job(2), add), unclipped=rows)).suspicious
 
-    def test_after_the_update_it_has_no_effect(self) -> None:
-        (text,) = self.found(late=True)
-        assert "clip_grad_norm_ at t.py:8 f clipped gradients that" in text
+    @pytest.mark.parametrize(("norm", "what"), [(2.0, "clipped"), (0.0, "found no")])
+    def test_a_backward_follows(self, norm: float, what: str) -> None:
+        (text,) = self.found(*STEPS, norm=norm)
+        assert f"clip_grad_norm_ at t.py:8 f {what} gradients, then a backward added" in text
 
-    def test_before_it_and_a_norm_for_a_log(self) -> None:
-        assert not self.found(late=False) and not self.found(late=True, norm=0.5)
+    def test_the_last_update_may_be_missing(self) -> None:
+        assert self.found(*STEPS[:-1])
+
+    def test_after_some_calls_only_and_once(self) -> None:
+        assert not self.found(*STEPS[1:]) and not self.found(STEPS[0]) and not self.found()
 
 
 class TestLastBackward:

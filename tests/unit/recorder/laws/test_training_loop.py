@@ -9,8 +9,10 @@ import importlib
 import pickle
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -363,19 +365,101 @@ class TestScaledNorms:
         # In the first step no scaler has made a step.
         assert [n.scale for n in laws(tmp_path).norms] == [0.0, *([0.0 if unscales else 64.0] * 2)]
 
-    @pytest.mark.parametrize("late", [True, False])
-    def test_gradients_that_are_clipped_after_their_update(
-        self, tmp_path: Path, late: bool
-    ) -> None:
-        net = model()
+    def clip(self, net: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+
+    def early(
+        self, folder: Path, act: Callable[[nn.Module, Any, Callable[[], None]], None]
+    ) -> bool:
+        """Whether clipping is found to be too early where ``act(net, optimizer, clip)`` is a
+        step."""
+        net = nn.ModuleDict({"used": model(), "unused": model()})
+        net.forward = net["used"].forward
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(2):
+        for _ in range(4):
+            act(net, optimizer, lambda: self.clip(net))
+        text = suspicious(folder)
+        assert f"clip_grad_norm_ at {Path(__file__).name}:" in text or not text
+        return "then a backward added" in text
+
+    @pytest.mark.parametrize("order", ["cbu", "bcbu", "cbcbu", "buc"])
+    def test_gradients_that_are_clipped_before_a_backward(self, tmp_path: Path, order: str) -> None:
+        """In this order: clip, backward, update."""
+
+        def step(net: nn.Module, optimizer: Any, clip: Callable[[], None]) -> None:
+            optimizer.zero_grad()
+            does = {"c": clip, "b": lambda: backward(net), "u": optimizer.step}
+            for act in order:
+                does[act]()
+
+        assert self.early(tmp_path, step)
+
+    @pytest.mark.parametrize("order", ["bcu", "bcbcu", "cbcu", "bbcu", "bu", "bm"])
+    def test_gradients_that_are_clipped_last(self, tmp_path: Path, order: str) -> None:
+        """m: an update that clips inside."""
+
+        def step(net: nn.Module, optimizer: Any, clip: Callable[[], None]) -> None:
+            optimizer.zero_grad()
+            inside = lambda: optimizer.step(lambda: clip() or 0.0)  # noqa: E731
+            does = {"c": clip, "b": lambda: backward(net), "u": optimizer.step, "m": inside}
+            for act in order:
+                does[act]()
+
+        assert not self.early(tmp_path, step)
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_a_closure_of_the_optimizer_that_clips(self, tmp_path: Path, first: bool) -> None:
+        """As Lightning's."""
+
+        def step(net: nn.Module, optimizer: Any, clip: Callable[[], None]) -> None:
+            def closure() -> float:
+                acts = [clip, lambda: backward(net)]
+                for act in acts if first else reversed(acts):
+                    optimizer.zero_grad() if act is not clip else None
+                    act()
+                return 0.0
+
+            optimizer.step(closure)
+
+        assert self.early(tmp_path, step) == first
+
+    def test_a_clipped_part_of_which_other_losses_change_some(self, tmp_path: Path) -> None:
+        """Such as layers that an actor and a critic share."""
+
+        def step(net: nn.Module, optimizer: Any, clip: Callable[[], None]) -> None:
             optimizer.zero_grad()
             backward(net)
-            steps = [optimizer.step, lambda: nn.utils.clip_grad_norm_(net.parameters(), 1e-3)]
-            for act in steps if late else reversed(steps):
-                act()
-        assert [norm.late for norm in laws(tmp_path).norms] == [late] * 2
+            clip()
+            hidden = net["used"][0](torch.randn(2, 4))
+            hidden.sum().backward()
+            optimizer.step()
+
+        assert not self.early(tmp_path, step)
+
+    def test_two_optimizers_that_step_after_both_are_clipped(self, tmp_path: Path) -> None:
+        other = model()
+        second = torch.optim.SGD(other.parameters(), lr=0.1)
+
+        def step(net: nn.Module, optimizer: Any, clip: Callable[[], None]) -> None:
+            for one, of in ((net, optimizer), (other, second)):
+                of.zero_grad()
+                backward(one)
+                nn.utils.clip_grad_norm_(one.parameters(), 1e-3)
+            optimizer.step()
+            second.step()
+
+        assert not self.early(tmp_path, step)
+
+    def test_a_norm_that_is_only_measured(self, tmp_path: Path) -> None:
+        def step(net: nn.Module, optimizer: Any, _: Callable[[], None]) -> None:
+            optimizer.zero_grad()
+            nn.utils.clip_grad_norm_(net.parameters(), float("inf"))
+            backward(net)
+            nn.utils.clip_grad_norm_(net.parameters(), 1e9)
+            backward(net)
+            optimizer.step()
+
+        assert not self.early(tmp_path, step)
 
     def test_a_scaler_that_is_off_scales_nothing(self, tmp_path: Path) -> None:
         net = model()
@@ -562,6 +646,77 @@ def test_a_scheduler_that_steps_several_times_for_each_update(
     assert all(f"StepLR.step() at {Path(__file__).name}:" in text for text in found)
 
 
+def suspicious(folder: Path) -> str:
+    """What the records of the only rank show."""
+    ranks = {0: replace(job(1).ranks[0], laws=laws(folder))}
+    return " ".join(diagnose(replace(job(1), ranks=ranks)).suspicious)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+class TestSchedulersOfAnotherOptimizer:
+    """A scheduler steps an optimizer that the program made again."""
+
+    def found(
+        self,
+        folder: Path,
+        follow: Callable[[Any, Any, int], None] = lambda *_: None,
+        parameters: Callable[[nn.Module], Any] = lambda net: net.parameters(),
+        of: Callable[[int], Any] = lambda step: 1 / (1 + step),
+    ) -> bool:
+        """``follow(old, new, step)`` runs before each update of the new one."""
+        net = model()
+        old = torch.optim.SGD(parameters(net), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(old, of)
+        new = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(13):
+            backward(net)
+            follow(old, new, step)
+            new.step()
+            new.zero_grad()
+            scheduler.step()
+        text = suspicious(folder)
+        assert f"LambdaLR.step() at {Path(__file__).name}:" in text or not text
+        return "that never steps" in text
+
+    def test_of_the_same_parameters(self, tmp_path: Path) -> None:
+        assert self.found(tmp_path)
+        assert self.found(tmp_path, parameters=lambda net: [{"params": [net[0].weight]}])
+
+    def test_a_learning_rate_that_is_taken_over(self, tmp_path: Path) -> None:
+        def copied(old: Any, new: Any, _: int) -> None:
+            new.param_groups[0]["lr"] = old.param_groups[0]["lr"]
+
+        assert not self.found(tmp_path, copied)
+
+    def test_groups_that_are_shared(self, tmp_path: Path) -> None:
+        """As an optimizer shares those of the one in it."""
+
+        def shared(old: Any, new: Any, _: int) -> None:
+            new.param_groups = old.param_groups
+
+        assert not self.found(tmp_path, shared)
+
+    def test_one_that_steps_later(self, tmp_path: Path) -> None:
+        assert not self.found(tmp_path, lambda old, _, step: old.step() if step > 9 else None)
+
+    def test_other_parameters(self, tmp_path: Path) -> None:
+        assert not self.found(tmp_path, parameters=lambda _: model().parameters())
+
+    def test_a_schedule_that_does_nothing(self, tmp_path: Path) -> None:
+        assert not self.found(tmp_path, of=lambda _: 1.0)
+
+    def test_a_schedule_of_the_new_one(self, tmp_path: Path) -> None:
+        made: list[Any] = []
+
+        def scheduled(_: Any, new: Any, step: int) -> None:
+            if not step:
+                made.append(torch.optim.lr_scheduler.StepLR(new, 5))
+            elif step:
+                made[0].step()
+
+        assert not self.found(tmp_path, scheduled)
+
+
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_layer_that_is_replaced_after_the_optimizer_was_made(
     tmp_path: Path, replaced: bool
@@ -661,8 +816,7 @@ def test_schedulers_of_deepspeed_are_counted(
             scheduler.step()
     for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.lr_schedules"):
         del sys.modules[name]
-    ranks = {0: replace(job(1).ranks[0], laws=laws(tmp_path))}
-    text = " ".join(diagnose(replace(job(1), ranks=ranks)).suspicious)
+    text = suspicious(tmp_path)
     assert ("WarmupLR.step() at" in text and f"{times} times for each" in text) is (times > 1)
 
 

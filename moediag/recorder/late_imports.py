@@ -14,10 +14,11 @@ class _Finder:
         self.act = act
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.name:
+        if name != self.name or self not in sys.meta_path:
             return None
-        others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
-        specs = (finder.find_spec(name, path, target) for finder in others)
+        # Python has asked those before it; one of the same module would ask it again.
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (f.find_spec(name, path, target) for f in later if hasattr(f, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = getattr(spec, "loader", None)
         original = getattr(loader, "exec_module", None)

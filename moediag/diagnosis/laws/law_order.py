@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moediag.diagnosis.laws.accumulation import accumulation_not_entered
 from moediag.diagnosis.laws.checkpointed_inputs import recomputed_otherwise
 from moediag.diagnosis.laws.cleared_gradients import (
     gradients_kept,
@@ -125,6 +126,7 @@ LAWS: tuple[Law, ...] = (
     micro_batches_unequal,
     parts_unequal,
     gradients_scaled,
+    accumulation_not_entered,
     loss_parts_detached,
     gradients_rounded,
     updates_rounded,

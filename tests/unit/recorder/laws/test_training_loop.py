@@ -3,13 +3,14 @@ that no optimizer has."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import importlib
 import pickle
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -650,6 +651,65 @@ def suspicious(folder: Path) -> str:
     """What the records of the only rank show."""
     ranks = {0: replace(job(1).ranks[0], laws=laws(folder))}
     return " ".join(diagnose(replace(job(1), ranks=ranks)).suspicious)
+
+
+_ACCELERATE = """
+import contextlib
+
+class Accelerator:
+    gradient_accumulation_steps = 2
+
+    def backward(self, loss):
+        (loss / self.gradient_accumulation_steps).backward()
+
+    @contextlib.contextmanager
+    def accumulate(self, *models):
+        yield
+"""
+
+
+@pytest.fixture
+def accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A stand-in for accelerate's, of which the laws read these."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "accelerator.py").write_text(_ACCELERATE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = {name: one for name, one in sys.modules.items() if name.startswith("accelerate")}
+    for name in before:
+        monkeypatch.delitem(sys.modules, name)
+    yield importlib.import_module("accelerate.accelerator").Accelerator()
+    for name in ("accelerate", "accelerate.accelerator"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "enters", "backwards", "told"),
+    [(2, False, 1, True), (2, True, 1, False), (2, False, 2, False), (1, False, 1, False)],
+    ids=["never entered", "entered", "by hand", "no accumulation"],
+)
+def test_an_accumulation_that_is_asked_for(
+    tmp_path: Path, accelerator: Any, asked: int, enters: bool, backwards: int, told: bool
+) -> None:
+    accelerator.gradient_accumulation_steps = asked
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        for _ in range(backwards):
+            with accelerator.accumulate(net) if enters else contextlib.nullcontext():
+                accelerator.backward(net(torch.randn(2, 4)).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    text = suspicious(tmp_path)
+    assert (f"so `backward` at {Path(__file__).name}:" in text and "by 2" in text) is told
+
+
+def test_an_accumulation_of_few_updates_is_not_judged(tmp_path: Path, accelerator: Any) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        accelerator.backward(net(torch.randn(2, 4)).pow(2).mean())
+        optimizer.step()
+    assert "accumulate" not in suspicious(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")

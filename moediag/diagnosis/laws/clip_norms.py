@@ -32,7 +32,6 @@ from moediag.result.wording import at_line, listed, plural
 
 _ENOUGH = 2  # checked steps
 _ROUNDING = 1e-3  # of a factor or norm
-_CLIPPED = 1 - _ROUNDING  # a factor
 _FAR = 2e-3  # of a norm
 _APART = 0.01  # of the factors of ranks
 _EXACT = 1e-5  # of norms of equal tensors that were scaled
@@ -131,15 +130,12 @@ def clipped_before_backward(facts: Facts) -> Findings:
     """Gradients were clipped before the last backward that added to them (after the update that
     used them, say), and not again before the next update."""
     for own in facts.of(recorded).values():
-        found = defaultdict[str, set[int]](set)
-        for line, step in own.of(
-            "unclipped", lambda event: (str(event["line"]), int(event["step"]))
-        ):
-            found[line].add(step)
-        for line, steps in found.items():
+        rows = own.of("unclipped", lambda event: (str(event["line"]), int(event["step"])))
+        for line in dict.fromkeys(line for line, _ in rows):
+            steps = {step for at, step in rows if at == line}
             calls = [one for one in own.norms if one.line == line]
             last = {one.step: one for one in calls if one.step <= max(steps)}
-            clips = {step for step, one in last.items() if not one.norm or one.factor < _CLIPPED}
+            clips = {s for s, one in last.items() if not one.norm or one.factor < 1 - _ROUNDING}
             if len(steps) < _ENOUGH or not clips <= steps:
                 continue
             none = not any(last[step].norm for step in steps & last.keys())

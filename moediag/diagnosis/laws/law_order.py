@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis.laws.accumulation import accumulation_not_entered
 from moediag.diagnosis.laws.checkpointed_inputs import recomputed_otherwise
 from moediag.diagnosis.laws.cleared_gradients import (
     gradients_kept,
@@ -31,6 +30,7 @@ from moediag.diagnosis.laws.loading import (
     states_left_out,
 )
 from moediag.diagnosis.laws.loss_weights import (
+    accumulation_not_entered,
     gradients_scaled,
     loss_parts_detached,
     micro_batches_unequal,

@@ -12,6 +12,7 @@ from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
 from moediag.evidence.law_model import REDUCED
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
+from moediag.result.wording import at_line
 
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
@@ -230,6 +231,30 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
             f"{there}the loss or the gradients are divided by the number of ranks once too often.",
         )
     return None
+
+
+@law(suspects=True)
+def accumulation_not_entered(facts: Facts) -> Findings:
+    """accelerate divides each loss by the micro-batches that it is asked to accumulate, and the
+    program updates after each backward, without `accumulate`."""
+    for own in facts.of(recorded).values():
+        rows = own.of("accumulation", _not_entered)
+        if len(rows) > _ENOUGH and all(rows):
+            number, line = rows[0]
+            yield Suspicious(
+                f"accelerate is asked to accumulate {number} micro-batches, so `backward`"
+                f"{at_line(line)} divides each loss by {number}, but the program never enters "
+                "`accumulate` and updates after each backward: nothing is accumulated, and the "
+                f"gradients are 1/{number} of those of the loss. Put each micro-batch into `with "
+                "accelerator.accumulate(model):`."
+            )
+            return
+
+
+def _not_entered(event: Mapping[str, Any]) -> tuple[int, str] | tuple[()]:
+    """What each loss is divided by, and the backward's line; () of an accumulation."""
+    alone = event["backwards"] == 1 and not event["entered"]
+    return (int(event["micro_batches"]), str(event["line"])) if alone else ()
 
 
 @law(suspects=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
@@ -34,18 +32,23 @@ class Scheduled:
     updates: int
     """Updates of its optimizer."""
     optimizer: int
-    """Counts the optimizers of the rank, from 0."""
+    """Counts the optimizers of the rank, from 0; -1: it has never stepped, and others that do have
+    its parameters, other learning rates and no scheduler."""
     optimizers: int
     """How many optimizers have stepped."""
     prepared: bool = False
     """accelerate steps it, once for each rank."""
+    made: str = ""
+    """The user's line that made it, or ""."""
 
 
-def _by(field: str, own: RankLaws) -> list[list[Scheduled]]:
-    """The records of a rank that have the same value of a field."""
+def _by(field: str, own: RankLaws, used: bool = True) -> list[list[Scheduled]]:
+    """The records of a rank that have the same value of a field; ``used``: whose optimizer steps,
+    or that of those whose optimizer does not."""
     rows: dict[int, list[Scheduled]] = defaultdict(list)
     for one in own.of("scheduled", functools.partial(build, Scheduled)):
-        rows[getattr(one, field)].append(one)
+        if (one.optimizer >= 0) is used:
+            rows[getattr(one, field)].append(one)
     return list(rows.values())
 
 
@@ -93,21 +96,17 @@ def schedulers_unused(facts: Facts) -> Findings:
     """A scheduler changes the learning rate of an optimizer that never steps, while another one
     updates the same parameters without a scheduler."""
     for own in facts.of(recorded).values():
-        used = {one.number for of in _by("number", own) for one in of}
-        rows = [one for one in own.of("unused", _unused) if one[0] not in used]
-        for number, name, line, made in dict.fromkeys(rows):
-            if sum(one[0] == number for one in rows) >= _UNUSED:
+        used = {of[0].number for of in _by("number", own)}
+        for of in _by("number", own, used=False):
+            if len(of) >= _UNUSED and of[0].number not in used:
                 yield Suspicious(
-                    f"{name}.step(){at_line(line)} changes the learning rate of an optimizer that "
-                    f"never steps (the scheduler was made{at_line(made)}); another optimizer, made "
-                    "of the same parameters, steps with a learning rate that does not follow the "
-                    "schedule. Make the scheduler with the optimizer that steps."
+                    f"{of[0].name}.step(){at_line(of[0].line)} changes the learning rate of an "
+                    f"optimizer that never steps (the scheduler was made{at_line(of[0].made)}); "
+                    "another one, made of the same parameters, steps with a learning rate that "
+                    "does not follow the schedule. Make the scheduler with the optimizer that "
+                    "steps."
                 )
                 return
-
-
-def _unused(event: Mapping[str, Any]) -> tuple[int, str, str, str]:
-    return int(event["number"]), str(event["name"]), str(event["line"]), str(event["made"])
 
 
 def _misplaced(rows: list[Scheduled]) -> bool:

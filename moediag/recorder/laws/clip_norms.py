@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, List, Optional, Set, Tuple
+from typing import Any, List, Optional
 
 import torch
 
@@ -27,31 +27,24 @@ class _Call:
     """A call that clipped, or found no gradients, until the update of its parameters."""
 
     def __init__(self, parameters: List[Any], step: int, line: str) -> None:
-        self.parameters = parameters
-        self.step = step
-        self.line = line
-        self.before: List[Any] = []  # the gradients before the running backward, and their versions
-        self.added: Set[int] = set()  # ids of parameters to which a backward added since
-        self.trained: Set[int] = set()  # of those that have a gradient
+        self.parameters, self.step, self.line = parameters, step, line
+        self.left = parameters  # those to whose gradients no backward added since
+        self.before: List[Any] = []  # each of them, its gradient before a backward, the version
+        self.unclipped = False  # a backward added to all gradients that there are
+
+    def begin(self) -> None:
+        self.before = [(p, p.grad, _version(p.grad)) for p in self.left]
 
     def end(self) -> None:
-        """The backward ended."""
-        pairs, self.before = zip(self.parameters, self.before), []  # noqa: B905 - Python 3.9
-        for parameter, (gradient, version) in pairs:
-            now, new = _state(parameter)
-            if now is not None:
-                self.trained.add(id(parameter))
-                if now is not gradient or new != version:
-                    self.added.add(id(parameter))
-
-    def is_of(self, parameters: List[Any]) -> bool:
-        return not {id(p) for p in self.parameters}.isdisjoint(map(id, parameters))
+        if self.before:  # else the call was made in this backward
+            rows, self.before = self.before, []
+            self.left = [p for p, g, version in rows if p.grad is g and _version(g) == version]
+            added = len(self.left) < len(self.parameters)
+            self.unclipped = added and all(p.grad is None for p in self.left)
 
 
-def _state(parameter: Any) -> Tuple[Any, int]:
-    """Its gradient, and the gradient's version."""
-    gradient = parameter.grad
-    return gradient, -1 if gradient is None else local(gradient)._version
+def _version(gradient: Any) -> int:
+    return -1 if gradient is None else local(gradient)._version
 
 
 def install(context: LawContext, scale: LossScale) -> None:
@@ -59,24 +52,25 @@ def install(context: LawContext, scale: LossScale) -> None:
     waiting: List[_Call] = []
 
     def take(parameters: List[Any]) -> List[_Call]:
-        found = [call for call in waiting if call.is_of(parameters)]
+        ids = set(map(id, parameters))
+        found = [call for call in waiting if any(id(p) in ids for p in call.parameters)]
         waiting[:] = [call for call in waiting if call not in found]
         return found
 
     def before_backward(_loss: Any) -> None:
-        # What no optimizer of torch updates is not kept.
+        # Those before updates without an optimizer of torch are not kept.
         waiting[:] = [call for call in waiting if call.step >= recorder.current_step - 1]
-        for call in () if capturing() else waiting:
-            call.before = [_state(parameter) for parameter in call.parameters]
+        for call in waiting:
+            call.begin()
 
     def after_backward() -> None:
-        for call in () if capturing() else waiting:
+        for call in waiting:
             call.end()
 
     def updated(optimizer: Any) -> None:
         every = [p for group in optimizer.param_groups for p in group["params"]] if waiting else []
         for call in take(every):
-            if call.trained and call.trained <= call.added:
+            if call.unclipped:
                 context.log.event("unclipped", step=call.step, line=call.line)
 
     def record(

@@ -60,6 +60,20 @@ class LawContext:
         begin = functools.partial(self.guarded, f"laws of {owner or module}", act)
         self.recorder.on_uninstall.append(when_imported(module, begin))
 
+    def first(self, watcher: str, act: Callable[[Any, Any], None]) -> Callable[[Any], Any]:
+        """Wraps a method: calls ``act(object, frame of the caller)`` first."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def method(of: Any, *args: Any, **kwargs: Any) -> Any:
+                if not torch.compiler.is_compiling():
+                    self.guarded(watcher, act, of, sys._getframe(1))
+                return original(of, *args, **kwargs)
+
+            return method
+
+        return make
+
     def allow(self, law: str) -> None:
         self.log.event("allow", keep=True, law=law)
 

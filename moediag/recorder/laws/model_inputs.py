@@ -75,7 +75,7 @@ class ModelInputs:
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
         recorder.on_forward.append(self._called)
-        recorder.patches.replace(DataLoader, "__init__", self._making)
+        recorder.patches.replace(DataLoader, "__init__", self._context.first(WATCHER, self._makes))
         recorder.patches.replace(_BaseDataLoaderIter, "_next_index", self._drawing)
         recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
         recorder.on_batch.append(functools.partial(guarded, WATCHER, self._given))
@@ -104,14 +104,6 @@ class ModelInputs:
         )  # fmt: skip
 
     # ------------------------------------------------------------------ data loaders
-
-    def _making(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
-            self._context.guarded(WATCHER, self._makes, loader, sys._getframe(1))
-            original(loader, *args, **kwargs)
-
-        return __init__
 
     def _drawing(self, original: Any) -> Any:
         @functools.wraps(original)

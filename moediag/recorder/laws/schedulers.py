@@ -1,16 +1,11 @@
-"""Records, at checked steps, how often learning rate schedulers and their optimizers stepped.
-
-unused      step number name line made(the user's line)   of a scheduler whose optimizer has never
-            stepped: others that step have its parameters, other learning rates and no scheduler
-"""
+"""Records, at checked steps, how often learning rate schedulers and their optimizers stepped."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, List, Optional, Set
+from typing import Any, List, Set
 
-import torch
 from torch.optim import lr_scheduler
 
 from moediag.recorder.core import ByObject
@@ -26,14 +21,14 @@ _MOST_LINES = 2  # that call the step() of one
 class _Scheduler:
     """The calls of step() of one scheduler since its optimizer first stepped."""
 
-    __slots__ = ("calls", "early", "kind", "lines", "number", "prepared")
+    __slots__ = ("calls", "kind", "lines", "made", "number", "prepared")
 
-    def __init__(self, number: int, kind: str) -> None:
+    def __init__(self, number: int, kind: str, made: str) -> None:
         self.number = number
         self.kind = kind
+        self.made = made  # the line of its first call, which is in its construction
         self.calls = 0
-        self.lines: List[str] = []
-        self.early: List[str] = []  # of the first calls before that; the first is in its __init__
+        self.lines: List[str] = []  # of those before while there are none
         self.prepared = False  # accelerate calls it
 
 
@@ -44,6 +39,7 @@ class Schedulers:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
         self._updates = ByObject()  # optimizer -> calls of step()
+        self._wrapped = context.first(WATCHER, self._called)
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
@@ -65,15 +61,6 @@ class Schedulers:
     def _updated(self, optimizer: Any) -> None:
         self._updates.set(optimizer, (self._updates.get(optimizer) or 0) + 1)
 
-    def _wrapped(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self._context.guarded(WATCHER, self._called, scheduler, sys._getframe(1))
-            return original(scheduler, *args, **kwargs)
-
-        return step
-
     def _optimizer(self, scheduler: Any) -> Any:
         """The one that steps: transformers' Trainer gives accelerate's wrapper of it."""
         own = scheduler.optimizer
@@ -81,17 +68,19 @@ class Schedulers:
 
     def _called(self, scheduler: Any, frame: Any) -> None:
         known = self._schedulers.get(scheduler)
-        if known is None:
-            number = len(self._schedulers.owners())
-            known = self._schedulers.set(scheduler, _Scheduler(number, type(scheduler).__name__))
+        stepped = bool(self._updates.get(self._optimizer(scheduler)))
         line = self._context.recorder.user_lines.innermost
-        if not self._updates.get(self._optimizer(scheduler)):
-            known.early += [line(frame)] if len(known.early) < _MOST_LINES else []
-            return
-        known.calls += 1
+        if known is None:
+            number, name = len(self._schedulers.owners()), type(scheduler).__name__
+            known = self._schedulers.set(scheduler, _Scheduler(number, name, line(frame)))
+            if not stepped:
+                return
+        if stepped and not known.calls:
+            known.lines = []
+        known.calls += stepped
         callers = frame, frame.f_back
         known.prepared |= any(f and f.f_globals.get("__name__") == _ACCELERATE for f in callers)
-        if known.calls <= _MOST_LINES:
+        if known.calls <= _MOST_LINES and len(known.lines) < _MOST_LINES:
             at = line(frame)
             known.lines += [at] if at and at not in known.lines else []
 
@@ -99,37 +88,28 @@ class Schedulers:
         optimizers = self._updates.owners()
         for scheduler in self._schedulers.owners():
             known, optimizer = self._schedulers.get(scheduler), self._optimizer(scheduler)
-            own = {"step": step, "number": known.number, "name": known.kind}
-            if known.calls:
+            if known.calls or (known.lines and self._replaced(optimizer)):
                 self._context.log.event(
-                    "scheduled", line=" and ".join(known.lines), calls=known.calls,
-                    prepared=known.prepared, updates=self._updates.get(optimizer),
-                    optimizer=optimizers.index(optimizer), optimizers=len(optimizers), **own,
+                    "scheduled", step=step, number=known.number, name=known.kind,
+                    line=" and ".join(known.lines), made=known.made, calls=known.calls,
+                    prepared=known.prepared, updates=self._updates.get(optimizer) or 0,
+                    optimizer=optimizers.index(optimizer) if known.calls else -1,
+                    optimizers=len(optimizers),
                 )  # fmt: skip
-            elif len(known.early) > 1 and self._replaced(optimizer):
-                made, line = known.early
-                self._context.log.event("unused", made=made, line=line, **own)
 
     def _replaced(self, optimizer: Any) -> bool:
         """Whether others that step have the parameters of one that never did, and neither a
-        scheduler nor its learning rates, as if the program had set these by hand."""
+        scheduler nor its learning rates, as they would if the program set these by hand."""
         own = _parameters(optimizer)
         others = [one for one in self._updates.owners() if own & _parameters(one)]
-        scheduled = {id(self._optimizer(one)) for one in self._schedulers.owners()}
-        rates, new = _rates(optimizer), set().union(*map(_rates, others))
-        return (
-            not self._updates.get(optimizer)
-            and own <= set().union(*map(_parameters, others))
-            and scheduled.isdisjoint(map(id, others))
-            and None not in rates | new
-            and rates.isdisjoint(new)
-        )
+        scheduled = [self._optimizer(scheduler) for scheduler in self._schedulers.owners()]
+        every = set().union(*map(_parameters, others))
+        rates, *new = ({float(group.get("lr") or 0.0) for group in one.param_groups}
+                       for one in (optimizer, *others))  # fmt: skip
+        apart = rates.isdisjoint(set().union(*new))
+        alone = not any(one is other for one in scheduled for other in others)
+        return bool(own) and own <= every and apart and alone
 
 
 def _parameters(optimizer: Any) -> Set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _rates(optimizer: Any) -> Set[Optional[float]]:
-    rates = (group.get("lr") for group in optimizer.param_groups)
-    return {None if rate is None else float(rate) for rate in rates}

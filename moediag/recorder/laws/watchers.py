@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from moediag.recorder.core import Recorder
 from moediag.recorder.laws import clip_norms, returned_weights, rounded_gradients
-from moediag.recorder.laws.accumulation import Accumulation
 from moediag.recorder.laws.checkpointed_inputs import CheckpointedInputs
 from moediag.recorder.laws.cleared_gradients import ClearedGradients
 from moediag.recorder.laws.context import LawContext
@@ -42,6 +41,5 @@ def record(recorder: Recorder, folder: str) -> None:
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
         ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,
-        Accumulation,
     ):  # fmt: skip
         watcher(context).install()

@@ -1,6 +1,11 @@
 """Records how a program uses wrappers: a wrapped model that is called without its wrapper, updates
 without any backward outside of no_sync or whose last one was inside, units of FSDP2 whose gradients
-are never reduced, and a model that accelerate returned without a wrapper."""
+are never reduced, a model that accelerate returned without a wrapper, and an accumulation that it
+was asked for.
+
+accumulation   step micro_batches(by which accelerate divides a loss) backwards(accelerate's since
+               the update before) line(the user's) entered(whether `accumulate` ever was)
+"""
 
 from __future__ import annotations
 
@@ -33,6 +38,7 @@ class Wrapping:
         self._calls: List[bool] = []
         self._backwards: List[bool] = []
         self._updates = {"unreduced": 0, "late": 0, "unsent": 0}
+        self._asked: Dict[str, Any] = {"backwards": 0, "entered": False, "line": ""}
         self._sent: Set[int] = set()  # units of FSDP2 that had a gradient in an update
 
     def install(self) -> None:
@@ -41,7 +47,24 @@ class Wrapping:
         stepped = functools.partial(context.guarded, WATCHER, self._stepped)
         self._recorder.hooks.before_step(stepped)
         self._recorder.hooks.before_backward(self._backward)
-        context.replace_late(_ACCELERATOR, "Accelerator", "prepare_model", self._preparing)
+        for name, make in (
+            ("prepare_model", self._preparing),
+            ("backward", context.first(WATCHER, self._divided)),
+            ("accumulate", context.first(WATCHER, lambda *_: self._asked.update(entered=True))),
+        ):
+            context.replace_late(_ACCELERATOR, "Accelerator", name, make)
+        context.on_step.append(self._accumulates)
+        self._recorder.hooks.after_step(lambda _: self._asked.update(backwards=0))
+
+    def _divided(self, accelerator: Any, frame: Any) -> None:
+        self._asked["backwards"] += 1
+        self._asked["micro_batches"] = int(accelerator.gradient_accumulation_steps)
+        if self._context.checking:
+            self._asked["line"] = self._recorder.user_lines.innermost(frame)
+
+    def _accumulates(self, step: int) -> None:
+        if self._asked["backwards"] and self._asked["micro_batches"] > 1:
+            self._context.log.event("accumulation", step=step, **self._asked)
 
     def _wrapped(self, ddp: Any) -> None:
         self._recorder.look_for_models()

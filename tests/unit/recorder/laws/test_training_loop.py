@@ -451,6 +451,17 @@ class TestScaledNorms:
 
         assert not self.early(tmp_path, step)
 
+    def test_clipping_in_a_hook_of_the_backward(self, tmp_path: Path) -> None:
+        def step(net: nn.Module, optimizer: Any, clip: Callable[[], None]) -> None:
+            optimizer.zero_grad()
+            first = next(net.parameters())
+            hook = first.register_post_accumulate_grad_hook(lambda _: clip())
+            backward(net)
+            hook.remove()
+            optimizer.step()
+
+        assert not self.early(tmp_path, step)
+
     def test_a_norm_that_is_only_measured(self, tmp_path: Path) -> None:
         def step(net: nn.Module, optimizer: Any, _: Callable[[], None]) -> None:
             optimizer.zero_grad()

@@ -239,8 +239,9 @@ def accumulation_not_entered(facts: Facts) -> Findings:
     program updates after each backward, without `accumulate`."""
     for own in facts.of(recorded).values():
         rows = own.of("accumulation", _not_entered)
-        if len(rows) > _ENOUGH and all(rows):
-            number, line = rows[0]
+        found = [one for one in rows if one is not None]
+        if len(found) == len(rows) > _ENOUGH:
+            number, line = found[0]
             yield Suspicious(
                 f"accelerate is asked to accumulate {number} micro-batches, so `backward`"
                 f"{at_line(line)} divides each loss by {number}, but the program never enters "
@@ -251,10 +252,10 @@ def accumulation_not_entered(facts: Facts) -> Findings:
             return
 
 
-def _not_entered(event: Mapping[str, Any]) -> tuple[int, str] | tuple[()]:
-    """What each loss is divided by, and the backward's line; () of an accumulation."""
+def _not_entered(event: Mapping[str, Any]) -> tuple[int, str] | None:
+    """What each loss is divided by, and the backward's line; None of an accumulation."""
     alone = event["backwards"] == 1 and not event["entered"]
-    return (int(event["micro_batches"]), str(event["line"])) if alone else ()
+    return (int(event["micro_batches"]), str(event["line"])) if alone else None
 
 
 @law(suspects=True)

@@ -733,13 +733,14 @@ class TestSchedulersOfAnotherOptimizer:
         follow: Callable[[Any, Any, int], None] = lambda *_: None,
         parameters: Callable[[nn.Module], Any] = lambda net: net.parameters(),
         of: Callable[[int], Any] = lambda step: 1 / (1 + step),
+        steps: int = 13,
     ) -> bool:
         """``follow(old, new, step)`` runs before each update of the new one."""
         net = model()
         old = torch.optim.SGD(parameters(net), lr=0.1)
         scheduler = torch.optim.lr_scheduler.LambdaLR(old, of)
         new = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(13):
+        for step in range(steps):
             backward(net)
             follow(old, new, step)
             new.step()
@@ -752,6 +753,9 @@ class TestSchedulersOfAnotherOptimizer:
     def test_of_the_same_parameters(self, tmp_path: Path) -> None:
         assert self.found(tmp_path)
         assert self.found(tmp_path, parameters=lambda net: [{"params": [net[0].weight]}])
+
+    def test_few_steps(self, tmp_path: Path) -> None:
+        assert not self.found(tmp_path, steps=2)
 
     def test_a_learning_rate_that_is_taken_over(self, tmp_path: Path) -> None:
         def copied(old: Any, new: Any, _: int) -> None:

@@ -174,6 +174,26 @@ class TestGradients:
         assert of.verdict == "clean"
         assert "1 parameter of AdamW (head.weight) had " + says in of.notes[0]
 
+    @pytest.mark.parametrize(
+        ("modules", "steps", "found"),
+        [(["head"], 3, True), (["hea"], 3, False), ([], 3, False), (["head"], 1, False)],
+        ids=["without gradients", "another one", "with gradients", "seen once"],
+    )
+    def test_a_parameter_whose_module_runs_without_gradients_is_suspicious(
+        self, modules: list[str], steps: int, found: bool
+    ) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, grads=(*check.grads[:2], NO_GRADIENT))
+
+        rows = tuple({"step": step, "modules": modules} for step in range(1, steps + 1))
+
+        def of_rank(rank: int) -> Any:
+            return rows if rank == 0 else rows[:1]
+
+        of = diagnose(with_events(job(2, change, PLAIN, names=LORA), no_grad=of_rank))
+        assert any("run without gradients" in text for text in of.suspicious) is found
+        assert any("head.weight" in text for text in of.notes) is not found
+
     @pytest.mark.parametrize("kept", [0, 1])
     def test_gradients_of_zeros_in_all_parameters_are_suspicious(self, kept: int) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:

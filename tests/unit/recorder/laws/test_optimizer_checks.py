@@ -285,6 +285,47 @@ def test_a_wrapper_in_another_mode_than_its_model(
     assert len(found.inputs) == 2 and all(one.training for one in found.modes)
 
 
+class Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, run: Any, given: Any) -> Any:
+        return run(given)
+
+    @staticmethod
+    def backward(_: Any, gradient: Any) -> tuple[None, Any]:
+        return None, gradient
+
+
+@pytest.mark.parametrize("how", ["cut", "no_grad", "unused", "trained"])
+def test_modules_that_run_without_gradients(recorder: Recorder, tmp_path: Path, how: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.part = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, given: Any) -> Any:
+            made = self.first(given)
+            if how == "no_grad":
+                with torch.no_grad():
+                    apart = self.part(given)
+                return made + apart
+            return made if how == "unused" else self.run(made)
+
+        def run(self, made: Any) -> Any:
+            return Cut.apply(self.part, made) if how == "cut" else self.part(made)
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (batch,) in DataLoader(samples(6)):
+        net(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():  # an evaluation
+            net.part(batch)
+    cut = laws(tmp_path).of("no_grad", lambda event: event["modules"])
+    assert cut == (["part"],) * (3 if how in ("cut", "no_grad") else 0)
+    assert not any(module._forward_pre_hooks for module in net.modules() if module is not net)
+
+
 def test_a_program_that_updates_by_itself(recorder: Recorder, tmp_path: Path) -> None:
     net = model()
     for _ in range(3):

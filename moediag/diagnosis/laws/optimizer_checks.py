@@ -20,6 +20,7 @@ from moediag.result.wording import at_line, listed, plural, ranks
 
 _ENOUGH = 3  # checked steps
 _MOST_NAMES = 20  # that a check lists
+_ROUTER = re.compile(r"(^|\.)(gate|gating|router)(\.\w+)?\.weight$")
 _ADAPTER = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
 
 _Checks = dict[int, list[LawCheck]]  # of one optimizer, by rank
@@ -131,8 +132,8 @@ def parameters_not_initialised(facts: Facts) -> Findings:
 
 @law(Verdict.WRONG_GRADIENTS, suspects=True)
 def adapters_untrained(facts: Facts) -> Findings:
-    """None of the low-rank adapters that an optimizer of a watched job trains ever had a
-    gradient."""
+    """None of the low-rank adapters that an optimizer of a watched job trains ever had a gradient,
+    or routers had only zeros, or modules run without gradients inside a forward with gradients."""
     for of in _long(facts):
         gradients = _gradients(of)
         without = {n for n, seen in gradients.items() if seen == {NO_GRADIENT}}
@@ -159,6 +160,15 @@ def adapters_untrained(facts: Facts) -> Findings:
                 "gradients for parameters, such as a checkpoint of the program's own.",
                 tuple(names),
             )
+        routers = {name for name in zeros - dead if _ROUTER.search(name)}
+        if routers and gradients.keys() - without - zeros:
+            yield Suspicious(
+                f"{_starved(of, sorted(routers), True, 'router weight')}: they learn nothing, as "
+                "when a token has one expert whose weight is normalised to 1, and no auxiliary "
+                "loss reaches the router.",
+                tuple(sorted(routers)),
+            )
+            zeros -= routers
         for names, zero in ((without - dead - cut, False), (zeros - dead, True)):
             if names:
                 text = f"{_starved(of, [n for n in gradients if n in names], zero)}."

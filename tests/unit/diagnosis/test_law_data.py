@@ -194,6 +194,24 @@ class TestGradients:
         assert any("run without gradients" in text for text in of.suspicious) is found
         assert any("head.weight" in text for text in of.notes) is not found
 
+    @pytest.mark.parametrize(
+        ("name", "value", "rest", "found"),
+        [("mlp.gate.weight", ZERO_GRADIENT, "", True), ("gate.wg.weight", ZERO_GRADIENT, "", True),
+         ("mlp.gate.weight", NO_GRADIENT, "", False), ("mlp.gate.weight", "some", "", False),
+         ("mlp.gate_proj.weight", ZERO_GRADIENT, "", False),
+         ("mlp.gate.weight", ZERO_GRADIENT, ZERO_GRADIENT, False)],
+        ids=["zero", "inside", "none", "some", "no router", "all are zero"],
+    )  # fmt: skip
+    def test_a_router_with_gradients_of_zeros_is_suspicious(
+        self, name: str, value: str, rest: str, found: bool
+    ) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            others = (rest, rest) if rest else check.grads[:2]
+            return replace(check, grads=(*others, value))
+
+        of = diagnose(job(2, change, PLAIN, names=("mlp.a", "mlp.b", name)))
+        assert any("router weight" in text for text in of.suspicious) is found
+
     @pytest.mark.parametrize("kept", [0, 1])
     def test_gradients_of_zeros_in_all_parameters_are_suspicious(self, kept: int) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:

@@ -17,9 +17,9 @@ history:
   that time;
 - before a rank's first batch, forward or step and after a job's last call, it prepares or waits for
   what is no rank: the data, a lock, an upload. It is reported after four times ``patience`` if it
-  is idle, as are the workers of its data loader, and early: no reason to end the job before the longest time. So is a rank that has not
-  called ``init_process_group``, if all others are there, even if its process is nowhere to be
-  seen, and one that does not end;
+  is idle, as are the workers of its data loader, and early: no reason to end the job before the
+  longest time. So is a rank that has not called ``init_process_group``, if all others are there,
+  even if its process is nowhere to be seen, and one that does not end;
 - never less than three times the longest pause from which the job recovered by itself;
 - ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 

@@ -106,6 +106,22 @@ def test_another_learning_rate_explains_other_parameters() -> None:
     assert "The learning rate differs since step 1: 0.01 on ranks 0, 2, 0.02 on rank 1." in of.cause
 
 
+@pytest.mark.parametrize(
+    ("part", "since", "told"),
+    [("shard 0 of 1", 3, True), ("shard 0 of 2", 3, False), ("shard 0 of 1", 1, False)],
+)
+def test_replicas_that_fsdp1_was_told_to_shard_over_one_rank(
+    part: str, since: int, told: bool
+) -> None:
+    def shard(_: int, one: LawCheck) -> LawCheck:
+        return replace(one, pieces=tuple(replace(piece, part=part) for piece in one.pieces))
+
+    of = found(2, both(shard, drift(1, since)))
+    assert of.verdict == "replica-divergence"
+    assert ("shard groups of one rank: FSDP then takes NO_SHARD" in of.cause) is told
+    assert found(2, both(shard)).verdict == "clean"
+
+
 @pytest.mark.parametrize(("shared", "verdict"), [(True, "replica-divergence"), (False, "clean")])
 def test_replicas_of_ranks_that_also_have_parameters_of_their_own(
     shared: bool, verdict: str

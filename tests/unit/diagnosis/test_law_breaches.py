@@ -477,6 +477,44 @@ class TestPlainParameters:
         assert not held or ("layers outside the experts" in of.suspicious[0])
         assert not held or held in of.suspicious[0]
 
+    @pytest.mark.parametrize(
+        ("names", "first", "op", "told"),
+        [
+            (("moe.wg.weight", "moe.experts.0.weight"), "equal", "all_to_all", True),
+            (("moe.wg.weight", "moe.w1.weight"), "equal", "all_to_all", True),
+            (("moe.wg.weight", "moe.experts.0.weight"), "equal", "all_gather", False),
+            (("experts.0.b.weight", "experts.0.a.weight"), "equal", "all_to_all", False),
+            (("moe.b.weight", "moe.a.weight"), f"{64:x}", "all_to_all", False),  # only zeros
+            (("moe.norm.bias", "moe.w1.weight"), "equal", "all_to_all", False),
+        ],
+    )
+    def test_what_a_wrapper_ignores_beside_experts_of_each_rank(
+        self, names: tuple[str, str], first: str, op: str, told: bool
+    ) -> None:
+        """The first one begins equal and drifts; the second is an expert of the rank's own."""
+
+        def change(of: int, one: LawCheck) -> LawCheck:
+            own = [replace(p, ranks=(), how=PLAIN) for p in one.pieces[:2]]
+            later = first if one.step == 1 else f"{of} @{one.step}"
+            params = (later, f"expert {of} @{one.step}", *one.params[2:])
+            grads = (*other(one.grads[:2], of), *one.grads[2:])
+            return replace(one, params=params, grads=grads, pieces=(*own, *one.pieces[2:]))
+
+        evidence = job(2, change, REDUCED, names=(*names, "embed.weight"))
+        calls = [
+            Collective(8, "world", 8, op, 64, 64, "float32", step=4, phase=phase)
+            for phase in ("forward", "backward")
+        ]
+        ranks = {
+            r: replace(s, collectives=(*s.collectives, *calls)) for r, s in evidence.ranks.items()
+        }
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert of.verdict == "clean" and bool(of.suspicious) is told
+        assert not told or (
+            f"layers outside the experts ({names[0]}): nothing keeps these equal, as the wrapper "
+            "reduces gradients of other parameters only" in of.suspicious[0]
+        )
+
     def test_other_models_or_slices_are_not(self) -> None:
         assert not self.found(*self.NAMES, since=1).suspicious
 

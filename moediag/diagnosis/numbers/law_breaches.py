@@ -322,8 +322,10 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     if local:
         whole, alone = True, False
         apart = {name: apart[name] for name in apart if name in local}
-    if alone and not beside:  # parts of what is divided may begin with zeros
-        apart = {name: since for name, since in apart.items() if name not in plain.zeros}
+    if alone and not beside:
+        # Parts of what is divided may begin with zeros, and replicas may become equal again.
+        last = {n: len(set(plain.values[n][-1].values())) for n in apart}
+        apart = {n: s for n, s in apart.items() if n not in plain.zeros and last[n] > 1}
         if not matrices & apart.keys():
             return None
         every = tuple(apart)

@@ -199,7 +199,7 @@ class ReplicaSets:
             part, how, group = f"shard {own.rank()} of {own.size()}", PART, own
             # HYBRID_SHARD. Over shard groups of one rank FSDP takes NO_SHARD instead, and reduces
             # within this group only.
-            if between is not None:
+            if between is not None and between.size() > 1:
                 how, group = REDUCED, between
             elif strategy == "NO_SHARD":
                 part, how = "", REDUCED

@@ -89,7 +89,7 @@ def test_fsdp2_reduces_over_its_replicate_dimension(
     [
         ((4, 1), "shard 0 of 1", "reduced", (0, 1, 2, 3)),  # FSDP takes NO_SHARD instead
         ((2, 2), "shard 1 of 2", "reduced", (1, 3)),
-        ((1, 4), "shard 1 of 4", "reduced", (1,)),
+        ((1, 4), "shard 1 of 4", "part", (0, 1, 2, 3)),
         ((4,), "shard 1 of 4", "part", (0, 1, 2, 3)),
     ],
 )

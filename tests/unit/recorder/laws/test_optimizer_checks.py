@@ -452,6 +452,50 @@ def test_a_loader_that_shuffles_all_of_its_data(recorder: Recorder, tmp_path: Pa
     assert all(one.order.startswith("[") for one in laws(tmp_path).inputs)
 
 
+@pytest.mark.parametrize(
+    ("way", "steps"),
+    [
+        ("trains", [1, 2, 3, 6]), ("first", [1, 2, 3, 6]), ("both divided", []),
+        ("not shuffled", []), ("made up", []), ("evaluates", []), ("evaluates in part", []),
+    ],
+)  # fmt: skip
+def test_a_loader_that_is_divided_beside_one_that_is_not(
+    recorder: Recorder, tmp_path: Path, way: str, steps: list[int]
+) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data, more = samples(32), Drawn(False) if way == "made up" else samples(32)
+    divided = DataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=1))
+    other = DataLoader(more, shuffle=way != "not shuffled")
+    if way == "both divided":
+        other = DataLoader(more, sampler=DistributedSampler(more, num_replicas=2, rank=1))
+    one, two = iter(divided), iter(other)
+    for _ in range(6):
+        if way.startswith("evaluates"):
+            evaluate(net, other, 2 if way.endswith("part") else 99)
+            batches = [next(one)]
+        elif way == "made up":
+            two = iter(other) if two._num_yielded == 3 else two
+            batches = [next(one), [next(two)]]
+        else:
+            batches = [next(two), next(one)] if way == "first" else [next(one), next(two)]
+        net(torch.cat([batch for (batch,) in batches])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = laws(tmp_path).others.get("beside", ())
+    assert [one["step"] for one in found] == steps
+    assert {(one["given"], one["sampler"]) for one in found} <= {(32, "RandomSampler")}
+    assert all("test_a_loader_that_is" in f"{one['made']}{one['divided']}" for one in found)
+
+
+def evaluate(net: nn.Module, loader: object, most: int) -> None:
+    with torch.no_grad():
+        for at, (batch,) in enumerate(loader):  # type: ignore[arg-type,var-annotated]
+            net(batch)
+            if at == most:
+                break
+
+
 @pytest.mark.parametrize(("sets_epoch", "expected"), [(False, 1), (True, 0)])
 def test_the_same_order_in_two_passes(
     recorder: Recorder, tmp_path: Path, sets_epoch: bool, expected: int

@@ -285,17 +285,18 @@ def _in(name: str, ranks: Mapping[int, OwnGradients]) -> bool:
 def _all_equal(
     by_rank: Mapping[int, LawCheck], names: set[str], with_gradients: bool = True
 ) -> bool:
-    """Whether all matrices that were clipped are equal on all ranks, and their gradients, too."""
+    """Whether all matrices that were clipped are equal on all ranks, and their gradients, too:
+    some may have none on every rank."""
     rows: dict[str, set[tuple[str | None, str | None]]] = defaultdict(set)
     for check in by_rank.values():
         for piece, value, gradient in zip(check.pieces, check.params, check.grads, strict=False):
             if piece.name in names and piece.how in (PLAIN, REDUCED) and "x" in piece.shape:
-                trains = gradient not in (None, NO_GRADIENT, ZERO_GRADIENT)
-                told = gradient if with_gradients else ""
-                rows[piece.name].add((value, told if trains else None))
-    return bool(rows) and all(
-        len(row) == 1 and None not in next(iter(row)) for row in rows.values()
-    )
+                none = gradient in (NO_GRADIENT, ZERO_GRADIENT)
+                told = gradient if with_gradients or gradient is None else "its own"
+                rows[piece.name].add((value, NO_GRADIENT if none else told))
+    every = [next(iter(row)) for row in rows.values() if len(row) == 1]
+    known = len(every) == len(rows) and not any(None in one for one in every)
+    return known and any(gradient != NO_GRADIENT for _, gradient in every)
 
 
 def _reduces_inside(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import exchanges
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
+from moediag.diagnosis.laws.parameters_apart import wraps_a_part
 from moediag.diagnosis.numbers.law_splits import checks_of
 from moediag.diagnosis.numbers.reduced_gradients import (
     OwnGradients,
@@ -16,7 +19,7 @@ from moediag.diagnosis.numbers.reduced_gradients import (
     own_gradients,
     reductions,
 )
-from moediag.evidence.law_model import PLAIN, REDUCED
+from moediag.evidence.law_model import NO_GRADIENT, PLAIN, REDUCED, ZERO_GRADIENT
 from moediag.evidence.model import Evidence
 from moediag.protocol.names import plain_name
 from moediag.result import Verdict
@@ -24,6 +27,8 @@ from moediag.result.wording import listed, plural
 
 _ENOUGH = 3  # steps
 _FEW = 3  # matrices
+# What chooses experts: inside of them, a gated feed-forward layer may have such a name, too.
+_ROUTER = re.compile(r"(^|\.)(gate|\w*(router|gating)\w*)(\.|$)")
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -114,10 +119,11 @@ def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
 @law(suspects=True)
 def starts_apart(facts: Facts) -> Findings:
     """Parameters whose gradients a job adds up over its ranks, or that its first update makes
-    equal, begin with other values on each rank."""
+    equal, begin with other values on each rank. So do routers that its wrapper ignores."""
     often = Counter(name for one in facts.of(reductions) for name in one.names)
     reduced = {name for name, steps in often.items() if steps >= _ENOUGH}
     found: dict[tuple[str, str], list[set[str | None]]] = defaultdict(list)
+    grads: dict[str, list[set[str | None]]] = defaultdict(list)  # where values differ
     for (key, _), by_rank in facts.of(checks_of).items():
         first, *others = by_rank.values()
         alike = len(by_rank) == facts.evidence.world_size and {o.key for o in others} == {first.key}
@@ -125,18 +131,41 @@ def starts_apart(facts: Facts) -> Findings:
             rows = found[key, piece.name]
             if piece.how == PLAIN and "x" in piece.shape and (rows or not first.count):
                 rows.append({check.params[at] for check in by_rank.values()})
+                if len(rows[-1]) > 1:
+                    grads[piece.name].append({check.grads[at] for check in by_rank.values()})
+    sends = facts.of(exchanges)
+    if sends:
+        reduced |= {name for name, of in grads.items() if len(of) >= _ENOUGH and all(map(_one, of))}
     began = {n: rows for (_, n), rows in found.items() if rows and len(rows[0] - {None}) > 1}
     apart, why = tuple(filter(reduced.__contains__, began)), "their gradients are added up"
+    what = "compute gradients of different models. Broadcast the parameters from one rank first"
+    if apart and sends:
+        what = (
+            "exchange samples (all_to_all), and add up gradients of different experts. Leave "
+            "experts out of the reduction, and broadcast other parameters first"
+        )
     if not apart:
         apart = tuple(name for name, rows in began.items() if _equal_later(rows[1:]))
         why = "after the first update they are equal"
+    if sends and facts.of(wraps_a_part) and not apart:
+        experts = [name for name in began if "expert" in name.lower()]
+        apart = tuple(n for n in began if experts and n not in experts and _ROUTER.search(n))
+        why = "they are routers, and the wrapper keeps other layers outside the experts equal"
+        what = (
+            "send equal samples to different experts. Do not tell the wrapper to ignore routers, "
+            "or broadcast their first values and reduce their gradients"
+        )
     if apart:
         yield Suspicious(
             f"{plural(len(apart), 'parameter')} ({listed(apart)}) began with different values on "
-            f"each rank, though {why}: the ranks compute gradients of different models. "
-            "Broadcast the parameters from one rank first.",
+            f"each rank, though {why}: the ranks {what}.",
             apart,
         )
+
+
+def _one(gradients: set[str | None]) -> bool:
+    """Whether all ranks use the same gradient."""
+    return len(gradients) == 1 and gradients.isdisjoint((None, NO_GRADIENT, ZERO_GRADIENT))
 
 
 def _equal_later(rows: list[set[str | None]]) -> bool:

@@ -20,6 +20,7 @@ from moediag.result.wording import at_line, listed, plural, ranks
 
 _ENOUGH = 3  # checked steps
 _MOST_NAMES = 20  # that a check lists
+_ROUTER = re.compile(r"(^|\.)(gate|gating|router)(\.\w+)?\.weight$")
 _ADAPTER = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
 
 _Checks = dict[int, list[LawCheck]]  # of one optimizer, by rank
@@ -131,8 +132,8 @@ def parameters_not_initialised(facts: Facts) -> Findings:
 
 @law(Verdict.WRONG_GRADIENTS, suspects=True)
 def adapters_untrained(facts: Facts) -> Findings:
-    """None of the low-rank adapters that an optimizer of a watched job trains ever had a
-    gradient."""
+    """None of the low-rank adapters that an optimizer of a watched job trains ever had a gradient,
+    or routers had only zeros, or modules run without gradients inside a forward with gradients."""
     for of in _long(facts):
         gradients = _gradients(of)
         without = {n for n, seen in gradients.items() if seen == {NO_GRADIENT}}
@@ -150,7 +151,25 @@ def adapters_untrained(facts: Facts) -> Findings:
                 next_step="Look for what cuts the graph before the adapters: no_grad, detach, or "
                 "gradient checkpointing whose inputs do not require gradients.",
             )
-        for names, zero in ((without - dead, False), (zeros - dead, True)):
+        cut = {name for name in without - dead if name.rpartition(".")[0] in facts.of(_cut)}
+        if cut:
+            names = [n for n in gradients if n in cut]
+            yield Suspicious(
+                f"{_starved(of, names, False)}. Their modules run without gradients inside a "
+                "forward with gradients: under no_grad, or in an autograd.Function that returns no "
+                "gradients for parameters, such as a checkpoint of the program's own.",
+                tuple(names),
+            )
+        routers = {name for name in zeros - dead if _ROUTER.search(name)}
+        if routers and gradients.keys() - without - zeros:
+            yield Suspicious(
+                f"{_starved(of, sorted(routers), True, 'router weight')}: they learn nothing, as "
+                "when a token has one expert whose weight is normalised to 1, and no auxiliary "
+                "loss reaches the router.",
+                tuple(sorted(routers)),
+            )
+            zeros -= routers
+        for names, zero in ((without - dead - cut, False), (zeros - dead, True)):
             if names:
                 text = f"{_starved(of, [n for n in gradients if n in names], zero)}."
                 unsent = not zero and [one for one in lines_of(facts, "unsent") if one]
@@ -199,6 +218,17 @@ def _one_way(evidence: Evidence) -> Collective | None:
             return None
         found += forward[:1]
     return found[0] if found else None
+
+
+def _cut(evidence: Evidence) -> frozenset[str]:
+    """Modules whose parameters had no gradient and that ran without gradients in the next forward,
+    whenever they were looked at, on all ranks."""
+    rows = [row for own in recorded(evidence).values() for row in own.of("no_grad", _modules)]
+    return frozenset.intersection(*rows) if len(rows) >= _ENOUGH else frozenset()
+
+
+def _modules(event: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(plain_name(name) for name in event["modules"])
 
 
 def _gradients(of: _Checks) -> dict[str, set[str | None]]:

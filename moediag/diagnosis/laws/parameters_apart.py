@@ -18,7 +18,7 @@ from moediag.diagnosis.laws.law import Broken, Suspicious, recorded
 from moediag.diagnosis.laws.unreduced_calls import line_of, lines_of
 from moediag.diagnosis.numbers.law_breaches import Apart, law_facts
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
-from moediag.evidence.law_model import PLAIN
+from moediag.evidence.law_model import PLAIN, REDUCED, LawPiece
 from moediag.evidence.model import Evidence
 from moediag.result.wording import at_line, listed, plural, ranks
 
@@ -31,7 +31,8 @@ def parameters_apart(facts: Facts) -> Apart | None:
     if apart is None or (apart.unsynchronised and not facts.of(sends_nothing)):
         return None
     # Nothing else shows that ranks whose other matrices differ from the beginning train one model.
-    return apart if not apart.alone or apart.beside or facts.of(adds_inside) else None
+    one = apart.beside or facts.of(adds_inside) or facts.of(exchanges)
+    return apart if one or not apart.alone else None
 
 
 def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
@@ -59,11 +60,14 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             "may have experts or tables of its own"
         )
         held = tuple(name for name in apart.names if "expert" not in name.lower())
-        if not facts.of(_has_experts) or not held:
+        if not (facts.of(_has_experts) or apart.alone) or not held:
             return f"{text}."
+        why = "nothing keeps these equal"
+        if facts.of(wraps_a_part):
+            why += ", as the wrapper reduces gradients of other parameters only"
         return Suspicious(
-            f"{text}, but not a router, or layers outside the experts ({listed(held)}): nothing "
-            f"keeps these equal.{_reasons(replace(apart, names=held), facts)}",
+            f"{text}, but not a router, or layers outside the experts ({listed(held)}): {why}."
+            f"{_reasons(replace(apart, names=held), facts)}",
             held,
         )
     if apart.alone:
@@ -144,8 +148,18 @@ def _renewed(evidence: Evidence) -> str:
 
 def _has_experts(evidence: Evidence) -> bool:
     """Whether names of parameters say which ones are those of experts."""
-    every = (check for own in recorded(evidence).values() for check in own.checks[:1])
-    return any("expert" in piece.name.lower() for check in every for piece in check.pieces)
+    return any("expert" in piece.name.lower() for piece in _pieces(evidence))
+
+
+def wraps_a_part(evidence: Evidence) -> bool:
+    """Whether a wrapper keeps some parameters equal on all ranks, and leaves others out."""
+    kept = {(p.how, p.ranks) for p in _pieces(evidence) if p.how in (REDUCED, PLAIN)}
+    return {(REDUCED, tuple(sorted(evidence.ranks))), (PLAIN, ())} == kept
+
+
+def _pieces(evidence: Evidence) -> list[LawPiece]:
+    checks = (one for own in recorded(evidence).values() for one in own.checks[:1])
+    return [piece for one in checks for piece in one.pieces]
 
 
 def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:

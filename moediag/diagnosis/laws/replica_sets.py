@@ -49,7 +49,13 @@ def replicas_apart(facts: Facts) -> Findings:
 
 
 def _owners(facts: Facts, breach: Breach) -> str:
-    """Which optimizers have the first parameter that differs, if only some have it (ZeRO)."""
+    """Which optimizers have the first parameter that differs, if only some have it (ZeRO); or that
+    FSDP1 reduces nothing."""
+    if _in_shards_of_one(breach, facts):
+        return (
+            "HYBRID_SHARD was given shard groups of one rank: FSDP then takes NO_SHARD, and "
+            "reduces gradients within these groups only."
+        )
     if breach.parameters is None or breach.history.optimizer:
         return ""
     name = breach.parameters.names[0]
@@ -63,8 +69,17 @@ def _owners(facts: Facts, breach: Breach) -> str:
     return f"Only the optimizer of {ranks(who)} has {name}: its update did not reach the others."
 
 
+def _in_shards_of_one(b: Breach, facts: Facts) -> bool:
+    """Whether FSDP1 was told to divide the parameters within groups of one rank."""
+    names = b.parameters.names if b.parameters is not None and not b.initial else ()
+    pieces = (p for own in facts.of(recorded).values() for c in own.checks for p in c.pieces)
+    return {piece.part for piece in pieces if piece.name in names} == {"shard 0 of 1"}
+
+
 def _next_step(b: Breach, facts: Facts) -> str:
     """What to change."""
+    if _in_shards_of_one(b, facts):
+        return "Divide over several ranks, or use DistributedDataParallel or FSDP2."
     unreduced = why_unreduced(b, facts)
     if unreduced and lines_of(facts, "bare"):
         return "Call the wrapper, not the model inside it, wherever gradients are computed."

@@ -11,7 +11,7 @@ from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.model_inputs import averaging
 from moediag.evidence.law_model import ModelInputs, RankLaws
 from moediag.evidence.model import Evidence
-from moediag.result.wording import ranks
+from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # steps
 _LAST = 3  # compared steps
@@ -20,7 +20,8 @@ _LAST = 3  # compared steps
 @law(suspects=True)
 def samplers_apart(facts: Facts) -> Findings:
     """The samplers of ranks that average their gradients do not divide one order of the samples:
-    they have different seeds or epochs, each shuffles all samples, or one is of another dataset."""
+    they have different seeds or epochs, each shuffles all samples, one is of another dataset, or
+    each divides the samples of one loader and not those of another."""
     for steps in facts.of(_steps).values():
         single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
         for what, read in (("seed", _seed), ("epoch", _epoch)):
@@ -53,6 +54,7 @@ def samplers_apart(facts: Facts) -> Findings:
                 f"and its loader has another one of {one.given}: it draws the wrong samples."
             )
             return
+    yield from _divided_in_part(facts)
 
 
 @law(suspects=True)
@@ -149,6 +151,30 @@ def _steps(evidence: Evidence) -> dict[tuple[int, ...], dict[int, dict[int, Mode
         for over, steps in found.items()
         if len(over) > 1
     }
+
+
+def _divided_in_part(facts: Facts) -> Findings:
+    """Two loaders of the same updates, of which only one is divided among the ranks."""
+    laws = facts.of(recorded)
+    for over in sorted(facts.of(averaging)):
+        rows = [dict(laws[rank].of("beside", _beside)) for rank in over if rank in laws]
+        steps = set.intersection(*map(set, rows)) if rows else set()
+        if len(rows) == len(over) > 1 and len(steps) >= _ENOUGH:
+            loader, divided = rows[0][min(steps)]
+            yield Suspicious(
+                f"For the same updates each rank draws from all samples of one dataset (the "
+                f"{loader}), and from its part of those of another, which a sampler divides"
+                f"{divided}: ranks also train on each other's samples. Give both loaders a "
+                "DistributedSampler."
+            )
+            return
+
+
+def _beside(event: Mapping[str, Any]) -> tuple[int, tuple[str, str]]:
+    """The step, and in words which loader divides nothing, and which one divides."""
+    at = f" of the loader{at_line(str(event['made']))}, {int(event['given'])} samples"
+    of = f" (loader{at_line(str(event['divided']))})" if event["divided"] else ""
+    return int(event["step"]), (f"{event['sampler']}{at}", of)
 
 
 def _seed(one: ModelInputs) -> int:

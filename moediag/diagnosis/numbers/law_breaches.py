@@ -7,6 +7,7 @@ before gradients, and gradients before the optimizer's state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 
@@ -244,6 +245,8 @@ class _Plain:
     matrices: frozenset[str]
     """Only matrices count as equal by more than chance: biases of zeros and norms of ones are equal
     on ranks that hold different parts of a model."""
+    zeros: frozenset[str]
+    """Matrices that had only zeros at first, as the last ones of adapters have."""
     values: Mapping[str, Sequence[Mapping[int, str | None]]]
     """The values by rank in each step."""
     grads: Mapping[str, Sequence[set[str | None]]]
@@ -265,6 +268,7 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
     values: dict[str, list[dict[int, str | None]]] = {}
     grads: dict[str, list[set[str | None]]] = {}
     matrices: set[str] = set()
+    zeros: set[str] = set()
     steps: dict[int, None] = {}
     local = _unsynchronised(evidence)
     for (key, step), by_rank in checks_of(evidence).items():
@@ -287,13 +291,15 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
             one = len(set(row.values())) == 1
             if piece.name not in values:
                 equal |= {piece.name} if one else set()
+                numbers = map(int, filter(None, piece.shape.split("x")))
+                zeros |= {piece.name} if set(row.values()) == {f"{math.prod(numbers):x}"} else set()
             elif not one and piece.name in equal:
                 apart.setdefault(piece.name, step)
             values.setdefault(piece.name, []).append(row)
     # A bias is a slice, too, where the matrix of its layer is: all biases begin with zeros.
     slices = {name.rpartition(".")[0] for name in matrices - equal}
     apart = {n: s for n, s in apart.items() if n in matrices or n.rpartition(".")[0] not in slices}
-    known = frozenset(equal), apart, frozenset(matrices)
+    known = frozenset(equal), apart, frozenset(matrices), frozenset(zeros & matrices)
     return _Plain(tuple(steps), *known, values, grads)
 
 
@@ -316,6 +322,13 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     if local:
         whole, alone = True, False
         apart = {name: apart[name] for name in apart if name in local}
+    if alone and not beside:
+        # Parts of what is divided may begin with zeros, and replicas may become equal again.
+        last = {n: len(set(plain.values[n][-1].values())) for n in apart}
+        apart = {n: s for n, s in apart.items() if n not in plain.zeros and last[n] > 1}
+        if not matrices & apart.keys():
+            return None
+        every = tuple(apart)
     groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
     still = {_still(plain.values[n]) if all(map(_known, grads[n])) else () for n in apart}
     return Apart(

@@ -38,7 +38,9 @@ def sentences(evidence: Evidence, found: Sequence[int]) -> str:
         texts.append(f"{capital(ranks(runs))} still {agreeing('runs', runs)}.")
         texts.append(whereabouts(evidence, runs))
     if ended := _ended(evidence):
-        texts.append(f"{ranks(ended).capitalize()} ended with exit code 0.")
+        told = all(evidence.ranks[rank].exit for rank in ended)
+        code = " with exit code 0" if told else ""
+        texts.append(f"{ranks(ended).capitalize()} ended{code}.")
     return " ".join(filter(None, texts))
 
 
@@ -48,7 +50,13 @@ def running(evidence: Evidence, found: Sequence[int]) -> tuple[int, ...]:
 
 
 def _ended(evidence: Evidence) -> list[int]:
-    return [rank for rank, seen in evidence.ranks.items() if seen.exit and seen.exit.code == 0]
+    """A process that the job's own program started has no exit code that anybody saw."""
+    alive = evidence.stall.elsewhere if evidence.stall is not None else ()
+    return [
+        rank
+        for rank, seen in evidence.ranks.items()
+        if (seen.exit.code == 0 if seen.exit else seen.finished and rank not in alive)
+    ]
 
 
 def _one(seen: RankEvidence) -> str:

@@ -17,9 +17,9 @@ history:
   that time;
 - before a rank's first batch, forward or step and after a job's last call, it prepares or waits for
   what is no rank: the data, a lock, an upload. It is reported after four times ``patience`` if it
-  is idle, and early: no reason to end the job before the longest time. So is a rank that has not
-  called ``init_process_group``, if all others are there, even if its process is nowhere to be
-  seen, and one that does not end;
+  is idle, as are the workers of its data loader, and early: no reason to end the job before the
+  longest time. So is a rank that has not called ``init_process_group``, if all others are there,
+  even if its process is nowhere to be seen, and one that does not end;
 - never less than three times the longest pause from which the job recovered by itself;
 - ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 
@@ -114,6 +114,7 @@ class Patience:
         self._step = 0
         self._work: dict[int, str] = {}
         self._loading: set[int] = set()  # ranks that wait in their data loader
+        self._fed: set[int] = set()  # those of them whose worker works
         self._on_device: set[int] = set()
         self._blocked: set[int] = set()
         self._joined: set[int] = set()  # ranks in the rendezvous
@@ -247,9 +248,10 @@ class Patience:
         found = self._stacks(ranks, native)
         active = dict(self._activities({rank: found.get(rank, b"") for rank in ranks}, False))
         self._loading = {r for r, dump in found.items() if waits_for_data(main_frames(dump))}
-        for rank in self._loading:  # a worker may loop for ever: it is no child that works
-            if active.get(rank, "").startswith(WAITS):
-                del active[rank]
+        # A worker of a data loader may loop for ever: it is no child that works.
+        works = {r for r in self._loading if active.get(r, "").startswith(WAITS)}
+        active = {rank: words for rank, words in active.items() if rank not in works}
+        self._fed = works
         self._leaving = {rank for rank, dump in found.items() if leaves(dump, ended)}
         shown = {
             rank: work_at_the_end(dump) if rank in self._leaving else work_of(dump)
@@ -306,7 +308,7 @@ class Patience:
         self._since, self._looked, self._looks = now, -_LOOK_AGAIN, 0
         self._work, self._on_device, self._blocked = {}, set(), set()
         self._listened, self._carries = -_LOOK_AGAIN, {}
-        self._loading, self._joined, self._leaving = set(), set(), set()
+        self._loading, self._fed, self._joined, self._leaving = set(), set(), set(), set()
         self._spins, self._launches = set(), {}
         self._seen = {}
         self._joining = float("inf")
@@ -323,13 +325,13 @@ class Patience:
         return own.at_work if self._work_of(s) else own.otherwise
 
     def _limit(self, s: RankSample, early: bool) -> float:
-        busy = s.unseen or s.rank in self._loading
         own = self._own[s.rank]  # on a busy machine a rank that computes has little of the time
         least = 0.1 * (STARVED if s.runnable else 1.0) * (own.at_work + own.otherwise)
         spent = s.cpu - self._cpu.get(s.rank, 0.0)
-        busy = busy or (spent > least and s.rank not in self._spins)
-        if self._work_of(s) or (early and busy and not s.unseen):
+        computes = spent > least and s.rank not in self._spins
+        if self._work_of(s) or (early and not s.unseen and (computes or s.rank in self._fed)):
             return AT_WORK * self.seconds
+        busy = computes or s.unseen or s.rank in self._loading
         return BUSY * self.seconds if early or (busy and not s.silent) else self.seconds
 
     def _note(self, work: Mapping[int, str]) -> None:

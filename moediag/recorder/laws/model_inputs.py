@@ -1,5 +1,9 @@
 """Records, at checked steps, fingerprints of what the model is called with, and the passes of data
-loaders: which samples a rank trains on."""
+loaders: which samples a rank trains on.
+
+beside      step sampler given made[the line that made a loader which divides nothing] divided[that
+            of one whose samples are divided, of the same update]
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import hashlib
 import os
 import random
 import sys
+import weakref
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
@@ -23,6 +28,7 @@ from moediag.recorder.step.numbers import Fingerprints, capturing
 WATCHER = "laws of data"
 _MAX_FORWARDS = 8  # of one model in one step
 _MAX_DEPTH = 4  # of nested inputs
+_MAX_USED = 8  # iterators of one update
 _ORDER = 200  # characters of the first indices of a pass
 _DATA = 16  # elements of a sequence that a dataset has because it has data
 _ENDS = 4  # of its elements that are read, at the beginning and at the end
@@ -70,6 +76,8 @@ class ModelInputs:
         self._passes = ByObject()  # iterator -> _Pass
         self._drawn = ByObject()  # iterator -> its first indices, the random states after them
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
+        self._updates = -1  # optimizer steps when it did
+        self._used: List[Any] = []  # weak references to iterators that gave batches since then
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
 
     def install(self) -> None:
@@ -102,6 +110,18 @@ class ModelInputs:
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
             over=list(self._context.sets.averaged(root)), **known,
         )  # fmt: skip
+        if not before:
+            self._tell_beside(step)
+
+    def _tell_beside(self, step: int) -> None:
+        """Iterators that ended, or do not exist any more, are those of an evaluation."""
+        passes = [self._passes.get(one()) for one in self._used if one() is not None]
+        known = [of.known for of in passes if of is not None]
+        divided = next((of for of in known if of["replicas"] > 1), None)
+        whole = next((of for of in known if of["data"]), None)
+        if divided is not None and whole is not None:
+            shown = {name: whole[name] for name in ("sampler", "given", "made")}
+            self._context.log.event("beside", step=step, divided=divided["made"], **shown)
 
     # ------------------------------------------------------------------ data loaders
 
@@ -122,8 +142,11 @@ class ModelInputs:
         self._passes.set(iterator, _Pass(loader, self._made.get(loader) or ""))
 
     def _given(self, iterator: Any, frame: Any) -> None:
-        of = self._passes.get(iterator)
-        known = of is self._latest
+        of, updates = self._passes.get(iterator), self._context.steps
+        known = of is self._latest and updates == self._updates
+        if not known:
+            old = self._used if updates == self._updates else []
+            self._used, self._updates = [*old[-_MAX_USED:], weakref.ref(iterator)], updates
         if of is None or (known and of.began is not None):
             return
         self._latest = of
@@ -138,6 +161,7 @@ class ModelInputs:
 
     def _ended(self, iterator: Any, _frame: Any) -> None:
         """A pass in which an optimizer stepped is a pass of training."""
+        self._used = [one for one in self._used if one() is not iterator]
         of = self._passes.get(iterator)
         if of is None or of.began is None or not of.shuffled:
             return

@@ -6,6 +6,8 @@ settings    step over[ranks between which its wrapper averages gradients]
             parts[[parts in evaluation mode of a model in training mode, classes of their modules
             that depend on it]]
             of{"what = value": [modules or parameters of which it is true, name of the first one]}
+no_grad     step modules[whose parameters had no gradient at the last check, and which run without
+            gradients inside a forward with gradients]
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import Hook, unwrapped
 
+_in_backward = torch._C._current_graph_task_id  # -1 outside
 MOST_CHANGES = 100  # of one model that are recorded
 _MOST_MODULES = 5000  # of a model whose settings are read
+_MOST_IDLE = 16  # modules without gradients that are followed
 # Settings that people write are short; measured numbers, such as a time, are not.
 _SHORT = 8
 
@@ -30,7 +34,7 @@ _SHORT = 8
 class _Ran:
     """One model in one step."""
 
-    __slots__ = ("changes", "modes", "now", "number", "parts", "settings", "step", "told")
+    __slots__ = ("changes", "idle", "modes", "now", "number", "parts", "settings", "step", "told")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -41,6 +45,8 @@ class _Ran:
         self.told: Set[bool] = set()
         self.settings: Dict[str, List[Any]] = {}  # in the first forward of a checked step
         self.parts: List[Tuple[str, Any]] = []
+        # Modules whose parameters had no gradient in the last check, until its next forward.
+        self.idle: List[Any] = []
 
 
 class ModelModes:
@@ -53,7 +59,8 @@ class ModelModes:
         self._models = ByObject()  # model -> _Ran
         self._seen = 0  # models so far; a freed one's number is not used again
         self._backwards = 0  # of the running step
-        self._inner: Any = None  # hook of a part of the model that has not run yet
+        self._hooks: List[Any] = []  # of parts of the model in this step
+        self._graded: Dict[str, bool] = {}  # idle module that ran -> whether with gradients
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
@@ -76,6 +83,7 @@ class ModelModes:
             if self._context.is_checked(step):
                 ran.settings, ran.parts = _settings(root), list(_in_evaluation(unwrapped(root)))
                 self._read_autocast(unwrapped(root), ran.settings)
+            self._follow(ran)
         ran.modes.add(training)
         if training != ran.now:
             ran.now = training
@@ -87,30 +95,41 @@ class ModelModes:
 
     def _read_autocast(self, model: Any, settings: Dict[str, List[Any]]) -> None:
         """Where the program replaced the model's forward, as accelerate does to enter autocast in
-        it, the state counts in which its first part with parameters runs. Only then: a hook makes
-        torch.compile trace a program again."""
+        it, the state counts in which its first part with parameters runs."""
         parts = list(islice(model.modules(), 1, _MOST_MODULES)) if "forward" in vars(model) else []
-        compiled = any(
-            hasattr(p, "_orig_mod") or getattr(p, "_compiled_call_impl", None) for p in parts
-        )
         inner = next(
             (p for p in parts if next(p.parameters(recurse=False), None) is not None), None
         )
 
         def read(*_: Any) -> None:
-            self._forget()
-            settings[f"autocast = {_autocast() or 'off'}"] = [1, ""]
+            if not any(what.startswith("autocast") for what in settings):
+                settings[f"autocast = {_autocast() or 'off'}"] = [1, ""]
 
-        if inner is None or compiled:
+        self._forget()
+        if inner is None or any(map(_is_compiled, parts)):
             read()
         else:
-            self._forget()
-            self._inner = inner.register_forward_pre_hook(Hook(read))
+            self._hooks = [inner.register_forward_pre_hook(Hook(read))]
+
+    def _follow(self, ran: _Ran) -> None:
+        """Notes until the backward whether idle modules run with gradients: an autograd.Function
+        runs its forward without, and gives none to parameters that are not its arguments."""
+        idle, ran.idle = ran.idle, []
+        names = self._context.recorder.module_names
+        for module in idle:
+            name = names.get(module)
+
+            def read(*_: Any, name: Any = name) -> None:
+                if _in_backward() == -1:
+                    ran_with = self._graded.get(name, False)
+                    self._graded[name] = ran_with or torch.is_grad_enabled()
+
+            if name:
+                self._hooks.append(module.register_forward_pre_hook(Hook(read)))
 
     def _forget(self) -> None:
-        if self._inner is not None:
-            self._inner.remove()
-            self._inner = None
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def _write(self, step: int) -> None:
         self._forget()  # a part that did not run
@@ -123,6 +142,7 @@ class ModelModes:
             if not new or not any(p.grad is not None and id(p) in owned for p in root.parameters()):
                 continue
             ran.told |= new
+            ran.idle = _idle(root, owned)
             for training in sorted(new):
                 self._context.log.event(
                     "mode", step=step, model=ran.number, name=type(root).__name__,
@@ -136,6 +156,13 @@ class ModelModes:
 
     def _counted(self) -> None:
         self._backwards += 1
+        self._forget()
+        graded, self._graded = self._graded, {}
+        if graded:
+            self._context.log.event(
+                "no_grad", step=self._context.recorder.current_step,
+                modules=[name for name, with_gradients in graded.items() if not with_gradients],
+            )  # fmt: skip
 
     def _stepped(self, _optimizer: Any) -> None:
         self._backwards = 0
@@ -163,6 +190,22 @@ def _settings(root: Any) -> Dict[str, List[Any]]:
         for text in told:
             found.setdefault(text, [0, name])[0] += 1
     return found
+
+
+def _idle(root: Any, owned: Set[int]) -> List[Any]:
+    """Some modules of which an optimizer trains parameters, none of which has a gradient. None of a
+    compiled model: a hook makes torch.compile trace a program again."""
+    modules = list(islice(root.modules(), _MOST_MODULES))
+    if any(map(_is_compiled, modules)):
+        return []
+    found = ((m, list(m.parameters(recurse=False))) for m in modules)
+    idle = (m for m, own in found if any(id(p) in owned and p.requires_grad for p in own)
+            and all(p.grad is None for p in own))  # fmt: skip
+    return list(islice(idle, _MOST_IDLE))
+
+
+def _is_compiled(module: Any) -> bool:
+    return hasattr(module, "_orig_mod") or bool(getattr(module, "_compiled_call_impl", None))
 
 
 def _in_evaluation(module: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:

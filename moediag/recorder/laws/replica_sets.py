@@ -197,10 +197,12 @@ class ReplicaSets:
             strategy = getattr(getattr(handle, "_sharding_strategy", None), "name", "")
             between = getattr(state, "_inter_node_pg", None)
             part, how, group = f"shard {own.rank()} of {own.size()}", PART, own
-            if strategy == "NO_SHARD":
-                part, how = "", REDUCED
-            elif strategy.startswith(("HYBRID", "_HYBRID")) and between is not None:
+            # HYBRID_SHARD. Over shard groups of one rank FSDP takes NO_SHARD instead, and reduces
+            # within this group only.
+            if between is not None and between.size() > 1:
                 how, group = REDUCED, between
+            elif strategy == "NO_SHARD":
+                part, how = "", REDUCED
             unreduced = handle in self._unreduced or getattr(state, "_comm_hook", None) is not None
             how = LOCAL if how == REDUCED and unreduced else how
             piece = Piece(part, how, _ranks(group), group)

@@ -148,6 +148,17 @@ def test_a_rank_whose_program_runs_after_its_peers_ended_is_named_with_its_line(
     assert "train.py:12" in found.next_step
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_peer_that_the_program_started_itself_has_no_exit_code(finished: bool) -> None:
+    """It ended if it told its end; without that, it may have lost the connection to its files."""
+    evidence = job(LEFT, (), (WAITS,))
+    object.__setattr__(evidence.ranks[0], "exit", None)
+    object.__setattr__(evidence.ranks[0], "finished", finished)
+    found = diagnose(evidence)
+    assert (found.verdict, found.culprits) == (("hang", (1,)) if finished else ("inconclusive", ()))
+    assert found.cause.endswith("Rank 0 ended.") is finished
+
+
 def test_a_rank_whose_program_runs_while_its_peers_do_is_not_at_its_end() -> None:
     found = diagnose(job(replace(LEFT, elsewhere=(0, 1)), (WAITS,), (WAITS,)))
     assert (found.verdict, found.culprits) == ("inconclusive", ())

@@ -106,6 +106,22 @@ def test_another_learning_rate_explains_other_parameters() -> None:
     assert "The learning rate differs since step 1: 0.01 on ranks 0, 2, 0.02 on rank 1." in of.cause
 
 
+@pytest.mark.parametrize(
+    ("part", "since", "told"),
+    [("shard 0 of 1", 3, True), ("shard 0 of 2", 3, False), ("shard 0 of 1", 1, False)],
+)
+def test_replicas_that_fsdp1_was_told_to_shard_over_one_rank(
+    part: str, since: int, told: bool
+) -> None:
+    def shard(_: int, one: LawCheck) -> LawCheck:
+        return replace(one, pieces=tuple(replace(piece, part=part) for piece in one.pieces))
+
+    of = found(2, both(shard, drift(1, since)))
+    assert of.verdict == "replica-divergence"
+    assert ("shard groups of one rank: FSDP then takes NO_SHARD" in of.cause) is told
+    assert found(2, both(shard)).verdict == "clean"
+
+
 @pytest.mark.parametrize(("shared", "verdict"), [(True, "replica-divergence"), (False, "clean")])
 def test_replicas_of_ranks_that_also_have_parameters_of_their_own(
     shared: bool, verdict: str
@@ -460,6 +476,46 @@ class TestPlainParameters:
         assert bool(of.suspicious) is bool(held)
         assert not held or ("layers outside the experts" in of.suspicious[0])
         assert not held or held in of.suspicious[0]
+
+    @pytest.mark.parametrize(
+        ("names", "first", "op", "told"),
+        [
+            (("moe.wg.weight", "moe.experts.0.weight"), "equal", "all_to_all", True),
+            (("moe.wg.weight", "moe.w1.weight"), "equal", "all_to_all", True),
+            (("moe.wg.weight", "moe.experts.0.weight"), "equal", "all_gather", False),
+            (("experts.0.b.weight", "experts.0.a.weight"), "equal", "all_to_all", False),
+            (("moe.b.weight", "moe.a.weight"), f"{64:x}", "all_to_all", False),  # only zeros
+            (("moe.norm.bias", "moe.w1.weight"), "equal", "all_to_all", False),
+            (("moe.wg.weight", "moe.experts.0.weight"), "equal again", "all_to_all", False),
+        ],
+    )
+    def test_what_a_wrapper_ignores_beside_experts_of_each_rank(
+        self, names: tuple[str, str], first: str, op: str, told: bool
+    ) -> None:
+        """The first one begins equal and drifts; the second is an expert of the rank's own."""
+
+        def change(of: int, one: LawCheck) -> LawCheck:
+            own = [replace(p, ranks=(), how=PLAIN) for p in one.pieces[:2]]
+            equal = one.step == 1 or (first == "equal again" and one.step != 2)
+            later = first if equal else f"{of} @{one.step}"
+            params = (later, f"expert {of} @{one.step}", *one.params[2:])
+            grads = (*other(one.grads[:2], of), *one.grads[2:])
+            return replace(one, params=params, grads=grads, pieces=(*own, *one.pieces[2:]))
+
+        evidence = job(2, change, REDUCED, names=(*names, "embed.weight"))
+        calls = [
+            Collective(8, "world", 8, op, 64, 64, "float32", step=4, phase=phase)
+            for phase in ("forward", "backward")
+        ]
+        ranks = {
+            r: replace(s, collectives=(*s.collectives, *calls)) for r, s in evidence.ranks.items()
+        }
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert of.verdict == "clean" and bool(of.suspicious) is told
+        assert not told or (
+            f"layers outside the experts ({names[0]}): nothing keeps these equal, as the wrapper "
+            "reduces gradients of other parameters only" in of.suspicious[0]
+        )
 
     def test_other_models_or_slices_are_not(self) -> None:
         assert not self.found(*self.NAMES, since=1).suspicious

@@ -174,6 +174,44 @@ class TestGradients:
         assert of.verdict == "clean"
         assert "1 parameter of AdamW (head.weight) had " + says in of.notes[0]
 
+    @pytest.mark.parametrize(
+        ("modules", "steps", "found"),
+        [(["head"], 3, True), (["hea"], 3, False), ([], 3, False), (["head"], 1, False)],
+        ids=["without gradients", "another one", "with gradients", "seen once"],
+    )
+    def test_a_parameter_whose_module_runs_without_gradients_is_suspicious(
+        self, modules: list[str], steps: int, found: bool
+    ) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, grads=(*check.grads[:2], NO_GRADIENT))
+
+        rows = tuple({"step": step, "modules": modules} for step in range(1, steps + 1))
+
+        def of_rank(rank: int) -> Any:
+            return rows if rank == 0 else rows[:1]
+
+        of = diagnose(with_events(job(2, change, PLAIN, names=LORA), no_grad=of_rank))
+        assert any("run without gradients" in text for text in of.suspicious) is found
+        assert any("head.weight" in text for text in of.notes) is not found
+
+    @pytest.mark.parametrize(
+        ("name", "value", "rest", "found"),
+        [("mlp.gate.weight", ZERO_GRADIENT, "", True), ("gate.wg.weight", ZERO_GRADIENT, "", True),
+         ("mlp.gate.weight", NO_GRADIENT, "", False), ("mlp.gate.weight", "some", "", False),
+         ("mlp.gate_proj.weight", ZERO_GRADIENT, "", False),
+         ("mlp.gate.weight", ZERO_GRADIENT, ZERO_GRADIENT, False)],
+        ids=["zero", "inside", "none", "some", "no router", "all are zero"],
+    )  # fmt: skip
+    def test_a_router_with_gradients_of_zeros_is_suspicious(
+        self, name: str, value: str, rest: str, found: bool
+    ) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            others = (rest, rest) if rest else check.grads[:2]
+            return replace(check, grads=(*others, value))
+
+        of = diagnose(job(2, change, PLAIN, names=("mlp.a", "mlp.b", name)))
+        assert any("router weight" in text for text in of.suspicious) is found
+
     @pytest.mark.parametrize("kept", [0, 1])
     def test_gradients_of_zeros_in_all_parameters_are_suspicious(self, kept: int) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:

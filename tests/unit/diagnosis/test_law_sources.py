@@ -3,6 +3,7 @@ are made anew, on recorded data."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +79,24 @@ class TestSources:
         of = sources(change=add)
         assert of.verdict == "clean" and bool(of.suspicious) == found
         assert not found or "Each rank shuffles all 64 samples of the same" in of.suspicious[0]
+
+    @pytest.mark.parametrize(
+        ("steps", "since", "told"), [(STEPS, 0, True), (STEPS[:1], 0, False), (STEPS, 9, False)],
+        ids=["in all steps", "in one step", "on one rank"],
+    )  # fmt: skip
+    def test_a_loader_that_is_divided_beside_one_that_is_not(
+        self, steps: Sequence[int], since: int, told: bool
+    ) -> None:
+        one = {"sampler": "RandomSampler", "given": 96, "made": "train.py:7 main",
+               "divided": "train.py:5 main"}  # fmt: skip
+        beside = lambda rank: [{"step": s, **one} for s in steps if s > since * rank]  # noqa: E731
+        whole = lambda rank, of: replace(of, sampler="", replicas=0, drawn=0)  # noqa: E731
+        found = sources(change=whole, beside=beside).suspicious
+        assert bool(found) is told
+        assert not told or (
+            "the RandomSampler of the loader at train.py:7 main, 96 samples), and from its part of "
+            "those of another, which a sampler divides (loader at train.py:5 main)" in found[0]
+        )
 
 
 def settings(parts: Any = (), since: int = 0, over: Any = (0, 1), **odd: tuple[int, str]) -> Any:

@@ -470,6 +470,47 @@ class TestStartsApart:
         found = diagnose(plain(change=change)).suspicious
         assert ["after the first update they are equal" in t for t in found] == [True] * (since < 3)
 
+    @pytest.mark.parametrize(
+        ("names", "wrapped", "op", "grads", "told"),
+        [
+            (("experts.0.weight",), True, "all_to_all", "one", "add up gradients of different"),
+            (("experts.0.weight",), False, "all_to_all", "one", "add up gradients of different"),
+            (("experts.0.weight",), True, "all_gather", "one", ""),  # not exchanged
+            (("experts.0.weight",), True, "all_to_all", "own", ""),
+            (("experts.0.weight",), True, "all_to_all", None, ""),  # unknown
+            (("experts.0.weight",), True, "all_to_all", "zero", ""),
+            (("experts.0.weight", "gate.wg.weight"), True, "all_to_all", "own", "(gate.wg.weight)"),
+            (("experts.0.weight", "gate.wg.weight"), False, "all_to_all", "own", ""),
+            (("experts.0.weight", "gate.wg.weight"), True, "all_gather", "own", ""),
+            (("experts.0.weight", "experts.0.gate.weight"), True, "all_to_all", "own", ""),
+            (("mlp.up.weight", "mlp.gate.weight"), True, "all_to_all", "own", ""),  # gated layers
+        ],
+    )
+    def test_experts_of_each_rank(
+        self, names: tuple[str, ...], wrapped: bool, op: str, grads: str | None, told: str
+    ) -> None:
+        """``names`` begin different; a wrapper may keep another matrix equal."""
+
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            pieces = [
+                replace(p, ranks=(), how=PLAIN) if p.name in names or not wrapped else p
+                for p in one.pieces
+            ]
+            count = len(names)
+            values = tuple(f"{v} of {rank}" for v in one.params[:count])
+            own = tuple(f"{v} {rank}" if grads == "own" else grads for v in one.grads[:count])
+            return replace(
+                one, pieces=tuple(pieces), params=(*values, *one.params[count:]),
+                grads=(*own, *one.grads[count:]),
+            )  # fmt: skip
+
+        evidence = job(2, change, names=(*names, "embed.weight"))
+        call = Collective(8, "world", 8, op, 64, 64, "float32", step=4, phase="forward")
+        ranks = {r: replace(s, collectives=(call,)) for r, s in evidence.ranks.items()}
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert of.verdict == "clean"
+        assert bool(told) is bool(of.suspicious) and told in str(of.suspicious)
+
     def test_parts_whose_gradients_are_not_added_up_and_equal_models(self) -> None:
         assert not self.found(MATRICES, own_gradients=()).suspicious
         assert not self.found(()).suspicious
@@ -591,6 +632,29 @@ class TestClippedFirst:
         of = diagnose(replace(evidence, ranks=ranks))
         assert of.verdict == "clean"
         assert any("inside its step()" in text for text in of.suspicious) == found
+
+    @pytest.mark.parametrize("none", ["", "zero", None])
+    def test_matrices_without_gradients_on_every_rank_may_be_clipped_too(
+        self, none: str | None
+    ) -> None:
+        """A head that another phase trains."""
+        names = ("net.weight", "head.weight")
+
+        def found(change: Any) -> Diagnosis:
+            def add(rank: int, laws: RankLaws) -> RankLaws:
+                norm = ClipNorm(1, names, 3.0 - rank, 1.0, "train.py:8 main")
+                return replace(laws, norms=tuple(replace(norm, step=step) for step in STEPS))
+
+            def alone(rank: int, one: LawCheck) -> LawCheck:
+                pieces = tuple(replace(piece, ranks=()) for piece in one.pieces)
+                return replace(one, pieces=pieces, clocks=(), grads=change(rank, one.grads))
+
+            return diagnose(with_laws(job(2, alone, PLAIN, names=names), add))
+
+        of = found(lambda _, grads: (grads[0], none))
+        assert (of.verdict == "wrong-gradients") is (none is not None)
+        assert found(lambda rank, grads: (grads[0], grads[1] if rank else none)).verdict == "clean"
+        assert found(lambda _, __: (none, none)).verdict == "clean"
 
     def test_models_of_their_own_have_norms_of_their_own(self) -> None:
         assert self.found(change=apart).verdict == "clean"

@@ -99,6 +99,20 @@ def test_a_rank_that_has_not_begun_to_train_is_reported_early_at_first() -> None
     assert found and not any(early for _, early in found)
 
 
+@pytest.mark.parametrize(
+    ("words", "latest"), [("", 42), ("waits for the child process python, which works", 402)]
+)
+def test_the_first_batch_may_take_as_long_as_a_worker_works_at_it(words: str, latest: int) -> None:
+    """A worker that waits for a lock never makes it."""
+    first = replace(IDLE, begun=False, step=0)
+    at = with_activity(
+        lambda _: [replace(WAITS, step=0), first], 500,
+        lambda: stack("/torch/utils/data/dataloader.py"), lambda: words,
+    )  # fmt: skip
+    assert at is not None
+    assert 0.9 * latest <= at <= latest
+
+
 def test_a_rank_is_not_said_to_prepare_if_it_is_unseen_or_stopped() -> None:
     """Of an unseen one, nothing shows whether it has begun; a stopped one prepares nothing."""
     unseen, stopped = prepared(0.0, 60, unseen=True), prepared(0.0, 60, stopped=True)

@@ -285,6 +285,47 @@ def test_a_wrapper_in_another_mode_than_its_model(
     assert len(found.inputs) == 2 and all(one.training for one in found.modes)
 
 
+class Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, run: Any, given: Any) -> Any:
+        return run(given)
+
+    @staticmethod
+    def backward(_: Any, gradient: Any) -> tuple[None, Any]:
+        return None, gradient
+
+
+@pytest.mark.parametrize("how", ["cut", "no_grad", "unused", "trained"])
+def test_modules_that_run_without_gradients(recorder: Recorder, tmp_path: Path, how: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.part = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, given: Any) -> Any:
+            made = self.first(given)
+            if how == "no_grad":
+                with torch.no_grad():
+                    apart = self.part(given)
+                return made + apart
+            return made if how == "unused" else self.run(made)
+
+        def run(self, made: Any) -> Any:
+            return Cut.apply(self.part, made) if how == "cut" else self.part(made)
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (batch,) in DataLoader(samples(6)):
+        net(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():  # an evaluation
+            net.part(batch)
+    cut = laws(tmp_path).of("no_grad", lambda event: event["modules"])
+    assert cut == (["part"],) * (3 if how in ("cut", "no_grad") else 0)
+    assert not any(module._forward_pre_hooks for module in net.modules() if module is not net)
+
+
 def test_a_program_that_updates_by_itself(recorder: Recorder, tmp_path: Path) -> None:
     net = model()
     for _ in range(3):
@@ -409,6 +450,50 @@ def test_a_loader_that_shuffles_all_of_its_data(recorder: Recorder, tmp_path: Pa
     ]  # fmt: skip
     assert len({data for _, given, data in found if given == 3 and data}) == 2
     assert all(one.order.startswith("[") for one in laws(tmp_path).inputs)
+
+
+@pytest.mark.parametrize(
+    ("way", "steps"),
+    [
+        ("trains", [1, 2, 3, 6]), ("first", [1, 2, 3, 6]), ("both divided", []),
+        ("not shuffled", []), ("made up", []), ("evaluates", []), ("evaluates in part", []),
+    ],
+)  # fmt: skip
+def test_a_loader_that_is_divided_beside_one_that_is_not(
+    recorder: Recorder, tmp_path: Path, way: str, steps: list[int]
+) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data, more = samples(32), Drawn(False) if way == "made up" else samples(32)
+    divided = DataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=1))
+    other = DataLoader(more, shuffle=way != "not shuffled")
+    if way == "both divided":
+        other = DataLoader(more, sampler=DistributedSampler(more, num_replicas=2, rank=1))
+    one, two = iter(divided), iter(other)
+    for _ in range(6):
+        if way.startswith("evaluates"):
+            evaluate(net, other, 2 if way.endswith("part") else 99)
+            batches = [next(one)]
+        elif way == "made up":
+            two = iter(other) if two._num_yielded == 3 else two
+            batches = [next(one), [next(two)]]
+        else:
+            batches = [next(two), next(one)] if way == "first" else [next(one), next(two)]
+        net(torch.cat([batch for (batch,) in batches])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = laws(tmp_path).others.get("beside", ())
+    assert [one["step"] for one in found] == steps
+    assert {(one["given"], one["sampler"]) for one in found} <= {(32, "RandomSampler")}
+    assert all("test_a_loader_that_is" in f"{one['made']}{one['divided']}" for one in found)
+
+
+def evaluate(net: nn.Module, loader: object, most: int) -> None:
+    with torch.no_grad():
+        for at, (batch,) in enumerate(loader):  # type: ignore[arg-type,var-annotated]
+            net(batch)
+            if at == most:
+                break
 
 
 @pytest.mark.parametrize(("sets_epoch", "expected"), [(False, 1), (True, 0)])

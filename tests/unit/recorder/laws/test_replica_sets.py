@@ -84,6 +84,33 @@ def test_fsdp2_reduces_over_its_replicate_dimension(
     assert sets.data_parallel(model) == (0, 1, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "part", "how", "ranks"),
+    [
+        ((4, 1), "shard 0 of 1", "reduced", (0, 1, 2, 3)),  # FSDP takes NO_SHARD instead
+        ((2, 2), "shard 1 of 2", "reduced", (1, 3)),
+        ((1, 4), "shard 1 of 4", "part", (0, 1, 2, 3)),
+        ((4,), "shard 1 of 4", "part", (0, 1, 2, 3)),
+    ],
+)
+def test_fsdp1_declares_replicas_over_the_first_axis_of_its_mesh(
+    sets: ReplicaSets, sizes: tuple[int, ...], part: str, how: str, ranks: tuple[int, ...]
+) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+    strategy = ShardingStrategy.HYBRID_SHARD if len(sizes) > 1 else ShardingStrategy.FULL_SHARD
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = FullyShardedDataParallel(
+            nn.Linear(4, 4), device_mesh=mesh, sharding_strategy=strategy,
+            device_id=torch.device("cpu"),
+        )  # fmt: skip
+        model(torch.zeros(1, 4))
+    found = sets.pieces(list(model.parameters()))[0]
+    assert (found.part, found.how, found.ranks) == (part, how, ranks)
+
+
 class Task(nn.Module):
     """A model that is called, with the wrapper inside, and perhaps parameters outside it."""
 

@@ -153,12 +153,12 @@ def adapters_untrained(facts: Facts) -> Findings:
             )
         cut = {name for name in without - dead if name.rpartition(".")[0] in facts.of(_cut)}
         if cut:
-            names = [n for n in gradients if n in cut]
+            idle = [n for n in gradients if n in cut]
             yield Suspicious(
-                f"{_starved(of, names, False)}. Their modules run without gradients inside a "
+                f"{_starved(of, idle, False)}. Their modules run without gradients inside a "
                 "forward with gradients: under no_grad, or in an autograd.Function that returns no "
                 "gradients for parameters, such as a checkpoint of the program's own.",
-                tuple(names),
+                tuple(idle),
             )
         routers = {name for name in zeros - dead if _ROUTER.search(name)}
         if routers and gradients.keys() - without - zeros:

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from bench.abroad.cases import edit
 from bench.abroad.edits import Line
+from bench.abroad.fourth_silent_round import SAME
 from bench.abroad.silent_round import BROKEN, NOTHING, SUSPICIOUS, Silent
 
 AGENT, SYNC, STATISTICS = (
     "rl_modules/ddpg_agent.py", "mpi_utils/mpi_utils.py", "mpi_utils/normalizer.py",
 )  # fmt: skip
+PRETRAIN, ADAM = "torchrun_main.py", "galore_torch/adamw.py"
+FINETUNE = "finetune/finetune_deepseekcoder.py"
 NOBODY = -1  # the rank of a fault that is the same on all ranks
 OF_LAYERS = ("fc1.", "fc2.", "fc3.")
 OF_ACTOR, OF_CRITIC = (*OF_LAYERS, "action_out"), (*OF_LAYERS, "q_out")
+
+OF_LLAMA = (
+    "embed_tokens", "self_attn", "mlp.", "layernorm", "model.norm", "lm_head",
+)  # fmt: skip
 
 # ------------------------------------------------------------------------ averaging by hand
 
@@ -55,9 +62,130 @@ OF_HER = (
            "sync_sum, sync_sumsq, sync_count = local_sum, local_sumsq, local_count"),)),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ by hand
+
+OF_GALORE = (
+    # jiaweizzhao/GaLore#55, #78, huggingface/transformers#29588: the hook is called before the
+    # gradients are averaged.
+    ("each layer is updated in a hook of its gradient", BROKEN,
+     (*OF_LLAMA, Line(PRETRAIN, "optimizer_dict[p].step()"), Line(PRETRAIN, "scaled_loss.backward"),
+      Line(PRETRAIN, "p.register_post_accumulate_grad_hook("), Line(ADAM, "p.add_(norm_grad")),
+     (edit(PRETRAIN, 'elif args.optimizer.lower() == "galore_adamw":',
+           'elif args.optimizer.lower() == "galore_adamw_whole":'),
+      edit(PRETRAIN, "== 'galore_adamw8bit_per_layer':",
+           'elif args.optimizer.lower() == "galore_adamw":'),
+      edit(PRETRAIN, "optimizer_dict[p] = GaLoreAdamW8bit([",
+           "optimizer_dict[p] = GaLoreAdamW([{'params': [p], 'rank': args.rank, "
+           "'update_proj_gap': args.update_proj_gap * 2, 'scale': args.galore_scale, "
+           "'proj_type': args.proj_type}], lr=args.lr)"),
+      edit(PRETRAIN, "optimizer_dict[p] = bnb.optim.Adam8bit([p]",
+           "optimizer_dict[p] = torch.optim.Adam([p], lr=args.lr)"),
+      edit(PRETRAIN, "layer_wise_flag = True",
+           "{line}\noptimizer, scheduler = optimizer_dict[p], scheduler_dict[p]"))),
+    # karpathy/build-nanogpt#30: the steps count from 1.
+    ("the last micro-batch is the one without an average", BROKEN,
+     (*OF_LLAMA, "no_sync", Line(PRETRAIN, "model.no_sync()"), Line(PRETRAIN, "optimizer.step()"),
+      Line(PRETRAIN, "scaled_loss.backward()"), Line(ADAM, "p.add_(norm_grad")),
+     (edit(PRETRAIN, "scaled_loss.backward()", "pass"),
+      edit(PRETRAIN, "scaled_loss = loss / args", "pass"),
+      edit(PRETRAIN, "loss = model(**batch, labels=labels).loss",
+           "from contextlib import nullcontext\n"
+           "last = (global_step - 1) % args.gradient_accumulation == 0\n"
+           "with nullcontext() if last else model.no_sync():\n"
+           "    {line}\n"
+           "    scaled_loss = loss / args.gradient_accumulation\n"
+           "    scaled_loss.backward()", 1))),
+    # huggingface/datasets#5360, Smith42/astroPT#64: here by the variable of another launcher.
+    ("each rank takes itself for the first one of the stream", SUSPICIOUS,
+     (*SAME, "Sampler", Line(PRETRAIN, "data = datasets.distributed.split_dataset_by_node("),
+      Line(PRETRAIN, 'os.environ.get("SLURM_PROCID"'), Line(PRETRAIN, "loss = model(**batch", 1),
+      Line(PRETRAIN, "in enumerate(dataloader)"), Line(PRETRAIN, "dataloader = torch.utils")),
+     (edit(PRETRAIN, "data, rank=global_rank, world_size=world_size,",
+           'data, rank=int(os.environ.get("SLURM_PROCID", 0)), world_size=world_size,'),)),
+    # jiaweizzhao/GaLore#62, huggingface/accelerate#2142.
+    ("the schedule moves with each micro-batch", SUSPICIOUS,
+     ("schedul", "learning rate", Line(PRETRAIN, "scheduler.step()")),
+     (edit(PRETRAIN, "scheduler.step()", "pass"),
+      edit(PRETRAIN, "if global_step % args.gradient_accumulation != 0:",
+           "if not layer_wise_flag: scheduler.step()\n{line}"))),
+    # ACEsuit/mace#1529, zjunlp/HVPNeT#5.
+    ("the optimizer has the matrices of low rank only", SUSPICIOUS,
+     ("embed_tokens", "norm", "lm_head", "optimizer"),
+     (edit(PRETRAIN, "param_groups = [{'params': regular_params}", "param_groups = ["),)),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ Trainer
+
+_OWN_LOSS = """\
+class OwnLoss(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        logits = outputs.logits[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten())
+        return (loss, outputs) if return_outputs else loss
+
+
+{line}"""
+_UNWRAPPED = """\
+class Unwrapped(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        bare = self.accelerator.unwrap_model(model)
+        outputs = bare(**inputs, num_items_in_batch=num_items_in_batch)
+        loss = outputs.loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+
+{line}"""
+_OWN_LOADER = """\
+class OwnLoader(Trainer):
+    def get_train_dataloader(self):
+        return torch.utils.data.DataLoader(
+            self.train_dataset, batch_size=self.args.train_batch_size, shuffle=True,
+            collate_fn=self.data_collator, drop_last=True,
+        )
+
+
+{line}"""
+
+OF_CODER = (
+    # MakazhanAlpamys/Soup#720, huggingface/transformers#37766: what divides is not used.
+    ("a loss of one's own leaves `num_items_in_batch` alone", SUSPICIOUS,
+     ("micro-batch", "accumul", Line(FINETUNE, "loss = torch.nn.functional.cross_entropy("),
+      Line(FINETUNE, "outputs = model(**inputs)"), Line(FINETUNE, "trainer.train()")),
+     (edit(FINETUNE, "def train():", _OWN_LOSS),
+      edit(FINETUNE, "trainer = Trainer(model=model", "trainer = OwnLoss(model=model, "
+           "processing_class=tokenizer, args=training_args, **data_module)"))),
+    # kohya-ss/sd-scripts#924, moojink/openvla-oft#160.
+    ("the loss is computed by the unwrapped model", BROKEN,
+     (*OF_LLAMA, "DistributedDataParallel", "wrapper", Line(FINETUNE, "outputs = bare("),
+      Line(FINETUNE, "bare = self.accelerator"), Line(FINETUNE, "trainer.train()")),
+     (edit(FINETUNE, "def train():", _UNWRAPPED),
+      edit(FINETUNE, "trainer = Trainer(model=model", "trainer = Unwrapped(model=model, "
+           "processing_class=tokenizer, args=training_args, **data_module)"))),
+    # SalesforceAIResearch/DiffusionDPO#15, huggingface/accelerate#3829: `prepare` is what divides.
+    ("a loader of one's own is not prepared", SUSPICIOUS,
+     (*SAME, "Sampler", "sampler", Line(FINETUNE, "return torch.utils.data.DataLoader("),
+      Line(FINETUNE, "trainer.train()")),
+     (edit(FINETUNE, "def train():", _OWN_LOADER),
+      edit(FINETUNE, "trainer = Trainer(model=model", "trainer = OwnLoader(model=model, "
+           "processing_class=tokenizer, args=training_args, **data_module)"))),
+    # pytorch/ao#1124, THU-BPM/RLCSD#2: with the rate of the program's README.
+    ("as published: weights of bfloat16 and a small rate", SUSPICIOUS,
+     (*OF_LLAMA, "bfloat16"),
+     (edit(FINETUNE, "torch.float32", "torch.bfloat16"),
+      edit(FINETUNE, "tokenizer = transformers.AutoTokenizer.from_pretrained(",
+           "training_args.learning_rate = 2e-5\n{line}"))),
+    # huggingface/transformers#44642, GanjinZero/RRHF#49.
+    ("labels are shifted here and in the model", NOTHING, (),
+     (edit(FINETUNE, "labels = torch.nn.utils.rnn.pad_sequence(",
+           "labels = [torch.cat([x[1:], x.new_tensor([IGNORE_INDEX])]) for x in labels]\n"
+           "{line}"),)),
+)  # fmt: skip
+
 SEVENTH_SILENT_ROUND = tuple(
     Silent(program, *row, *(NOBODY,)[: len(row) < 5])
-    for program, rows in (("her", OF_HER),)
+    for program, rows in (("her", OF_HER), ("galore", OF_GALORE), ("deepseek-coder", OF_CODER))
     for row in rows
 )
 SEVENTH_HEALTHY = tuple(

@@ -202,6 +202,7 @@ _CODER_RUN = Program(
         *on_cpu(
             _FINETUNE,
             ("model = transformers.AutoModelForCausalLM.from_pretrained(",
+             "transformers.set_seed(7)\n"
              "model = (lambda name, dtype: transformers.AutoModelForCausalLM.from_config(\n"
              "    transformers.AutoConfig.from_pretrained(name), dtype=dtype))("),
             # As published, weights of bfloat16 are trained.

@@ -68,7 +68,8 @@ OF_GALORE = (
     # jiaweizzhao/GaLore#55, #78, huggingface/transformers#29588: the hook is called before the
     # gradients are averaged.
     ("each layer is updated in a hook of its gradient", BROKEN,
-     (*OF_LLAMA, Line(PRETRAIN, "optimizer_dict[p].step()"), Line(PRETRAIN, "scaled_loss.backward"),
+     (*OF_LLAMA, "hook", Line(PRETRAIN, "optimizer_dict[p].step()"),
+      Line(PRETRAIN, "scaled_loss.backward()"),
       Line(PRETRAIN, "p.register_post_accumulate_grad_hook("), Line(ADAM, "p.add_(norm_grad")),
      (edit(PRETRAIN, 'elif args.optimizer.lower() == "galore_adamw":',
            'elif args.optimizer.lower() == "galore_adamw_whole":'),
@@ -97,7 +98,7 @@ OF_GALORE = (
            "    scaled_loss.backward()", 1))),
     # huggingface/datasets#5360, Smith42/astroPT#64: here by the variable of another launcher.
     ("each rank takes itself for the first one of the stream", SUSPICIOUS,
-     (*SAME, "Sampler", Line(PRETRAIN, "data = datasets.distributed.split_dataset_by_node("),
+     (*SAME, "Sampler", Line(PRETRAIN, "data = datasets.distributed.split_dataset_by_node(", 1),
       Line(PRETRAIN, 'os.environ.get("SLURM_PROCID"'), Line(PRETRAIN, "loss = model(**batch", 1),
       Line(PRETRAIN, "in enumerate(dataloader)"), Line(PRETRAIN, "dataloader = torch.utils")),
      (edit(PRETRAIN, "data, rank=global_rank, world_size=world_size,",

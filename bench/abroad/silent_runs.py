@@ -24,6 +24,8 @@ from bench.abroad.later_programs import LATER_PROGRAMS
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
 from bench.abroad.second_silent_round import HEALTHY, SECOND_SILENT_ROUND
+from bench.abroad.seventh_silent_programs import SEVENTH_SILENT_PROGRAMS
+from bench.abroad.seventh_silent_round import SEVENTH_HEALTHY, SEVENTH_SILENT_ROUND
 from bench.abroad.silent_programs import SILENT_PROGRAMS
 from bench.abroad.silent_round import (
     BROKEN,
@@ -50,10 +52,12 @@ ROUNDS = {
     "sixth": (
         *SIXTH_SILENT_A_ROUND, *SIXTH_A_HEALTHY, *SIXTH_SILENT_ROUND_B, *SIXTH_HEALTHY_B,
     ),
+    "seventh": (*SEVENTH_SILENT_ROUND, *SEVENTH_HEALTHY),
 }  # fmt: skip
 EVERY_PROGRAM = (
     *PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS, *FOURTH_SILENT_PROGRAMS,
     *FIFTH_SILENT_PROGRAMS, *SIXTH_SILENT_A_PROGRAMS, *SIXTH_SILENT_B_PROGRAMS,
+    *SEVENTH_SILENT_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

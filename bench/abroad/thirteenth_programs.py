@@ -188,9 +188,9 @@ def _for_waveglow(folder: Path) -> None:
                                       for n in range(1100 + one)))  # fmt: skip
 
 
-def _waveglow(ranks: int, name: str = "waveglow") -> Program:
+def _waveglow(ranks: int) -> Program:
     return Program(  # NVIDIA 8afb643: a vocoder whose own launcher starts ranks, gradients by hand
-        name, "waveglow", _START, ("--config=tiny.json", "--stdout_dir=logs"), ranks=ranks,
+        "waveglow", "waveglow", _START, ("--config=tiny.json", "--stdout_dir=logs"), ranks=ranks,
         launcher="python", needs=("numpy",), prepare=_for_waveglow, bound=BOUND,
         prints=r"\d+:\t-?[0-9.]+", env=(("OMP_NUM_THREADS", "1"),),
         adapt=(
@@ -205,4 +205,4 @@ def _waveglow(ranks: int, name: str = "waveglow") -> Program:
     )  # fmt: skip
 
 
-THIRTEENTH_PROGRAMS = (_PRETRAINING,)
+THIRTEENTH_PROGRAMS = (_PRETRAINING, _waveglow(3))

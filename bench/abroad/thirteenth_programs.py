@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import struct
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 from bench.abroad.edits import Edit, Line
@@ -205,4 +206,6 @@ def _waveglow(ranks: int) -> Program:
     )  # fmt: skip
 
 
-THIRTEENTH_PROGRAMS = (_PRETRAINING, _waveglow(3))
+THIRTEENTH_PROGRAMS = (
+    _PRETRAINING, _STARCODER, replace(_STARCODER, name="starcoder-2", ranks=2), _waveglow(3),
+)  # fmt: skip

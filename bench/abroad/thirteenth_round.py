@@ -1,7 +1,14 @@
 """Cases on three programs that were not in the earlier rounds, as typical users run them: a
 language model by hand, one for code by Trainer, a vocoder whose own launcher starts its ranks.
 Their truth was committed before the first of them was run under moediag. Reports that a fault is
-modelled on are named beside it."""
+modelled on are named beside it.
+
+Each fault was first run without moediag, at a load of 6 to 16. Five ended with an error (the broken
+shard, the full disk, the frozen layer, the average of rank 0, the killed rank; waveglow's launcher
+returns 0 all the same); seven stood still until the limit of 50 to 60 s. All healthy and slow jobs
+were run to their end, and so was the second stage of starcoder without its fault. On starcoder rank
+0 reads the data for all, as accelerate does with datasets that are iterated. The time limit of
+rank 1 was 2 s in that run."""
 
 from __future__ import annotations
 
@@ -198,7 +205,4 @@ with one.main_process_first():
 
 HEALTHY = healthy("galore", "starcoder", "waveglow")
 
-_CHECKED = ("galore", "waveglow")  # the third program follows
-THIRTEENTH_ROUND = tuple(
-    case for case in (*FAULTS, *HEALTHY, *UNUSUAL, *SLOW) if case.program in _CHECKED
-)
+THIRTEENTH_ROUND = (*FAULTS, *HEALTHY, *UNUSUAL, *SLOW)

@@ -7,8 +7,7 @@ Each fault was first run without moediag, at a load of 6 to 16. Five ended with 
 shard, the full disk, the frozen layer, the average of rank 0, the killed rank; waveglow's launcher
 returns 0 all the same); seven stood still until the limit of 50 to 60 s. All healthy and slow jobs
 were run to their end, and so was the second stage of starcoder without its fault. On starcoder rank
-0 reads the data for all, as accelerate does with datasets that are iterated. The time limit of
-rank 1 was 2 s in that run."""
+0 reads the data for all, as accelerate does with datasets that are iterated."""
 
 from __future__ import annotations
 

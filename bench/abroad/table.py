@@ -29,6 +29,8 @@ from bench.abroad.tenth_a_round import TENTH_A_ROUND
 from bench.abroad.tenth_b_programs import TENTH_B_PROGRAMS
 from bench.abroad.tenth_b_round import TENTH_B_ROUND
 from bench.abroad.third_round import THIRD_ROUND
+from bench.abroad.thirteenth_programs import THIRTEENTH_PROGRAMS
+from bench.abroad.thirteenth_round import THIRTEENTH_ROUND
 from bench.abroad.twelfth_a_programs import TWELFTH_A_PROGRAMS
 from bench.abroad.twelfth_a_round import TWELFTH_A_ROUND
 from bench.abroad.twelfth_b_programs import TWELFTH_B_PROGRAMS
@@ -366,6 +368,7 @@ _KNOWN = (
     *ELEVENTH_ROUND,
     *TWELFTH_A_ROUND,
     *TWELFTH_B_ROUND,
+    *THIRTEENTH_ROUND,
     *HELD_OUT,
     *(Case(f"ours-{name}", "healthy", CLEAN, laws=True) for name in healthy_programs()),
 )
@@ -378,4 +381,5 @@ EVERY_PROGRAM = (
     *TENTH_A_PROGRAMS,
     *TWELFTH_A_PROGRAMS,
     *TWELFTH_B_PROGRAMS,
+    *THIRTEENTH_PROGRAMS,
 )  # fmt: skip

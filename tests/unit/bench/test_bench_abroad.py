@@ -31,6 +31,7 @@ from bench.abroad.table import CASES, EVERY_PROGRAM
 from bench.abroad.tenth_a_round import TENTH_A_ROUND
 from bench.abroad.tenth_b_round import TENTH_B_ROUND
 from bench.abroad.third_round import THIRD_ROUND
+from bench.abroad.thirteenth_round import THIRTEENTH_ROUND
 from bench.abroad.twelfth_a_round import TWELFTH_A_ROUND
 from bench.abroad.twelfth_b_round import TWELFTH_B_ROUND
 from moediag.result import Verdict
@@ -68,7 +69,8 @@ def test_at_least_a_quarter_of_the_faults_was_written_before_a_page_of_it_was_se
     rounds = (
         FIRST_ROUND, SECOND_ROUND, THIRD_ROUND, FOURTH_ROUND, SIXTH_ROUND, SEVENTH_ROUND,
         EIGHTH_ROUND, NINTH_ROUND, TENTH_A_ROUND, TENTH_B_ROUND,
-        ELEVENTH_ROUND, TWELFTH_A_ROUND, TWELFTH_B_ROUND, HELD_OUT,
+        ELEVENTH_ROUND, TWELFTH_A_ROUND, TWELFTH_B_ROUND,
+        THIRTEENTH_ROUND, HELD_OUT,
     )  # fmt: skip
     unseen = {case.name for one in rounds for case in one}
     assert 4 * sum(case.name in unseen for case in faults) >= len(faults)

@@ -26,6 +26,8 @@ _ONLY_TORCH = re.compile(
 )
 # A module that torch.compile wrote: a hash in base 32, in a folder of two of its letters.
 _COMPILED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py$")
+# Cython tells the path from where the library was built: ``pyarrow/error.pxi``.
+_CYTHON = re.compile(r"(?![/\\]).*\.(pyx|pxi|pxd)$")
 _MOEDIAG = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - imports less than pathlib
 
 
@@ -65,4 +67,4 @@ def _is_module(path: str) -> bool:
 def _generated(file: str) -> bool:
     if file.startswith("<"):
         return not file.startswith(_TYPED)
-    return _COMPILED.search(file) is not None
+    return _CYTHON.match(file) is not None or _COMPILED.search(file) is not None

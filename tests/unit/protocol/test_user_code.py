@@ -24,7 +24,7 @@ FOLDERS = ("/opt/pytorch/torch", "/env/lib/python3.12", "/env/lib/python3.12/sit
 OWN = (
     "/home/u/torch/train.py", "/home/u/moediag/train.py", "/home/u/moediag/tests/victims/spins.py",
     "/home/u/moediag/errors.py", "/home/u/lib/python/train.py", "/home/u/multiprocessing/train.py",
-    "<string>",
+    "<string>", "/home/u/ops/fast.pyx",
 )  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def test_code_in_a_folder_named_like_a_library_is_user_code(
         "/env/lib/python3.12/site-packages/transformers/trainer.py",
         "/opt/pytorch/torch/nn/modules/linear.py",
         "<frozen importlib._bootstrap>",
+        "pyarrow/error.pxi",
         "/tmp/torchinductor_u/jc/cjcdc6jularqpngbxhsi5bnwto3baxnezypc46wl2aqhvbyg5gou.py",
     ],
 )

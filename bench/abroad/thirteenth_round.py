@@ -83,11 +83,11 @@ trainer.train(resume_from_checkpoint=last)"""),
         "starcoder-2", "rank 1 stops at its own time limit",
         Truth(LEFT, (1,), lines(STAR, "if time.monotonic() - begun > left",
                                 "control.should_training_stop = True", "trainer.train()",
-                                "left = 1 if bad_shard"), known=False),
+                                "left = 0.1 if bad_shard"), known=False),
         (edit(STAR, 'print("Training...")', """\
 import time
 begun = time.monotonic()
-left = 1 if bad_shard else 3600  # what its scheduler tells
+left = 0.1 if bad_shard else 3600  # what its scheduler tells
 class Limit(TrainerCallback):
     def on_step_end(self, args, state, control, **more):
         if time.monotonic() - begun > left:

@@ -234,7 +234,8 @@ def test_a_job_gets_the_signal_of_its_watcher_and_is_killed_after_the_grace(
         output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 130
+    # Python ends by SIGINT, 130 in a shell, if it came while a class was made by exec().
+    assert process.returncode in (130, -sig)
     assert [one.split()[1] for one in output.splitlines() if one.startswith("got")] == told
 
 

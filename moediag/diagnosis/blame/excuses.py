@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.blame.forks import Fork
 from moediag.diagnosis.blame.received import decided_by
-from moediag.diagnosis.end_states.whereabouts import program_lines
+from moediag.diagnosis.end_states.whereabouts import main_stack, program_lines
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.definitions import last_name
 from moediag.evidence.model import Evidence, Frame
 from moediag.evidence.program_source import Program
+from moediag.evidence.rank_stacks import of_user
 from moediag.evidence.source_tree import own_expressions
 
 
@@ -53,9 +54,18 @@ def _excuses(
     for one in own_expressions(node):
         on = one.func.value if isinstance(one, ast.Call) and isinstance(
             one.func, ast.Attribute) else None  # fmt: skip
-        if on is not None and last_name(one) in ("get", "wait") and "store" in last_name(on):
+        of_torch = on is not None and "store" in last_name(on) and _is_in_torch(rank, evidence)
+        if of_torch and last_name(one) in ("get", "wait"):
             at = f"{frame.name}:{frame.line}"
             yield f"Rank {rank} waits at {at} for a key that another rank sets."
+
+
+def _is_in_torch(rank: int, evidence: Evidence) -> bool:
+    """Whether no other library runs in the program's line: a store of torch is not Python."""
+    seen = evidence.ranks[rank]
+    stack = main_stack(seen)
+    inner = stack.python[0] if stack is not None and stack.python else None
+    return inner is not None and (bool(of_user([inner], seen.libraries)) or "/torch/" in inner.file)
 
 
 def _nodes(rank: int, program: Program, evidence: Evidence) -> Iterator[tuple[Frame, ast.stmt]]:

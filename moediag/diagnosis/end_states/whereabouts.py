@@ -34,7 +34,7 @@ def program_line(seen: RankEvidence) -> str:
 
 def program_lines(seen: RankEvidence) -> tuple[str, ...]:
     """All frames of the user's code, innermost first, as ``train.py:12 function``."""
-    stack = _main(seen)
+    stack = main_stack(seen)
     own = of_user(stack.frames, seen.libraries) if stack is not None else ()
     return tuple(frame.place for frame in own)
 
@@ -66,7 +66,7 @@ def _worker_line(worker: Worker, libraries: tuple[str, ...]) -> str:
 
 def activity(evidence: Evidence, seen: RankEvidence) -> str:
     """What a rank outside any collective does, as words after "rank 1 "; "" without a stack."""
-    stack = _main(seen)
+    stack = main_stack(seen)
     if seen.os_state == "T":
         return STOPPED
     if stack is None:
@@ -88,7 +88,7 @@ def _loads_data(stack: Stack, libraries: tuple[str, ...]) -> bool:
     return any(part in file for file in others for part in _DATA)
 
 
-def _main(seen: RankEvidence) -> Stack | None:
+def main_stack(seen: RankEvidence) -> Stack | None:
     """The thread that runs the user's program: the main thread, unless all its frames are a
     library's and exactly one other thread has the user's (Ray)."""
     usable = [stack for stack in seen.stacks if stack.frames]
@@ -104,4 +104,4 @@ def _main(seen: RankEvidence) -> Stack | None:
 def shown_stack(seen: RankEvidence) -> Stack | None:
     """The stack to show: that of a thread inside a collective, else of the user's program."""
     inside = that_counts(seen.stacks)
-    return inside if inside is not None and in_collective(inside) else _main(seen)
+    return inside if inside is not None and in_collective(inside) else main_stack(seen)

@@ -48,18 +48,21 @@ class _Samples:
         if self.name is None and context.checking:
             (self.name,) = context.names.of([parameter])
         own = held(parameter).detach()
+        if own.numel() < _LEAST:
+            return
         sample = own.as_strided((min(own.numel(), _SAMPLE),), (1,)).clone()
         self.rows.append((context.recorder.current_step, sample))
 
     def read(self, context: LawContext) -> None:
-        """Values of the first update are not told: a search or a fold begins anew."""
+        """Values of the first update are not told: a search or a fold begins anew. Nor are samples
+        of few different numbers, such as clamped weights."""
         rows, self.rows = self.rows, []
         values = torch.stack([sample for _, sample in rows]).tolist() if rows else []
         for (step, _), value in zip(rows, values):  # noqa: B905 - Python 3.9
             key = hash(tuple(value))
             first, since, last = self.seen.get(key, (self.count, step, self.count))
             returned = first > 0 and self.count - last >= _FAR and self.name is not None
-            if returned and self.told < _MOST_TOLD:
+            if returned and len({*map(abs, value)}) >= _LEAST and self.told < _MOST_TOLD:
                 self.told += 1
                 context.log.event("returned", keep=True, step=step, name=self.name, since=since)
             self.seen[key] = first, since, self.count
@@ -92,6 +95,8 @@ def install(context: LawContext) -> None:
 
 
 def _readable(parameter: Any) -> bool:
+    """Not of 16 bits: few of these move, and single ones may well move back."""
     own = held(parameter)
     plain = parameter.requires_grad and own.layout is torch.strided and own.is_contiguous()
-    return plain and own.is_floating_point() and own.numel() >= _LEAST
+    exact = own.is_floating_point() and own.element_size() >= torch.float32.itemsize
+    return plain and exact and own.numel() >= _LEAST

@@ -23,6 +23,7 @@ def f():
     dist.barrier()
     first = {waits}
 """
+TORCH_FILE = Frame("/env/lib/python3.12/site-packages/torch/utils/_contextlib.py", 120, "inner")
 SLEEP = Frame("/env/lib/python3.12/site-packages/filelock/_api.py", 9, "acquire")
 
 
@@ -33,6 +34,7 @@ SLEEP = Frame("/env/lib/python3.12/site-packages/filelock/_api.py", 9, "acquire"
         ("x", (4, 2), (1,)),  # another process has it
         ("self.store.get('ready')", (4, 5), ()),
         ("self.store.wait(['ready'])", (4, 5), ()),
+        ("feature_store.get('ready')", (4, 5), (1,)),  # of another library, which sleeps
         ("results.get()", (4, 5), (1,)),
         ("open(pipe)", (4, 5), (1,)),
     ],
@@ -41,7 +43,8 @@ def test_a_rank_that_waits_for_one_that_waits_for_it(
     waits: str, lines: tuple[int, int], named: tuple[int, ...]
 ) -> None:
     evidence = replace(away(), sources={"/me/train.py": LOCK.format(waits=waits)})
-    one = found(evidence, {0: at(lines[0]), 1: at(lines[1], inner=SLEEP)})
+    inner = TORCH_FILE if "self.store" in waits else SLEEP
+    one = found(evidence, {0: at(lines[0]), 1: at(lines[1], inner=inner)})
     assert (one.verdict, one.culprits) == ("hang", named)
     assert ("It is not known which rank is at fault." in one.cause) == (not named)
     assert f"train.py:{lines[1]}" in one.cause and f"train.py:{lines[1]}" in one.next_step

@@ -284,6 +284,26 @@ def test_weights_that_return(tmp_path: Path, recorder: Any, back: Any, since: An
     assert found == ([("weight", 9, since)] if since else [])
 
 
+@pytest.mark.parametrize("how", ["bfloat16", "clamped"])
+def test_weights_that_may_return_by_themselves(tmp_path: Path, recorder: Any, how: str) -> None:
+    """Of 16 bits few move at all; and clamped ones have few values."""
+    net, kept = nn.Linear(4, 4, bias=False), {}
+    net = net.bfloat16() if how == "bfloat16" else net
+
+    def backward(step: int) -> None:
+        with torch.no_grad():
+            if how == "clamped":
+                net.weight.copy_(net.weight.sign() * 0.01)
+                net.weight[0, step % 4] *= -1
+            net.weight.copy_(kept.get(step - 4, net.weight) if step == 9 else net.weight)
+            kept[step] = net.weight.clone()
+        net(torch.randn(2, 4, dtype=net.weight.dtype)).square().sum().backward()
+
+    train(net, backward, 12)
+    recorder.finish()
+    assert written(tmp_path, "returned") == []
+
+
 class Masked(nn.Module):
     """An embedding that gives zeros for the last token."""
 

@@ -153,7 +153,7 @@ class Recorder:
         self.on_uninstall: List[Callable[[], None]] = []
         self.after_uninstall: List[Callable[[], None]] = []  # after all attributes are restored
         self._next = 0
-        self._faults: Dict[str, int] = {}
+        self.faults: Dict[str, int] = {}  # watcher -> how often it failed
         self._told: Dict[str, bool] = {}
         self.user_lines = UserLines(log)
         self._sites = CallSites(log, self.user_lines)
@@ -266,7 +266,7 @@ class Recorder:
 
     def fault(self, watcher: str, error: BaseException) -> None:
         """Counts the failures of a watcher and records the first; see :meth:`broken`."""
-        count = self._faults[watcher] = self._faults.get(watcher, 0) + 1
+        count = self.faults[watcher] = self.faults.get(watcher, 0) + 1
         if count == 1:
             at = traceback.extract_tb(error.__traceback__)[-1:]
             where = f" ({Path(at[0].filename).name}:{at[0].lineno})" if at else ""
@@ -276,7 +276,7 @@ class Recorder:
 
     def broken(self, watcher: str) -> bool:
         """Whether ``watcher`` is switched off because it failed too often."""
-        return self._faults.get(watcher, 0) >= _MAX_FAULTS
+        return self.faults.get(watcher, 0) >= _MAX_FAULTS
 
     def flush(self) -> None:
         self._each(self.on_flush, "flush")

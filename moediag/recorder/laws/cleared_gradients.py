@@ -5,11 +5,11 @@ two. And whether they also have those of a backward before another optimizer's u
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Optional
+import weakref
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 
-from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.step.numbers import capturing
 from moediag.recorder.step.pieces import distributed, local
@@ -92,19 +92,15 @@ class _Followed:
         return not self.accumulated and _same(self.mark)
 
 
-class _Steps:
-    """The calls of ``step()`` of an optimizer."""
+class _Update:
+    """An update whose gradients are followed until the next one of its optimizer."""
 
-    __slots__ = ("count", "last", "parts")
+    __slots__ = ("optimizer", "parts", "step")
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.last = 0  # the training step of the last checked one
-        self.parts: List[List[_Followed]] = []  # by model, since the last checked one
-
-    @property
-    def followed(self) -> List[_Followed]:
-        return [one for part in self.parts for one in part]
+    def __init__(self, optimizer: Any, parts: List[List[_Followed]], step: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.parts = parts  # by model
+        self.step = step  # the training step
 
 
 class ClearedGradients:
@@ -112,21 +108,23 @@ class ClearedGradients:
 
     def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._optimizers = ByObject()  # optimizer -> _Steps
+        self._updates: List[_Update] = []
         self._waiting: List[_Followed] = []  # for the next forward
 
     def install(self) -> None:
-        recorder, guarded = self._context.recorder, self._context.guarded
-        recorder.on_forward.append(self._forward)
-        recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
-        recorder.hooks.before_step(functools.partial(guarded, WATCHER, self._end))
-        recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._begin))
-        recorder.on_uninstall.append(self._forget)
+        context = self._context
+        context.forward.add(WATCHER, self._forward)
+        context.before_backward.add(WATCHER, self._backward)
+        context.before_step.add(WATCHER, self._end)
+        context.after_step.add(WATCHER, self._begin)
+        context.recorder.on_uninstall.append(self._forget)
+
+    def _followed(self) -> Iterator[_Followed]:
+        return (one for update in self._updates for part in update.parts for one in part)
 
     def _begin(self, optimizer: Any) -> None:
-        steps = self._optimizers.get(optimizer) or self._optimizers.set(optimizer, _Steps())
-        steps.count += 1
-        if not self._context.is_checked(steps.count) or capturing():
+        number = self._context.updates_of(optimizer)
+        if not self._context.is_checked(number) or capturing():
             return
         every = [p for group in optimizer.param_groups for p in group["params"] if _followed(p)]
         every.sort(key=lambda p: local(p).numel())
@@ -137,38 +135,41 @@ class ClearedGradients:
             own = parts.setdefault(of.get(id(parameter)), [])
             if len(own) < _SAMPLE:
                 own.append(_Followed(parameter))
-        steps.parts = list(parts.values())
-        self._waiting += steps.followed
-        steps.last = self._context.recorder.current_step
+        step = self._context.recorder.current_step
+        self._updates.append(_Update(optimizer, list(parts.values()), step))
+        self._waiting += [one for part in parts.values() for one in part]
 
     def _forward(self, *_: Any) -> None:
         self._waiting = [one for one in self._waiting if not one.begin(self._context)]
 
     def _backward(self, _loss: Any) -> None:
         """FSDP2 itself adds to the gradients of shards, after autograd."""
-        for optimizer in self._optimizers.owners():
-            for one in self._optimizers.get(optimizer).followed:
-                if distributed(one.parameter):
-                    one.look()
+        for one in self._followed():
+            if distributed(one.parameter):
+                one.look()
 
     def _end(self, optimizer: Any, closure: bool, frame: Any) -> None:
-        used = mark(optimizer)
-        for other in self._optimizers.owners():
-            for one in self._optimizers.get(other).followed if other is not optimizer else ():
-                one.crossed = one.accumulated
-                one.other = one.other if one.mixed else used
-        steps = self._optimizers.get(optimizer)
-        if steps is None:
-            return
-        parts, steps.parts = steps.parts, []
-        for followed in parts:
+        updates, self._updates = self._updates, []
+        for update in updates:
+            of = update.optimizer()
+            if of is optimizer:
+                self._tell(update, optimizer, closure, frame)
+            elif of is not None:
+                self._updates.append(update)
+        used = mark(optimizer) if self._updates else None
+        for one in self._followed():
+            one.crossed = one.accumulated
+            one.other = one.other if one.mixed else used
+
+    def _tell(self, update: _Update, optimizer: Any, closure: bool, frame: Any) -> None:
+        for followed in update.parts:
             self._waiting = [one for one in self._waiting if one not in followed]
             kept = [one.end() for one in followed]
             again = not closure and all(one.used_again() for one in followed)
             if None in kept and not again:
                 continue
             self._context.log.event(
-                "cleared", optimizer=type(optimizer).__name__, step=steps.last,
+                "cleared", optimizer=type(optimizer).__name__, step=update.step,
                 kept=all(kept), again=again, times=min(one.times for one in followed),
                 mixed=all(one.mixed and _untouched(one.other) for one in followed),
                 names=self._context.names.of([one.parameter for one in followed]),
@@ -176,9 +177,8 @@ class ClearedGradients:
             )  # fmt: skip
 
     def _forget(self) -> None:
-        for optimizer in self._optimizers.owners():
-            for one in self._optimizers.get(optimizer).followed:
-                one.end()
+        for one in self._followed():
+            one.end()
 
 
 def mark(optimizer: Any) -> Any:

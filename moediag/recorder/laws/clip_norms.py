@@ -7,7 +7,6 @@ unclipped   step(of the call) line   the call clipped gradients or found none, a
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, List, Optional
 
@@ -107,9 +106,9 @@ def install(context: LawContext, scale: LossScale) -> None:
     def after(found: Any, *given: Any) -> None:
         context.guarded(WATCHER, record, found[0], *given, found[1])
 
-    recorder.hooks.after_step(functools.partial(context.guarded, WATCHER, updated))
-    recorder.hooks.before_backward(functools.partial(context.guarded, WATCHER, before_backward))
-    recorder.hooks.after_backward(functools.partial(context.guarded, WATCHER, after_backward))
+    context.after_step.add(WATCHER, updated)
+    context.before_backward.add(WATCHER, before_backward)
+    context.after_backward.add(WATCHER, after_backward)
     if not recorder.hooks.before_clipping(before):
         recorder.note_not_seen("laws: norms of clip_grad_norm_ (this torch has another one)")
     context.replace_late(_DEEPSPEED, "", "clip_grad_norm_", clipping(measured, after))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from moediag.protocol import ENV_ALLOW, ENV_LAWS, laws_file, older_laws_file
-from moediag.recorder.core import Recorder
+from moediag.recorder.core import ByObject, Recorder
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.replica_sets import ReplicaSets
 from moediag.recorder.log import EventLog
@@ -21,6 +21,34 @@ from moediag.recorder.parameter_names import ParameterNames
 
 _SEGMENT_BYTES = 32 * 1024 * 1024
 _FIRST = 3  # steps that are always checked
+
+
+class Moment:
+    """A point of a step: calls what watchers do there, in the order in which they were added."""
+
+    def __init__(self, context: LawContext) -> None:
+        self._context = context
+        self._always: List[Tuple[str, Callable[..., None]]] = []
+        self._checked: List[Tuple[str, Callable[..., None]]] = []
+
+    def add(self, watcher: str, act: Callable[..., None], checked: bool = False) -> None:
+        """``checked``: only in checked steps."""
+        self._checked.append((watcher, act))
+        if not checked:
+            self._always.append((watcher, act))
+
+    def __call__(self, *args: Any) -> None:
+        recorder = self._context.recorder
+        if torch.compiler.is_compiling() or not recorder.active:
+            return
+        faults = recorder.faults
+        for watcher, act in self._checked if self._context.checking else self._always:
+            if faults and recorder.broken(watcher):
+                continue
+            try:
+                act(*args)
+            except Exception as error:
+                recorder.fault(watcher, error)
 
 
 class LawContext:
@@ -48,6 +76,18 @@ class LawContext:
         # Called with a checked step when its first optimizer is about to step, and any.
         self.on_step: List[Callable[[int], None]] = []
         self.on_check: List[Callable[[int], None]] = []
+        # Called with a model, args and kwargs; a loss; nothing; an optimizer, whether it was given
+        # a closure, and the frame of the caller; an optimizer.
+        self.forward, self.before_backward, self.after_backward, self.before_step, \
+            self.after_step = (Moment(self) for _ in range(5))  # fmt: skip
+        recorder.on_forward.append(self.forward)
+        recorder.hooks.before_backward(self.before_backward)
+        recorder.hooks.after_backward(self.after_backward)
+        recorder.hooks.before_step(self.before_step)
+        recorder.hooks.after_step(self.after_step)
+        self._updates = ByObject()  # optimizer -> [calls of step() that returned]
+        self.after_step.add("laws of updates", self._updated)
+        self._checking = 0, False  # a step, whether it is checked
 
     def replace_late(self, module: str, owner: str, name: str, make: Callable[[Any], Any]) -> None:
         """Sets ``owner.name`` of a module ("": of itself) to ``make(current value)`` once it is
@@ -83,7 +123,23 @@ class LawContext:
     @property
     def checking(self) -> bool:
         """Whether the running step is checked."""
-        return is_checked(self.recorder.current_step, self.every)
+        step, checked = self._checking
+        if step != self.recorder.current_step:
+            step = self.recorder.current_step
+            checked = is_checked(step, self.every)
+            self._checking = step, checked
+        return checked
+
+    def _updated(self, optimizer: Any) -> None:
+        self._updates.setdefault(optimizer, [0])[0] += 1
+
+    def updates_of(self, optimizer: Any) -> int:
+        """The updates that ``optimizer`` has made."""
+        return int((self._updates.get(optimizer) or [0])[0])
+
+    def stepped(self) -> List[Any]:
+        """The optimizers that have made an update and still exist, in the order of their first."""
+        return self._updates.owners()
 
     def guarded(self, watcher: str, act: Callable[..., Any], *args: Any) -> None:
         """Calls ``act``; a failure is recorded and does not reach the job."""

@@ -42,18 +42,18 @@ class HandReduction:
         self._over: List[int] = []  # the ranks of its mesh
 
     def install(self) -> None:
-        hooks, guarded = self._context.recorder.hooks, self._context.guarded
-        hooks.before_backward(functools.partial(guarded, WATCHER, self._before))
-        hooks.after_backward(functools.partial(guarded, WATCHER, self._after))
-        hooks.after_backward(functools.partial(guarded, WATCHER, self._reduced))
-        self._context.on_check.append(self._write)
+        context = self._context
+        context.before_backward.add(WATCHER, self._before, checked=True)
+        context.after_backward.add(WATCHER, self._after)
+        context.after_backward.add(WATCHER, self._reduced, checked=True)
+        context.on_check.append(self._write)
 
     def _before(self, _loss: Any) -> None:
         self._after()  # of a backward that raised
         step = self._context.recorder.current_step
         if step != self._step:
             self._step, self._rows, self._prints = step, {}, Fingerprints()
-        if not self._context.checking or capturing() or not several_ranks():
+        if capturing() or not several_ranks():
             return
         models = self._context.sets.plain_models()
         every = (p for model in models for p in model.parameters() if _small(p))
@@ -75,7 +75,7 @@ class HandReduction:
 
     def _reduced(self) -> None:
         """FSDP2 has reduced the gradients of its shards."""
-        if self._context.checking and not capturing() and several_ranks():
+        if not capturing() and several_ranks():
             groups = list(self._context.recorder.fsdp2_groups())
             shards = (one.sharded_param for of in groups for one in getattr(of, "fsdp_params", ()))
             found = (p for p in shards if p.grad is not None and local(p.grad).numel())

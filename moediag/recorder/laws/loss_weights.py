@@ -103,7 +103,7 @@ class LossWeights:
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
 
     def install(self) -> None:
-        recorder, guarded = self._context.recorder, self._context.guarded
+        context, recorder = self._context, self._context.recorder
         # All cross entropies of torch.nn end in the first one, those of log probabilities in the
         # second one. torch.jit.script compiles what it does not know to be a function of torch's.
         for name in ("cross_entropy_loss", "nll_loss_nd", *_VALUED):
@@ -113,10 +113,10 @@ class LossWeights:
             recorder.patches.replace(torch._C._nn, name, make)
             _builtins._register_builtin(getattr(torch._C._nn, name), f"aten::{name}")
             _kept.append(getattr(torch._C._nn, name))
-        recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._backward))
-        recorder.hooks.after_backward(functools.partial(guarded, WATCHER, self._made))
-        recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
-        self._context.on_check.append(self._write)
+        context.before_backward.add(WATCHER, self._backward, checked=True)
+        context.after_backward.add(WATCHER, self._made, checked=True)
+        context.after_step.add(WATCHER, self._updated)
+        context.on_check.append(self._write)
 
     def _wrapped(self, tell: Callable[..., None], original: Any) -> Any:
         @functools.wraps(original)
@@ -167,20 +167,19 @@ class LossWeights:
             self._step, self._new, self._backwards = step, [], []
 
     def _backward(self, loss: Any) -> None:
-        if self._context.checking:
-            self._begin()
-            new, self._new = self._new, []
-            if len(self._backwards) < _MOST:
-                direct = _made_of_cross_entropies(loss)
-                added = direct and bool(new) and self._has_gradients()
-                means: List[Any] = []
-                parts = self._parts(loss)
-                about = {"direct": direct, "added": added, "means": means, "rest": parts}
-                self._backwards.append((about, new))
-                for node in _means_of(loss) if several_ranks() else ():
-                    node.register_prehook(
-                        lambda given: self._context.guarded(WATCHER, _keep, means, given[0])
-                    )
+        self._begin()
+        new, self._new = self._new, []
+        if len(self._backwards) < _MOST:
+            direct = _made_of_cross_entropies(loss)
+            added = direct and bool(new) and self._has_gradients()
+            means: List[Any] = []
+            parts = self._parts(loss)
+            about = {"direct": direct, "added": added, "means": means, "rest": parts}
+            self._backwards.append((about, new))
+            for node in _means_of(loss) if several_ranks() else ():
+                node.register_prehook(
+                    lambda given: self._context.guarded(WATCHER, _keep, means, given[0])
+                )
 
     def _parts(self, loss: Any) -> List[_Part]:
         """The loss and all its parts; [] if the values of some are unknown, or rounded."""
@@ -209,7 +208,7 @@ class LossWeights:
                     yield one
 
     def _made(self) -> None:
-        if self._context.checking and self._backwards:
+        if self._backwards:
             one = next(self._parameters(), None)
             if one is not None:
                 self._after = one, one.grad, one.grad._version
@@ -221,8 +220,8 @@ class LossWeights:
             self._record(step)
 
     def _updated(self, _optimizer: Any) -> None:
-        step, self._waiting = self._waiting, 0
-        if step:
+        if self._waiting:
+            step, self._waiting = self._waiting, 0
             self._record(step)
 
     def _record(self, step: int) -> None:

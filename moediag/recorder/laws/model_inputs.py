@@ -82,7 +82,7 @@ class ModelInputs:
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
-        recorder.on_forward.append(self._called)
+        self._context.forward.add(WATCHER, self._called, checked=True)
         recorder.patches.replace(DataLoader, "__init__", self._context.first(WATCHER, self._makes))
         recorder.patches.replace(_BaseDataLoaderIter, "_next_index", self._drawing)
         recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
@@ -93,7 +93,7 @@ class ModelInputs:
 
     def _called(self, root: Any, args: Any, kwargs: Any) -> None:
         step = self._context.recorder.current_step
-        if not self._context.is_checked(step) or not unwrapped(root).training:
+        if not unwrapped(root).training:
             return
         before = self._forwards[1] if self._forwards[0] == step else 0
         self._forwards = step, before + 1

@@ -12,7 +12,6 @@ no_grad     step modules[whose parameters had no gradient at the last check, and
 
 from __future__ import annotations
 
-import functools
 from itertools import islice
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -23,6 +22,7 @@ from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import Hook, unwrapped
 
+WATCHER = "laws of modes"
 _in_backward = torch._C._current_graph_task_id  # -1 outside
 MOST_CHANGES = 100  # of one model that are recorded
 _MOST_MODULES = 5000  # of a model whose settings are read
@@ -63,12 +63,12 @@ class ModelModes:
         self._graded: Dict[str, bool] = {}  # idle module that ran -> whether with gradients
 
     def install(self) -> None:
-        recorder, guarded = self._context.recorder, self._context.guarded
-        recorder.on_forward.append(self._called)
-        recorder.hooks.after_backward(self._counted)
-        recorder.hooks.after_step(functools.partial(guarded, "laws of modes", self._stepped))
-        recorder.on_uninstall.append(self._forget)
-        self._context.on_check.append(self._write)
+        context = self._context
+        context.forward.add(WATCHER, self._called)
+        context.after_backward.add(WATCHER, self._counted)
+        context.after_step.add(WATCHER, self._stepped)
+        context.recorder.on_uninstall.append(self._forget)
+        context.on_check.append(self._write)
 
     def _called(self, root: Any, *_: Any) -> None:
         step = self._context.recorder.current_step
@@ -80,7 +80,7 @@ class ModelModes:
         training = bool(unwrapped(root).training)
         if ran.step != step:
             ran.step, ran.modes, ran.told = step, set(), set()
-            if self._context.is_checked(step):
+            if self._context.checking:
                 ran.settings, ran.parts = _settings(root), list(_in_evaluation(unwrapped(root)))
                 self._read_autocast(unwrapped(root), ran.settings)
             self._follow(ran)

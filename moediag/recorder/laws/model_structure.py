@@ -7,7 +7,6 @@ embedding   step module tokens(different ones) zeros[tokens that got zeros only;
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Dict, List
 
 import torch
@@ -30,9 +29,7 @@ class ModelStructure:
         self._known = ByObject()  # models
 
     def install(self) -> None:
-        self._context.recorder.on_forward.append(
-            functools.partial(self._context.guarded, WATCHER, self._called)
-        )
+        self._context.forward.add(WATCHER, self._called)
 
     def _called(self, root: Any, *_: Any) -> None:
         if self._known.get(root):

@@ -82,11 +82,9 @@ class OptimizerChecks:
 
     def install(self) -> None:
         self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", self._making)
-        self._recorder.hooks.after_backward(self._after_backward)
-        self._recorder.hooks.before_step(self._before)
-        self._recorder.hooks.after_step(
-            lambda optimizer: self._context.guarded(WATCHER, self._updated, optimizer)
-        )
+        self._context.after_backward.add(WATCHER, self._after_backward)
+        self._context.before_step.add(WATCHER, self._step)
+        self._context.after_step.add(WATCHER, self._updated)
 
     def owned(self) -> List[Any]:
         """The parameters of the optimizers that stepped and still exist; of a program that updates
@@ -109,9 +107,9 @@ class OptimizerChecks:
         """Where the program updates by itself, the next forward begins a step, and a checked one is
         read here, before an update."""
         self._backwards += 1
-        if self.none and self._recorder.active:
+        if self.none:
             step, self._recorder.stepped = self._recorder.current_step, True
-            if self._context.is_checked(step) and step != self._told and not capturing():
+            if self._context.checking and step != self._told and not capturing():
                 with torch.no_grad():
                     self._tell(step)
 
@@ -125,12 +123,9 @@ class OptimizerChecks:
         again = known.count and known.backwards == self._backwards > 0
         return known.step if again else known.count + 1
 
-    def _before(self, optimizer: Any, closure: bool, frame: Any) -> None:
-        self._context.closure = closure  # a gradient may be missing until it has run
-        self._context.guarded(WATCHER, self._step, optimizer, frame)
-
-    def _step(self, optimizer: Any, frame: Any) -> None:
+    def _step(self, optimizer: Any, closure: bool, frame: Any) -> None:
         context = self._context
+        context.closure = closure  # a gradient may be missing until it has run
         context.sets.stepped()
         context.steps += 1
         self.none = False  # also where it was made before anything was recorded

@@ -50,7 +50,7 @@ class _Samples:
         own = held(parameter).detach()
         if own.numel() < _LEAST:
             return
-        sample = own.as_strided((min(own.numel(), _SAMPLE),), (1,)).clone()
+        sample = torch.as_strided_copy(own, (min(own.numel(), _SAMPLE),), (1,))
         self.rows.append((context.recorder.current_step, sample))
 
     def read(self, context: LawContext) -> None:
@@ -89,9 +89,8 @@ def install(context: LawContext) -> None:
         for own in every:
             own.read(context)
 
-    guarded = functools.partial(context.guarded, WATCHER)
-    context.recorder.hooks.before_step(functools.partial(guarded, before))
-    context.recorder.on_end.append(functools.partial(guarded, end))
+    context.before_step.add(WATCHER, before)
+    context.recorder.on_end.append(functools.partial(context.guarded, WATCHER, end))
 
 
 def _readable(parameter: Any) -> bool:

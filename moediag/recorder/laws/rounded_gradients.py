@@ -7,7 +7,6 @@ halves      step names[] elements[with a gradient] kept[of these]   of parameter
 
 from __future__ import annotations
 
-import functools
 from typing import Any, List
 
 import torch
@@ -29,7 +28,7 @@ def install(context: LawContext) -> None:
     halves: List[Any] = []  # of the running update: parameter, its value, where it has a gradient
 
     def before(optimizer: Any, _closure: bool, _frame: Any) -> None:
-        if not context.checking or capturing():
+        if capturing():
             return
         with torch.no_grad():
             halves[:] = [
@@ -45,9 +44,11 @@ def install(context: LawContext) -> None:
                 )  # fmt: skip
 
     def after(_optimizer: Any) -> None:
+        if not halves:
+            return
         rows, halves[:] = list(halves), []
         names = context.names.of([parameter for parameter, _, _ in rows])
-        if not rows or None in names:
+        if None in names:
             return
         with torch.no_grad():
             counts = [
@@ -59,8 +60,8 @@ def install(context: LawContext) -> None:
             "halves", step=context.recorder.current_step, names=names, elements=elements, kept=kept
         )
 
-    context.recorder.hooks.before_step(functools.partial(context.guarded, WATCHER, before))
-    context.recorder.hooks.after_step(functools.partial(context.guarded, WATCHER, after))
+    context.before_step.add(WATCHER, before, checked=True)
+    context.after_step.add(WATCHER, after)
 
 
 def _of_16_bits(optimizer: Any) -> List[Any]:

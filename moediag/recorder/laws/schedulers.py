@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any, List, Set
 
@@ -38,18 +37,16 @@ class Schedulers:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
-        self._updates = ByObject()  # optimizer -> calls of step()
         self._wrapped = context.first(WATCHER, self._called)
 
     def install(self) -> None:
-        recorder, guarded = self._context.recorder, self._context.guarded
+        recorder = self._context.recorder
         # torch 2.13 has _update_lr. A frame around step() would be in its warnings, in place of the
         # caller's.
         kind = lr_scheduler.LRScheduler
         if not recorder.patches.replace(kind, "_update_lr", self._wrapped):
             recorder.patches.replace(kind, "step", self._wrapped)
         recorder.on_uninstall.append(when_imported(_DEEPSPEED, self._watch_deepspeed))
-        recorder.hooks.after_step(functools.partial(guarded, WATCHER, self._updated))
         self._context.on_step.append(self._write)
 
     def _watch_deepspeed(self) -> None:
@@ -58,17 +55,14 @@ class Schedulers:
             if own and "step" in vars(kind):
                 self._context.recorder.patches.replace(kind, "step", self._wrapped)
 
-    def _updated(self, optimizer: Any) -> None:
-        self._updates.set(optimizer, (self._updates.get(optimizer) or 0) + 1)
-
     def _optimizer(self, scheduler: Any) -> Any:
         """The one that steps: transformers' Trainer gives accelerate's wrapper of it."""
         own = scheduler.optimizer
-        return own if self._updates.get(own) else getattr(own, "optimizer", own)
+        return own if self._context.updates_of(own) else getattr(own, "optimizer", own)
 
     def _called(self, scheduler: Any, frame: Any) -> None:
         known = self._schedulers.get(scheduler)
-        stepped = bool(self._updates.get(self._optimizer(scheduler)))
+        stepped = self._context.updates_of(self._optimizer(scheduler)) > 0
         line = self._context.recorder.user_lines.innermost
         if known is None:
             number, name = len(self._schedulers.owners()), type(scheduler).__name__
@@ -85,14 +79,14 @@ class Schedulers:
             known.lines += [at] if at and at not in known.lines else []
 
     def _write(self, step: int) -> None:
-        optimizers = self._updates.owners()
+        optimizers = self._context.stepped()
         for scheduler in self._schedulers.owners():
             known, optimizer = self._schedulers.get(scheduler), self._optimizer(scheduler)
             if known.calls or (known.lines and self._replaced(optimizer)):
                 self._context.log.event(
                     "scheduled", step=step, number=known.number, name=known.kind,
                     line=" and ".join(known.lines), made=known.made, calls=known.calls,
-                    prepared=known.prepared, updates=self._updates.get(optimizer) or 0,
+                    prepared=known.prepared, updates=self._context.updates_of(optimizer),
                     optimizer=optimizers.index(optimizer) if known.calls else -1,
                     optimizers=len(optimizers),
                 )  # fmt: skip
@@ -101,7 +95,7 @@ class Schedulers:
         """Whether others that step have the parameters of one that never did, and neither a
         scheduler nor its learning rates, as they would if the program set these by hand."""
         own = _parameters(optimizer)
-        others = [one for one in self._updates.owners() if own & _parameters(one)]
+        others = [one for one in self._context.stepped() if own & _parameters(one)]
         scheduled = [self._optimizer(scheduler) for scheduler in self._schedulers.owners()]
         every = set().union(*map(_parameters, others))
         rates, *new = ({float(group.get("lr") or 0.0) for group in one.param_groups}

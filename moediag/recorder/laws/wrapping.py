@@ -9,7 +9,6 @@ accumulation   step micro_batches(by which accelerate divides a loss) backwards(
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from typing import Any, Dict, List, Set
@@ -44,9 +43,8 @@ class Wrapping:
     def install(self) -> None:
         context = self._context
         context.sets.on_wrapped.append(self._wrapped)
-        stepped = functools.partial(context.guarded, WATCHER, self._stepped)
-        self._recorder.hooks.before_step(stepped)
-        self._recorder.hooks.before_backward(self._backward)
+        context.before_step.add(WATCHER, self._stepped)
+        context.before_backward.add(WATCHER, self._backward)
         for name, make in (
             ("prepare_model", self._preparing),
             ("backward", context.first(WATCHER, self._divided)),
@@ -54,7 +52,7 @@ class Wrapping:
         ):
             context.replace_late(_ACCELERATOR, "Accelerator", name, make)
         context.on_step.append(self._accumulates)
-        self._recorder.hooks.after_step(lambda _: self._asked.update(backwards=0))
+        context.after_step.add(WATCHER, lambda _: self._asked.update(backwards=0))
 
     def _divided(self, accelerator: Any, frame: Any) -> None:
         self._asked["backwards"] += 1

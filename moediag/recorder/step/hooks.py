@@ -25,6 +25,10 @@ class StepHooks:
     def __init__(self, patches: Optional[Patches] = None) -> None:
         self._patches = patches or Patches()
         self._handles: List[Any] = []
+        self._before_backward: List[Callable[[Any], None]] = []
+        self._after_backward: List[Callable[[], None]] = []
+        self._before_step: List[Callable[[Any, bool, Any], None]] = []
+        self._after_step: List[Callable[[Any], None]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
         """Sets ``owner.name`` to ``make(current value)`` until :meth:`remove`; returns False
@@ -76,19 +80,27 @@ class StepHooks:
 
     def before_backward(self, act: Callable[[Any], None]) -> None:
         """Calls ``act(loss)`` before ``loss.backward()``."""
-        self._around_backward(act, lambda: None)
+        self._watch_backward()
+        self._before_backward.append(act)
 
     def after_backward(self, act: Callable[[], None]) -> None:
         """Calls ``act()`` after ``loss.backward()``."""
-        self._around_backward(lambda _: None, act)
+        self._watch_backward()
+        self._after_backward.append(act)
 
-    def _around_backward(self, before: Callable[[Any], None], after: Callable[[], None]) -> None:
+    def _watch_backward(self) -> None:
+        before, after = self._before_backward, self._after_backward
+        if before or after:
+            return
+
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                before(tensor)
+                for act in before:
+                    act(tensor)
                 result = original(tensor, *args, **kwargs)
-                after()
+                for done in after:
+                    done()
                 return result
 
             return backward
@@ -119,26 +131,38 @@ class StepHooks:
     def before_step(self, act: Callable[[Any, bool, Any], None]) -> None:
         """Calls ``act(optimizer, closure, frame)`` before every optimizer's update, wrapped or not.
         ``closure``: it computes the gradients inside ``step()``; ``frame``: of the caller."""
+        acts = self._before_step
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-            given = args[1] if len(args) > 1 else kwargs.get("closure")
-            act(optimizer, given is not None, sys._getframe(1))
+            closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+            frame = sys._getframe(1)
+            for each in acts:
+                each(optimizer, closure, frame)
 
-        self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
+        if not acts:
+            self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
+        acts.append(act)
 
     def after_step(self, act: Callable[[Any], None]) -> None:
         """Calls ``act(optimizer)`` after every optimizer's update."""
+        acts = self._after_step
 
         def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            act(optimizer)
+            for each in acts:
+                each(optimizer)
 
-        self._handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
+        if not acts:
+            self._handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
+        acts.append(act)
 
     def remove(self) -> None:
         """Removes all hooks, and restores the attributes of torch that ``patches`` replaced."""
         while self._handles:
             self._handles.pop().remove()
         self._patches.restore()
+        # What other code has replaced since is not restored.
+        self._before_backward.clear()
+        self._after_backward.clear()
 
 
 def clipping(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -21,14 +20,12 @@ from moediag.diagnosis.numbers.reduced_gradients import (
 )
 from moediag.evidence.law_model import NO_GRADIENT, PLAIN, REDUCED, ZERO_GRADIENT
 from moediag.evidence.model import Evidence
-from moediag.protocol.names import plain_name
+from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural
 
 _ENOUGH = 3  # steps
 _FEW = 3  # matrices
-# What chooses experts: inside of them, a gated feed-forward layer may have such a name, too.
-_ROUTER = re.compile(r"(^|\.)(gate|\w*(router|gating)\w*)(\.|$)")
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -149,7 +146,7 @@ def starts_apart(facts: Facts) -> Findings:
         why = "after the first update they are equal"
     if sends and facts.of(wraps_a_part) and not apart:
         experts = [name for name in began if "expert" in name.lower()]
-        apart = tuple(n for n in began if experts and n not in experts and _ROUTER.search(n))
+        apart = tuple(n for n in began if experts and n not in experts and is_router(n))
         why = "they are routers, and the wrapper keeps other layers outside the experts equal"
         what = (
             "send equal samples to different experts. Do not tell the wrapper to ignore routers, "

@@ -35,6 +35,7 @@ from moediag.diagnosis.laws.loss_weights import (
     loss_parts_detached,
     micro_batches_unequal,
     parts_unequal,
+    targets_of_first_rank,
 )
 from moediag.diagnosis.laws.model_inputs import constant_samples, same_order, same_part
 from moediag.diagnosis.laws.model_modes import left_in_evaluation
@@ -126,6 +127,7 @@ LAWS: tuple[Law, ...] = (
     micro_batches_unequal,
     parts_unequal,
     gradients_scaled,
+    targets_of_first_rank,
     accumulation_not_entered,
     loss_parts_detached,
     gradients_rounded,

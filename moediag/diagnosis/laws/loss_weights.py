@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -37,6 +38,10 @@ class TokenLoss:
     """Sum of the tokens' weights in the gradient."""
     alike: bool
     """All tokens of it have the same weight."""
+    first: int = -1
+    """The first target; -1 if unknown."""
+    apart: int = 0
+    """By what each target is larger than the one before; 0 if it is not the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,11 @@ class StepLosses:
     @property
     def total(self) -> float:
         return sum(one.total for of in self.backwards for one in of)
+
+    @property
+    def rows(self) -> int:
+        """Targets of its smallest cross entropy."""
+        return min((one.size for of in self.backwards for one in of), default=0)
 
     @property
     def single(self) -> Sequence[TokenLoss]:
@@ -142,7 +152,8 @@ def gradients_scaled(facts: Facts) -> Findings:
         )
         if step not in factors and averaged and not _rescaled(facts, step, ranks):
             factor = 1.0
-        scaled = factor and step in facts.of(_unscaled_steps)
+        gathered = all(_gathers(facts.evidence, r, step, of.rows) for r, of in ranks.items())
+        scaled = factor and step in facts.of(_unscaled_steps) and not gathered
         if scaled and (found := _scaled(factor, list(ranks.values()))):
             several[found].append(step)
     if not several:
@@ -231,6 +242,30 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
             f"{there}the loss or the gradients are divided by the number of ranks once too often.",
         )
     return None
+
+
+@law(suspects=True)
+def targets_of_first_rank(facts: Facts) -> Findings:
+    """Ranks gather what they compare their samples with, and all of them take the part of the first
+    rank for their own one."""
+    steps, world = [], facts.evidence.world_size
+    for step, ranks in facts.of(_whole_steps).items():
+        losses = [of[0][0] for of in (one.backwards for one in ranks.values()) if of and of[0]]
+        alike = {(one.size, one.classes, one.first, one.apart) for one in losses}
+        if len(losses) == world and len(alike) == 1:
+            (size, classes, first, apart), *_ = alike
+            own = first == 0 < apart and classes == size * apart * world and size > 1
+            if own and all(_gathers(facts.evidence, rank, step, size) for rank in ranks):
+                steps.append(step)
+    if len(steps) > _ENOUGH:
+        one = next(iter(facts.of(_whole_steps)[steps[0]].values()))
+        yield Suspicious(
+            f"In steps {', '.join(map(str, steps[:6]))} each rank compares its samples with those "
+            f"that all {world} ranks gathered{at_line(one.line)}, and the targets are the same on "
+            "every rank, in the first part of the classes: on all ranks but the first one they are "
+            "the samples of that rank. Add the rank times the number of its own candidates to the "
+            "targets."
+        )
 
 
 @law(suspects=True)
@@ -328,14 +363,16 @@ def _clip_factors(evidence: Evidence) -> dict[int, float]:
 
 
 def _gathers(evidence: Evidence, rank: int, step: int, tokens: int) -> bool:
-    """Whether a rank sent something to others in the forward that has a number for each token."""
+    """Whether a rank sent something to others before its gradients were reduced that has a number
+    for each token, and is no parameter."""
+    calls = (call for call in evidence.ranks[rank].collectives if call.step == step)
+    before = takewhile(lambda call: call.op not in REDUCTIONS or call.phase == "forward", calls)
     return any(
-        call.step == step
-        and call.phase == "forward"
-        and call.op in ("all_gather", "send")
+        call.op in ("all_gather", "send")
         and "float" in call.dtype
         and call.numel_in >= tokens
-        for call in evidence.ranks[rank].collectives
+        and not call.parameters
+        for call in before
     )
 
 
@@ -357,6 +394,6 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:
-    count, size, classes, total, least, most = values
+    count, size, classes, total, least, most, *labels = values
     alike = float(most) - float(least) <= _CLOSE * abs(float(most))
-    return TokenLoss(int(count), int(size), int(classes), float(total), alike)
+    return TokenLoss(int(count), int(size), int(classes), float(total), alike, *map(int, labels))

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-from moediag.protocol.names import plain_name
+from moediag.protocol.names import is_router, plain_name
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import unwrapped
 from moediag.recorder.routing import expert_counts
@@ -19,7 +19,6 @@ _AVERAGES = "torch.optim.swa_utils"
 _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
 _MOST_FROZEN = 16  # matrices of a model that does not train
-_ROUTER = ("gate", "router")
 
 
 class ModelValues:
@@ -172,6 +171,6 @@ def _frozen_routers(module: Any, prefix: str) -> List[str]:
         short = name[len(prefix) :].lower()
         if "expert" in short:
             experts = experts or parameter.requires_grad
-        elif any(word in short for word in _ROUTER) and parameter.ndim == 2:
+        elif is_router(short) and parameter.ndim == 2:
             routers[name] = parameter.requires_grad or parameter.shape[0] not in counts
     return [name for name, trains in routers.items() if experts and not trains]

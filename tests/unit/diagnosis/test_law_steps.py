@@ -297,26 +297,62 @@ def micro_batches(added: bool, total: float = 1.0, mean: Sequence[int] = ()) -> 
     )
 
 
+def gathering(evidence: Evidence, numel: int = 128, **more: Any) -> Evidence:
+    """Each rank gathers so many elements in the forward of each step."""
+    calls = tuple(
+        Collective(
+            at, "world", at, "all_gather", numel, 2 * numel, "float32",
+            **{"phase": "forward", "step": step, **more},
+        )
+        for at, step in enumerate(STEPS)
+    )  # fmt: skip
+    ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+    return replace(evidence, ranks=ranks)
+
+
+class TestContrast:
+    """Each rank compares 16 samples with those that both ranks gathered."""
+
+    def found(self, first: Callable[[int], int], classes: int = 32, **more: Any) -> tuple[str, ...]:
+        def rows(rank: int) -> Events:
+            of = [16, 16, classes, 1.0, 1 / 16, 1 / 16, first(rank), 1]
+            return tuple({**e, "backwards": [{"direct": True, "of": [of]}]} for e in losses(16))
+
+        return diagnose(gathering(with_events(job(2), losses=rows), **more)).suspicious
+
+    def test_targets_of_the_first_rank_are_suspicious(self) -> None:
+        (text,) = self.found(lambda rank: 0)
+        assert "the targets are the same on every rank" in text
+
+    def test_targets_of_each_rank(self) -> None:
+        assert not self.found(lambda rank: 16 * rank)
+
+    @pytest.mark.parametrize(
+        ("classes", "more"), [(16, {}), (64, {}), (32, {"numel": 8}), (32, {"parameters": ("a",)})]
+    )
+    def test_other_classes_and_nothing_that_is_gathered(self, classes: int, more: Any) -> None:
+        """Two negatives for each sample are as many classes as two ranks have."""
+        assert not self.found(lambda rank: 0, classes, **more)
+
+    @pytest.mark.parametrize(
+        ("more", "found"), [({}, False), ({"numel": 8}, True), ({"parameters": ("a",)}, True)]
+    )
+    def test_a_loss_of_what_all_ranks_gathered(self, more: Any, found: bool) -> None:
+        """All ranks have the same loss, and each the gradients of its part: times their number, the
+        mean is right."""
+        evidence = with_events(job(2), losses=losses(8, total=2.0))
+        assert bool(diagnose(gathering(evidence, **more)).suspicious) == found
+
+
 class TestParts:
     """Context parallelism: each rank has half of each sequence."""
 
     def found(self, counts: Sequence[int] = (12, 4), numel: int = 128, **more: Any) -> Any:
-        def gather(index: int, step: int) -> Collective:
-            return Collective(
-                index=index, group="world", position=index, op="all_gather", phase="forward",
-                dtype="float32", numel_in=numel, numel_out=2 * numel, step=step,
-            )  # fmt: skip
-
-        def own(evidence: Evidence) -> Evidence:
-            calls = tuple(gather(at, step) for at, step in enumerate(STEPS))
-            ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
-            return replace(evidence, ranks=ranks)
-
         of = {
             "own_gradients": lambda rank: gradients(rank, 1.0),
             "losses": lambda rank: losses(counts[rank], total=0.5),
         }
-        return diagnose(own(with_events(plain(), **{**of, **more}))).suspicious
+        return diagnose(gathering(with_events(plain(), **{**of, **more}), numel)).suspicious
 
     def test_own_means_are_suspicious(self) -> None:
         (text,) = self.found()
@@ -952,6 +988,20 @@ class TestShared:
     def test_without_the_records_of_a_rank(self) -> None:
         assert not self.found(shared(0), ())
         assert not self.found(shared(0), shared(1)[:1])
+
+    @pytest.mark.parametrize(
+        ("reached", "steps", "found"),
+        [([False], STEPS, True), ([False], STEPS[:1], False), ([True], STEPS, False),
+         ([True, False], STEPS, False), ([], STEPS, False)],
+    )  # fmt: skip
+    def test_what_is_gathered_and_gets_no_gradient(
+        self, reached: list[bool], steps: Sequence[int], found: bool
+    ) -> None:
+        rows = [{"line": "train.py:5", "shape": [4, 8], "reached": one} for one in reached]
+        events = tuple({"step": step, "rows": rows} for step in steps)
+        assert bool(diagnose(with_events(plain(), gathered=events)).suspicious) == found
+        one = with_events(plain(), gathered=lambda rank: () if rank else events)
+        assert not diagnose(one).suspicious
 
     def bias(self, params: Callable[[int, int], tuple[str, str]], **more: Any) -> tuple[str, ...]:
         """``params``: values of matrix and bias, of rank and step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -111,6 +111,37 @@ def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
         if len(common) >= _ENOUGH and sizes.total() >= _FEW:
             return common, sizes.total(), site
     return None
+
+
+@law(suspects=True)
+def parameters_averaged(facts: Facts) -> Findings:
+    """Ranks update with gradients and moments of their own, and something makes their parameters
+    equal again before each next update."""
+    steps: dict[str, list[bool]] = defaultdict(list)
+    for (key, _), by_rank in facts.of(checks_of).items():
+        rows = list(by_rank.values())
+        plain = all(piece.how == PLAIN for one in rows for piece in one.pieces)
+        one = len(rows) == facts.evidence.world_size > 1 and plain
+        same = one and len({row.params for row in rows}) == 1
+        own = same and any(
+            _apart(grads) for grads in zip(*(row.grads for row in rows), strict=True)
+        )
+        state = [[row.state.get(name, ()) for row in rows] for name in rows[0].state]
+        moments = all(len({*of}) == len(rows) for of in state)
+        steps[key].append(own and moments and (bool(state) or not rows[0].count))
+    if any(len(of) > _ENOUGH and all(of) for of in steps.values()):
+        yield Suspicious(
+            "Before each checked update all ranks had the same parameters, different gradients and "
+            "different moments of the optimizer, and nothing adds up the gradients: something "
+            "averages or sends the parameters after each update instead. The moments of each rank "
+            "follow its own samples only. Average the gradients between backward and update."
+        )
+
+
+def _apart(gradients: Sequence[str | None]) -> bool:
+    """Whether each rank has a gradient of its own."""
+    known = {None, NO_GRADIENT, ZERO_GRADIENT}.isdisjoint(gradients)
+    return known and len({*gradients}) == len(gradients)
 
 
 @law(suspects=True)

@@ -19,6 +19,7 @@ from moediag.diagnosis.laws.declared_equal import declared_inputs_apart, declare
 from moediag.diagnosis.laws.hand_reduction import (
     divisors_apart,
     gradients_stale,
+    parameters_averaged,
     reduced_again,
     starts_apart,
 )
@@ -121,6 +122,7 @@ LAWS: tuple[Law, ...] = (
     schedulers_misplaced,
     schedulers_unused,
     starts_apart,
+    parameters_averaged,
     reduced_again,
     divisors_apart,
     moments_dropped,

@@ -20,6 +20,7 @@ _NEAR = 0.02  # of sums of weights
 _UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _DETACHED = 1e-4  # of a loss of float32
+_DIVISOR = 16  # the largest one that may be a wrong number of ranks
 _MANY = 64  # elements that are no numbers for a log
 _UNEQUAL = 1.25  # times that a token counts more than another one
 _SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
@@ -173,30 +174,35 @@ def gradients_scaled(facts: Facts) -> Findings:
 
 def _means_added(facts: Facts) -> Findings:
     """Whether a job adds up gradients of losses that contain the mean over a rank's samples, as it
-    is. A loss that ranks compute together may be a sum of parts."""
-    steps = []
+    is, and divides the sum by another number than that of its ranks. A loss that ranks compute
+    together may be a sum of parts."""
+    steps, number = defaultdict[int, list[int]](list), facts.evidence.world_size
     for one in facts.of(reductions):
         clip, events = facts.of(_clip_factors).get(one.step, 1.0), []
         for own in facts.of(recorded).values():
             events += [of for step, of in own.of("losses", _means) if step == one.step]
-        alone = len(events) == facts.evidence.world_size and all(len(of) == 1 for of in events)
-        whole = alone and all(any(abs(w - 1) < _CLOSE for w in of[0]) for of in events)
-        if whole and clip and abs(one.factor / clip - 1) <= _NEAR:
-            steps.append(one.step)
+        alone = len(events) == number and all(len(of) == 1 for of in events)
+        whole = alone and all(any(abs(abs(w) - 1) < _CLOSE for w in of[0]) for of in events)
+        by = clip / one.factor if whole and one.factor > 0 else 0.0
+        if 1 <= round(by) <= _DIVISOR and abs(by / round(by) - 1) <= _NEAR:
+            steps[round(by)].append(one.step)
+    (by, found), *others = steps.items() if steps else [(number, [])]
     together = any(
         call.op not in REDUCTIONS + ("broadcast",) or call.phase == "forward"
         for seen in facts.evidence.ranks.values()
         for call in seen.collectives
-        if call.step in steps and "float" in call.dtype and call.numel_in >= _MANY
+        if call.step in found and "float" in call.dtype and call.numel_in >= _MANY
     )
-    if len(steps) >= _ENOUGH and not together:
-        number = facts.evidence.world_size
-        yield Suspicious(
-            f"In steps {', '.join(map(str, steps[:6]))} the gradients are added up over the ranks "
-            f"and divided neither before nor after it, and each loss has a mean over the rank's "
-            f"own samples: the update is {number} times that of the mean over all samples. Divide "
-            "the sum or the loss by the number of ranks."
-        )
+    scaled = not {*found} <= facts.of(_unscaled_steps)
+    if len(found) < _ENOUGH or others or together or by == number or (by > 1 and scaled):
+        return
+    divided = "divided neither before nor after it" if by == 1 else f"divided by {by}"
+    yield Suspicious(
+        f"In steps {', '.join(map(str, found[:6]))} the gradients are added up over the ranks and "
+        f"{divided}, and each loss has a mean over the rank's own samples: with {number} ranks, "
+        f"the update is {number / by:.3g} times that of the mean over all samples. Divide the sum "
+        "or the loss by the number of ranks, once."
+    )
 
 
 def _means(event: Mapping[str, Any]) -> tuple[int, list[list[float]]]:

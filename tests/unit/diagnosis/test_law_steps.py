@@ -272,10 +272,12 @@ class TestScale:
 
     @pytest.mark.parametrize(
         ("factor", "mean", "op"),
-        [(1.0, 1.0, "all_reduce"), (0.5, 1.0, ""), (1.0, 0.5, ""), (1.0, 1.0, "all_gather")],
-    )
+        [(1.0, 1.0, "all_reduce"), (0.5, 1.0, ""), (1.0, 0.5, ""), (1.0, 1.0, "all_gather"),
+         (0.25, -1.0, "all_reduce"), (0.25, 0.5, ""), (0.3, 1.0, ""), (1 / 64, 1.0, "")],
+    )  # fmt: skip
     def test_means_that_are_added_up(self, factor: float, mean: float, op: str) -> None:
-        """Ranks that gather features may add up parts of a common loss."""
+        """Ranks that gather features may add up parts of a common loss; the sum of a loss may be
+        divided by any number of samples."""
         rows = [{"direct": False, "of": [], "means": [2.0, mean]}]
         events = tuple({"step": step, "backwards": rows} for step in STEPS)
         call = Collective(8, "world", 8, op, 256, 512, "float32", step=2, phase="other")
@@ -283,9 +285,8 @@ class TestScale:
         of = {r: replace(s, collectives=(*s.collectives, call)) for r, s in evidence.ranks.items()}
         evidence = replace(evidence, ranks=of) if op else evidence
         found = self.found(factor, evidence=evidence, losses=events)
-        assert ["divided neither before nor after" in text for text in found] == [True] * (
-            op == "all_reduce"
-        )
+        told = "divided by 4" if factor < 1 else "divided neither before nor after"
+        assert [told in text for text in found] == [True] * (op == "all_reduce")
 
 
 def micro_batches(added: bool, total: float = 1.0, mean: Sequence[int] = ()) -> Events:
@@ -308,6 +309,25 @@ def gathering(evidence: Evidence, numel: int = 128, **more: Any) -> Evidence:
     )  # fmt: skip
     ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
     return replace(evidence, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("grads", "moments", "found"),
+    [("own", "own", True), ("own", "same", False), ("same", "own", False), ("own", "", False)],
+)
+def test_parameters_that_are_averaged_after_each_update(
+    grads: str, moments: str, found: bool
+) -> None:
+    """An optimizer may add up gradients in its step, and then all ranks have one state."""
+
+    def change(rank: int, one: LawCheck) -> LawCheck:
+        rows = {"own": tuple(f"{value} of {rank}" for value in one.grads), "same": one.grads}
+        state = {"exp_avg": rows[moments]} if moments and one.count else {}
+        return replace(one, grads=rows[grads], state=state)
+
+    texts = diagnose(plain(2, change)).suspicious
+    assert any("average the gradients between" in text.lower() for text in texts) == found
+    assert not any("moments of each rank" in text for text in diagnose(plain(1, change)).suspicious)
 
 
 class TestContrast:

@@ -9,8 +9,14 @@ from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.diagnosis.laws.mean_losses import (
+    averaged_by_wrapper,
+    clip_factors,
+    means_added,
+    micro_batches_added,
+    unscaled_steps,
+)
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
-from moediag.evidence.law_model import REDUCED
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result.wording import at_line
@@ -20,8 +26,6 @@ _NEAR = 0.02  # of sums of weights
 _UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _DETACHED = 1e-4  # of a loss of float32
-_DIVISOR = 16  # the largest one that may be a wrong number of ranks
-_MANY = 64  # elements that are no numbers for a log
 _UNEQUAL = 1.25  # times that a token counts more than another one
 _SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
 
@@ -143,22 +147,23 @@ def gradients_scaled(facts: Facts) -> Findings:
     """The gradients of a job are those of the mean loss times its number of ranks or of
     micro-batches, or divided by it."""
     factors = {one.step: one.factor for one in facts.of(reductions)}
-    norms = facts.of(_clip_factors)
+    norms = facts.of(clip_factors)
     several: dict[tuple[float, str], list[int]] = defaultdict(list)
     for step, ranks in facts.of(_whole_steps).items():
         clip = norms.get(step, 1.0)  # a part of the factor
         factor = factors[step] * len(ranks) / clip if clip and step in factors else 0.0
-        averaged = facts.of(_averaged_by_wrapper) or all(
+        averaged = facts.of(averaged_by_wrapper) or all(
             len(one.mean) == len(ranks) for one in ranks.values()
         )
         if step not in factors and averaged and not _rescaled(facts, step, ranks):
             factor = 1.0
         gathered = all(_gathers(facts.evidence, r, step, of.rows) for r, of in ranks.items())
-        scaled = factor and step in facts.of(_unscaled_steps) and not gathered
+        scaled = factor and step in facts.of(unscaled_steps) and not gathered
         if scaled and (found := _scaled(factor, list(ranks.values()))):
             several[found].append(step)
     if not several:
-        yield from _means_added(facts)
+        yield from means_added(facts)
+        yield from micro_batches_added(facts)
     for (times, why), steps in several.items():
         if len(steps) < _ENOUGH:
             continue
@@ -170,43 +175,6 @@ def gradients_scaled(facts: Facts) -> Findings:
             f"gradient add up to {times:.3g}, not to 1: the gradients are {kind} those of the mean "
             f"loss{at}. {why}"
         )
-
-
-def _means_added(facts: Facts) -> Findings:
-    """Whether a job adds up gradients of losses that contain the mean over a rank's samples, as it
-    is, and divides the sum by another number than that of its ranks. A loss that ranks compute
-    together may be a sum of parts."""
-    steps, number = defaultdict[int, list[int]](list), facts.evidence.world_size
-    for one in facts.of(reductions):
-        clip, events = facts.of(_clip_factors).get(one.step, 1.0), []
-        for own in facts.of(recorded).values():
-            events += [of for step, of in own.of("losses", _means) if step == one.step]
-        alone = len(events) == number and all(len(of) == 1 for of in events)
-        whole = alone and all(any(abs(abs(w) - 1) < _CLOSE for w in of[0]) for of in events)
-        by = clip / one.factor if whole and one.factor > 0 else 0.0
-        if 1 <= round(by) <= _DIVISOR and abs(by / round(by) - 1) <= _NEAR:
-            steps[round(by)].append(one.step)
-    (by, found), *others = steps.items() if steps else [(number, [])]
-    together = any(
-        call.op not in REDUCTIONS + ("broadcast",) or call.phase == "forward"
-        for seen in facts.evidence.ranks.values()
-        for call in seen.collectives
-        if call.step in found and "float" in call.dtype and call.numel_in >= _MANY
-    )
-    scaled = not {*found} <= facts.of(_unscaled_steps)
-    if len(found) < _ENOUGH or others or together or by == number or (by > 1 and scaled):
-        return
-    divided = "divided neither before nor after it" if by == 1 else f"divided by {by}"
-    yield Suspicious(
-        f"In steps {', '.join(map(str, found[:6]))} the gradients are added up over the ranks and "
-        f"{divided}, and each loss has a mean over the rank's own samples: with {number} ranks, "
-        f"the update is {number / by:.3g} times that of the mean over all samples. Divide the sum "
-        "or the loss by the number of ranks, once."
-    )
-
-
-def _means(event: Mapping[str, Any]) -> tuple[int, list[list[float]]]:
-    return int(event["step"]), [[float(w) for w in one["means"]] for one in event["backwards"]]
 
 
 def _rescaled(facts: Facts, step: int, ranks: Mapping[int, StepLosses]) -> bool:
@@ -342,30 +310,6 @@ def _whole_steps(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
             found[step][rank] = one
     world = evidence.world_size
     return {step: of for step, of in sorted(found.items()) if len(of) == world > 1}
-
-
-def _unscaled_steps(evidence: Evidence) -> set[int]:
-    """Steps whose gradients no GradScaler multiplies."""
-    checks = [check for own in recorded(evidence).values() for check in own.checks]
-    scaled = {check.step for check in checks if check.scaled}
-    return {check.step for check in checks} - scaled
-
-
-def _averaged_by_wrapper(evidence: Evidence) -> bool:
-    """Whether DistributedDataParallel takes the mean of all gradients over all ranks."""
-    world = evidence.world_size
-    pieces = [p for own in recorded(evidence).values() for c in own.checks for p in c.pieces]
-    whole = bool(pieces) and all(p.how == REDUCED and len(p.ranks) == world for p in pieces)
-    return whole and all(not piece.part for piece in pieces)
-
-
-def _clip_factors(evidence: Evidence) -> dict[int, float]:
-    """What clipping multiplied the gradients of a step by; 0.0 where that is not one number."""
-    found: dict[int, set[float]] = defaultdict(set)
-    for own in recorded(evidence).values():
-        for norm in own.norms:
-            found[norm.step].add(round(norm.factor, 6))
-    return {step: factors.pop() if len(factors) == 1 else 0.0 for step, factors in found.items()}
 
 
 def _gathers(evidence: Evidence, rank: int, step: int, tokens: int) -> bool:

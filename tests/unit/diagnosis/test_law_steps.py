@@ -288,6 +288,24 @@ class TestScale:
         told = "divided by 4" if factor < 1 else "divided neither before nor after"
         assert [told in text for text in found] == [True] * (op == "all_reduce")
 
+    @pytest.mark.parametrize(
+        ("means", "changed", "calls", "found"),
+        [([[1.0], [1.0]], 0, [False, True], True), ([[0.5], [0.5]], 0, [False, True], False),
+         ([[1.0], [1.0]], 1, [False, True], False), ([[1.0], [1.0]], 0, [True, True], False),
+         ([[1.0], [1.0, 2.0]], 0, [False, True], False), ([[1.0]], 0, [True], False)],
+        ids=["added", "divided", "divided later", "two tasks", "other losses", "one"],
+    )  # fmt: skip
+    def test_means_of_micro_batches_that_are_added_up(
+        self, means: list[list[float]], changed: int, calls: list[bool], found: bool
+    ) -> None:
+        rows = [{"direct": False, "of": [], "means": of} for of in means]
+        events = tuple({"step": s, "changed": changed, "backwards": rows} for s in STEPS)
+        unsynced = tuple({"step": step, "calls": calls} for step in STEPS)
+        more = {"own_gradients": (), "losses": events, "unsynced": unsynced}
+        texts = self.found(0, evidence=job(2), **more)
+        assert any("are 2 times those of the mean over all" in text for text in texts) == found
+        assert not self.found(0, evidence=plain(), **more)
+
 
 def micro_batches(added: bool, total: float = 1.0, mean: Sequence[int] = ()) -> Events:
     """Two in each step."""

@@ -114,6 +114,9 @@ class ModelInputs:
     #: Samples that a DistributedSampler knows of, and those of the loader that uses it.
     drawn: int = 0
     given: int = 0
+    #: Samples of each batch of the loader, and rows of the first tensor; 0 if unknown.
+    batch: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ _SEGMENTS = (
 )
 _ADDED = re.compile(rf"(?:^|(?<=\.))(?:(?:{_SEGMENTS})\.)+|(?:(?:^|\.)(?:{_SEGMENTS}))+$")
 _MODULE = re.compile(r"(?:^|(?<=\.))module\.")
+_ROUTER = re.compile(r"(?:^|\.)(?:gate|wg|\w*(?:router|gating)\w*)(?:\.|$)")
 
 
 def plain_name(fqn: object, forwarding: Sequence[str] = ()) -> str:
@@ -33,3 +34,10 @@ def clean_fqn(fqn: str) -> str:
     """Returns the plain name without ``module`` at any level: only for models that have no module
     of that name themselves."""
     return _MODULE.sub("", plain_name(fqn))
+
+
+def is_router(fqn: str) -> bool:
+    """Whether the name is that of a module that chooses experts, or of something in it. Inside an
+    expert, a gated feed-forward layer may have such a name, too."""
+    found = _ROUTER.search(fqn.lower())
+    return found is not None and "expert" not in fqn[: found.start()].lower()

@@ -95,6 +95,7 @@ class Call(NamedTuple):
     tensors: Tuple[Any, ...]  # outputs, which identify the call when they are waited for
     tag: int = 0  # of a send or receive
     members: Optional[List[int]] = None  # global ranks of the group that new_group makes
+    inputs: Tuple[Any, ...] = ()  # of an all_gather
 
 
 def describe(
@@ -142,6 +143,7 @@ def describe(
         device,
         tuple(outputs),
         _tag(args, kwargs) if op in ("send", "recv") else 0,
+        inputs=tuple(inputs) if op == "all_gather" else (),
     )
 
 

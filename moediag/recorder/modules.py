@@ -31,6 +31,7 @@ _OUTER = {
 _LAYER = re.compile(r"(^|\.)[A-Za-z_]+\.\d+$")  # an element of a list: model.layers.3
 _COMPILE_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"
 _FIRST_ROOTS = 8  # limit, for jobs with many small models
+_MOST_FRAMES = 16  # above the call of a root
 _MOST_AGAIN = 8  # times that the search begins again
 
 # The recorder whose hooks are on modules. Hooks are module-level functions that look it up: copying
@@ -160,6 +161,12 @@ class Observer:
         self._roots += 1
         self._found += 1
         inner = unwrapped(root)
+        caller: Any = sys._getframe(3)  # torch's, of this global hook, which gets no kwargs
+        whole = _caller_of(root, caller)
+        if whole is not None and recorder.module_names.get(whole) is None:
+            recorder.roots.append(("", weakref.ref(whole)))
+            for name, module in whole.named_modules():
+                recorder.module_names.setdefault(module, plain_name(name))
         prefix = _name_in_known_root(recorder, inner)
         recorder.roots.append((prefix, weakref.ref(inner)))
         compiled = False
@@ -177,7 +184,7 @@ class Observer:
             if experts:
                 inside_moe = fqn + "."
             # A wrapper's forward contains that of the model in it, which has the same name.
-            outermost = fqn == prefix and inner is root
+            outermost = inner is root and (fqn == prefix or (module is root and whole is not None))
             if (experts or outermost or _LAYER.search(fqn)) and fqn not in hooked:
                 hooked.add(fqn)
                 self._hook(module, fqn, experts)
@@ -191,7 +198,6 @@ class Observer:
             self._handles.append(root.register_forward_pre_hook(hook, with_kwargs=True))
         # The root's own pre-hooks were added too late for the running call.
         _enter(recorder, root, ())
-        caller: Any = sys._getframe(3)  # torch's, of this global hook, which gets no kwargs
         _tell_forward(recorder, root, args, caller.f_locals.get("kwargs") or {})
 
     def _hook(self, module: Any, fqn: str, experts: Tuple[int, ...]) -> None:
@@ -209,6 +215,24 @@ def unwrapped(root: Any) -> Any:
     while (at := _OUTER.get(type(root).__name__)) is not None and hasattr(root, at):
         root = getattr(root, at)
     return root
+
+
+def _caller_of(root: Any, frame: Any) -> Any:
+    """The outermost model with more parameters of which a method called ``root``, a part of it, in
+    place of its own forward; None without one. A trainer, which has wrappers in it, is none."""
+    found, own = None, sum(1 for _ in root.parameters())
+    for _ in range(_MOST_FRAMES):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and owner is not root and owner is not found:
+            inside = list(owner.modules())
+            if any(one is root for one in inside):
+                wraps = any(type(one).__name__ in _OUTER for one in inside)
+                more = sum(1 for _ in owner.parameters()) > own
+                found = owner if more and not wraps else found
+        frame = frame.f_back
+        if frame is None:
+            break
+    return found
 
 
 def _name_in_known_root(recorder: Recorder, module: Any) -> str:

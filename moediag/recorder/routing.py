@@ -11,12 +11,12 @@ from typing import Any, Callable, List, Tuple
 
 import torch
 
+from moediag.protocol.names import is_router
 from moediag.recorder.core import Block, Recorder
 from moediag.recorder.step.pieces import held
 
 WATCHER = "tokens per expert"
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_ROUTERS = ("gate", "router", "gating", "wg")
 _MAX_DEFERRED = 4096
 
 
@@ -28,7 +28,7 @@ def expert_counts(module: Any) -> Tuple[int, ...]:
     """
     children = module._modules
     experts = children.get("experts")
-    routers = [children[name] for name in _ROUTERS if children.get(name) is not None]
+    routers = [one for name, one in children.items() if one is not None and is_router(name)]
     if experts is None and not (routers and _named_moe(module)):
         return ()
     found: List[int] = []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -21,14 +20,12 @@ from moediag.diagnosis.numbers.reduced_gradients import (
 )
 from moediag.evidence.law_model import NO_GRADIENT, PLAIN, REDUCED, ZERO_GRADIENT
 from moediag.evidence.model import Evidence
-from moediag.protocol.names import plain_name
+from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural
 
 _ENOUGH = 3  # steps
 _FEW = 3  # matrices
-# What chooses experts: inside of them, a gated feed-forward layer may have such a name, too.
-_ROUTER = re.compile(r"(^|\.)(gate|\w*(router|gating)\w*)(\.|$)")
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -117,6 +114,37 @@ def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
 
 
 @law(suspects=True)
+def parameters_averaged(facts: Facts) -> Findings:
+    """Ranks update with gradients and moments of their own, and something makes their parameters
+    equal again before each next update."""
+    steps: dict[str, list[bool]] = defaultdict(list)
+    for (key, _), by_rank in facts.of(checks_of).items():
+        rows = list(by_rank.values())
+        plain = all(piece.how == PLAIN for one in rows for piece in one.pieces)
+        one = len(rows) == facts.evidence.world_size > 1 and plain
+        same = one and len({row.params for row in rows}) == 1
+        own = same and any(
+            _apart(grads) for grads in zip(*(row.grads for row in rows), strict=True)
+        )
+        state = [[row.state.get(name, ()) for row in rows] for name in rows[0].state]
+        moments = all(len({*of}) == len(rows) for of in state)
+        steps[key].append(own and moments and (bool(state) or not rows[0].count))
+    if any(len(of) > _ENOUGH and all(of) for of in steps.values()):
+        yield Suspicious(
+            "Before each checked update all ranks had the same parameters, different gradients and "
+            "different moments of the optimizer, and nothing adds up the gradients: something "
+            "averages or sends the parameters after each update instead. The moments of each rank "
+            "follow its own samples only. Average the gradients between backward and update."
+        )
+
+
+def _apart(gradients: Sequence[str | None]) -> bool:
+    """Whether each rank has a gradient of its own."""
+    known = {None, NO_GRADIENT, ZERO_GRADIENT}.isdisjoint(gradients)
+    return known and len({*gradients}) == len(gradients)
+
+
+@law(suspects=True)
 def starts_apart(facts: Facts) -> Findings:
     """Parameters whose gradients a job adds up over its ranks, or that its first update makes
     equal, begin with other values on each rank. So do routers that its wrapper ignores."""
@@ -149,7 +177,7 @@ def starts_apart(facts: Facts) -> Findings:
         why = "after the first update they are equal"
     if sends and facts.of(wraps_a_part) and not apart:
         experts = [name for name in began if "expert" in name.lower()]
-        apart = tuple(n for n in began if experts and n not in experts and _ROUTER.search(n))
+        apart = tuple(n for n in began if experts and n not in experts and is_router(n))
         why = "they are routers, and the wrapper keeps other layers outside the experts equal"
         what = (
             "send equal samples to different experts. Do not tell the wrapper to ignore routers, "

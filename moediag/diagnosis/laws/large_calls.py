@@ -84,6 +84,20 @@ def adds_inside(evidence: Evidence) -> bool:
     return len(steps) > 1
 
 
+def divides_inside(evidence: Evidence) -> bool:
+    """Whether each rank gathered activations and added others up in the forward of several steps,
+    as those that have parts of the classes of one head do."""
+    return all(
+        len({c.step for c in seen.collectives if c.op == op and _of_activations(c)}) > 1
+        for seen in evidence.ranks.values()
+        for op in ("all_gather", "all_reduce")
+    )
+
+
+def _of_activations(call: Collective) -> bool:
+    return call.phase == "forward" and "float" in call.dtype and not call.parameters
+
+
 def averaged(evidence: Evidence) -> bool:
     """Whether ranks made such a call outside the model, between the first and the last step: the
     program may average parameters or gradients itself. One in the forward has statistics or

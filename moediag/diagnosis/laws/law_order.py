@@ -19,6 +19,7 @@ from moediag.diagnosis.laws.declared_equal import declared_inputs_apart, declare
 from moediag.diagnosis.laws.hand_reduction import (
     divisors_apart,
     gradients_stale,
+    parameters_averaged,
     reduced_again,
     starts_apart,
 )
@@ -35,6 +36,7 @@ from moediag.diagnosis.laws.loss_weights import (
     loss_parts_detached,
     micro_batches_unequal,
     parts_unequal,
+    targets_of_first_rank,
 )
 from moediag.diagnosis.laws.model_inputs import constant_samples, same_order, same_part
 from moediag.diagnosis.laws.model_modes import left_in_evaluation
@@ -120,12 +122,14 @@ LAWS: tuple[Law, ...] = (
     schedulers_misplaced,
     schedulers_unused,
     starts_apart,
+    parameters_averaged,
     reduced_again,
     divisors_apart,
     moments_dropped,
     micro_batches_unequal,
     parts_unequal,
     gradients_scaled,
+    targets_of_first_rank,
     accumulation_not_entered,
     loss_parts_detached,
     gradients_rounded,

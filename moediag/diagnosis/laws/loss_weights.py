@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
+from moediag.diagnosis.laws.mean_losses import (
+    averaged_by_wrapper,
+    clip_factors,
+    means_added,
+    micro_batches_added,
+    unscaled_steps,
+)
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
-from moediag.evidence.law_model import REDUCED
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result.wording import at_line
@@ -19,7 +26,6 @@ _NEAR = 0.02  # of sums of weights
 _UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _DETACHED = 1e-4  # of a loss of float32
-_MANY = 64  # elements that are no numbers for a log
 _UNEQUAL = 1.25  # times that a token counts more than another one
 _SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
 
@@ -37,6 +43,10 @@ class TokenLoss:
     """Sum of the tokens' weights in the gradient."""
     alike: bool
     """All tokens of it have the same weight."""
+    first: int = -1
+    """The first target; -1 if unknown."""
+    apart: int = 0
+    """By what each target is larger than the one before; 0 if it is not the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,11 @@ class StepLosses:
     @property
     def total(self) -> float:
         return sum(one.total for of in self.backwards for one in of)
+
+    @property
+    def rows(self) -> int:
+        """Targets of its smallest cross entropy."""
+        return min((one.size for of in self.backwards for one in of), default=0)
 
     @property
     def single(self) -> Sequence[TokenLoss]:
@@ -132,21 +147,23 @@ def gradients_scaled(facts: Facts) -> Findings:
     """The gradients of a job are those of the mean loss times its number of ranks or of
     micro-batches, or divided by it."""
     factors = {one.step: one.factor for one in facts.of(reductions)}
-    norms = facts.of(_clip_factors)
+    norms = facts.of(clip_factors)
     several: dict[tuple[float, str], list[int]] = defaultdict(list)
     for step, ranks in facts.of(_whole_steps).items():
         clip = norms.get(step, 1.0)  # a part of the factor
         factor = factors[step] * len(ranks) / clip if clip and step in factors else 0.0
-        averaged = facts.of(_averaged_by_wrapper) or all(
+        averaged = facts.of(averaged_by_wrapper) or all(
             len(one.mean) == len(ranks) for one in ranks.values()
         )
         if step not in factors and averaged and not _rescaled(facts, step, ranks):
             factor = 1.0
-        scaled = factor and step in facts.of(_unscaled_steps)
+        gathered = all(_gathers(facts.evidence, r, step, of.rows) for r, of in ranks.items())
+        scaled = factor and step in facts.of(unscaled_steps) and not gathered
         if scaled and (found := _scaled(factor, list(ranks.values()))):
             several[found].append(step)
     if not several:
-        yield from _means_added(facts)
+        yield from means_added(facts)
+        yield from micro_batches_added(facts)
     for (times, why), steps in several.items():
         if len(steps) < _ENOUGH:
             continue
@@ -158,38 +175,6 @@ def gradients_scaled(facts: Facts) -> Findings:
             f"gradient add up to {times:.3g}, not to 1: the gradients are {kind} those of the mean "
             f"loss{at}. {why}"
         )
-
-
-def _means_added(facts: Facts) -> Findings:
-    """Whether a job adds up gradients of losses that contain the mean over a rank's samples, as it
-    is. A loss that ranks compute together may be a sum of parts."""
-    steps = []
-    for one in facts.of(reductions):
-        clip, events = facts.of(_clip_factors).get(one.step, 1.0), []
-        for own in facts.of(recorded).values():
-            events += [of for step, of in own.of("losses", _means) if step == one.step]
-        alone = len(events) == facts.evidence.world_size and all(len(of) == 1 for of in events)
-        whole = alone and all(any(abs(w - 1) < _CLOSE for w in of[0]) for of in events)
-        if whole and clip and abs(one.factor / clip - 1) <= _NEAR:
-            steps.append(one.step)
-    together = any(
-        call.op not in REDUCTIONS + ("broadcast",) or call.phase == "forward"
-        for seen in facts.evidence.ranks.values()
-        for call in seen.collectives
-        if call.step in steps and "float" in call.dtype and call.numel_in >= _MANY
-    )
-    if len(steps) >= _ENOUGH and not together:
-        number = facts.evidence.world_size
-        yield Suspicious(
-            f"In steps {', '.join(map(str, steps[:6]))} the gradients are added up over the ranks "
-            f"and divided neither before nor after it, and each loss has a mean over the rank's "
-            f"own samples: the update is {number} times that of the mean over all samples. Divide "
-            "the sum or the loss by the number of ranks."
-        )
-
-
-def _means(event: Mapping[str, Any]) -> tuple[int, list[list[float]]]:
-    return int(event["step"]), [[float(w) for w in one["means"]] for one in event["backwards"]]
 
 
 def _rescaled(facts: Facts, step: int, ranks: Mapping[int, StepLosses]) -> bool:
@@ -231,6 +216,30 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
             f"{there}the loss or the gradients are divided by the number of ranks once too often.",
         )
     return None
+
+
+@law(suspects=True)
+def targets_of_first_rank(facts: Facts) -> Findings:
+    """Ranks gather what they compare their samples with, and all of them take the part of the first
+    rank for their own one."""
+    steps, world = [], facts.evidence.world_size
+    for step, ranks in facts.of(_whole_steps).items():
+        losses = [of[0][0] for of in (one.backwards for one in ranks.values()) if of and of[0]]
+        alike = {(one.size, one.classes, one.first, one.apart) for one in losses}
+        if len(losses) == world and len(alike) == 1:
+            (size, classes, first, apart), *_ = alike
+            own = first == 0 < apart and classes == size * apart * world and size > 1
+            if own and all(_gathers(facts.evidence, rank, step, size) for rank in ranks):
+                steps.append(step)
+    if len(steps) > _ENOUGH:
+        one = next(iter(facts.of(_whole_steps)[steps[0]].values()))
+        yield Suspicious(
+            f"In steps {', '.join(map(str, steps[:6]))} each rank compares its samples with those "
+            f"that all {world} ranks gathered{at_line(one.line)}, and the targets are the same on "
+            "every rank, in the first part of the classes: on all ranks but the first one they are "
+            "the samples of that rank. Add the rank times the number of its own candidates to the "
+            "targets."
+        )
 
 
 @law(suspects=True)
@@ -303,39 +312,17 @@ def _whole_steps(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
     return {step: of for step, of in sorted(found.items()) if len(of) == world > 1}
 
 
-def _unscaled_steps(evidence: Evidence) -> set[int]:
-    """Steps whose gradients no GradScaler multiplies."""
-    checks = [check for own in recorded(evidence).values() for check in own.checks]
-    scaled = {check.step for check in checks if check.scaled}
-    return {check.step for check in checks} - scaled
-
-
-def _averaged_by_wrapper(evidence: Evidence) -> bool:
-    """Whether DistributedDataParallel takes the mean of all gradients over all ranks."""
-    world = evidence.world_size
-    pieces = [p for own in recorded(evidence).values() for c in own.checks for p in c.pieces]
-    whole = bool(pieces) and all(p.how == REDUCED and len(p.ranks) == world for p in pieces)
-    return whole and all(not piece.part for piece in pieces)
-
-
-def _clip_factors(evidence: Evidence) -> dict[int, float]:
-    """What clipping multiplied the gradients of a step by; 0.0 where that is not one number."""
-    found: dict[int, set[float]] = defaultdict(set)
-    for own in recorded(evidence).values():
-        for norm in own.norms:
-            found[norm.step].add(round(norm.factor, 6))
-    return {step: factors.pop() if len(factors) == 1 else 0.0 for step, factors in found.items()}
-
-
 def _gathers(evidence: Evidence, rank: int, step: int, tokens: int) -> bool:
-    """Whether a rank sent something to others in the forward that has a number for each token."""
+    """Whether a rank sent something to others before its gradients were reduced that has a number
+    for each token, and is no parameter."""
+    calls = (call for call in evidence.ranks[rank].collectives if call.step == step)
+    before = takewhile(lambda call: call.op not in REDUCTIONS or call.phase == "forward", calls)
     return any(
-        call.step == step
-        and call.phase == "forward"
-        and call.op in ("all_gather", "send")
+        call.op in ("all_gather", "send")
         and "float" in call.dtype
         and call.numel_in >= tokens
-        for call in evidence.ranks[rank].collectives
+        and not call.parameters
+        for call in before
     )
 
 
@@ -357,6 +344,6 @@ def _read(event: Mapping[str, Any]) -> StepLosses | None:
 
 
 def _loss(values: Sequence[Any]) -> TokenLoss:
-    count, size, classes, total, least, most = values
+    count, size, classes, total, least, most, *labels = values
     alike = float(most) - float(least) <= _CLOSE * abs(float(most))
-    return TokenLoss(int(count), int(size), int(classes), float(total), alike)
+    return TokenLoss(int(count), int(size), int(classes), float(total), alike, *map(int, labels))

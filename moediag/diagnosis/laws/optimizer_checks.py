@@ -13,14 +13,13 @@ from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, record
 from moediag.diagnosis.laws.unreduced_calls import lines_of
 from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
 from moediag.evidence.model import Collective, Evidence
-from moediag.protocol.names import plain_name
+from moediag.protocol.names import is_router, plain_name
 from moediag.records import dataclass
 from moediag.result import Verdict
 from moediag.result.wording import at_line, listed, plural, ranks
 
 _ENOUGH = 3  # checked steps
 _MOST_NAMES = 20  # that a check lists
-_ROUTER = re.compile(r"(^|\.)(gate|gating|router)(\.\w+)?\.weight$")
 _ADAPTER = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
 
 _Checks = dict[int, list[LawCheck]]  # of one optimizer, by rank
@@ -160,7 +159,7 @@ def adapters_untrained(facts: Facts) -> Findings:
                 "gradients for parameters, such as a checkpoint of the program's own.",
                 tuple(idle),
             )
-        routers = {name for name in zeros - dead if _ROUTER.search(name)}
+        routers = {n for n in zeros - dead if is_router(n) and n.endswith(".weight")}
         if routers and gradients.keys() - without - zeros:
             yield Suspicious(
                 f"{_starved(of, sorted(routers), True, 'router weight')}: they learn nothing, as "

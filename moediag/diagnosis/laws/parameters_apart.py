@@ -11,6 +11,7 @@ from moediag.diagnosis.laws.large_calls import (
     adds_inside,
     all_calls_small,
     averaged,
+    divides_inside,
     exchanges,
     sends_nothing,
 )
@@ -85,6 +86,12 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             f"{apart.since}, though {why}{_reasons(apart, facts)}",
             apart.names,
         )
+    if facts.of(divides_inside) and facts.of(_wraps_others) and not apart.unsynchronised:
+        return (
+            f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "
+            f"{apart.since}. No wrapper has {'it' if one else 'them'}, and the ranks gather and "
+            "add up activations in the forward, so each may have its part of a layer."
+        )
     if not apart.whole:
         others = "the other parameters stay equal while they train"
         if apart.same_loss:
@@ -155,6 +162,12 @@ def wraps_a_part(evidence: Evidence) -> bool:
     """Whether a wrapper keeps some parameters equal on all ranks, and leaves others out."""
     kept = {(p.how, p.ranks) for p in _pieces(evidence) if p.how in (REDUCED, PLAIN)}
     return {(REDUCED, tuple(sorted(evidence.ranks))), (PLAIN, ())} == kept
+
+
+def _wraps_others(evidence: Evidence) -> bool:
+    """Whether a wrapper has some parameters on all ranks, and none has others."""
+    hows = {(p.how == PLAIN, p.ranks) for p in _pieces(evidence)}
+    return {(False, tuple(sorted(evidence.ranks))), (True, ())} == hows
 
 
 def _pieces(evidence: Evidence) -> list[LawPiece]:

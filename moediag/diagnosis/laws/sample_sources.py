@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
-from moediag.diagnosis.laws.model_inputs import averaging
+from moediag.diagnosis.laws.model_inputs import averaging, same_part
 from moediag.evidence.law_model import ModelInputs, RankLaws
 from moediag.evidence.model import Evidence
 from moediag.result.wording import at_line, ranks
@@ -20,8 +21,8 @@ _LAST = 3  # compared steps
 @law(suspects=True)
 def samplers_apart(facts: Facts) -> Findings:
     """The samplers of ranks that average their gradients do not divide one order of the samples:
-    they have different seeds or epochs, each shuffles all samples, one is of another dataset, or
-    each divides the samples of one loader and not those of another."""
+    they have different seeds or epochs, all ask for the same part, each draws all samples, one is
+    of another dataset, or each divides the samples of one loader and not those of another."""
     for steps in facts.of(_steps).values():
         single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
         for what, read in (("seed", _seed), ("epoch", _epoch)):
@@ -35,14 +36,26 @@ def samplers_apart(facts: Facts) -> Findings:
                     + (" Call set_epoch on every rank." if what == "epoch" else "")
                 )
                 return
-        whole = [step for step, of in steps.items() if _undivided(list(of.values()))]
-        if len(whole) >= _ENOUGH:
-            one = next(iter(steps[whole[0]].values()))
+        same = [step for step, of in single.items() if _one_part(list(of.values()))]
+        if len(same) >= _ENOUGH and not same_part.broken(facts):
+            one = next(iter(single[same[0]].values()))
             yield Suspicious(
-                f"Each rank shuffles all {one.given} samples of the same dataset in an order of "
-                f"its own, though the ranks average their gradients: the {_named(steps[whole[0]])} "
-                "does not divide them, so ranks also train on each other's samples and a pass "
-                "over the data is as long as on one rank. Use a DistributedSampler, or prepare "
+                f"All ranks ask the {_named(single[same[0]])} for part {one.number} of "
+                f"{one.replicas}, though they average their gradients: they train on the same "
+                "samples, and nobody on the others. Give it each rank's own `rank`."
+            )
+            return
+        whole = [step for step, of in steps.items() if _undivided(list(of.values()))]
+        if len(whole) >= _ENOUGH and not same_part.broken(facts):
+            every = steps[whole[0]]
+            one = next(iter(every.values()))
+            alike = len({of.order for of in every.values()}) == 1
+            yield Suspicious(
+                f"Each rank draws all {one.given} samples of the same dataset in "
+                f"{'the same order' if alike else 'an order of its own'}, though the ranks average "
+                f"their gradients: the {_named(every)} does not divide them, so ranks also train "
+                "on each other's samples and a pass over the data is as long as on one rank. Use a "
+                "DistributedSampler, or prepare "
                 "the loader."
             )
             return
@@ -140,17 +153,20 @@ def _setting(what: str, known: Mapping[int, _Settings]) -> str:
 
 
 def _steps(evidence: Evidence) -> dict[tuple[int, ...], dict[int, dict[int, ModelInputs]]]:
-    """By set of ranks, step and rank; only steps that all ranks of the set recorded."""
-    found: dict[tuple[int, ...], dict[int, dict[int, ModelInputs]]] = defaultdict(dict)
-    for rank, own in recorded(evidence).items():
-        for one in own.inputs:
-            if not one.forward:
-                found[one.over].setdefault(one.step, {})[rank] = one
-    return {
-        over: {step: of for step, of in sorted(steps.items()) if of.keys() == set(over)}
-        for over, steps in found.items()
-        if len(over) > 1
-    }
+    """By set of ranks that average their gradients, step and rank; only steps that all ranks of the
+    set recorded."""
+    found: dict[tuple[int, ...], dict[int, dict[int, ModelInputs]]] = {}
+    for over in sorted(averaging(evidence)):
+        steps: dict[int, dict[int, ModelInputs]] = defaultdict(dict)
+        for rank, own in recorded(evidence).items():
+            for one in own.inputs if rank in over and len(over) > 1 else ():
+                if not one.forward and one.over in (over, ()):
+                    steps[one.step][rank] = one
+                elif rank in steps[one.step] and one.rows == one.batch > 1:
+                    # The first call may be one without samples, which only prepares a wrapper.
+                    steps[one.step][rank] = replace(steps[one.step][rank], rows=one.rows)
+        found[over] = {s: of for s, of in sorted(steps.items()) if of.keys() == set(over)}
+    return found
 
 
 def _divided_in_part(facts: Facts) -> Findings:
@@ -189,13 +205,20 @@ def _foreign(one: ModelInputs) -> bool:
     return one.drawn > 0 and one.given > 0 and one.drawn != one.given
 
 
+def _one_part(of: Sequence[ModelInputs]) -> bool:
+    """Whether ranks ask for the same part of one order, of several."""
+    asked = {(one.replicas, one.number, one.seed, one.epoch, one.made, one.given) for one in of}
+    return len(asked) == 1 and of[0].replicas > 1
+
+
 def _undivided(of: Sequence[ModelInputs]) -> bool:
-    """Whether ranks shuffle one dataset, all of it and each in another order. From one order a
-    program may take the samples of its rank."""
+    """Whether ranks draw all of one dataset, each in another order. From one order a program may
+    take the samples of its rank, unless the model gets as many rows as a batch has."""
     datasets = {(one.sampler, one.data, one.given) for one in of}
     orders = {one.order for one in of}
     known = all(one.data and one.order for one in of)
-    return known and len(datasets) == 1 and len(orders) == len(of)
+    whole = len(orders) == 1 and all(one.rows == one.batch > 1 for one in of)
+    return known and len(datasets) == 1 and (len(orders) == len(of) or whole)
 
 
 def _named(of: Mapping[int, ModelInputs]) -> str:

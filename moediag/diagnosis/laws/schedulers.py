@@ -41,13 +41,27 @@ class Scheduled:
     made: str = ""
     """The user's line that made it, or ""."""
 
+    @property
+    def steps(self) -> bool:
+        """It and its optimizer have stepped."""
+        return self.optimizer >= 0 and self.calls > 0
 
-def _by(field: str, own: RankLaws, used: bool = True) -> list[list[Scheduled]]:
-    """The records of a rank that have the same value of a field; ``used``: whose optimizer steps,
-    or that of those whose optimizer does not."""
+    @property
+    def unused(self) -> bool:
+        """Its optimizer has not stepped, and others with its parameters have."""
+        return self.optimizer < 0
+
+    @property
+    def idle(self) -> bool:
+        """Its optimizer steps without it."""
+        return self.optimizer >= 0 and not self.calls
+
+
+def _by(field: str, own: RankLaws, kind: str = "steps") -> list[list[Scheduled]]:
+    """The records of a rank of this kind that have the same value of a field."""
     rows: dict[int, list[Scheduled]] = defaultdict(list)
     for one in own.of("scheduled", functools.partial(build, Scheduled)):
-        if (one.optimizer >= 0) is used:
+        if getattr(one, kind):
             rows[getattr(one, field)].append(one)
     return list(rows.values())
 
@@ -94,10 +108,11 @@ def schedulers_misplaced(facts: Facts) -> Findings:
 @law(suspects=True)
 def schedulers_unused(facts: Facts) -> Findings:
     """A scheduler changes the learning rate of an optimizer that never steps, while another one
-    updates the same parameters without a scheduler."""
+    updates the same parameters without a scheduler; or it never steps, while those of the same
+    class do that other optimizers have."""
     for own in facts.of(recorded).values():
         used = {of[0].number for of in _by("number", own)}
-        for of in _by("number", own, used=False):
+        for of in _by("number", own, "unused"):
             if len(of) >= _UNUSED and of[0].number not in used:
                 yield Suspicious(
                     f"{of[0].name}.step(){at_line(of[0].line)} changes the learning rate of an "
@@ -107,6 +122,18 @@ def schedulers_unused(facts: Facts) -> Findings:
                     "steps."
                 )
                 return
+
+        stepped = {of[-1].number: of[-1] for of in _by("number", own)}
+        for one in (of[-1] for of in _by("number", own, "idle") if of[-1].number not in stepped):
+            for other in stepped.values():
+                alike = other.name == one.name and other.optimizer != one.optimizer
+                if alike and other.calls >= _UNUSED and one.updates >= _ENOUGH:
+                    yield Suspicious(
+                        f"A {one.name}{at_line(one.made)} never steps, so its optimizer keeps its "
+                        f"learning rate over {one.updates} updates; another one stepped "
+                        f"{other.calls} times{at_line(other.line)}. Step both."
+                    )
+                    return
 
 
 def _misplaced(rows: list[Scheduled]) -> bool:

@@ -13,7 +13,7 @@ from moediag.evidence.model import Evidence
 from moediag.protocol import build
 from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
-from moediag.result.wording import listed, ranks
+from moediag.result.wording import at_line, listed, ranks
 
 _ENOUGH = 2  # steps
 
@@ -46,7 +46,9 @@ class Shared:
 @law(suspects=True)
 def shared_gradients_lost(facts: Facts) -> Findings:
     """A program's own function gathers or adds over ranks in the forward, its backward gets
-    different gradients on the ranks and does not add them."""
+    different gradients on the ranks and does not add them; or what ranks gather has a graph and
+    never gets a gradient."""
+    yield from _cut(facts)
     steps: dict[tuple[str, str], list[tuple[int, Shared, float]]] = defaultdict(list)
     for step, rows in facts.of(_rows):
         first = rows[0]
@@ -70,6 +72,35 @@ def shared_gradients_lost(facts: Facts) -> Findings:
                 f"{100 * min(size, 1):.0f} % of its norm, and nothing adds the gradients: {why}"
             )
             return
+
+
+def _cut(facts: Facts) -> Findings:
+    """What all ranks gathered at one line in several steps, and what no backward reached."""
+    rows = [own.of("gathered", _unreached) for own in facts.of(recorded).values()]
+    steps: list[dict[str, set[int]]] = []
+    for of in rows:
+        steps.append(found := defaultdict(set))
+        for step, lines in of:
+            for line in lines:
+                found[line].add(step)
+    for line in steps[0] if steps else ():
+        common = sorted(set.intersection(*(of.get(line, set()) for of in steps)))
+        if len(common) >= _ENOUGH:
+            yield Suspicious(
+                f"In steps {', '.join(map(str, common[:6]))} the ranks gather what they computed "
+                f"with gradients{at_line(line)}, and no backward reaches it: the all_gather of "
+                "torch.distributed has no backward, so what computed it is not trained by this "
+                "part of the loss. Put the rank's own tensor back into its place in the gathered "
+                "list, or use torch.distributed.nn.functional.all_gather; gather it under no_grad "
+                "if that is intended."
+            )
+            return
+
+
+def _unreached(event: Mapping[str, Any]) -> tuple[int, set[str]]:
+    """The step, and the lines of which nothing got a gradient."""
+    rows = [(str(row["line"]), bool(row["reached"])) for row in event["rows"]]
+    return int(event["step"]), {line for line, _ in rows} - {line for line, got in rows if got}
 
 
 def _called_apart(facts: Facts, who: Sequence[int]) -> bool:

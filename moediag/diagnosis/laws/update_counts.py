@@ -28,7 +28,8 @@ def updates_left_out(facts: Facts) -> Findings:
         rows = _rows(facts, key)
         lags = [max(counts.values()) - min(counts.values()) for counts in rows]
         apart = [counts for counts, lag in zip(rows, lags, strict=True) if lag]
-        if len(apart) < _ENOUGH or lags[0] or lags != sorted(lags):
+        # Where the first one differs already, a rank may have made one more before the others.
+        if len(apart) < _ENOUGH or lags != sorted(lags) or lags[0] == lags[-1]:
             continue
         sides = agreement.sides(apart[0])
         fewest = sides[min(sides)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
+from moediag.protocol.names import is_router
 from moediag.records import dataclass
 from moediag.result import Table
 from moediag.result.wording import plural
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 EXPERTS, ROUTER, REST, INPUT = "experts", "router", "all others", "inputs of the MoE blocks"
 _EXPERTS = re.compile(r"(?:^|\.)experts\.")
-_ROUTER = re.compile(r"(?:^|\.)(?:gate|router)\.[a-z_]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def kind(fqn: str) -> str:
     """EXPERTS for weights of routed experts, ROUTER for the gate's, else REST."""
     if _EXPERTS.search(fqn):
         return EXPERTS
-    return ROUTER if _ROUTER.search(fqn) else REST
+    return ROUTER if is_router(fqn) else REST
 
 
 def parts(evidence: Evidence, step: int) -> tuple[Part, ...]:

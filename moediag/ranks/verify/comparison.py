@@ -14,6 +14,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 import torch
 
 from moediag.protocol import Applied, GradientError, Outcome, StepReplicas
+from moediag.protocol.names import is_router
 from moediag.protocol.outcome import (
     ABSENT,
     AFTER,
@@ -40,7 +41,7 @@ from moediag.ranks.verify.tensor_files import Stored, Tensors
 from moediag.recorder.step.pieces import WHOLE, Where
 from moediag.recorder.step.tensor_error import Tolerance, largest
 
-_ROUTED = re.compile(r"experts?\.|(?:^|\.)(?:gate|router)\.")
+_EXPERT = re.compile(r"experts?\.")
 _MULTIPLE = 0.2  # residual of a multiple of the reference in less than float32, relative
 _TURNED = 0.05  # of a gradient's L2 norm: not a multiple of the reference
 LABELS = (
@@ -314,7 +315,7 @@ class _Comparison:
         """Whether wrong numbers may come from tokens that rounding sends to other experts. They are
         no multiples of the reference."""
         names = {name for start in self._starts.values() for name in start}
-        if not any(_ROUTED.search(name) for name in names):
+        if not any(_EXPERT.search(name) or is_router(name) for name in names):
             return False
         by_step = (errors for steps in self._gradients.values() for errors in steps.values())
         wrong = [e for errors in by_step for e in errors.values() if e.wrong]

@@ -79,13 +79,14 @@ class _Followed:
         self.mixed = self.mixed or self.crossed
 
     def end(self) -> Optional[bool]:
-        """Whether it was never cleared; None if nothing was added by autograd. A shard's last look
-        may have been at the backward of another model, before the program cleared it."""
+        """Whether it was never cleared; None if nothing was added by autograd, or if the update
+        used zeros, as the first one does where the last layer begins with zeros. A shard's last
+        look may have been at the backward of another model, before the program cleared it."""
         if self.handle is not None:
             self.handle.remove()
         if distributed(self.parameter) and self.parameter.grad is not self.looked:
             self.cleared = True
-        return None if not self.accumulated else not self.cleared
+        return None if not (self.accumulated and bool(self.used.any())) else not self.cleared
 
     def used_again(self) -> bool:
         """Whether the next update has the gradient of this one, to which no backward added."""

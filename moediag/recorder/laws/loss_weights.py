@@ -10,7 +10,8 @@ losses      step line(the user's that computed the last one) changed(how often a
             means[the gradient of each mean of which the loss is a sum]
             rest[the loss, what no part of it is; empty if it has parts of unknown value]
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
-            and the largest weight]]}]
+            and the largest weight, the first target, by what each is larger than the one before;
+            0 if it is not the same]]}]
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class _Loss(_Part):
         self.valid = target.detach() != ignored
         self.shape = target.numel(), given.shape[1] if given.dim() > 1 else given.shape[0]
         self.weights: Any = None  # sum, smallest, largest
+        self.labels = _progression(target.detach())
 
     def got(self, gradient: Any) -> None:
         super().got(gradient)
@@ -87,7 +89,16 @@ class _Loss(_Part):
             self.weights = torch.stack((each * count, each, each))
 
     def read(self) -> List[float]:
-        return [int(self.valid.sum()), *self.shape, *self.weights.tolist()]
+        return [int(self.valid.sum()), *self.shape, *self.weights.tolist(), *self.labels.tolist()]
+
+
+def _progression(target: Any) -> Any:
+    """The first of targets, and by how much each is larger than the one before; 0 if that is not
+    one number."""
+    flat = target.reshape(-1)
+    first, apart = flat[:1], flat[1:] - flat[:-1]
+    one = (apart == apart[:1]).all() * apart[:1].sum()
+    return torch.stack((first.sum(), one))
 
 
 class LossWeights:

@@ -46,8 +46,9 @@ class _Pass:
         ours = hasattr(sampler, "set_epoch") and hasattr(sampler, "num_replicas")
         # All samples, which nothing divides.
         every = type(sampler) is RandomSampler and not sampler.replacement
-        every = every and type(getattr(loader, "batch_sampler", None)) is BatchSampler
         every = every and sampler.num_samples == _length(sampler.data_source)
+        every = every or (ours and sampler.num_replicas == 1)
+        every = every and type(getattr(loader, "batch_sampler", None)) is BatchSampler
         contents: List[str] = []
         self.has_data = every and _describe(loader.dataset, contents, 0)
         digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
@@ -60,7 +61,7 @@ class _Pass:
             "number": int(getattr(sampler, "rank", -1)) if ours else -1,
             "drawn": _length(getattr(sampler, "dataset", None)) if ours else 0,
             "given": given if ours or every else 0,
-            "data": digest if every else "",
+            "data": digest if every else "", "batch": getattr(loader, "batch_size", None) or 0,
             "seed": getattr(sampler, "seed", 0) if self.shuffled else 0,
             "epoch": getattr(sampler, "epoch", None) if self.shuffled else 0,
         }  # fmt: skip
@@ -108,7 +109,7 @@ class ModelInputs:
         known = self._latest.known if self._latest is not None else {}
         self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._context.sets.averaged(root)), **known,
+            over=list(self._context.sets.averaged(root)), rows=_rows((args, kwargs), 0), **known,
         )  # fmt: skip
         if not before:
             self._tell_beside(step)
@@ -219,6 +220,16 @@ def _describe(value: Any, found: List[str], depth: int) -> bool:
         return False
     data = [_describe(one, found, depth + 1) for one in inner]
     return any(data) or length >= _DATA
+
+
+def _rows(value: Any, depth: int) -> int:
+    """The rows of the first tensor in ``value``; 0 without one."""
+    if isinstance(value, torch.Tensor):
+        return len(value) if value.dim() else 0
+    inner = value.values() if isinstance(value, Mapping) else value
+    if depth >= _MAX_DEPTH or not isinstance(value, (Mapping, list, tuple)):
+        return 0
+    return next(filter(None, (_rows(one, depth + 1) for one in inner)), 0)
 
 
 def _add(prints: Fingerprints, value: Any, depth: int) -> None:

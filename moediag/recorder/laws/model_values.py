@@ -4,11 +4,11 @@ frozen routers and models, and how often averages of a model were updated."""
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
-from moediag.protocol.names import plain_name
+from moediag.protocol.names import is_router, plain_name
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import unwrapped
 from moediag.recorder.routing import expert_counts
@@ -19,7 +19,6 @@ _AVERAGES = "torch.optim.swa_utils"
 _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
 _MOST_FROZEN = 16  # matrices of a model that does not train
-_ROUTER = ("gate", "router")
 
 
 class ModelValues:
@@ -62,7 +61,7 @@ class ModelValues:
             if p.grad is not None and id(p) not in ids
         )
         followers = [
-            (type(unwrapped(model)).__name__, {n: prints.add(p) for n, p in self._frozen(model)})
+            (type(unwrapped(model)).__name__, {n: prints.add(p) for n, p in self._idle(model, ids)})
             for model in self._context.recorder.models.owners()
         ]
         read = prints.read()
@@ -75,7 +74,7 @@ class ModelValues:
             replaced=list(found) if left and self._replaced(owned, known, left) else [],
             unowned=self._unowned(owned) if found else [],
             averages=[int(average.n_averaged) for average in alive],
-            followers=[(k, {n: read[at] for n, at in of.items()}) for k, of in followers if of],
+            followers=[(k, {n: read[at] for n, at in of.items()}) for k, of in followers],
             tied=[names for model in self._context.recorder.models.owners()
                   for names in _tied(model)],
             idle=bool(owned) and not self._context.closure and all(p.grad is None for p in owned),
@@ -97,9 +96,9 @@ class ModelValues:
             routers += _frozen_routers(module, prefix)
         return {"over": list(over), "buffers": buffers, "frozen_routers": routers}
 
-    def _frozen(self, model: Any) -> List[Any]:
+    def _idle(self, model: Any, owned: Set[int]) -> List[Any]:
         """Some matrices, with names, of a model that does not train; [] of one that does."""
-        if any(parameter.requires_grad for parameter in model.parameters()):
+        if any(p.grad is not None or id(p) in owned for p in model.parameters()):
             return []
         plain = [p for p in model.parameters() if type(p.data) is torch.Tensor and p.dim() > 1]
         small = [p for p in plain if p.numel() <= _MOST_ELEMENTS]
@@ -172,6 +171,6 @@ def _frozen_routers(module: Any, prefix: str) -> List[str]:
         short = name[len(prefix) :].lower()
         if "expert" in short:
             experts = experts or parameter.requires_grad
-        elif any(word in short for word in _ROUTER) and parameter.ndim == 2:
+        elif is_router(short) and parameter.ndim == 2:
             routers[name] = parameter.requires_grad or parameter.shape[0] not in counts
     return [name for name, trains in routers.items() if experts and not trains]

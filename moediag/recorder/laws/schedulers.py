@@ -82,12 +82,13 @@ class Schedulers:
         optimizers = self._context.stepped()
         for scheduler in self._schedulers.owners():
             known, optimizer = self._schedulers.get(scheduler), self._optimizer(scheduler)
-            if known.calls or (known.lines and self._replaced(optimizer)):
+            updates = self._context.updates_of(optimizer)
+            if updates or (known.lines and self._replaced(optimizer)):
                 self._context.log.event(
                     "scheduled", step=step, number=known.number, name=known.kind,
                     line=" and ".join(known.lines), made=known.made, calls=known.calls,
-                    prepared=known.prepared, updates=self._context.updates_of(optimizer),
-                    optimizer=optimizers.index(optimizer) if known.calls else -1,
+                    prepared=known.prepared, updates=updates,
+                    optimizer=optimizers.index(optimizer) if updates else -1,
                     optimizers=len(optimizers),
                 )  # fmt: skip
 

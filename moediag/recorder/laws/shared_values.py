@@ -3,6 +3,8 @@ gathers values over ranks: all of them get the same result.
 
 shared      step rows[{function(class) line op ranks[] calls(that the backward makes)
             gradient(sketch of what the backward gets) bias matrix(of the layer before)}]
+gathered    step rows[{line, shape, reached(whether the backward computed its gradient)}]   of what
+            was gathered with gradients between a forward and its backward, outside of a Function
 """
 
 from __future__ import annotations
@@ -34,9 +36,13 @@ class SharedValues:
         self._prints = Fingerprints()
         self._rows: List[Dict[str, Any]] = []
         self._layers: List[Optional[Tuple[Any, Any]]] = []  # of each row: bias and matrix, or None
+        self._ran = False  # a forward with gradients, since the last backward
+        self._gathered: List[Dict[str, Any]] = []
 
     def install(self) -> None:
         self._context.recorder.on_call.append(self._called)
+        self._context.recorder.on_forward.append(lambda *_: setattr(self, "_ran", True))
+        self._context.recorder.hooks.after_backward(lambda: setattr(self, "_ran", False))
         self._context.on_check.append(self._write)
 
     def _called(self, call: Call, group: GroupInfo) -> None:
@@ -45,6 +51,10 @@ class SharedValues:
 
     def _found(self, call: Call, group: GroupInfo) -> None:
         frame: Any = sys._getframe(2)
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            for given in call.inputs if self._ran and len(self._gathered) < _MOST else ():
+                self._follow_gathered(given, frame)
+            return
         for _ in range(_MOST_FRAMES):
             if frame is None:
                 return
@@ -54,6 +64,13 @@ class SharedValues:
                     self._follow(node, call, group, frame)
                     return
             frame = frame.f_back
+
+    def _follow_gathered(self, given: Any, frame: Any) -> None:
+        if type(given) is torch.Tensor and given.requires_grad and given.dim() > 1:
+            line = self._context.recorder.user_lines.innermost(frame)
+            row = {"line": line, "shape": list(given.shape), "reached": False}
+            self._gathered.append(row)
+            given.register_hook(lambda _gradient: row.update(reached=True))
 
     def _follow(self, node: Any, call: Call, group: GroupInfo, frame: Any) -> None:
         context = self._context
@@ -85,6 +102,9 @@ class SharedValues:
 
     def _write(self, step: int) -> None:
         rows, self._rows = self._rows, []
+        gathered, self._gathered = self._gathered, []
+        if gathered and not (self._ran or self._context.closure):
+            self._context.log.event("gathered", step=step, rows=gathered)
         if step != self._step or not rows:
             return
         sketches = self._prints.sketches()

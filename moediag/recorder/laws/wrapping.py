@@ -3,6 +3,8 @@ without any backward outside of no_sync or whose last one was inside, units of F
 are never reduced, a model that accelerate returned without a wrapper, and an accumulation that it
 was asked for.
 
+unsynced       step calls[of the wrapper for an update, whether its gradients are reduced], if some
+               are not
 accumulation   step micro_batches(by which accelerate divides a loss) backwards(accelerate's since
                the update before) line(the user's) entered(whether `accumulate` ever was)
 """
@@ -105,6 +107,9 @@ class Wrapping:
         """``closure``: it makes the last backward of the update, later."""
         made, calls = self._backwards, self._backwards + self._calls
         self._calls, self._backwards = [], []
+        if self._context.checking and any(calls) and not all(calls):
+            step = self._recorder.current_step
+            self._context.log.event("unsynced", step=step, calls=calls)
         kind = "unreduced" if calls and not any(calls) else ""
         single = len(self._context.sets.wrapped()) == 1
         last = single and any(made) and not made[-1]

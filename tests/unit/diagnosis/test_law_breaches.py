@@ -525,6 +525,32 @@ class TestPlainParameters:
         assert "1 parameter (down.weight) differs between" in of.suspicious[0]
         assert self.found("norm.bias").suspicious
 
+    @pytest.mark.parametrize(
+        ("phase", "ops", "told"),
+        [("forward", ("all_gather", "all_reduce"), False), ("forward", ("all_gather",), True),
+         ("other", ("all_gather", "all_reduce"), True)],
+    )  # fmt: skip
+    def test_a_head_that_ranks_divide_beside_a_wrapper(
+        self, phase: str, ops: tuple[str, ...], told: bool
+    ) -> None:
+        """Its parts begin equal if all ranks have one seed."""
+
+        def change(of: int, one: LawCheck) -> LawCheck:
+            rows = (f"{one.params[0]} of {of}" if one.step > 1 else "equal", *one.params[1:])
+            pieces = (replace(one.pieces[0], ranks=(), how=PLAIN), *one.pieces[1:])
+            grads = (*other(one.grads[:1], of), *one.grads[1:])
+            return replace(one, params=rows, pieces=pieces, grads=grads)
+
+        calls = tuple(
+            Collective(8, "world", 8, op, 128, 128, "float32", step=step, phase=phase)
+            for op in ops for step in (2, 3)
+        )  # fmt: skip
+        evidence = job(2, change, names=("head.weight", "a.weight", "b.weight"))
+        ranks = {r: replace(s, collectives=calls) for r, s in evidence.ranks.items()}
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert bool(of.suspicious) == told
+        assert told or any("may have its part of a layer" in note for note in of.notes)
+
     def test_numbers_that_begin_equal_by_chance_say_nothing(self) -> None:
         """Slices of tensor parallelism, whose biases begin with zeros."""
 

@@ -78,7 +78,30 @@ class TestSources:
 
         of = sources(change=add)
         assert of.verdict == "clean" and bool(of.suspicious) == found
-        assert not found or "Each rank shuffles all 64 samples of the same" in of.suspicious[0]
+        assert not found or "Each rank draws all 64 samples of the same" in of.suspicious[0]
+
+    @pytest.mark.parametrize(
+        ("rows", "data", "found"),
+        [(4, "d", True), (2, "d", False), (0, "d", False), (4, "", False)],
+    )
+    def test_each_rank_draws_all_samples_in_one_order(
+        self, rows: int, data: str, found: bool
+    ) -> None:
+        """What the model is called with may differ, as noise does. A rank may take its rows."""
+
+        def add(rank: int, one: ModelInputs) -> ModelInputs:
+            return replace(
+                one, sampler="RandomSampler", replicas=0, number=-1, drawn=0, data=data,
+                order="[1, 3]", batch=4, rows=rows,
+            )  # fmt: skip
+
+        texts = sources(change=add).suspicious
+        assert any("in the same order, though" in text for text in texts) == found
+
+    @pytest.mark.parametrize(("number", "found"), [(0, True), (1, False)])
+    def test_all_ranks_ask_for_one_part(self, number: int, found: bool) -> None:
+        texts = sources(change=lambda rank, one: replace(one, number=number * rank)).suspicious
+        assert any("for part 0 of 2" in text for text in texts) == found
 
     @pytest.mark.parametrize(
         ("steps", "since", "told"), [(STEPS, 0, True), (STEPS[:1], 0, False), (STEPS, 9, False)],
@@ -183,6 +206,20 @@ class TestSchedulers:
     @pytest.mark.parametrize("events", [schedulers(0, 1), schedulers(0, 0, of=1), schedulers(0)])
     def test_one_for_each_two_for_one_and_one_alone(self, events: Any) -> None:
         assert not diagnose(with_events(job(1), scheduled=events)).suspicious
+
+    @pytest.mark.parametrize(
+        ("change", "found"),
+        [({}, True), ({"optimizer": 0}, False), ({"optimizer": -1}, False),
+         ({"name": "StepLR"}, False), ({"updates": 2}, False), ({"calls": 1}, False)],
+        ids=["other optimizer", "the same", "does not step", "other class", "early", "steps"],
+    )  # fmt: skip
+    def test_one_that_never_steps_beside_another_one(
+        self, change: dict[str, Any], found: bool
+    ) -> None:
+        rows = [{**one, **({"calls": 0, **change} if one["number"] else {})}
+                for one in schedulers(0, 1)]  # fmt: skip
+        texts = diagnose(with_events(job(1), scheduled=rows)).suspicious
+        assert any("LambdaLR never steps" in text for text in texts) == found
 
     @pytest.mark.parametrize("prepared", [True, False])
     def test_accelerate_steps_a_prepared_one_once_for_each_rank(self, prepared: bool) -> None:

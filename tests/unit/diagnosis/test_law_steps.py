@@ -272,10 +272,12 @@ class TestScale:
 
     @pytest.mark.parametrize(
         ("factor", "mean", "op"),
-        [(1.0, 1.0, "all_reduce"), (0.5, 1.0, ""), (1.0, 0.5, ""), (1.0, 1.0, "all_gather")],
-    )
+        [(1.0, 1.0, "all_reduce"), (0.5, 1.0, ""), (1.0, 0.5, ""), (1.0, 1.0, "all_gather"),
+         (0.25, -1.0, "all_reduce"), (0.25, 0.5, ""), (0.3, 1.0, ""), (1 / 64, 1.0, "")],
+    )  # fmt: skip
     def test_means_that_are_added_up(self, factor: float, mean: float, op: str) -> None:
-        """Ranks that gather features may add up parts of a common loss."""
+        """Ranks that gather features may add up parts of a common loss; the sum of a loss may be
+        divided by any number of samples."""
         rows = [{"direct": False, "of": [], "means": [2.0, mean]}]
         events = tuple({"step": step, "backwards": rows} for step in STEPS)
         call = Collective(8, "world", 8, op, 256, 512, "float32", step=2, phase="other")
@@ -283,9 +285,26 @@ class TestScale:
         of = {r: replace(s, collectives=(*s.collectives, call)) for r, s in evidence.ranks.items()}
         evidence = replace(evidence, ranks=of) if op else evidence
         found = self.found(factor, evidence=evidence, losses=events)
-        assert ["divided neither before nor after" in text for text in found] == [True] * (
-            op == "all_reduce"
-        )
+        told = "divided by 4" if factor < 1 else "divided neither before nor after"
+        assert [told in text for text in found] == [True] * (op == "all_reduce")
+
+    @pytest.mark.parametrize(
+        ("means", "changed", "calls", "found"),
+        [([[1.0], [1.0]], 0, [False, True], True), ([[0.5], [0.5]], 0, [False, True], False),
+         ([[1.0], [1.0]], 1, [False, True], False), ([[1.0], [1.0]], 0, [True, True], False),
+         ([[1.0], [1.0, 2.0]], 0, [False, True], False), ([[1.0]], 0, [True], False)],
+        ids=["added", "divided", "divided later", "two tasks", "other losses", "one"],
+    )  # fmt: skip
+    def test_means_of_micro_batches_that_are_added_up(
+        self, means: list[list[float]], changed: int, calls: list[bool], found: bool
+    ) -> None:
+        rows = [{"direct": False, "of": [], "means": of} for of in means]
+        events = tuple({"step": s, "changed": changed, "backwards": rows} for s in STEPS)
+        unsynced = tuple({"step": step, "calls": calls} for step in STEPS)
+        more = {"own_gradients": (), "losses": events, "unsynced": unsynced}
+        texts = self.found(0, evidence=job(2), **more)
+        assert any("are 2 times those of the mean over all" in text for text in texts) == found
+        assert not self.found(0, evidence=plain(), **more)
 
 
 def micro_batches(added: bool, total: float = 1.0, mean: Sequence[int] = ()) -> Events:
@@ -297,26 +316,81 @@ def micro_batches(added: bool, total: float = 1.0, mean: Sequence[int] = ()) -> 
     )
 
 
+def gathering(evidence: Evidence, numel: int = 128, **more: Any) -> Evidence:
+    """Each rank gathers so many elements in the forward of each step."""
+    calls = tuple(
+        Collective(
+            at, "world", at, "all_gather", numel, 2 * numel, "float32",
+            **{"phase": "forward", "step": step, **more},
+        )
+        for at, step in enumerate(STEPS)
+    )  # fmt: skip
+    ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+    return replace(evidence, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("grads", "moments", "found"),
+    [("own", "own", True), ("own", "same", False), ("same", "own", False), ("own", "", False)],
+)
+def test_parameters_that_are_averaged_after_each_update(
+    grads: str, moments: str, found: bool
+) -> None:
+    """An optimizer may add up gradients in its step, and then all ranks have one state."""
+
+    def change(rank: int, one: LawCheck) -> LawCheck:
+        rows = {"own": tuple(f"{value} of {rank}" for value in one.grads), "same": one.grads}
+        state = {"exp_avg": rows[moments]} if moments and one.count else {}
+        return replace(one, grads=rows[grads], state=state)
+
+    texts = diagnose(plain(2, change)).suspicious
+    assert any("average the gradients between" in text.lower() for text in texts) == found
+    assert not any("moments of each rank" in text for text in diagnose(plain(1, change)).suspicious)
+
+
+class TestContrast:
+    """Each rank compares 16 samples with those that both ranks gathered."""
+
+    def found(self, first: Callable[[int], int], classes: int = 32, **more: Any) -> tuple[str, ...]:
+        def rows(rank: int) -> Events:
+            of = [16, 16, classes, 1.0, 1 / 16, 1 / 16, first(rank), 1]
+            return tuple({**e, "backwards": [{"direct": True, "of": [of]}]} for e in losses(16))
+
+        return diagnose(gathering(with_events(job(2), losses=rows), **more)).suspicious
+
+    def test_targets_of_the_first_rank_are_suspicious(self) -> None:
+        (text,) = self.found(lambda rank: 0)
+        assert "the targets are the same on every rank" in text
+
+    def test_targets_of_each_rank(self) -> None:
+        assert not self.found(lambda rank: 16 * rank)
+
+    @pytest.mark.parametrize(
+        ("classes", "more"), [(16, {}), (64, {}), (32, {"numel": 8}), (32, {"parameters": ("a",)})]
+    )
+    def test_other_classes_and_nothing_that_is_gathered(self, classes: int, more: Any) -> None:
+        """Two negatives for each sample are as many classes as two ranks have."""
+        assert not self.found(lambda rank: 0, classes, **more)
+
+    @pytest.mark.parametrize(
+        ("more", "found"), [({}, False), ({"numel": 8}, True), ({"parameters": ("a",)}, True)]
+    )
+    def test_a_loss_of_what_all_ranks_gathered(self, more: Any, found: bool) -> None:
+        """All ranks have the same loss, and each the gradients of its part: times their number, the
+        mean is right."""
+        evidence = with_events(job(2), losses=losses(8, total=2.0))
+        assert bool(diagnose(gathering(evidence, **more)).suspicious) == found
+
+
 class TestParts:
     """Context parallelism: each rank has half of each sequence."""
 
     def found(self, counts: Sequence[int] = (12, 4), numel: int = 128, **more: Any) -> Any:
-        def gather(index: int, step: int) -> Collective:
-            return Collective(
-                index=index, group="world", position=index, op="all_gather", phase="forward",
-                dtype="float32", numel_in=numel, numel_out=2 * numel, step=step,
-            )  # fmt: skip
-
-        def own(evidence: Evidence) -> Evidence:
-            calls = tuple(gather(at, step) for at, step in enumerate(STEPS))
-            ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
-            return replace(evidence, ranks=ranks)
-
         of = {
             "own_gradients": lambda rank: gradients(rank, 1.0),
             "losses": lambda rank: losses(counts[rank], total=0.5),
         }
-        return diagnose(own(with_events(plain(), **{**of, **more}))).suspicious
+        return diagnose(gathering(with_events(plain(), **{**of, **more}), numel)).suspicious
 
     def test_own_means_are_suspicious(self) -> None:
         (text,) = self.found()
@@ -952,6 +1026,20 @@ class TestShared:
     def test_without_the_records_of_a_rank(self) -> None:
         assert not self.found(shared(0), ())
         assert not self.found(shared(0), shared(1)[:1])
+
+    @pytest.mark.parametrize(
+        ("reached", "steps", "found"),
+        [([False], STEPS, True), ([False], STEPS[:1], False), ([True], STEPS, False),
+         ([True, False], STEPS, False), ([], STEPS, False)],
+    )  # fmt: skip
+    def test_what_is_gathered_and_gets_no_gradient(
+        self, reached: list[bool], steps: Sequence[int], found: bool
+    ) -> None:
+        rows = [{"line": "train.py:5", "shape": [4, 8], "reached": one} for one in reached]
+        events = tuple({"step": step, "rows": rows} for step in steps)
+        assert bool(diagnose(with_events(plain(), gathered=events)).suspicious) == found
+        one = with_events(plain(), gathered=lambda rank: () if rank else events)
+        assert not diagnose(one).suspicious
 
     def bias(self, params: Callable[[int, int], tuple[str, str]], **more: Any) -> tuple[str, ...]:
         """``params``: values of matrix and bias, of rank and step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.protocol.names import clean_fqn, plain_name
+from moediag.protocol.names import clean_fqn, is_router, plain_name
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,13 @@ def test_a_clean_fqn_has_no_module_at_any_level() -> None:
     assert clean_fqn(name) == "model.layers.0.mlp.gate.weight"
     assert clean_fqn("_orig_mod.module.a.module.w") == "a.w"
     assert clean_fqn("my_module.weight") == "my_module.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("layers.0.mlp.gate.weight", True), ("block.moe.gate.wg.weight", True), ("top_router", True),
+     ("layers.0.mlp.gate_proj.weight", False), ("mlp.experts.3.gate.weight", False),
+     ("shared_expert_gate.weight", False), ("aggregate.weight", False)],
+)  # fmt: skip
+def test_names_of_routers(name: str, is_one: bool) -> None:
+    assert is_router(name) == is_one

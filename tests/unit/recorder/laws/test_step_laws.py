@@ -77,7 +77,16 @@ class TestLossWeights:
         rows = self.recorded(tmp_path, loss)
         assert len(rows) == 3
         assert rows[0][0]["direct"]
-        assert rows[0][0]["of"][0] == pytest.approx([3, 4, 5, total, least, least])
+        assert rows[0][0]["of"][0] == pytest.approx([3, 4, 5, total, least, least, 1, 0])
+
+    @pytest.mark.parametrize(
+        ("labels", "read"), [([0, 2, 4], [0, 2]), ([3, 4, 5], [3, 1]), ([1, 1, 2], [1, 0])]
+    )
+    def test_targets_in_order(self, tmp_path: Path, labels: list[int], read: list[int]) -> None:
+        net = nn.Linear(4, 6)
+        loss = lambda: functional.cross_entropy(net(torch.randn(3, 4)), torch.tensor(labels))  # noqa: E731
+        train(net, lambda _: loss().backward())
+        assert written(tmp_path, "losses")[0]["backwards"][0]["of"][0][-2:] == read
 
     @pytest.mark.parametrize(
         "loss",
@@ -386,6 +395,31 @@ def test_functions_that_share_values(tmp_path: Path, adds: bool) -> None:
     assert (row["function"], row["op"], row["ranks"]) == ("SharesBackward", "all_reduce", [0])
     assert (row["bias"], row["matrix"], row["calls"]) == ("1.bias", "1.weight", int(adds))
     assert row["gradient"][1] == pytest.approx(8**0.5)
+
+
+@pytest.mark.parametrize("how", ["cut", "put back", "for a log", "without gradients"])
+def test_what_is_gathered_without_a_function(tmp_path: Path, how: str) -> None:
+    def gathered(x: Any) -> Any:
+        parts = [torch.empty_like(x)]
+        dist.all_gather(parts, x)
+        return x if how == "put back" else parts[0]
+
+    def backward(_: int) -> None:
+        out = net(torch.randn(2, 4))
+        with torch.set_grad_enabled(how != "without gradients"):
+            other = gathered(out.exp()) if how != "for a log" else 0
+        (out + other).sum().backward()
+        if how == "for a log":
+            gathered(out.exp())
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = nn.Sequential(nn.Linear(4, 4))
+        train(net, backward)
+    finally:
+        dist.destroy_process_group()
+    rows = [row["reached"] for event in written(tmp_path, "gathered") for row in event["rows"]]
+    assert rows == {"cut": [False] * 3, "put back": [True] * 3}.get(how, [])
 
 
 STATE = {"state": {0: {"step": 4}}, "param_groups": [{"lr": 0.1}]}

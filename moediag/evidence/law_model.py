@@ -114,6 +114,8 @@ class ModelInputs:
     #: Samples that a DistributedSampler knows of, and those of the loader that uses it.
     drawn: int = 0
     given: int = 0
+    #: Into how many parts its loader divides the samples.
+    divided: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ class ModelState:
     step: int
     #: The ranks that average gradients of a model, and its buffers' fingerprints by name.
     buffers: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
+    #: The same of the parameters that do not require gradients, by samples.
+    frozen: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
     #: Parameters with a gradient that no optimizer has, and their fingerprints.
     left_out: Mapping[Name, str | None] = field(default_factory=dict)
     #: Those of them that replaced parameters of the same shapes, which the optimizers still have.

@@ -152,9 +152,11 @@ class _Reader:
 
     def model(self, event: Mapping[str, Any]) -> None:
         models = event["models"]
-        buffers = [[one["over"], one["buffers"]] for one in models]
         routers = [name for one in models for name in one["frozen_routers"]]
-        own = {"buffers": buffers, "frozen_routers": routers}
+        own = {
+            kind: [[one["over"], one.get(kind, {})] for one in models]
+            for kind in ("buffers", "frozen")
+        } | {"frozen_routers": routers}  # fmt: skip
         self.add("models", build(ModelState, {**event, **own}))
 
     def sharded(self, event: Mapping[str, Any]) -> None:

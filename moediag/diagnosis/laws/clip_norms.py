@@ -34,6 +34,7 @@ _ENOUGH = 2  # checked steps
 _ROUNDING = 1e-3  # of a factor or norm
 _FAR = 2e-3  # of a norm
 _APART = 0.01  # of the factors of ranks
+_MANY = 64  # elements that are no numbers for a log
 _EXACT = 1e-5  # of norms of equal tensors that were scaled
 
 
@@ -58,6 +59,54 @@ def local_norms(facts: Facts) -> Findings:
             if set(ranks) <= norms.keys() and len({norms[r].factor for r in ranks}) > 1:
                 yield _of_shards(step, {rank: norms[rank] for rank in ranks})
     yield from _rescaled(facts)
+    yield from _of_own_parts(facts)
+
+
+def _of_own_parts(facts: Facts) -> Findings:
+    """Whether each rank clipped its part of one model, as a stage of a pipeline is, by the norm of
+    that part."""
+    laws = facts.of(recorded)
+    steps: dict[int, dict[int, list[ClipNorm]]] = defaultdict(lambda: defaultdict(list))
+    for rank, own in laws.items():
+        for norm in own.norms:
+            steps[norm.step][rank].append(norm)
+    held = [{p.name for c in own.checks for p in c.pieces} for own in laws.values()]
+    found: dict[int, dict[int, ClipNorm]] = {}
+    for step, calls in sorted(steps.items()):
+        if len(calls) < max(2, facts.evidence.world_size) or any(
+            len(c) > 1 for c in calls.values()
+        ):
+            continue
+        norms = {rank: of[0] for rank, of in calls.items()}
+        names = [set(one.names) for one in norms.values()]
+        every = set.union(*names)
+        parts = sum(map(len, names)) == len(every) and all(every <= own for own in held)
+        stages = len(set(map(frozenset, names))) == len(names) and _sends_activations(facts, step)
+        factors = [one.factor for one in norms.values()]
+        if (parts or stages) and min(factors) < 1 and agreement.apart(factors, _APART):
+            found[step] = norms
+    if len(found) >= _ENOUGH:
+        step, norms = next(iter(found.items()))
+        first = next(iter(norms.values()))
+        told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
+        yield Suspicious(
+            f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
+            f"each rank ({told}), each that of the rank's own part of one model: parts of one "
+            "gradient are scaled by different factors. Add up the squared norms over the ranks "
+            "first.",
+        )
+
+
+def _sends_activations(facts: Facts, step: int) -> bool:
+    """Whether every rank sends or receives floats in a step, as stages of a pipeline do."""
+    return all(
+        any(
+            call.step == step and call.peer is not None and "float" in call.dtype
+            and max(call.numel_in, call.numel_out) >= _MANY
+            for call in seen.collectives
+        )
+        for seen in facts.evidence.ranks.values()
+    )  # fmt: skip
 
 
 def _rescaled(facts: Facts) -> Findings:
@@ -129,6 +178,7 @@ def scaled_gradients_clipped(facts: Facts) -> Findings:
 def clipped_before_backward(facts: Facts) -> Findings:
     """Gradients were clipped before the last backward that added to them (after the update that
     used them, say), and not again before the next update."""
+    yield from _never_clipped(facts)
     for own in facts.of(recorded).values():
         rows = own.of("unclipped", lambda event: (str(event["line"]), int(event["step"])))
         for line in dict.fromkeys(line for line, _ in rows):
@@ -147,6 +197,29 @@ def clipped_before_backward(facts: Facts) -> Findings:
                 tuple(dict.fromkeys(n for one in calls if one.step in steps for n in one.names)),
             )
             return
+
+
+def _never_clipped(facts: Facts) -> Findings:
+    """Whether a call found no gradients in all checked steps, though its parameters train."""
+    for own in facts.of(recorded).values():
+        idle = {
+            piece.name
+            for check in own.checks
+            for piece, grad in zip(check.pieces, check.grads, strict=False)
+            if grad in (NO_GRADIENT, ZERO_GRADIENT)
+        }
+        for line in dict.fromkeys(one.line for one in own.norms):
+            calls = [one for one in own.norms if one.line == line]
+            none = len({one.step for one in calls}) > _ENOUGH and not any(c.norm for c in calls)
+            late = any(at == line for at in own.of("unclipped", lambda event: str(event["line"])))
+            if none and not late and not idle.intersection(n for one in calls for n in one.names):
+                yield Suspicious(
+                    f"clip_grad_norm_{at_line(line)} found no gradients in all checked steps, "
+                    "though the parameters train: the engine or wrapper keeps their gradients "
+                    "elsewhere (DeepSpeed does), so nothing is clipped. Use the engine's own "
+                    "`gradient_clipping`, or accelerate's clip_grad_norm_."
+                )
+                return
 
 
 @law(Verdict.WRONG_GRADIENTS)

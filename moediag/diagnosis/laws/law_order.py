@@ -24,6 +24,7 @@ from moediag.diagnosis.laws.hand_reduction import (
 )
 from moediag.diagnosis.laws.law import Law
 from moediag.diagnosis.laws.loading import (
+    never_initialised,
     optimizer_forgotten,
     other_names,
     part_loaded,
@@ -32,16 +33,18 @@ from moediag.diagnosis.laws.loading import (
 from moediag.diagnosis.laws.loss_weights import (
     accumulation_not_entered,
     gradients_scaled,
+    loss_constant,
     loss_parts_detached,
     micro_batches_unequal,
     parts_unequal,
 )
 from moediag.diagnosis.laws.model_inputs import constant_samples, same_order, same_part
-from moediag.diagnosis.laws.model_modes import left_in_evaluation
+from moediag.diagnosis.laws.model_modes import dropout_beside_training, left_in_evaluation
 from moediag.diagnosis.laws.model_structure import layers_missing, tokens_embedded_as_zeros
 from moediag.diagnosis.laws.model_values import (
     averages_apart,
     buffers_apart,
+    frozen_apart,
     gradients_absent,
     model_without_optimizer,
     parameters_left_out,
@@ -71,13 +74,14 @@ from moediag.diagnosis.laws.schedulers import (
     schedulers_unused,
 )
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
-from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
+from moediag.diagnosis.laws.stage_matrices import expert_replicas_apart, stage_matrices_apart
 from moediag.diagnosis.laws.unreduced_calls import last_backward_unreduced
 from moediag.diagnosis.laws.update_counts import updates_left_out
 
 LAWS: tuple[Law, ...] = (
     # Wrong weights make other numbers wrong.
     part_loaded,
+    never_initialised,
     states_left_out,
     replicas_apart,
     updates_left_out,
@@ -104,6 +108,7 @@ LAWS: tuple[Law, ...] = (
     updates_undone,
     gradients_absent,
     left_in_evaluation,
+    frozen_apart,
     # All that these find may be deliberate.
     parameters_still,
     weights_returned,
@@ -112,10 +117,12 @@ LAWS: tuple[Law, ...] = (
     routers_frozen,
     averages_apart,
     stage_matrices_apart,
+    expert_replicas_apart,
     gradients_mixed,
     gradients_used_twice,
     clipped_before_backward,
     exchanges_one_way,
+    dropout_beside_training,
     schedulers_ahead,
     schedulers_misplaced,
     schedulers_unused,
@@ -128,6 +135,7 @@ LAWS: tuple[Law, ...] = (
     gradients_scaled,
     accumulation_not_entered,
     loss_parts_detached,
+    loss_constant,
     gradients_rounded,
     updates_rounded,
     shared_gradients_lost,

@@ -18,6 +18,8 @@ _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
 _UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
+_CONSTANT = 5  # steps with the same loss
+_EXACT = 1e-6  # of a loss
 _DETACHED = 1e-4  # of a loss of float32
 _MANY = 64  # elements that are no numbers for a log
 _UNEQUAL = 1.25  # times that a token counts more than another one
@@ -173,7 +175,8 @@ def _means_added(facts: Facts) -> Findings:
         if whole and clip and abs(one.factor / clip - 1) <= _NEAR:
             steps.append(one.step)
     together = any(
-        call.op not in REDUCTIONS + ("broadcast",) or call.phase == "forward"
+        call.op != "all_to_all"  # of the samples of each rank to experts
+        and (call.op not in (*REDUCTIONS, "broadcast") or call.phase == "forward")
         for seen in facts.evidence.ranks.values()
         for call in seen.collectives
         if call.step in steps and "float" in call.dtype and call.numel_in >= _MANY
@@ -235,27 +238,32 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
 
 @law(suspects=True)
 def accumulation_not_entered(facts: Facts) -> Findings:
-    """accelerate divides each loss by the micro-batches that it is asked to accumulate, and the
-    program updates after each backward, without `accumulate`."""
+    """accelerate or DeepSpeed divides each loss by the micro-batches that it is asked to
+    accumulate, and the program updates after each backward."""
     for own in facts.of(recorded).values():
         rows = own.of("accumulation", _not_entered)
         found = [one for one in rows if one is not None]
         if len(found) == len(rows) > _ENOUGH:
-            number, line = found[0]
+            by, number, line = found[0]
+            how = "but the program never enters `accumulate` and updates"
+            step = "Put each micro-batch into `with accelerator.accumulate(model):`."
+            if by == "DeepSpeed":
+                how = "but an update follows"
+                step = "Call set_gradient_accumulation_boundary(True) for the last one only."
             yield Suspicious(
-                f"accelerate is asked to accumulate {number} micro-batches, so `backward`"
-                f"{at_line(line)} divides each loss by {number}, but the program never enters "
-                "`accumulate` and updates after each backward: nothing is accumulated, and the "
-                f"gradients are 1/{number} of those of the loss. Put each micro-batch into `with "
-                "accelerator.accumulate(model):`."
+                f"{by} is asked to accumulate {number} micro-batches, so `backward`"
+                f"{at_line(line)} divides each loss by {number}, {how} after each backward: "
+                f"nothing is accumulated, and the gradients are 1/{number} of those of the loss. "
+                f"{step}"
             )
             return
 
 
-def _not_entered(event: Mapping[str, Any]) -> tuple[int, str] | None:
-    """What each loss is divided by, and the backward's line; None of an accumulation."""
+def _not_entered(event: Mapping[str, Any]) -> tuple[str, int, str] | None:
+    """Who divides each loss, and by what, and the backward's line; None of an accumulation."""
     alone = event["backwards"] == 1 and not event["entered"]
-    return (int(event["micro_batches"]), str(event["line"])) if alone else None
+    by = str(event.get("by", "accelerate"))
+    return (by, int(event["micro_batches"]), str(event["line"])) if alone else None
 
 
 @law(suspects=True)
@@ -263,6 +271,7 @@ def loss_parts_detached(facts: Facts) -> Findings:
     """A part of a loss changes from step to step and has no gradient."""
     for own in facts.of(recorded).values():
         rows = own.of("losses", _rests)
+        lines = own.of("losses", lambda event: str(event.get("line", "")))
         rests = {rest for _, _, rest in rows}
         whole = [abs(rest) > _DETACHED * abs(loss) for _, loss, rest in rows]
         apart = max(rests, default=0.0) - min(rests, default=0.0)
@@ -271,11 +280,41 @@ def loss_parts_detached(facts: Facts) -> Findings:
                 f"{rest:.4g} of {loss:.4g} in step {step}" for step, loss, rest in rows[:3]
             )
             yield Suspicious(
-                f"A part of the loss changes from step to step and has no gradient ({told}), so it "
-                "trains nothing. Look for detach, no_grad, argmax or item() in what is added to "
-                "the loss, such as an auxiliary loss that balances experts."
+                f"A part of the loss{at_line(lines[0])} changes from step to step and has no "
+                f"gradient ({told}), so it trains nothing. Look for detach, no_grad, argmax or "
+                "item() in what is added to the loss, such as an auxiliary loss that balances "
+                "experts."
             )
             return
+
+
+@law(suspects=True)
+def loss_constant(facts: Facts) -> Findings:
+    """The loss had the same value in all checked steps, though samples and weights changed."""
+    laws = facts.of(recorded)
+    values: set[float] = set()
+    for own in laws.values():
+        rows = dict(own.of("loss_value", _value))
+        digests = {one.digest for one in own.inputs if not one.forward}
+        moved = [len({check.params for check in own.checks if check.key == key}) > 1
+                 for key in {check.key for check in own.checks}]  # fmt: skip
+        if len(rows) < _CONSTANT or len(digests) < len(rows) or not any(moved):
+            return
+        values |= {*rows.values()}
+    if (
+        values
+        and max(values) - min(values) <= _EXACT * abs(max(values))
+        and abs(max(values)) > _NEAR
+    ):
+        yield Suspicious(
+            f"The loss was {max(values):.6g} in all checked steps on all ranks, though the samples "
+            "and the weights changed: it does not depend on how well the model does. log 2 is the "
+            "loss of two equal scores, as with a reference that is the model itself."
+        )
+
+
+def _value(event: Mapping[str, Any]) -> tuple[int, float]:
+    return int(event["step"]), float(event["value"])
 
 
 def _rests(event: Mapping[str, Any]) -> tuple[int, float, float]:

@@ -16,6 +16,7 @@ from moediag.result import Verdict
 from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
+_MANY = 64  # elements that are no numbers for a log
 _CONSTANT = 3  # steps with the same values
 
 
@@ -119,13 +120,15 @@ def _steps(evidence: Evidence) -> dict[int, _Steps]:
 
 
 def _constant(steps: _Steps) -> bool:
-    every = [tuple(call.digest for call in calls) for calls in steps.values()]
+    least = min(map(len, steps.values()), default=0)  # micro-batches may be left out
+    every = [tuple(call.digest for call in calls[:least]) for calls in steps.values()]
     return len(every) >= _CONSTANT and len(set(every)) == 1
 
 
 def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
     """The sets of ranks that average gradients: those of wrappers; without one the members of each
-    group over which all of them add up matrices, if no two of them communicate in the forward."""
+    group over which all of them add up matrices, if no two of them communicate in the forward or
+    send each other activations."""
     overs = {one.over for own in recorded(evidence).values() for one in own.inputs}
     if any(overs):
         return overs
@@ -137,7 +140,9 @@ def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
         for call in seen.collectives:
             group = seen.groups.get(call.group)
             over = tuple(sorted(group.ranks)) if group and group.ranks else every
-            if call.phase == "forward" and call.op != "broadcast":
+            large_one = max(call.numel_in, call.numel_out) >= _MANY and "float" in call.dtype
+            stages = call.peer is not None and large_one  # a pipeline sends between its forwards
+            if stages or (call.phase == "forward" and call.op != "broadcast"):
                 meet.add(frozenset(over if call.peer is None else (rank, call.peer)))
             elif call.op in REDUCTIONS and call.step >= _ENOUGH:
                 adds[over].add(rank)

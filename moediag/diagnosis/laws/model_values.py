@@ -146,6 +146,47 @@ def buffers_apart(facts: Facts) -> Findings:
         )
 
 
+@law(Verdict.REPLICA_DIVERGENCE)
+def frozen_apart(facts: Facts) -> Findings:
+    """Frozen parameters of a watched job's wrapped model were equal on all ranks, and later they
+    differ."""
+    rows: dict[tuple[tuple[int, ...], str], dict[int, dict[int, str]]] = defaultdict(dict)
+    for rank, states in facts.of(_states).items():
+        for state in states:
+            for over, values in state.frozen:
+                for name, value in values.items():
+                    if value is not None:
+                        rows[over, name].setdefault(rank, {})[state.step] = value
+    found: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[str]] = defaultdict(list)
+    for (over, name), by_rank in rows.items():
+        steps = sorted(set.intersection(*map(set, by_rank.values())))
+        apart = [s for s in steps if len({of[s] for of in by_rank.values()}) > 1]
+        if by_rank.keys() == set(over) and len(over) > 1 and apart and apart[0] != steps[0]:
+            changed = [r for r, of in by_rank.items() if len({of[s] for s in steps}) > 1]
+            found[over, tuple(changed), apart[0]].append(name)
+    for (over, changed, step), names in found.items():
+        one = len(names) == 1
+        text = (
+            f"{plural(len(names), 'parameter')} ({listed(names)}) {'does' if one else 'do'} not "
+            f"require gradients, {'was' if one else 'were'} equal on {ranks(over)} at first and "
+            f"{'differs' if one else 'differ'} since step {step}, though these ranks average the "
+            "gradients of the other parameters of the model"
+        )
+        if len(changed) == len(over):  # statistics of a codebook may be those of one rank
+            yield Suspicious(f"{text}: each rank changes its own.", tuple(names))
+            continue
+        yield Broken(
+            f"{text}: {ranks(changed)} changed {'it' if one else 'them'}, as merging adapters "
+            "into them on one rank does, and the others did not.",
+            pattern="frozen",
+            next_step="Make the change on all ranks, or on a copy, or undo it before training "
+            "goes on.",
+            culprits=changed if 2 * len(changed) < len(over) else (),
+            names=tuple(names),
+        )
+        return
+
+
 @law(suspects=True)
 def parameters_left_out(facts: Facts) -> Findings:
     """Parameters had gradients and never changed: no optimizer has them."""

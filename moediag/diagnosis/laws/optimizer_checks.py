@@ -160,15 +160,18 @@ def adapters_untrained(facts: Facts) -> Findings:
                 "gradients for parameters, such as a checkpoint of the program's own.",
                 tuple(idle),
             )
-        routers = {name for name in zeros - dead if _ROUTER.search(name)}
+        experts = any("expert" in n.lower() for n in gradients.keys() - without - zeros)
+        candidates = (zeros | without if experts else zeros) - dead - cut
+        routers = {name for name in candidates if _ROUTER.search(name)}
         if routers and gradients.keys() - without - zeros:
+            zero = not routers <= without
             yield Suspicious(
-                f"{_starved(of, sorted(routers), True, 'router weight')}: they learn nothing, as "
-                "when a token has one expert whose weight is normalised to 1, and no auxiliary "
-                "loss reaches the router.",
+                f"{_starved(of, sorted(routers), zero, 'router weight')}: they learn nothing, as "
+                "when a token has one expert whose weight is normalised to 1, or the weights of "
+                "experts are detached, and no auxiliary loss reaches the router.",
                 tuple(sorted(routers)),
             )
-            zeros -= routers
+            zeros, without = zeros - routers, without - routers
         for names, zero in ((without - dead - cut, False), (zeros - dead, True)):
             if names:
                 text = f"{_starved(of, [n for n in gradients if n in names], zero)}."

@@ -11,6 +11,7 @@ losses      step line(the user's that computed the last one) changed(how often a
             rest[the loss, what no part of it is; empty if it has parts of unknown value]
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
             and the largest weight]]}]
+loss_value  step value   of the last backward
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class LossWeights:
         self._step = 0
         self._waiting = 0  # a step whose losses are not complete
         self._line = ""
+        self._value: Any = None  # of the last loss
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[Dict[str, Any], List[_Loss]]] = []
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
@@ -169,6 +171,8 @@ class LossWeights:
     def _backward(self, loss: Any) -> None:
         if self._context.checking:
             self._begin()
+            one = type(loss) is torch.Tensor and loss.numel() == 1 and not capturing()
+            self._value = loss.detach().clone() if one else None
             new, self._new = self._new, []
             if len(self._backwards) < _MOST:
                 direct = _made_of_cross_entropies(loss)
@@ -226,6 +230,9 @@ class LossWeights:
             self._record(step)
 
     def _record(self, step: int) -> None:
+        value, self._value = self._value, None
+        if value is not None and step == self._step:
+            self._context.log.event("loss_value", step=step, value=repr(float(value)))
         backwards, self._backwards = self._backwards, []
         (one, made, version), self._after = self._after, (None, None, 0)
         changed = 0

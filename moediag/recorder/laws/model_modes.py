@@ -6,6 +6,9 @@ settings    step over[ranks between which its wrapper averages gradients]
             parts[[parts in evaluation mode of a model in training mode, classes of their modules
             that depend on it]]
             of{"what = value": [modules or parameters of which it is true, name of the first one]}
+drops       step model(class) module(name of its first dropout) weights(fingerprints of some
+            matrices)   of a model that no optimizer trains and that ran without gradients and with
+            dropout
 no_grad     step modules[whose parameters had no gradient at the last check, and which run without
             gradients inside a forward with gradients]
 """
@@ -22,11 +25,14 @@ from torch.nn.modules import batchnorm, dropout
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import Hook, unwrapped
+from moediag.recorder.step.numbers import Fingerprints
+from moediag.recorder.step.pieces import local
 
 _in_backward = torch._C._current_graph_task_id  # -1 outside
 MOST_CHANGES = 100  # of one model that are recorded
 _MOST_MODULES = 5000  # of a model whose settings are read
 _MOST_IDLE = 16  # modules without gradients that are followed
+_FEW, _SMALL = 4, 1 << 22  # matrices of a model that does not train, and their elements
 # Settings that people write are short; measured numbers, such as a time, are not.
 _SHORT = 8
 
@@ -61,6 +67,9 @@ class ModelModes:
         self._backwards = 0  # of the running step
         self._hooks: List[Any] = []  # of parts of the model in this step
         self._graded: Dict[str, bool] = {}  # idle module that ran -> whether with gradients
+        # Hooks on the first dropout of models that do not train, and the models that ran since.
+        self._waiting: List[Any] = []
+        self._dropped: Dict[int, Tuple[Any, Any]] = {}  # id -> model and dropout
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
@@ -134,6 +143,7 @@ class ModelModes:
     def _write(self, step: int) -> None:
         self._forget()  # a part that did not run
         owned = set(map(id, self._owned()))
+        self._write_drops(step, owned)
         given, self._context.settings = self._context.settings, {}
         given[f"backwards of an update = {self._backwards}"] = 1, ""
         for root in self._models.owners():
@@ -153,6 +163,35 @@ class ModelModes:
                 of={**ran.settings, **given},
                 parts=[[n, _kinds(part)] for n, part in ran.parts if _is_trained(part, owned)],
             )  # fmt: skip
+
+    def _write_drops(self, step: int, owned: Set[int]) -> None:
+        """Of models that did not train since the check before; others are followed from now on."""
+        while self._waiting:
+            self._waiting.pop().remove()
+        dropped, self._dropped = self._dropped, {}
+        for root in self._context.recorder.models.owners():
+            parameters = list(root.parameters())
+            if any(p.grad is not None or id(p) in owned for p in parameters):
+                continue
+            if id(root) in dropped:
+                prints = Fingerprints()
+                own = [local(p) for p in parameters if p.dim() > 1]
+                for one in [p for p in own if 0 < p.numel() <= _SMALL][:_FEW]:
+                    prints.add(one)
+                self._context.log.event(
+                    "drops", step=step, model=type(unwrapped(root)).__name__,
+                    module=self._context.recorder.module_names.get(dropped[id(root)][1]) or "",
+                    weights=prints.read(),
+                )  # fmt: skip
+            modules = islice(root.modules(), _MOST_MODULES)
+            first = next((m for m in modules if isinstance(m, dropout._DropoutNd) and m.p), None)
+
+            def ran(*_: Any, root: Any = root, first: Any = first) -> None:
+                if first.training and not torch.is_grad_enabled() and _in_backward() == -1:
+                    self._dropped[id(root)] = root, first
+
+            if first is not None and not any(map(_is_compiled, root.modules())):
+                self._waiting.append(first.register_forward_pre_hook(Hook(ran)))
 
     def _counted(self) -> None:
         self._backwards += 1

@@ -173,10 +173,9 @@ class ModelState:
     """What no optimizer changes, at a checked step."""
 
     step: int
-    #: The ranks that average gradients of a model, and its buffers' fingerprints by name.
+    #: The ranks that average gradients of a model, and fingerprints of its buffers and of samples
+    #: of its frozen parameters.
     buffers: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
-    #: The same of the parameters that do not require gradients, by samples.
-    frozen: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
     #: Parameters with a gradient that no optimizer has, and their fingerprints.
     left_out: Mapping[Name, str | None] = field(default_factory=dict)
     #: Those of them that replaced parameters of the same shapes, which the optimizers still have.

@@ -152,11 +152,9 @@ class _Reader:
 
     def model(self, event: Mapping[str, Any]) -> None:
         models = event["models"]
+        buffers = [[one["over"], one["buffers"]] for one in models]
         routers = [name for one in models for name in one["frozen_routers"]]
-        own = {
-            kind: [[one["over"], one.get(kind, {})] for one in models]
-            for kind in ("buffers", "frozen")
-        } | {"frozen_routers": routers}  # fmt: skip
+        own = {"buffers": buffers, "frozen_routers": routers}
         self.add("models", build(ModelState, {**event, **own}))
 
     def sharded(self, event: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import elements
+from moediag.diagnosis.laws.large_calls import elements, least_matrix
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
@@ -34,7 +34,6 @@ _ENOUGH = 2  # checked steps
 _ROUNDING = 1e-3  # of a factor or norm
 _FAR = 2e-3  # of a norm
 _APART = 0.01  # of the factors of ranks
-_MANY = 64  # elements that are no numbers for a log
 _EXACT = 1e-5  # of norms of equal tensors that were scaled
 
 
@@ -65,48 +64,36 @@ def local_norms(facts: Facts) -> Findings:
 def _of_own_parts(facts: Facts) -> Findings:
     """Whether each rank clipped its part of one model, as a stage of a pipeline is, by the norm of
     that part."""
-    laws = facts.of(recorded)
-    steps: dict[int, dict[int, list[ClipNorm]]] = defaultdict(lambda: defaultdict(list))
-    for rank, own in laws.items():
-        for norm in own.norms:
-            steps[norm.step][rank].append(norm)
+    laws, found = facts.of(recorded), dict[int, dict[int, ClipNorm]]()
     held = [{p.name for c in own.checks for p in c.pieces} for own in laws.values()]
-    found: dict[int, dict[int, ClipNorm]] = {}
-    for step, calls in sorted(steps.items()):
-        if len(calls) < max(2, facts.evidence.world_size) or any(
-            len(c) > 1 for c in calls.values()
-        ):
+    least, evidence = facts.of(least_matrix), facts.evidence
+    sends = {
+        (rank, call.step)
+        for rank, seen in evidence.ranks.items()
+        for call in seen.collectives
+        if call.peer is not None and max(call.numel_in, call.numel_out) >= least
+    }
+    for step in {norm.step for own in laws.values() for norm in own.norms}:
+        calls = {rank: [n for n in own.norms if n.step == step] for rank, own in laws.items()}
+        if len(laws) < 2 or any(len(of) != 1 for of in calls.values()):
             continue
         norms = {rank: of[0] for rank, of in calls.items()}
-        names = [set(one.names) for one in norms.values()]
+        names = [{*one.names} for one in norms.values()]
         every = set.union(*names)
         parts = sum(map(len, names)) == len(every) and all(every <= own for own in held)
-        stages = len(set(map(frozenset, names))) == len(names) and _sends_activations(facts, step)
+        stages = all(names.count(own) == 1 for own in names) and {(r, step) for r in norms} <= sends
         factors = [one.factor for one in norms.values()]
         if (parts or stages) and min(factors) < 1 and agreement.apart(factors, _APART):
             found[step] = norms
     if len(found) >= _ENOUGH:
-        step, norms = next(iter(found.items()))
-        first = next(iter(norms.values()))
-        told = ", ".join(f"{one.norm:.6g} on rank {rank}" for rank, one in list(norms.items())[:4])
+        step = min(found)
+        first = next(iter(found[step].values()))
+        told = ", ".join(f"{one.norm:.6g} on rank {r}" for r, one in list(found[step].items())[:4])
         yield Suspicious(
             f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
             f"each rank ({told}), each that of the rank's own part of one model: parts of one "
-            "gradient are scaled by different factors. Add up the squared norms over the ranks "
-            "first.",
+            "gradient are scaled by different factors. Add up the squared norms over the ranks.",
         )
-
-
-def _sends_activations(facts: Facts, step: int) -> bool:
-    """Whether every rank sends or receives floats in a step, as stages of a pipeline do."""
-    return all(
-        any(
-            call.step == step and call.peer is not None and "float" in call.dtype
-            and max(call.numel_in, call.numel_out) >= _MANY
-            for call in seen.collectives
-        )
-        for seen in facts.evidence.ranks.values()
-    )  # fmt: skip
 
 
 def _rescaled(facts: Facts) -> Findings:

@@ -24,7 +24,6 @@ from moediag.diagnosis.laws.hand_reduction import (
 )
 from moediag.diagnosis.laws.law import Law
 from moediag.diagnosis.laws.loading import (
-    never_initialised,
     optimizer_forgotten,
     other_names,
     part_loaded,
@@ -44,7 +43,6 @@ from moediag.diagnosis.laws.model_structure import layers_missing, tokens_embedd
 from moediag.diagnosis.laws.model_values import (
     averages_apart,
     buffers_apart,
-    frozen_apart,
     gradients_absent,
     model_without_optimizer,
     parameters_left_out,
@@ -81,7 +79,6 @@ from moediag.diagnosis.laws.update_counts import updates_left_out
 LAWS: tuple[Law, ...] = (
     # Wrong weights make other numbers wrong.
     part_loaded,
-    never_initialised,
     states_left_out,
     replicas_apart,
     updates_left_out,
@@ -108,7 +105,6 @@ LAWS: tuple[Law, ...] = (
     updates_undone,
     gradients_absent,
     left_in_evaluation,
-    frozen_apart,
     # All that these find may be deliberate.
     parameters_still,
     weights_returned,

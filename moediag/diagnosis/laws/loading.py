@@ -26,6 +26,8 @@ def part_loaded(facts: Facts) -> Findings:
         for piece in check.pieces
         if piece.how == PART
     }
+    for one in laws.values():  # FSDP1 shards over all ranks, under other names
+        sets.update((name, tuple(laws)) for name in one.shards if name not in sets)
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     step = 0
     for name, who in sets.items():
@@ -42,88 +44,20 @@ def part_loaded(facts: Facts) -> Findings:
             found.setdefault((loaded, others), []).append(name)
             step = max(shard.step for shard in known.values())
     if not found:
-        yield from _part_flattened(facts)
         return
     (loaded, others), names = max(found.items(), key=lambda one: len(one[1]))
     line = next((load.line for load in laws[loaded[0]].loads if load.parameters), "")
     yield Broken(
         f"In step {step} the shards of {plural(len(names), 'parameter')} ({listed(names)}) "
         f"do not belong together: {ranks(loaded)} loaded the whole parameter{at_line(line)} "
-        f"before FSDP2 sharded it, {ranks(others)} did not and had other values, and nothing "
+        f"before FSDP sharded it, {ranks(others)} did not and had other values, and nothing "
         "changed the shards afterwards.",
         pattern="part loaded",
         next_step="Load on every rank before fully_shard, or afterwards with "
         "set_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
-        "broadcast_from_rank0=True)).",
+        "broadcast_from_rank0=True)). FSDP1 has sync_module_states=True.",
         lasting=True,
     )
-
-
-def _part_flattened(facts: Facts) -> Findings:
-    """Whether the same holds of a model that FSDP1 wraps, which nothing sends to other ranks."""
-    laws = facts.of(recorded)
-    rows = {rank: own.of("flattened", _flattened) for rank, own in laws.items()}
-    for models in zip(*rows.values(), strict=False):
-        of = dict(zip(rows, models, strict=True))
-        loaded = tuple(rank for rank, one in of.items() if one[2] and not one[3])
-        others = tuple(rank for rank, one in of.items() if not (one[2] or one[3]))
-        values = [{of[rank][1] for rank in who} for who in (loaded, others)]
-        same = len({one[0] for one in of.values()}) == 1 and len(values[0]) == 1
-        if same and others and len(loaded + others) == len(of) and values[0].isdisjoint(values[1]):
-            names = of[loaded[0]][0]
-            line = next((load.line for load in laws[loaded[0]].loads if load.parameters), "")
-            yield Broken(
-                f"{ranks(loaded)} loaded the whole model{at_line(line)} before FSDP1 sharded it "
-                f"({listed(names)}), {ranks(others)} did not and had other values, and "
-                "sync_module_states is not set: the shards of one parameter do not belong "
-                "together.",
-                pattern="part loaded",
-                next_step="Load on every rank before FullyShardedDataParallel, or give it "
-                "sync_module_states=True.",
-                lasting=True,
-            )
-            return
-
-
-def _flattened(
-    event: Mapping[str, Any],
-) -> tuple[tuple[str, ...], tuple[str, ...], bool, bool]:
-    names, values = tuple(map(str, event["names"])), tuple(map(str, event["values"]))
-    return names, values, bool(event["loaded"]), bool(event["synced"])
-
-
-@law(Verdict.WRONG_WEIGHTS)
-def never_initialised(facts: Facts) -> Findings:
-    """A watched job trains parameters that `to_empty` made and that nothing was written into."""
-    rows = [own.of("unwritten", _unwritten) for own in facts.of(recorded).values()]
-    if not rows or not all(rows):
-        return  # other ranks may send them
-    line, _, _ = rows[0][0]
-    for at, kind in ((1, "parameter"), (2, "buffer")):
-        every = [{name for row in of for name in row[at]} for of in rows]
-        names = [name for row in rows[0] for name in row[at] if all(name in of for of in every)]
-        if not names:
-            continue
-        text = (
-            f"Nothing was written into {plural(len(names), kind)} ({listed(names)}) between "
-            f"to_empty{at_line(line)} and the first update, on any rank: "
-            f"{'they have' if len(names) > 1 else 'it has'} what the memory had before."
-        )
-        if kind == "parameter":
-            yield Broken(
-                text,
-                pattern="not initialised",
-                next_step="Initialise or load every parameter and buffer after to_empty, as "
-                "reset_parameters does.",
-                lasting=True,
-                names=tuple(names),
-            )
-        else:
-            yield Suspicious(f"{text} Buffers that are not saved must be computed again.")
-
-
-def _unwritten(event: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
-    return str(event["line"]), [*map(str, event["parameters"])], [*map(str, event["buffers"])]
 
 
 @law(suspects=True)

@@ -291,30 +291,21 @@ def loss_parts_detached(facts: Facts) -> Findings:
 @law(suspects=True)
 def loss_constant(facts: Facts) -> Findings:
     """The loss had the same value in all checked steps, though samples and weights changed."""
-    laws = facts.of(recorded)
     values: set[float] = set()
-    for own in laws.values():
-        rows = dict(own.of("loss_value", _value))
+    for own in facts.of(recorded).values():
+        rows = own.of("loss_value", lambda event: float(event["value"]))
         digests = {one.digest for one in own.inputs if not one.forward}
-        moved = [len({check.params for check in own.checks if check.key == key}) > 1
-                 for key in {check.key for check in own.checks}]  # fmt: skip
-        if len(rows) < _CONSTANT or len(digests) < len(rows) or not any(moved):
+        moved = len({check.params for check in own.checks}) > len({c.key for c in own.checks})
+        if len(rows) < _CONSTANT or len(digests) < len(rows) or not moved:
             return
-        values |= {*rows.values()}
-    if (
-        values
-        and max(values) - min(values) <= _EXACT * abs(max(values))
-        and abs(max(values)) > _NEAR
-    ):
+        values |= {*rows}
+    most = max(values, default=0.0)
+    if most > _NEAR and most - min(values) <= _EXACT * most:
         yield Suspicious(
-            f"The loss was {max(values):.6g} in all checked steps on all ranks, though the samples "
-            "and the weights changed: it does not depend on how well the model does. log 2 is the "
-            "loss of two equal scores, as with a reference that is the model itself."
+            f"The loss was {most:.6g} in all checked steps on all ranks, though the samples and "
+            "the weights changed: it does not depend on how well the model does. log 2 is that of "
+            "two equal scores, as with a reference that is the model itself."
         )
-
-
-def _value(event: Mapping[str, Any]) -> tuple[int, float]:
-    return int(event["step"]), float(event["value"])
 
 
 def _rests(event: Mapping[str, Any]) -> tuple[int, float, float]:

@@ -82,11 +82,11 @@ def dropout_beside_training(facts: Facts) -> Findings:
             weights = next(iter(steps.values()))
             if same and weights and None not in weights:
                 found.setdefault(place, set()).update(steps)
-    for (model, module), steps in list(found.items())[:1]:
+    for (model, module), last in list(found.items())[:1]:
         yield Suspicious(
             f"{model}, which no optimizer trains and whose weights never change, ran without "
             f"gradients and with dropout ({module}) up to steps "
-            f"{', '.join(map(str, sorted(steps)[:6]))}: what it gives is random, which a teacher "
+            f"{', '.join(map(str, sorted(last)[:6]))}: what it gives is random, which a teacher "
             "or a reference should not be. Call `eval()` on it."
         )
 

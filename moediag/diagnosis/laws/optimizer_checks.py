@@ -118,9 +118,21 @@ def _not_finite(of: _Checks) -> list[NotFinite]:
     return [one for one in found if one.check.step == first]
 
 
-@law()
+@law(suspects=True)
 def parameters_not_initialised(facts: Facts) -> Findings:
-    """Parameters were not finite before the first update."""
+    """Parameters were not finite before the first update, or nothing was written into them or into
+    buffers that `to_empty` made."""
+    rows = [own.of("unwritten", _unwritten) for own in facts.of(recorded).values()]
+    if rows and all(rows):  # else other ranks may send them
+        line, found = rows[0][0]
+        unwritten = [name for name in found if all(name in of for ((_, of), *_) in rows)]
+        if unwritten:
+            yield Suspicious(
+                f"Nothing was written into {listed(unwritten)} between to_empty{at_line(line)} and "
+                "the first update, on any rank: they hold what the memory had before. Initialise "
+                "or load all parameters, and compute buffers that are not saved again.",
+                tuple(unwritten),
+            )
     firsts = (checks[0] for of in facts.of(_optimizers) for checks in of.values())
     names = dict.fromkeys(n for check in firsts if check.count == 0 for n in check.nonfinite)
     if names:
@@ -128,6 +140,10 @@ def parameters_not_initialised(facts: Facts) -> Findings:
             f"Before the first update, {listed(names)} had elements that are not finite: "
             "they may never have been initialised."
         )
+
+
+def _unwritten(event: Mapping[str, Any]) -> tuple[str, list[str]]:
+    return str(event["line"]), [plain_name(name) for name in event["names"]]
 
 
 @law(Verdict.WRONG_GRADIENTS, suspects=True)

@@ -67,26 +67,20 @@ def expert_replicas_apart(facts: Facts) -> Findings:
                     rows[piece.name][step][rank] = check.params[at]
     kept, found = False, defaultdict[tuple[_Sets, int], list[str]](list)
     for name, steps in rows.items():
-        first, *later = sorted(steps)
-        sets = _sets(steps[first])
-        same = [step for step in later if _sets(steps[step]) == sets]
+        sets, *later = (_sets(steps[step]) for step in sorted(steps))
+        apart = [step for step, now in zip(sorted(steps)[1:], later, strict=True) if now != sets]
         if len(sets) == 1 and len(sets[0]) == facts.evidence.world_size:
             moved = len({value for row in steps.values() for value in row.values()}) > 1
-            kept = kept or (moved and len(same) == len(later))
-        elif min(map(len, sets)) > 1 and later and len(later) - len(same) >= _ENOUGH:
-            inside = [
-                s for s in later if any(len({steps[s].get(r) for r in of}) > 1 for of in sets)
-            ]
-            if len(inside) >= _ENOUGH:
-                found[sets, inside[0]].append(name)
+            kept = kept or (moved and not apart)
+        elif min(map(len, sets)) > 1 and len(apart) >= _ENOUGH:
+            found[sets, apart[0]].append(name)
     for (sets, step), names in found.items() if kept else ():
         told = " and ".join(f"the same on {ranks(of)}" for of in sets[:4])
         yield Suspicious(
             f"{plural(len(names), 'parameter')} ({listed(names)}) began {told}, and "
             f"{'differ' if len(names) > 1 else 'differs'} within these sets since step {step}, "
-            "while parameters that all ranks have in common stay equal: if each set holds the same "
-            "experts or shards, nothing adds up their gradients over it, or they are added up over "
-            "other ranks.",
+            "while parameters of all ranks stay equal: if each set holds the same experts or "
+            "shards, their gradients are added up over other ranks, or not at all.",
             tuple(names),
         )
         return

@@ -1,9 +1,7 @@
 """Records what was loaded: into modules and optimizers, from files, and whether a parameter that
 FSDP2 shards was loaded before; and what nothing was written into since `to_empty` made it.
 
-unwritten   step line(of to_empty) parameters[] buffers[]
-flattened   names[] values[fingerprints of their first elements] loaded synced(by FSDP1)
-            of the model that FSDP1 wraps, before it does
+unwritten   line(of to_empty) names[of parameters and buffers]
 """
 
 from __future__ import annotations
@@ -159,9 +157,8 @@ class Loading:
         @functools.wraps(original)
         def __init__(of: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             outer, self._wrapping = not self._wrapping, True
-            if outer:
-                synced = bool(kwargs.get("sync_module_states"))
-                self._context.guarded(WATCHER, self._before_flattening, module, synced)
+            if outer and not kwargs.get("sync_module_states"):
+                self._context.guarded(WATCHER, self._before_flattening, module)
             try:
                 original(of, module, *args, **kwargs)
             finally:
@@ -169,17 +166,14 @@ class Loading:
 
         return __init__
 
-    def _before_flattening(self, module: Any, synced: bool) -> None:
+    def _before_flattening(self, module: Any) -> None:
         every = [(n, p) for n, p in module.named_parameters() if p.dim() > 1 and not p.is_meta]
         some, prints = every[:_MOST_NAMES], Fingerprints()
         with torch.no_grad():
-            for _, parameter in some:
-                prints.add(_sample(parameter))
-        if some:
-            self._context.log.event(
-                "flattened", keep=True, names=[name for name, _ in some], values=prints.read(),
-                loaded=all(self._loaded.get(p) for _, p in some), synced=synced,
-            )  # fmt: skip
+            at = [prints.add(_sample(parameter)) for _, parameter in some]
+        read = prints.read()
+        shards = {n: [read[k], bool(self._loaded.get(p)), True] for k, (n, p) in zip(at, some)}  # noqa: B905
+        self._context.log.event("sharded", keep=True, step=1, shards=shards)
 
     # ------------------------------------------------------------------ empty tensors
 
@@ -189,31 +183,25 @@ class Loading:
             if tensor.is_floating_point() and local(tensor).numel() and not tensor.is_meta:
                 self._empty.set(tensor, _state_of(tensor))
 
-    def _unwritten(self, step: int) -> None:
+    def _unwritten(self) -> None:
         """What a model has that nothing was written into. Zeros may have been written by way of
         ``.data``, which is not counted."""
-        empty = [t for t in self._empty.owners() if _state_of(t) == self._empty.get(t)]
-        ids = set(map(id, empty))
-        parameters, buffers = {}, {}
-        for model in self._context.recorder.models.owners() if ids else ():
+        empty = {id(t) for t in self._empty.owners() if _state_of(t) == self._empty.get(t)}
+        names: Dict[str, None] = {}
+        for model in self._context.recorder.models.owners() if empty else ():
             inner = unwrapped(model)
-            parameters.update(
-                (plain_name(n), None) for n, p in inner.named_parameters()
-                if id(p) in ids and p.grad is not None and bool(local(p).any())
-            )  # fmt: skip
-            buffers.update((plain_name(n), None) for n, b in inner.named_buffers() if id(b) in ids)
-        if parameters or buffers:
-            self._context.log.event(
-                "unwritten", keep=True, step=step, line=self._line,
-                parameters=[*parameters][:_MOST_NAMES], buffers=[*buffers][:_MOST_NAMES],
-            )  # fmt: skip
+            used = ((n, p) for n, p in inner.named_parameters() if bool(local(p).any()))
+            found = (n for n, t in (*used, *inner.named_buffers()) if id(t) in empty)
+            names.update((plain_name(name), None) for name in found)
+        if names:
+            self._context.log.event("unwritten", keep=True, line=self._line, names=[*names])
 
     def _write(self, step: int) -> None:
         """At the first check: which shards hold what they were made of."""
         if self._written:
             return
         self._written = True
-        self._unwritten(step)
+        self._unwritten()
         self._empty = ByObject()
         parameters = self._sharded.owners()
         if not parameters:

@@ -190,7 +190,7 @@ def _sampler_of(loader: Any) -> Any:
 
 def _divided(loader: Any) -> int:
     """Into how many parts the samplers and datasets in a loader divide the samples, together."""
-    found, waiting, seen = 1, [loader], set()
+    found, waiting, seen = 1, [loader], {0}
     while waiting and len(seen) < _MAX_INSIDE:
         of = waiting.pop()
         seen.add(id(of))

@@ -71,8 +71,7 @@ class ModelValues:
         ]
         read = prints.read()
         for model in models:
-            for kind in ("buffers", "frozen"):
-                model[kind] = {name: read[at] for name, at in model[kind].items()}
+            model["buffers"] = {name: read[at] for name, at in model["buffers"].items()}
         alive = [average for average in (one() for one in self._averages) if average is not None]
         self._context.log.event(
             "model", step=step, models=models,
@@ -105,11 +104,10 @@ class ModelValues:
             if not p.requires_grad and _is_replica(model, name, p)
         ]  # fmt: skip
         some = frozen[:: 1 + len(frozen) // _MOST_NAMES]
-        known = zip(self._context.names.of(some), some)  # noqa: B905
-        prefix = {n: prints.add(p.detach().reshape(-1)[:_SAMPLE]) for n, p in known if n}
-        return {
-            "over": list(over), "buffers": buffers, "frozen_routers": routers, "frozen": prefix,
-        }  # fmt: skip
+        for name, p in zip(self._context.names.of(some), some):  # noqa: B905
+            if name is not None:
+                buffers[name] = prints.add(p.detach().reshape(-1)[:_SAMPLE])
+        return {"over": list(over), "buffers": buffers, "frozen_routers": routers}
 
     def _frozen(self, model: Any) -> List[Any]:
         """Some matrices, with names, of a model that does not train; [] of one that does."""

@@ -189,17 +189,15 @@ def clipped_before_backward(facts: Facts) -> Findings:
 def _never_clipped(facts: Facts) -> Findings:
     """Whether a call found no gradients in all checked steps, though its parameters train."""
     for own in facts.of(recorded).values():
-        idle = {
-            piece.name
-            for check in own.checks
-            for piece, grad in zip(check.pieces, check.grads, strict=False)
-            if grad in (NO_GRADIENT, ZERO_GRADIENT)
-        }
-        for line in dict.fromkeys(one.line for one in own.norms):
+        values: dict[str, set[str | None]] = defaultdict(set)
+        for check in own.checks:
+            for piece, value in zip(check.pieces, check.params, strict=False):
+                values[piece.name].add(value)
+        late = own.of("unclipped", lambda event: str(event["line"]))
+        for line in dict.fromkeys(one.line for one in own.norms if one.line not in late):
             calls = [one for one in own.norms if one.line == line]
             none = len({one.step for one in calls}) > _ENOUGH and not any(c.norm for c in calls)
-            late = any(at == line for at in own.of("unclipped", lambda event: str(event["line"])))
-            if none and not late and not idle.intersection(n for one in calls for n in one.names):
+            if none and any(len(values[name]) > _ENOUGH for name in calls[0].names):
                 yield Suspicious(
                     f"clip_grad_norm_{at_line(line)} found no gradients in all checked steps, "
                     "though the parameters train: the engine or wrapper keeps their gradients "

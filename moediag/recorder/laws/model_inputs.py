@@ -183,22 +183,25 @@ def _sampler_of(loader: Any) -> Any:
     """What draws the samples: inside batch samplers that take a rank's part, as accelerate's do,
     and of which the loader itself does not know."""
     of = getattr(loader, "batch_sampler", None)
-    for _ in range(_MAX_DEPTH):
-        of = getattr(of, "batch_sampler", None) or of
-    return getattr(of, "sampler", None) or getattr(loader, "sampler", None)
+    while getattr(of, "batch_sampler", None) is not None:
+        of = of.batch_sampler
+    own = getattr(of, "sampler", None)
+    return getattr(loader, "sampler", None) if own is None else own
 
 
 def _divided(loader: Any) -> int:
-    """Into how many parts the samplers and datasets in a loader divide the samples, together."""
+    """Into how many parts the samplers and streams in a loader divide the samples, together."""
     found, waiting, seen = 1, [loader], {0}
     while waiting and len(seen) < _MAX_INSIDE:
         of = waiting.pop()
         seen.add(id(of))
-        for one in (of, getattr(of, "_distributed", None)):  # of Hugging Face's streams
-            names = (("num_replicas", "rank"), ("num_processes", "process_index"),
-                     ("world_size", "rank"))  # fmt: skip
-            pairs = ([getattr(one, name, None) for name in pair] for pair in names)
-            found *= next((n for n, at in pairs if type(n) is type(at) is int and n > 1), 1)
+        stream = getattr(of, "_distributed", None)  # of Hugging Face
+        for one, many, at in (
+            (of, "num_replicas", "rank"), (of, "num_processes", "process_index"),
+            (stream, "world_size", "rank"),
+        ):  # fmt: skip
+            number = getattr(one, many, None)
+            found *= number if type(number) is type(getattr(one, at, None)) is int else 1
         inner = (getattr(of, name, None) for name in ("batch_sampler", "sampler", "dataset"))
         waiting += [one for one in inner if one is not None and id(one) not in seen]
     return found

@@ -67,9 +67,9 @@ class ModelModes:
         self._backwards = 0  # of the running step
         self._hooks: List[Any] = []  # of parts of the model in this step
         self._graded: Dict[str, bool] = {}  # idle module that ran -> whether with gradients
-        # Hooks on the first dropout of models that do not train, and the models that ran since.
+        # Hooks on the first dropout of models that do not train, and the ids of those that ran.
         self._waiting: List[Any] = []
-        self._dropped: Dict[int, Tuple[Any, Any]] = {}  # id -> model and dropout
+        self._dropped: Set[int] = set()
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
@@ -77,6 +77,7 @@ class ModelModes:
         recorder.hooks.after_backward(self._counted)
         recorder.hooks.after_step(functools.partial(guarded, "laws of modes", self._stepped))
         recorder.on_uninstall.append(self._forget)
+        recorder.on_uninstall.append(lambda: [one.remove() for one in self._waiting])
         self._context.on_check.append(self._write)
 
     def _called(self, root: Any, *_: Any) -> None:
@@ -168,10 +169,15 @@ class ModelModes:
         """Of models that did not train since the check before; others are followed from now on."""
         while self._waiting:
             self._waiting.pop().remove()
-        dropped, self._dropped = self._dropped, {}
+        dropped, self._dropped = self._dropped, set()
         for root in self._context.recorder.models.owners():
-            parameters = list(root.parameters())
-            if any(p.grad is not None or id(p) in owned for p in parameters):
+            parameters, modules = (
+                list(root.parameters()),
+                list(islice(root.modules(), _MOST_MODULES)),
+            )
+            first = next((m for m in modules if isinstance(m, dropout._DropoutNd) and m.p), None)
+            trains = any(p.grad is not None or id(p) in owned for p in parameters)
+            if first is None or trains or any(map(_is_compiled, modules)):
                 continue
             if id(root) in dropped:
                 prints = Fingerprints()
@@ -180,18 +186,15 @@ class ModelModes:
                     prints.add(one)
                 self._context.log.event(
                     "drops", step=step, model=type(unwrapped(root)).__name__,
-                    module=self._context.recorder.module_names.get(dropped[id(root)][1]) or "",
+                    module=self._context.recorder.module_names.get(first) or "",
                     weights=prints.read(),
                 )  # fmt: skip
-            modules = islice(root.modules(), _MOST_MODULES)
-            first = next((m for m in modules if isinstance(m, dropout._DropoutNd) and m.p), None)
 
-            def ran(*_: Any, root: Any = root, first: Any = first) -> None:
-                if first.training and not torch.is_grad_enabled() and _in_backward() == -1:
-                    self._dropped[id(root)] = root, first
+            def ran(_recorder: Any, module: Any, _args: Any, key: int = id(root)) -> None:
+                if module.training and not torch.is_grad_enabled() and _in_backward() == -1:
+                    self._dropped.add(key)
 
-            if first is not None and not any(map(_is_compiled, root.modules())):
-                self._waiting.append(first.register_forward_pre_hook(Hook(ran)))
+            self._waiting.append(first.register_forward_pre_hook(Hook(ran)))
 
     def _counted(self) -> None:
         self._backwards += 1

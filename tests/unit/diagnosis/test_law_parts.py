@@ -95,7 +95,7 @@ class TestOwnNorms:
 
 @pytest.mark.parametrize(("norm", "found"), [(0.0, True), (2.0, False)])
 def test_clipping_that_never_finds_a_gradient(norm: float, found: bool) -> None:
-    norms = tuple(ClipNorm(s, ("other.weight",), norm, 1.0, "t.py:8 f") for s in STEPS)
+    norms = tuple(ClipNorm(s, ("net.weight",), norm, 1.0, "t.py:8 f") for s in STEPS)
     of = diagnose(with_laws(job(2), norms=lambda _: norms))
     assert any("found no gradients in all" in text for text in of.suspicious) is found
 

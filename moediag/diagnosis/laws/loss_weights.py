@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -142,7 +143,8 @@ def gradients_scaled(facts: Facts) -> Findings:
         averaged = facts.of(_averaged_by_wrapper) or all(
             len(one.mean) == len(ranks) for one in ranks.values()
         )
-        if step not in factors and averaged and not _rescaled(facts, step, ranks):
+        alone = len(ranks) == 1  # the last stage of a pipeline
+        if step not in factors and (averaged or alone) and not _rescaled(facts, step, ranks):
             factor = 1.0
         scaled = factor and step in facts.of(_unscaled_steps)
         if scaled and (found := _scaled(factor, list(ranks.values()))):
@@ -222,6 +224,8 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
                 "number, but something clears the gradients before each backward: the update has "
                 "those of the last micro-batch only."
             )
+    if len(ranks) == 1:
+        return None
     total = factor * sum(one.total for one in ranks) / len(ranks)
     # So many mean losses that the program adds up without dividing give the same sum.
     alike = {n for r in ranks for n in (len(r.backwards), sum(map(len, r.backwards)))}
@@ -296,7 +300,8 @@ def loss_constant(facts: Facts) -> Findings:
         rows = own.of("loss_value", lambda event: float(event["value"]))
         digests = {one.digest for one in own.inputs if not one.forward}
         moved = len({check.params for check in own.checks}) > len({c.key for c in own.checks})
-        if len(rows) < _CONSTANT or len(digests) < len(rows) or not moved:
+        finite = all(map(math.isfinite, rows))
+        if not (len(rows) >= _CONSTANT and finite and len(digests) >= len(rows) and moved):
             return
         values |= {*rows}
     most = max(values, default=0.0)
@@ -324,13 +329,26 @@ def _losses(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
 
 
 def _whole_steps(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
-    """By step and rank; only steps that all ranks recorded."""
+    """By step and rank; only steps that all ranks recorded, but for stages of a pipeline that have
+    no loss."""
     found: dict[int, dict[int, StepLosses]] = defaultdict(dict)
-    for rank, steps in _losses(evidence).items():
+    losses = _losses(evidence)
+    for rank, steps in losses.items():
         for step, one in steps.items():
             found[step][rank] = one
-    world = evidence.world_size
-    return {step: of for step, of in sorted(found.items()) if len(of) == world > 1}
+    without = [rank for rank in losses if not losses[rank] and _is_stage(evidence, rank)]
+    world, many = evidence.world_size, evidence.world_size - len(without)
+    return {step: of for step, of in sorted(found.items()) if len(of) == many and world > 1}
+
+
+def _is_stage(evidence: Evidence, rank: int) -> bool:
+    """Whether a rank sends activations to another one, and has no loss that is left out here."""
+    seen = evidence.ranks[rank]
+    losses = seen.laws is not None and seen.laws.others.get("losses")
+    return not losses and any(
+        call.peer is not None and "float" in call.dtype and call.numel_in >= _MANY
+        for call in seen.collectives
+    )
 
 
 def _unscaled_steps(evidence: Evidence) -> set[int]:

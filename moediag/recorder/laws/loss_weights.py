@@ -189,6 +189,7 @@ class LossWeights:
     def _parts(self, loss: Any) -> List[_Part]:
         """The loss and all its parts; [] if the values of some are unknown, or rounded."""
         whole, nodes = _Part(loss), _terms(loss, _LINEAR)
+        self._context.settings[f"terms of the loss = {len(nodes)}"] = 1, self._line
         parts = [node.metadata.get(_PART) for node in nodes if node is not None]
         if len(parts) < len(nodes) or None in parts or type(loss) is not torch.Tensor:
             return []

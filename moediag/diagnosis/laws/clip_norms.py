@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import elements, least_matrix
+from moediag.diagnosis.laws.large_calls import elements, stages
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
@@ -66,13 +66,6 @@ def _of_own_parts(facts: Facts) -> Findings:
     that part."""
     laws, found = facts.of(recorded), dict[int, dict[int, ClipNorm]]()
     held = [{p.name for c in own.checks for p in c.pieces} for own in laws.values()]
-    least, evidence = facts.of(least_matrix), facts.evidence
-    sends = {
-        (rank, call.step)
-        for rank, seen in evidence.ranks.items()
-        for call in seen.collectives
-        if call.peer is not None and max(call.numel_in, call.numel_out) >= least
-    }
     for step in {norm.step for own in laws.values() for norm in own.norms}:
         calls = {rank: [n for n in own.norms if n.step == step] for rank, own in laws.items()}
         if len(laws) < 2 or any(len(of) != 1 for of in calls.values()):
@@ -81,9 +74,11 @@ def _of_own_parts(facts: Facts) -> Findings:
         names = [{*one.names} for one in norms.values()]
         every = set.union(*names)
         parts = sum(map(len, names)) == len(every) and all(every <= own for own in held)
-        stages = all(names.count(own) == 1 for own in names) and {(r, step) for r in norms} <= sends
+        alone = all(names.count(own) == 1 for own in names) and {
+            (r, step) for r in norms
+        } <= facts.of(stages)
         factors = [one.factor for one in norms.values()]
-        if (parts or stages) and min(factors) < 1 and agreement.apart(factors, _APART):
+        if (parts or alone) and min(factors) < 1 and agreement.apart(factors, _APART):
             found[step] = norms
     if len(found) >= _ENOUGH:
         step = min(found)

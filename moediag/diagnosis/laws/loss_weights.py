@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import stages
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
 from moediag.evidence.law_model import REDUCED
@@ -336,19 +337,10 @@ def _whole_steps(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
     for rank, steps in losses.items():
         for step, one in steps.items():
             found[step][rank] = one
-    without = [rank for rank in losses if not losses[rank] and _is_stage(evidence, rank)]
+    laws, sends = recorded(evidence), {rank for rank, _ in stages(evidence)}
+    without = [r for r in losses if r in sends and not laws[r].others.get("losses")]
     world, many = evidence.world_size, evidence.world_size - len(without)
     return {step: of for step, of in sorted(found.items()) if len(of) == many and world > 1}
-
-
-def _is_stage(evidence: Evidence, rank: int) -> bool:
-    """Whether a rank sends activations to another one, and has no loss that is left out here."""
-    seen = evidence.ranks[rank]
-    losses = seen.laws is not None and seen.laws.others.get("losses")
-    return not losses and any(
-        call.peer is not None and "float" in call.dtype and call.numel_in >= _MANY
-        for call in seen.collectives
-    )
 
 
 def _unscaled_steps(evidence: Evidence) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import least_matrix
+from moediag.diagnosis.laws.large_calls import least_matrix, stages
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS
@@ -16,7 +16,6 @@ from moediag.result import Verdict
 from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
-_MANY = 64  # elements that are no numbers for a log
 _CONSTANT = 3  # steps with the same values
 
 
@@ -133,6 +132,7 @@ def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
     if any(overs):
         return overs
     every, least = tuple(sorted(evidence.ranks)), least_matrix(evidence)
+    pipeline = stages(evidence)  # which sends between its forwards
     adds: dict[tuple[int, ...], set[int]] = defaultdict(set)
     large: dict[tuple[int, ...], set[int]] = defaultdict(set)
     meet: set[frozenset[int]] = set()
@@ -140,9 +140,8 @@ def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
         for call in seen.collectives:
             group = seen.groups.get(call.group)
             over = tuple(sorted(group.ranks)) if group and group.ranks else every
-            large_one = max(call.numel_in, call.numel_out) >= _MANY and "float" in call.dtype
-            stages = call.peer is not None and large_one  # a pipeline sends between its forwards
-            if stages or (call.phase == "forward" and call.op != "broadcast"):
+            sends = call.peer is not None and (rank, call.step) in pipeline
+            if sends or (call.phase == "forward" and call.op != "broadcast"):
                 meet.add(frozenset(over if call.peer is None else (rank, call.peer)))
             elif call.op in REDUCTIONS and call.step >= _ENOUGH:
                 adds[over].add(rank)

@@ -117,6 +117,8 @@ class ModelInputs:
     #: Samples of each batch of the loader, and rows of the first tensor; 0 if unknown.
     batch: int = 0
     rows: int = 0
+    #: Into how many parts its loader divides the samples.
+    divided: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,8 @@ class ModelState:
     """What no optimizer changes, at a checked step."""
 
     step: int
-    #: The ranks that average gradients of a model, and its buffers' fingerprints by name.
+    #: The ranks that average gradients of a model, and fingerprints of its buffers and of samples
+    #: of its frozen parameters.
     buffers: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
     #: Parameters with a gradient that no optimizer has, and their fingerprints.
     left_out: Mapping[Name, str | None] = field(default_factory=dict)

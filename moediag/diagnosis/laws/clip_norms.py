@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import elements
+from moediag.diagnosis.laws.large_calls import elements, stages
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
@@ -58,6 +58,37 @@ def local_norms(facts: Facts) -> Findings:
             if set(ranks) <= norms.keys() and len({norms[r].factor for r in ranks}) > 1:
                 yield _of_shards(step, {rank: norms[rank] for rank in ranks})
     yield from _rescaled(facts)
+    yield from _of_own_parts(facts)
+
+
+def _of_own_parts(facts: Facts) -> Findings:
+    """Whether each rank clipped its part of one model, as a stage of a pipeline is, by the norm of
+    that part."""
+    laws, found = facts.of(recorded), dict[int, dict[int, ClipNorm]]()
+    held = [{p.name for c in own.checks for p in c.pieces} for own in laws.values()]
+    for step in {norm.step for own in laws.values() for norm in own.norms}:
+        calls = {rank: [n for n in own.norms if n.step == step] for rank, own in laws.items()}
+        if len(laws) < 2 or any(len(of) != 1 for of in calls.values()):
+            continue
+        norms = {rank: of[0] for rank, of in calls.items()}
+        names = [{*one.names} for one in norms.values()]
+        every = set.union(*names)
+        parts = sum(map(len, names)) == len(every) and all(every <= own for own in held)
+        alone = all(names.count(own) == 1 for own in names) and {
+            (r, step) for r in norms
+        } <= facts.of(stages)
+        factors = [one.factor for one in norms.values()]
+        if (parts or alone) and min(factors) < 1 and agreement.apart(factors, _APART):
+            found[step] = norms
+    if len(found) >= _ENOUGH:
+        step = min(found)
+        first = next(iter(found[step].values()))
+        told = ", ".join(f"{one.norm:.6g} on rank {r}" for r, one in list(found[step].items())[:4])
+        yield Suspicious(
+            f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
+            f"each rank ({told}), each that of the rank's own part of one model: parts of one "
+            "gradient are scaled by different factors. Add up the squared norms over the ranks.",
+        )
 
 
 def _rescaled(facts: Facts) -> Findings:
@@ -129,6 +160,7 @@ def scaled_gradients_clipped(facts: Facts) -> Findings:
 def clipped_before_backward(facts: Facts) -> Findings:
     """Gradients were clipped before the last backward that added to them (after the update that
     used them, say), and not again before the next update."""
+    yield from _never_clipped(facts)
     for own in facts.of(recorded).values():
         rows = own.of("unclipped", lambda event: (str(event["line"]), int(event["step"])))
         for line in dict.fromkeys(line for line, _ in rows):
@@ -147,6 +179,27 @@ def clipped_before_backward(facts: Facts) -> Findings:
                 tuple(dict.fromkeys(n for one in calls if one.step in steps for n in one.names)),
             )
             return
+
+
+def _never_clipped(facts: Facts) -> Findings:
+    """Whether a call found no gradients in all checked steps, though its parameters train."""
+    for own in facts.of(recorded).values():
+        values: dict[str, set[str | None]] = defaultdict(set)
+        for check in own.checks:
+            for piece, value in zip(check.pieces, check.params, strict=False):
+                values[piece.name].add(value)
+        late = own.of("unclipped", lambda event: str(event["line"]))
+        for line in dict.fromkeys(one.line for one in own.norms if one.line not in late):
+            calls = [one for one in own.norms if one.line == line]
+            none = len({one.step for one in calls}) > _ENOUGH and not any(c.norm for c in calls)
+            if none and any(len(values[name]) > _ENOUGH for name in calls[0].names):
+                yield Suspicious(
+                    f"clip_grad_norm_{at_line(line)} found no gradients in all checked steps, "
+                    "though the parameters train: the engine or wrapper keeps their gradients "
+                    "elsewhere (DeepSpeed does), so nothing is clipped. Use the engine's own "
+                    "`gradient_clipping`, or accelerate's clip_grad_norm_."
+                )
+                return
 
 
 @law(Verdict.WRONG_GRADIENTS)

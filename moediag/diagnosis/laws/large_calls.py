@@ -11,6 +11,7 @@ from moediag.evidence.model import Collective, Evidence, RankEvidence
 
 _ADDS = ("all_reduce", "reduce")
 _INSIDE = ("forward", "backward")
+_MANY = 64  # elements that are no numbers for a log
 
 
 def elements(shape: str) -> int:
@@ -63,6 +64,18 @@ def sends_nothing(evidence: Evidence) -> bool:
     later = any(call.step > 1 for call in calls)
     ended = all(seen.finished for seen in evidence.ranks.values())
     return ended and not later and not any(map(lost_prefix, evidence.ranks.values()))
+
+
+def stages(evidence: Evidence) -> frozenset[tuple[int, int]]:
+    """The ranks and steps in which one sends floats to another or receives them, as stages of a
+    pipeline do."""
+    return frozenset(
+        (rank, call.step)
+        for rank, seen in evidence.ranks.items()
+        for call in seen.collectives
+        if call.peer is not None and "float" in call.dtype
+        and max(call.numel_in, call.numel_out) >= _MANY
+    )  # fmt: skip
 
 
 def exchanges(evidence: Evidence) -> bool:

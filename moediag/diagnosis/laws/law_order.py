@@ -33,13 +33,14 @@ from moediag.diagnosis.laws.loading import (
 from moediag.diagnosis.laws.loss_weights import (
     accumulation_not_entered,
     gradients_scaled,
+    loss_constant,
     loss_parts_detached,
     micro_batches_unequal,
     parts_unequal,
     targets_of_first_rank,
 )
 from moediag.diagnosis.laws.model_inputs import constant_samples, same_order, same_part
-from moediag.diagnosis.laws.model_modes import left_in_evaluation
+from moediag.diagnosis.laws.model_modes import dropout_beside_training, left_in_evaluation
 from moediag.diagnosis.laws.model_structure import layers_missing, tokens_embedded_as_zeros
 from moediag.diagnosis.laws.model_values import (
     averages_apart,
@@ -73,7 +74,7 @@ from moediag.diagnosis.laws.schedulers import (
     schedulers_unused,
 )
 from moediag.diagnosis.laws.shared_values import biases_added_again, shared_gradients_lost
-from moediag.diagnosis.laws.stage_matrices import stage_matrices_apart
+from moediag.diagnosis.laws.stage_matrices import expert_replicas_apart, stage_matrices_apart
 from moediag.diagnosis.laws.unreduced_calls import last_backward_unreduced
 from moediag.diagnosis.laws.update_counts import updates_left_out
 
@@ -114,10 +115,12 @@ LAWS: tuple[Law, ...] = (
     routers_frozen,
     averages_apart,
     stage_matrices_apart,
+    expert_replicas_apart,
     gradients_mixed,
     gradients_used_twice,
     clipped_before_backward,
     exchanges_one_way,
+    dropout_beside_training,
     schedulers_ahead,
     schedulers_misplaced,
     schedulers_unused,
@@ -132,6 +135,7 @@ LAWS: tuple[Law, ...] = (
     targets_of_first_rank,
     accumulation_not_entered,
     loss_parts_detached,
+    loss_constant,
     gradients_rounded,
     updates_rounded,
     shared_gradients_lost,

@@ -14,7 +14,7 @@ from moediag.result.wording import at_line, listed, plural, ranks
 
 @law(Verdict.WRONG_WEIGHTS)
 def part_loaded(facts: Facts) -> Findings:
-    """Ranks of a watched job loaded parameters before FSDP2 sharded them, and others did not."""
+    """Ranks of a watched job loaded parameters before FSDP sharded them, and others did not."""
     # Before the first update, the whole parameter was one thing on the ranks that loaded it, other
     # things on those that did not, and every shard is still what it was made of.
     laws = facts.of(recorded)
@@ -26,6 +26,8 @@ def part_loaded(facts: Facts) -> Findings:
         for piece in check.pieces
         if piece.how == PART
     }
+    for one in laws.values():  # FSDP1 shards over all ranks, under other names
+        sets.update((name, tuple(laws)) for name in one.shards if name not in sets)
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     step = 0
     for name, who in sets.items():
@@ -48,12 +50,12 @@ def part_loaded(facts: Facts) -> Findings:
     yield Broken(
         f"In step {step} the shards of {plural(len(names), 'parameter')} ({listed(names)}) "
         f"do not belong together: {ranks(loaded)} loaded the whole parameter{at_line(line)} "
-        f"before FSDP2 sharded it, {ranks(others)} did not and had other values, and nothing "
+        f"before FSDP sharded it, {ranks(others)} did not and had other values, and nothing "
         "changed the shards afterwards.",
         pattern="part loaded",
         next_step="Load on every rank before fully_shard, or afterwards with "
         "set_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
-        "broadcast_from_rank0=True)).",
+        "broadcast_from_rank0=True)). FSDP1 has sync_module_states=True.",
         lasting=True,
     )
 

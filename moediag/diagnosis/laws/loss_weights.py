@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import stages
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.mean_losses import (
     averaged_by_wrapper,
@@ -25,6 +27,8 @@ _ENOUGH = 2  # steps
 _NEAR = 0.02  # of sums of weights
 _UNCOUNTED = 0.1  # the same
 _CLOSE = 1e-3  # of weights that are meant to be equal
+_CONSTANT = 5  # steps with the same loss
+_EXACT = 1e-6  # of a loss
 _DETACHED = 1e-4  # of a loss of float32
 _UNEQUAL = 1.25  # times that a token counts more than another one
 _SUSPICIOUS = 2.0  # the same, of micro-batches: padded fine-tuning often has less
@@ -155,7 +159,8 @@ def gradients_scaled(facts: Facts) -> Findings:
         averaged = facts.of(averaged_by_wrapper) or all(
             len(one.mean) == len(ranks) for one in ranks.values()
         )
-        if step not in factors and averaged and not _rescaled(facts, step, ranks):
+        alone = len(ranks) == 1  # the last stage of a pipeline
+        if step not in factors and (averaged or alone) and not _rescaled(facts, step, ranks):
             factor = 1.0
         gathered = all(_gathers(facts.evidence, r, step, of.rows) for r, of in ranks.items())
         scaled = factor and step in facts.of(unscaled_steps) and not gathered
@@ -204,6 +209,8 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
                 "number, but something clears the gradients before each backward: the update has "
                 "those of the last micro-batch only."
             )
+    if len(ranks) == 1:
+        return None
     total = factor * sum(one.total for one in ranks) / len(ranks)
     # So many mean losses that the program adds up without dividing give the same sum.
     alike = {n for r in ranks for n in (len(r.backwards), sum(map(len, r.backwards)))}
@@ -244,27 +251,32 @@ def targets_of_first_rank(facts: Facts) -> Findings:
 
 @law(suspects=True)
 def accumulation_not_entered(facts: Facts) -> Findings:
-    """accelerate divides each loss by the micro-batches that it is asked to accumulate, and the
-    program updates after each backward, without `accumulate`."""
+    """accelerate or DeepSpeed divides each loss by the micro-batches that it is asked to
+    accumulate, and the program updates after each backward."""
     for own in facts.of(recorded).values():
         rows = own.of("accumulation", _not_entered)
         found = [one for one in rows if one is not None]
         if len(found) == len(rows) > _ENOUGH:
-            number, line = found[0]
+            by, number, line = found[0]
+            how = "but the program never enters `accumulate` and updates"
+            step = "Put each micro-batch into `with accelerator.accumulate(model):`."
+            if by == "DeepSpeed":
+                how = "but an update follows"
+                step = "Call set_gradient_accumulation_boundary(True) for the last one only."
             yield Suspicious(
-                f"accelerate is asked to accumulate {number} micro-batches, so `backward`"
-                f"{at_line(line)} divides each loss by {number}, but the program never enters "
-                "`accumulate` and updates after each backward: nothing is accumulated, and the "
-                f"gradients are 1/{number} of those of the loss. Put each micro-batch into `with "
-                "accelerator.accumulate(model):`."
+                f"{by} is asked to accumulate {number} micro-batches, so `backward`"
+                f"{at_line(line)} divides each loss by {number}, {how} after each backward: "
+                f"nothing is accumulated, and the gradients are 1/{number} of those of the loss. "
+                f"{step}"
             )
             return
 
 
-def _not_entered(event: Mapping[str, Any]) -> tuple[int, str] | None:
-    """What each loss is divided by, and the backward's line; None of an accumulation."""
+def _not_entered(event: Mapping[str, Any]) -> tuple[str, int, str] | None:
+    """Who divides each loss, and by what, and the backward's line; None of an accumulation."""
     alone = event["backwards"] == 1 and not event["entered"]
-    return (int(event["micro_batches"]), str(event["line"])) if alone else None
+    by = str(event.get("by", "accelerate"))
+    return (by, int(event["micro_batches"]), str(event["line"])) if alone else None
 
 
 @law(suspects=True)
@@ -272,6 +284,7 @@ def loss_parts_detached(facts: Facts) -> Findings:
     """A part of a loss changes from step to step and has no gradient."""
     for own in facts.of(recorded).values():
         rows = own.of("losses", _rests)
+        lines = own.of("losses", lambda event: str(event.get("line", "")))
         rests = {rest for _, _, rest in rows}
         whole = [abs(rest) > _DETACHED * abs(loss) for _, loss, rest in rows]
         apart = max(rests, default=0.0) - min(rests, default=0.0)
@@ -280,11 +293,33 @@ def loss_parts_detached(facts: Facts) -> Findings:
                 f"{rest:.4g} of {loss:.4g} in step {step}" for step, loss, rest in rows[:3]
             )
             yield Suspicious(
-                f"A part of the loss changes from step to step and has no gradient ({told}), so it "
-                "trains nothing. Look for detach, no_grad, argmax or item() in what is added to "
-                "the loss, such as an auxiliary loss that balances experts."
+                f"A part of the loss{at_line(lines[0])} changes from step to step and has no "
+                f"gradient ({told}), so it trains nothing. Look for detach, no_grad, argmax or "
+                "item() in what is added to the loss, such as an auxiliary loss that balances "
+                "experts."
             )
             return
+
+
+@law(suspects=True)
+def loss_constant(facts: Facts) -> Findings:
+    """The loss had the same value in all checked steps, though samples and weights changed."""
+    values: set[float] = set()
+    for own in facts.of(recorded).values():
+        rows = own.of("loss_value", lambda event: float(event["value"]))
+        digests = {one.digest for one in own.inputs if not one.forward}
+        moved = len({check.params for check in own.checks}) > len({c.key for c in own.checks})
+        finite = all(map(math.isfinite, rows))
+        if not (len(rows) >= _CONSTANT and finite and len(digests) >= len(rows) and moved):
+            return
+        values |= {*rows}
+    most = max(values, default=0.0)
+    if most > _NEAR and most - min(values) <= _EXACT * most:
+        yield Suspicious(
+            f"The loss was {most:.6g} in all checked steps on all ranks, though the samples and "
+            "the weights changed: it does not depend on how well the model does. log 2 is that of "
+            "two equal scores, as with a reference that is the model itself."
+        )
 
 
 def _rests(event: Mapping[str, Any]) -> tuple[int, float, float]:
@@ -303,13 +338,17 @@ def _losses(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
 
 
 def _whole_steps(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
-    """By step and rank; only steps that all ranks recorded."""
+    """By step and rank; only steps that all ranks recorded, but for stages of a pipeline that have
+    no loss."""
     found: dict[int, dict[int, StepLosses]] = defaultdict(dict)
-    for rank, steps in _losses(evidence).items():
+    losses = _losses(evidence)
+    for rank, steps in losses.items():
         for step, one in steps.items():
             found[step][rank] = one
-    world = evidence.world_size
-    return {step: of for step, of in sorted(found.items()) if len(of) == world > 1}
+    laws, sends = recorded(evidence), {rank for rank, _ in stages(evidence)}
+    without = [r for r in losses if r in sends and not laws[r].others.get("losses")]
+    world, many = evidence.world_size, evidence.world_size - len(without)
+    return {step: of for step, of in sorted(found.items()) if len(of) == many and world > 1}
 
 
 def _gathers(evidence: Evidence, rank: int, step: int, tokens: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import least_matrix
+from moediag.diagnosis.laws.large_calls import least_matrix, stages
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS
@@ -119,17 +119,20 @@ def _steps(evidence: Evidence) -> dict[int, _Steps]:
 
 
 def _constant(steps: _Steps) -> bool:
-    every = [tuple(call.digest for call in calls) for calls in steps.values()]
+    least = min(map(len, steps.values()), default=0)  # micro-batches may be left out
+    every = [tuple(call.digest for call in calls[:least]) for calls in steps.values()]
     return len(every) >= _CONSTANT and len(set(every)) == 1
 
 
 def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
     """The sets of ranks that average gradients: those of wrappers; without one the members of each
-    group over which all of them add up matrices, if no two of them communicate in the forward."""
+    group over which all of them add up matrices, if no two of them communicate in the forward or
+    send each other activations."""
     overs = {one.over for own in recorded(evidence).values() for one in own.inputs}
     if any(overs):
         return overs
     every, least = tuple(sorted(evidence.ranks)), least_matrix(evidence)
+    pipeline = stages(evidence)  # which sends between its forwards
     adds: dict[tuple[int, ...], set[int]] = defaultdict(set)
     large: dict[tuple[int, ...], set[int]] = defaultdict(set)
     meet: set[frozenset[int]] = set()
@@ -137,7 +140,8 @@ def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
         for call in seen.collectives:
             group = seen.groups.get(call.group)
             over = tuple(sorted(group.ranks)) if group and group.ranks else every
-            if call.phase == "forward" and call.op != "broadcast":
+            sends = call.peer is not None and (rank, call.step) in pipeline
+            if sends or (call.phase == "forward" and call.op != "broadcast"):
                 meet.add(frozenset(over if call.peer is None else (rank, call.peer)))
             elif call.op in REDUCTIONS and call.step >= _ENOUGH:
                 adds[over].add(rank)

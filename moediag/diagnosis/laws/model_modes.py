@@ -68,6 +68,34 @@ def left_in_evaluation(facts: Facts) -> Findings:
     )
 
 
+@law(suspects=True)
+def dropout_beside_training(facts: Facts) -> Findings:
+    """A model that never changes, such as a teacher or a reference, ran without gradients and with
+    dropout while another one trained."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for own in facts.of(recorded).values():
+        values: dict[tuple[str, str], dict[int, tuple[str | None, ...]]] = defaultdict(dict)
+        for step, model, module, weights in own.of("drops", _drop):
+            values[model, module][step] = weights
+        for place, steps in values.items():
+            same = len(steps) >= _STEPS and len(set(steps.values())) == 1
+            weights = next(iter(steps.values()))
+            if same and weights and None not in weights:
+                found.setdefault(place, set()).update(steps)
+    for (model, module), last in list(found.items())[:1]:
+        yield Suspicious(
+            f"{model}, which no optimizer trains and whose weights never change, ran without "
+            f"gradients and with dropout ({module}) up to steps "
+            f"{', '.join(map(str, sorted(last)[:6]))}: what it gives is random, which a teacher "
+            "or a reference should not be. Call `eval()` on it."
+        )
+
+
+def _drop(event: Mapping[str, Any]) -> tuple[int, str, str, tuple[str | None, ...]]:
+    weights = tuple(None if one is None else str(one) for one in event["weights"])
+    return int(event["step"]), str(event["model"]), str(event["module"]), weights
+
+
 def _parts_left(facts: Facts) -> Findings:
     """Parts that all ranks trained in evaluation mode in all checked steps from some step on, while
     the model was in training mode."""

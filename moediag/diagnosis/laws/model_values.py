@@ -118,32 +118,43 @@ def parameters_replaced(facts: Facts) -> Findings:
         )
 
 
-@law()
+@law(suspects=True)
 def buffers_apart(facts: Facts) -> Findings:
-    """Buffers that never changed differ between ranks that average their gradients."""
-    constant: dict[tuple[tuple[int, ...], str], dict[int, str]] = defaultdict(dict)
+    """Buffers or frozen parameters differ between ranks that average their gradients, and they
+    never changed, or changed on some of these ranks only."""
+    rows: dict[tuple[tuple[int, ...], str], dict[int, list[str | None]]] = defaultdict(dict)
     for rank, states in facts.of(_states).items():
-        seen: dict[tuple[tuple[int, ...], str], list[str | None]] = defaultdict(list)
         for state in states:
             for over, buffers in state.buffers:
                 for name, value in buffers.items():
-                    seen[over, name].append(value)
-        for place, values in seen.items():
-            if len(values) >= _ENOUGH and len(set(values)) == 1 and values[0] is not None:
-                constant[place][rank] = values[0]
-    found = [
-        (over, name)
-        for (over, name), of in constant.items()
-        if set(of) == set(over) and len(set(of.values())) > 1
-    ]
-    if found:
-        first = found[0][0]
-        names = [name for over, name in found if over == first]
-        yield (
-            f"{plural(len(names), 'buffer')} ({listed(names)}) never changed "
-            f"and {'differ' if len(names) > 1 else 'differs'} between {ranks(first)}, "
-            "which average their gradients: each computes with different constants."
+                    rows[over, name].setdefault(rank, []).append(value)
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = defaultdict(list)
+    for (over, name), of in rows.items():
+        changed = tuple(rank for rank, values in of.items() if len(set(values)) > 1)
+        known = all(len(v) >= _ENOUGH and None not in v for v in of.values())
+        equal_first, equal_last = (
+            len({values[at] for values in of.values()}) == 1 for at in (0, -1)
         )
+        apart = not equal_last and equal_first == bool(changed)
+        if set(of) == set(over) and known and apart and len(changed) < len(of):
+            found[over, changed].append(name)
+    for (over, changed), names in found.items():
+        one = len(names) == 1
+        if not changed:
+            yield (
+                f"{plural(len(names), 'buffer')} ({listed(names)}) never changed "
+                f"and {'differs' if one else 'differ'} between {ranks(over)}, "
+                "which average their gradients: each computes with different constants."
+            )
+            continue
+        yield Suspicious(
+            f"{plural(len(names), 'buffer or frozen parameter')} ({listed(names)}) "
+            f"{'was' if one else 'were'} equal on {ranks(over)}, which average their gradients, "
+            f"and {'has' if one else 'have'} since changed on {ranks(changed)} only, as when one "
+            "rank merges adapters to save a model and does not undo it.",
+            tuple(names),
+        )
+        return
 
 
 @law(suspects=True)

@@ -117,9 +117,21 @@ def _not_finite(of: _Checks) -> list[NotFinite]:
     return [one for one in found if one.check.step == first]
 
 
-@law()
+@law(suspects=True)
 def parameters_not_initialised(facts: Facts) -> Findings:
-    """Parameters were not finite before the first update."""
+    """Parameters were not finite before the first update, or nothing was written into them or into
+    buffers that `to_empty` made."""
+    rows = [own.of("unwritten", _unwritten) for own in facts.of(recorded).values()]
+    if rows and all(rows):  # else other ranks may send them
+        line, found = rows[0][0]
+        unwritten = [name for name in found if all(name in of for ((_, of), *_) in rows)]
+        if unwritten:
+            yield Suspicious(
+                f"Nothing was written into {listed(unwritten)} between to_empty{at_line(line)} and "
+                "the first update, on any rank: they hold what the memory had before. Initialise "
+                "or load all parameters, and compute buffers that are not saved again.",
+                tuple(unwritten),
+            )
     firsts = (checks[0] for of in facts.of(_optimizers) for checks in of.values())
     names = dict.fromkeys(n for check in firsts if check.count == 0 for n in check.nonfinite)
     if names:
@@ -127,6 +139,10 @@ def parameters_not_initialised(facts: Facts) -> Findings:
             f"Before the first update, {listed(names)} had elements that are not finite: "
             "they may never have been initialised."
         )
+
+
+def _unwritten(event: Mapping[str, Any]) -> tuple[str, list[str]]:
+    return str(event["line"]), [plain_name(name) for name in event["names"]]
 
 
 @law(Verdict.WRONG_GRADIENTS, suspects=True)
@@ -159,15 +175,18 @@ def adapters_untrained(facts: Facts) -> Findings:
                 "gradients for parameters, such as a checkpoint of the program's own.",
                 tuple(idle),
             )
-        routers = {n for n in zeros - dead if is_router(n) and n.endswith(".weight")}
+        experts = any("expert" in n.lower() for n in gradients.keys() - without - zeros)
+        candidates = (zeros | without if experts else zeros) - dead - cut
+        routers = {n for n in candidates if is_router(n) and n.endswith(".weight")}
         if routers and gradients.keys() - without - zeros:
+            zero = not routers <= without
             yield Suspicious(
-                f"{_starved(of, sorted(routers), True, 'router weight')}: they learn nothing, as "
-                "when a token has one expert whose weight is normalised to 1, and no auxiliary "
-                "loss reaches the router.",
+                f"{_starved(of, sorted(routers), zero, 'router weight')}: they learn nothing, as "
+                "when a token has one expert whose weight is normalised to 1, or the weights of "
+                "experts are detached, and no auxiliary loss reaches the router.",
                 tuple(sorted(routers)),
             )
-            zeros -= routers
+            zeros, without = zeros - routers, without - routers
         for names, zero in ((without - dead - cut, False), (zeros - dead, True)):
             if names:
                 text = f"{_starved(of, [n for n in gradients if n in names], zero)}."

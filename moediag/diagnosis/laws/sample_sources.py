@@ -22,8 +22,19 @@ _LAST = 3  # compared steps
 def samplers_apart(facts: Facts) -> Findings:
     """The samplers of ranks that average their gradients do not divide one order of the samples:
     they have different seeds or epochs, all ask for the same part, each draws all samples, one is
-    of another dataset, or each divides the samples of one loader and not those of another."""
-    for steps in facts.of(_steps).values():
+    of another dataset, they are divided twice, or each divides the samples of one loader and not
+    those of another."""
+    for over, steps in facts.of(_steps).items():
+        twice = [s for s, of in steps.items() if min(x.divided for x in of.values()) > len(over)]
+        if len(twice) >= _ENOUGH:
+            one = next(iter(steps[twice[0]].values()))
+            yield Suspicious(
+                f"The {_named(steps[twice[0]])} gives each rank one of {one.divided} parts of the "
+                f"samples, and there are {len(over)} ranks: they are divided twice, such as by a "
+                "DistributedSampler and again by accelerate's `prepare`, so a pass over the data "
+                "leaves samples out. Divide them once."
+            )
+            return
         single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
         for what, read in (("seed", _seed), ("epoch", _epoch)):
             found = [step for step, of in single.items() if len(set(map(read, of.values()))) > 1]

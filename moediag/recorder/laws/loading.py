@@ -1,5 +1,8 @@
 """Records what was loaded: into modules and optimizers, from files, and whether a parameter that
-FSDP2 shards was loaded before."""
+FSDP2 shards was loaded before; and what nothing was written into since `to_empty` made it.
+
+unwritten   line(of to_empty) names[of parameters and buffers]
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,21 @@ from typing import Any, Dict, List, Mapping, Set, Tuple
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from moediag.protocol.names import plain_name
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.modules import unwrapped
 from moediag.recorder.step.numbers import Fingerprints
 from moediag.recorder.step.pieces import distributed, local
 
 WATCHER = "laws of loading"
 _FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
+_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _PLANNER = "torch.distributed.checkpoint.default_planner"
 _GROUPS, _STATE = "param_groups", "state."  # in the keys of a checkpoint, of an optimizer
 _MOST_LOADS = 64
 _MOST_NAMES = 20
+_FIRST_ELEMENTS = 64  # of a tensor that may be empty
 _MOST_DEPTH = 3  # of a checkpoint, where an optimizer's state is looked for
 _SAMPLE = 1 << 16  # elements of a parameter that are compared
 
@@ -38,6 +45,10 @@ class Loading:
         self._sharded = ByObject()
         self._prints = Fingerprints()
         self._written = False
+        # Tensor that `to_empty` made -> the version and place of its storage, its first elements.
+        self._empty = ByObject()
+        self._line = ""  # of to_empty
+        self._wrapping = False  # FSDP1 wraps the parts of a model
 
     def install(self) -> None:
         patches = self._context.recorder.patches
@@ -50,8 +61,10 @@ class Loading:
             torch_optimizer.Optimizer, "load_state_dict",
             functools.partial(self._after, self._optimizer),
         )  # fmt: skip
+        patches.replace(torch.nn.Module, "to_empty", functools.partial(self._after, self._emptied))
         self._context.on_check.append(self._write)
         later = self._context.replace_late
+        later(_FSDP1, "FullyShardedDataParallel", "__init__", self._flattening)
         later(_FSDP_PARAMETER, "FSDPParam", "_init_sharded_param", self._sharding)
         # What a load asks for: torch.distributed.checkpoint reads nothing else.
         planned = functools.partial(self._after, self._planned)
@@ -138,11 +151,58 @@ class Loading:
                 shard = self._prints.add(_sample(sharded))
             self._sharded.set(sharded, (whole[0][1], whole[0][0], shard))
 
+    # ------------------------------------------------------------------ parameters of FSDP1
+
+    def _flattening(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(of: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+            outer, self._wrapping = not self._wrapping, True
+            if outer and not kwargs.get("sync_module_states"):
+                self._context.guarded(WATCHER, self._before_flattening, module)
+            try:
+                original(of, module, *args, **kwargs)
+            finally:
+                self._wrapping = not outer
+
+        return __init__
+
+    def _before_flattening(self, module: Any) -> None:
+        every = [(n, p) for n, p in module.named_parameters() if p.dim() > 1 and not p.is_meta]
+        some, prints = every[:_MOST_NAMES], Fingerprints()
+        with torch.no_grad():
+            at = [prints.add(_sample(parameter)) for _, parameter in some]
+        read = prints.read()
+        shards = {n: [read[k], bool(self._loaded.get(p)), True] for k, (n, p) in zip(at, some)}  # noqa: B905
+        self._context.log.event("sharded", keep=True, step=1, shards=shards)
+
+    # ------------------------------------------------------------------ empty tensors
+
+    def _emptied(self, frame: Any, _result: Any, module: Any, *_: Any) -> None:
+        self._line = self._context.recorder.user_lines.innermost(frame)
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point() and local(tensor).numel() and not tensor.is_meta:
+                self._empty.set(tensor, _state_of(tensor))
+
+    def _unwritten(self) -> None:
+        """What a model has that nothing was written into. Zeros may have been written by way of
+        ``.data``, which is not counted."""
+        empty = {id(t) for t in self._empty.owners() if _state_of(t) == self._empty.get(t)}
+        names: Dict[str, None] = {}
+        for model in self._context.recorder.models.owners() if empty else ():
+            inner = unwrapped(model)
+            used = ((n, p) for n, p in inner.named_parameters() if bool(local(p).any()))
+            found = (n for n, t in (*used, *inner.named_buffers()) if id(t) in empty)
+            names.update((plain_name(name), None) for name in found)
+        if names:
+            self._context.log.event("unwritten", keep=True, line=self._line, names=[*names])
+
     def _write(self, step: int) -> None:
         """At the first check: which shards hold what they were made of."""
         if self._written:
             return
         self._written = True
+        self._unwritten()
+        self._empty = ByObject()
         parameters = self._sharded.owners()
         if not parameters:
             return
@@ -158,6 +218,13 @@ class Loading:
                 shards[name] = [before[whole], loaded, before[shard] == present[at]]
         self._context.log.event("sharded", keep=True, step=step, shards=shards)
         self._prints = Fingerprints()
+
+
+def _state_of(tensor: Any) -> Tuple[int, int, List[float]]:
+    own = local(tensor)
+    with torch.no_grad():
+        first = own.detach().reshape(-1)[:_FIRST_ELEMENTS].view(torch.uint8).tolist()
+    return own._version, own.data_ptr(), first
 
 
 def _sample(sharded: Any) -> Any:

@@ -12,6 +12,7 @@ losses      step line(the user's that computed the last one) changed(how often a
             of[[targets that count, all targets, classes, sum of the tokens' weights, the smallest
             and the largest weight, the first target, by what each is larger than the one before;
             0 if it is not the same]]}]
+loss_value  step value   of the last backward
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class LossWeights:
         self._step = 0
         self._waiting = 0  # a step whose losses are not complete
         self._line = ""
+        self._value: Any = None  # of the last loss
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[Dict[str, Any], List[_Loss]]] = []
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
@@ -179,6 +181,8 @@ class LossWeights:
 
     def _backward(self, loss: Any) -> None:
         self._begin()
+        one = type(loss) is torch.Tensor and loss.numel() == 1 and not capturing()
+        self._value = loss.detach().clone() if one else None
         new, self._new = self._new, []
         if len(self._backwards) < _MOST:
             direct = _made_of_cross_entropies(loss)
@@ -195,6 +199,7 @@ class LossWeights:
     def _parts(self, loss: Any) -> List[_Part]:
         """The loss and all its parts; [] if the values of some are unknown, or rounded."""
         whole, nodes = _Part(loss), _terms(loss, _LINEAR)
+        self._context.settings[f"terms of the loss = {len(nodes)}"] = 1, self._line
         parts = [node.metadata.get(_PART) for node in nodes if node is not None]
         if len(parts) < len(nodes) or None in parts or type(loss) is not torch.Tensor:
             return []
@@ -236,6 +241,9 @@ class LossWeights:
             self._record(step)
 
     def _record(self, step: int) -> None:
+        value, self._value = self._value, None
+        if value is not None and step == self._step:
+            self._context.log.event("loss_value", step=step, value=repr(float(value)))
         backwards, self._backwards = self._backwards, []
         (one, made, version), self._after = self._after, (None, None, 0)
         changed = 0

@@ -28,6 +28,7 @@ from moediag.recorder.step.numbers import Fingerprints, capturing
 WATCHER = "laws of data"
 _MAX_FORWARDS = 8  # of one model in one step
 _MAX_DEPTH = 4  # of nested inputs
+_MAX_INSIDE = 16  # parts of a loader
 _MAX_USED = 8  # iterators of one update
 _ORDER = 200  # characters of the first indices of a pass
 _DATA = 16  # elements of a sequence that a dataset has because it has data
@@ -41,7 +42,7 @@ class _Pass:
 
     def __init__(self, loader: Any, made: str) -> None:
         """``made``: the line that made the loader."""
-        sampler: Any = getattr(loader, "sampler", None)
+        sampler = _sampler_of(loader)
         given = _length(getattr(loader, "dataset", None))
         ours = hasattr(sampler, "set_epoch") and hasattr(sampler, "num_replicas")
         # All samples, which nothing divides.
@@ -62,6 +63,7 @@ class _Pass:
             "drawn": _length(getattr(sampler, "dataset", None)) if ours else 0,
             "given": given if ours or every else 0,
             "data": digest if every else "", "batch": getattr(loader, "batch_size", None) or 0,
+            "divided": _divided(loader),
             "seed": getattr(sampler, "seed", 0) if self.shuffled else 0,
             "epoch": getattr(sampler, "epoch", None) if self.shuffled else 0,
         }  # fmt: skip
@@ -176,6 +178,34 @@ class ModelInputs:
                 "same_order", keep=True, line=of.known["line"], epoch=of.known["epoch"],
                 sampler=of.known["sampler"], step=self._context.recorder.current_step,
             )  # fmt: skip
+
+
+def _sampler_of(loader: Any) -> Any:
+    """What draws the samples: inside batch samplers that take a rank's part, as accelerate's do,
+    and of which the loader itself does not know."""
+    of = getattr(loader, "batch_sampler", None)
+    while getattr(of, "batch_sampler", None) is not None:
+        of = of.batch_sampler
+    own = getattr(of, "sampler", None)
+    return getattr(loader, "sampler", None) if own is None else own
+
+
+def _divided(loader: Any) -> int:
+    """Into how many parts the samplers and streams in a loader divide the samples, together."""
+    found, waiting, seen = 1, [loader], {0}
+    while waiting and len(seen) < _MAX_INSIDE:
+        of = waiting.pop()
+        seen.add(id(of))
+        stream = getattr(of, "_distributed", None)  # of Hugging Face
+        for one, many, at in (
+            (of, "num_replicas", "rank"), (of, "num_processes", "process_index"),
+            (stream, "world_size", "rank"),
+        ):  # fmt: skip
+            number = getattr(one, many, None)
+            found *= number if type(number) is type(getattr(one, at, None)) is int else 1
+        inner = (getattr(of, name, None) for name in ("batch_sampler", "sampler", "dataset"))
+        waiting += [one for one in inner if one is not None and id(one) not in seen]
+    return found
 
 
 def _length(dataset: Any) -> int:

@@ -6,6 +6,9 @@ settings    step over[ranks between which its wrapper averages gradients]
             parts[[parts in evaluation mode of a model in training mode, classes of their modules
             that depend on it]]
             of{"what = value": [modules or parameters of which it is true, name of the first one]}
+drops       step model(class) module(name of its first dropout) weights(fingerprints of some
+            matrices)   of a model that no optimizer trains and that ran without gradients and with
+            dropout
 no_grad     step modules[whose parameters had no gradient at the last check, and which run without
             gradients inside a forward with gradients]
 """
@@ -21,12 +24,15 @@ from torch.nn.modules import batchnorm, dropout
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.modules import Hook, unwrapped
+from moediag.recorder.step.numbers import Fingerprints
+from moediag.recorder.step.pieces import local
 
 WATCHER = "laws of modes"
 _in_backward = torch._C._current_graph_task_id  # -1 outside
 MOST_CHANGES = 100  # of one model that are recorded
 _MOST_MODULES = 5000  # of a model whose settings are read
 _MOST_IDLE = 16  # modules without gradients that are followed
+_FEW, _SMALL = 4, 1 << 22  # matrices of a model that does not train, and their elements
 # Settings that people write are short; measured numbers, such as a time, are not.
 _SHORT = 8
 
@@ -61,6 +67,9 @@ class ModelModes:
         self._backwards = 0  # of the running step
         self._hooks: List[Any] = []  # of parts of the model in this step
         self._graded: Dict[str, bool] = {}  # idle module that ran -> whether with gradients
+        # Hooks on the first dropout of models that do not train, and the ids of those that ran.
+        self._waiting: List[Any] = []
+        self._dropped: Set[int] = set()
 
     def install(self) -> None:
         context = self._context
@@ -68,6 +77,7 @@ class ModelModes:
         context.after_backward.add(WATCHER, self._counted)
         context.after_step.add(WATCHER, self._stepped)
         context.recorder.on_uninstall.append(self._forget)
+        context.recorder.on_uninstall.append(lambda: [one.remove() for one in self._waiting])
         context.on_check.append(self._write)
 
     def _called(self, root: Any, *_: Any) -> None:
@@ -134,6 +144,7 @@ class ModelModes:
     def _write(self, step: int) -> None:
         self._forget()  # a part that did not run
         owned = set(map(id, self._owned()))
+        self._write_drops(step, owned)
         given, self._context.settings = self._context.settings, {}
         given[f"backwards of an update = {self._backwards}"] = 1, ""
         for root in self._models.owners():
@@ -153,6 +164,37 @@ class ModelModes:
                 of={**ran.settings, **given},
                 parts=[[n, _kinds(part)] for n, part in ran.parts if _is_trained(part, owned)],
             )  # fmt: skip
+
+    def _write_drops(self, step: int, owned: Set[int]) -> None:
+        """Of models that did not train since the check before; others are followed from now on."""
+        while self._waiting:
+            self._waiting.pop().remove()
+        dropped, self._dropped = self._dropped, set()
+        for root in self._context.recorder.models.owners():
+            parameters, modules = (
+                list(root.parameters()),
+                list(islice(root.modules(), _MOST_MODULES)),
+            )
+            first = next((m for m in modules if isinstance(m, dropout._DropoutNd) and m.p), None)
+            trains = any(p.grad is not None or id(p) in owned for p in parameters)
+            if first is None or trains or any(map(_is_compiled, modules)):
+                continue
+            if id(root) in dropped:
+                prints = Fingerprints()
+                own = [local(p) for p in parameters if p.dim() > 1]
+                for one in [p for p in own if 0 < p.numel() <= _SMALL][:_FEW]:
+                    prints.add(one)
+                self._context.log.event(
+                    "drops", step=step, model=type(unwrapped(root)).__name__,
+                    module=self._context.recorder.module_names.get(first) or "",
+                    weights=prints.read(),
+                )  # fmt: skip
+
+            def ran(_recorder: Any, module: Any, _args: Any, key: int = id(root)) -> None:
+                if module.training and not torch.is_grad_enabled() and _in_backward() == -1:
+                    self._dropped.add(key)
+
+            self._waiting.append(first.register_forward_pre_hook(Hook(ran)))
 
     def _counted(self) -> None:
         self._backwards += 1

@@ -10,6 +10,7 @@ import torch
 
 from moediag.protocol.names import is_router, plain_name
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.replica_sets import is_engine
 from moediag.recorder.modules import unwrapped
 from moediag.recorder.routing import expert_counts
 from moediag.recorder.step.numbers import Fingerprints
@@ -18,6 +19,7 @@ from moediag.recorder.step.pieces import local
 _AVERAGES = "torch.optim.swa_utils"
 _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
+_SAMPLE = 1 << 16  # elements of a frozen parameter
 _MOST_FROZEN = 16  # matrices of a model that does not train
 
 
@@ -47,9 +49,11 @@ class ModelValues:
         models = [self._model(model, prints) for model in self._context.recorder.models.owners()]
         owned, names = self._owned(), self._context.names
         known, left = names.of(owned), self._left(owned)
-        # Not where an optimizer has copies of the parameters, with gradients of their own.
+        # Not where an optimizer has copies of the parameters, with gradients of their own, but for
+        # DeepSpeed, which takes the gradients of those that it has.
+        engine = any(map(is_engine, self._context.recorder.models.owners()))
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
-            left = []
+            left = left if engine else []
         found = {n: prints.add(local(p)) for n, p in zip(names.of(left), left) if n}  # noqa: B905
         hidden = [
             pair for model in self._context.recorder.models.owners() for pair in _hidden(model)
@@ -94,6 +98,14 @@ class ModelValues:
                 if plain and 0 < buffer.numel() <= _MOST_ELEMENTS:
                     buffers[name] = prints.add(buffer)
             routers += _frozen_routers(module, prefix)
+        frozen = [
+            p for name, p in (model.named_parameters() if over else ())
+            if not p.requires_grad and _is_replica(model, name, p)
+        ]  # fmt: skip
+        some = frozen[:: 1 + len(frozen) // _MOST_NAMES]
+        for name, p in zip(self._context.names.of(some), some):  # noqa: B905
+            if name is not None:
+                buffers[name] = prints.add(p.detach().reshape(-1)[:_SAMPLE])
         return {"over": list(over), "buffers": buffers, "frozen_routers": routers}
 
     def _idle(self, model: Any, owned: Set[int]) -> List[Any]:
@@ -132,6 +144,15 @@ class ModelValues:
         have no gradient and belong to no module."""
         orphans = [p for n, p in zip(known, owned) if n is None and p.grad is None]  # noqa: B905
         return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
+
+
+def _is_replica(root: Any, name: str, parameter: Any) -> bool:
+    """Whether DistributedDataParallel or DeepSpeed keeps the same parameter on all ranks."""
+    kept = type(parameter.data) is torch.Tensor and parameter.is_contiguous()
+    sharded = hasattr(parameter, "ds_tensor") or not getattr(parameter, "allreduce", True)
+    ignored = name.partition(".")[2] in getattr(root, "parameters_to_ignore", ())
+    wrapper = type(root).__name__ == "DistributedDataParallel" or is_engine(root)
+    return wrapper and kept and not (sharded or ignored or "expert" in name.lower())
 
 
 def _hidden(model: Any) -> Iterator[Tuple[str, Any]]:

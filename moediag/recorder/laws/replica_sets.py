@@ -27,9 +27,6 @@ DATA_AXES = frozenset(("dp", "fsdp", "replicate", "shard", "data")).union(
 )
 
 
-_ENGINE = "DeepSpeedEngine"
-
-
 class Piece(NamedTuple):
     """The part of a parameter that this rank holds."""
 
@@ -111,7 +108,7 @@ class ReplicaSets:
         root = getattr(root, "_orig_mod", root)  # torch.compile
         if any(one() is root for one in self._ddp):
             return _ranks(root.process_group)
-        if type(root).__name__ == _ENGINE:
+        if is_engine(root):
             return _ranks(root.data_parallel_group) if root.data_parallel_group else ()
         for state, handle in self._recorder.fsdp1_handles():
             if state is root and getattr(state, "_inter_node_pg", None) is None:
@@ -140,7 +137,7 @@ class ReplicaSets:
     def keep_gradients(self) -> bool:
         """Whether a wrapper keeps gradients of an earlier micro-batch where the program does not
         see them."""
-        engines = (m for m in self._recorder.models.owners() if type(m).__name__ == _ENGINE)
+        engines = filter(is_engine, self._recorder.models.owners())
         every = any(one.micro_steps % one.gradient_accumulation_steps() for one in engines)
         return every or any(map(unreduced, self._recorder.fsdp2_groups()))
 
@@ -148,7 +145,7 @@ class ReplicaSets:
         """The ranks that have the parts of a model of DeepSpeed of which ``optimizer`` has one; ()
         of other optimizers."""
         for root in self._recorder.models.owners():
-            own = getattr(root, "optimizer", None) if type(root).__name__ == _ENGINE else None
+            own = getattr(root, "optimizer", None) if is_engine(root) else None
             if own is not None and getattr(own, "optimizer", None) is optimizer:
                 return self.data_parallel(root)
         return ()
@@ -236,6 +233,10 @@ def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
         return Piece(part, PLACED, ranks, None)
     every = parameter.device_mesh.mesh
     return Piece(part, PART, tuple(sorted(every.flatten().tolist())), None)
+
+
+def is_engine(root: Any) -> bool:
+    return type(root).__name__ == "DeepSpeedEngine"
 
 
 def unreduced(group: Any) -> bool:

@@ -5,8 +5,9 @@ was asked for.
 
 unsynced       step calls[of the wrapper for an update, whether its gradients are reduced], if some
                are not
-accumulation   step micro_batches(by which accelerate divides a loss) backwards(accelerate's since
-               the update before) line(the user's) entered(whether `accumulate` ever was)
+accumulation   step micro_batches(by which accelerate or DeepSpeed divides a loss) by(which of
+               them) backwards(its own since the update before) line(the user's)
+               entered(whether `accumulate` ever was)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ WATCHER = "laws"
 _MOST_CALLS = 1000  # of a wrapper for one update
 _ENOUGH = 2  # updates
 _ACCELERATOR = "accelerate.accelerator"
+_ENGINE = "deepspeed.runtime.engine"
 _DATA_PARALLEL = ("MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_HPU", "MULTI_MLU")
 
 
@@ -53,12 +55,21 @@ class Wrapping:
             ("accumulate", context.first(WATCHER, lambda *_: self._asked.update(entered=True))),
         ):
             context.replace_late(_ACCELERATOR, "Accelerator", name, make)
+        engine = context.first(WATCHER, self._divided_by_engine)
+        context.replace_late(_ENGINE, "DeepSpeedEngine", "backward", engine)
         context.on_step.append(self._accumulates)
         context.after_step.add(WATCHER, lambda _: self._asked.update(backwards=0))
 
     def _divided(self, accelerator: Any, frame: Any) -> None:
+        if getattr(accelerator, "deepspeed_engine_wrapped", None) is None:
+            self._count("accelerate", int(accelerator.gradient_accumulation_steps), frame)
+
+    def _divided_by_engine(self, engine: Any, frame: Any) -> None:
+        self._count("DeepSpeed", int(engine.gradient_accumulation_steps()), frame)
+
+    def _count(self, by: str, micro_batches: int, frame: Any) -> None:
         self._asked["backwards"] += 1
-        self._asked["micro_batches"] = int(accelerator.gradient_accumulation_steps)
+        self._asked.update(micro_batches=micro_batches, by=by)
         if self._context.checking:
             self._asked["line"] = self._recorder.user_lines.innermost(frame)
 

@@ -212,6 +212,15 @@ class TestGradients:
         of = diagnose(job(2, change, PLAIN, names=("mlp.a", "mlp.b", name)))
         assert any("router weight" in text for text in of.suspicious) is found
 
+    @pytest.mark.parametrize("beside", ["mlp.experts.0.weight", "mlp.fc1.weight"])
+    def test_a_router_without_gradients_beside_experts_is_suspicious(self, beside: str) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, grads=(check.grads[0], NO_GRADIENT))
+
+        of = diagnose(job(2, change, PLAIN, names=(beside, "mlp.router.weight")))
+        found = any("router weight" in text for text in of.suspicious)
+        assert found is ("experts" in beside)
+
     @pytest.mark.parametrize("kept", [0, 1])
     def test_gradients_of_zeros_in_all_parameters_are_suspicious(self, kept: int) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:

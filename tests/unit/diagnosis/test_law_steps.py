@@ -3,6 +3,7 @@ before them, recomputation, layers, embeddings, rounding, left-out updates, ties
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -259,6 +260,19 @@ class TestScale:
         events = micro_batches(True, mean=mean)
         found = self.found(0, evidence=plain(), own_gradients=(), losses=events)
         assert ["not divided by their number" in text for text in found] == [True] * len(mean[:1])
+
+    @pytest.mark.parametrize(
+        ("total", "sends", "found"), [(1.0, True, True), (0.5, True, False), (1.0, False, False)]
+    )
+    def test_the_last_stage_of_a_pipeline(self, total: float, sends: bool, found: bool) -> None:
+        evidence = plain()
+        call = Collective(8, "world", 8, "send", 64, 64, "float32", step=2, peer=1)
+        first = replace(evidence.ranks[0], collectives=(call,) if sends else ())
+        found_in = self.found(
+            0, evidence=replace(evidence, ranks={**evidence.ranks, 0: first}), own_gradients=(),
+            losses=lambda rank: micro_batches(True, total) if rank else (),
+        )  # fmt: skip
+        assert any("not divided by their number" in text for text in found_in) is found
 
     @pytest.mark.parametrize("total", [0.47, 0.5, 0.8, 1.0])
     def test_micro_batches_that_are_cleared(self, total: float) -> None:
@@ -1066,3 +1080,17 @@ class TestShared:
 
     def test_a_sum_of_products_alone(self) -> None:
         assert not self.bias(lambda r, step: (f"part {r} {step}", f"b {step}"), bias="", matrix="")
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [([0.5] * 5, True), ([0.5, 0.5, 0.5, 0.5, 0.51], False), ([0.5, *[math.nan] * 4], False),
+     ([0.5] * 4, False), ([0.0] * 5, False)],
+    ids=["the same", "another one", "not finite", "few steps", "zero"],
+)  # fmt: skip
+def test_a_loss_that_is_always_the_same(values: list[float], found: bool) -> None:
+    rows = tuple({"step": step, "value": value} for step, value in enumerate(values, 1))
+    inputs = tuple(ModelInputs(step, 0, f"digest {step}") for step in range(1, 6))
+    evidence = with_laws(job(2), lambda _, laws: replace(laws, inputs=inputs))
+    of = diagnose(with_events(evidence, loss_value=rows))
+    assert any("in all checked steps on all ranks" in text for text in of.suspicious) is found

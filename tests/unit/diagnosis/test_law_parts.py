@@ -1,0 +1,125 @@
+"""Laws about what ranks hold in common or in parts: frozen parameters, models that FSDP1 wraps,
+norms of a rank's own part, experts that several ranks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.law_model import PLAIN, ClipNorm, LawCheck, ModelState, RankLaws, Shard
+from moediag.evidence.model import Collective, Evidence
+from moediag.result import Diagnosis
+from tests.unit.law_evidence import STEPS, job
+
+BASE = "q_proj.base_layer.weight"
+
+
+def with_laws(evidence: Evidence, **fields: Any) -> Evidence:
+    """``fields``: functions of the rank."""
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        own = {name: of(rank) for name, of in fields.items()}
+        ranks[rank] = replace(seen, laws=replace(seen.laws or RankLaws(), **own))
+    return replace(evidence, ranks=ranks)
+
+
+class TestFrozen:
+    def found(self, *values: Sequence[str]) -> Diagnosis:
+        """``values``: of each rank, by step."""
+
+        def states(rank: int) -> tuple[ModelState, ...]:
+            rows = zip(STEPS, values[rank], strict=True)
+            return tuple(ModelState(s, buffers=(((0, 1), {BASE: value}),)) for s, value in rows)
+
+        return diagnose(with_laws(job(2), models=states))
+
+    def test_merged_on_one_rank(self) -> None:
+        of = self.found("aabb", "aaaa")
+        assert "has since changed on rank 0 only" in of.suspicious[0] and BASE in of.suspicious[0]
+
+    @pytest.mark.parametrize(
+        "rows", [("aabb", "aabb"), ("aabb", "aacc"), ("aaaa", "bbbb"), ("aaaa", "aaaa")]
+    )
+    def test_all_ranks_or_never(self, rows: Sequence[str]) -> None:
+        of = self.found(*rows)
+        assert (of.verdict, of.suspicious) == ("clean", ())
+
+
+class TestFlattened:
+    def found(self, loaded: tuple[bool, bool], values: str = "ab") -> str:
+        def rows(rank: int) -> Any:
+            return {"w": Shard(1, values[rank], loaded[rank], True)}
+
+        return diagnose(with_laws(job(2), shards=rows)).verdict
+
+    def test_one_rank_loads(self) -> None:
+        assert self.found((True, False)) == "wrong-weights"
+
+    def test_all_none_or_equal(self) -> None:
+        assert self.found((True, True)) == self.found((False, False)) == "clean"
+        assert self.found((True, False), "aa") == "clean"
+
+
+class TestOwnNorms:
+    def found(self, names: Sequence[Sequence[str]], norms: Sequence[float], sends: bool) -> bool:
+        def own(rank: int) -> tuple[ClipNorm, ...]:
+            return tuple(
+                ClipNorm(s, tuple(names[rank]), norms[rank], 1.0, "t.py:8 f") for s in STEPS
+            )
+
+        evidence = with_laws(job(2, how=PLAIN), norms=own)
+        calls = [
+            Collective(8 + s, "world", 8 + s, "send", 64, 64, "float32", step=s, peer=1 - rank)
+            for s in STEPS for rank in (0, 1)
+        ]  # fmt: skip
+        ranks = {r: replace(s, collectives=tuple(calls)) for r, s in evidence.ranks.items()}
+        of = diagnose(replace(evidence, ranks=ranks) if sends else evidence)
+        return any("of the rank's own part of one model" in text for text in of.suspicious)
+
+    def test_the_parts_of_an_optimizer_that_is_divided(self) -> None:
+        assert self.found((["net.weight"], ["net.bias"]), (2.0, 3.0), sends=False)
+
+    def test_stages(self) -> None:
+        assert self.found((["embed.weight"], ["head.weight"]), (2.0, 3.0), sends=True)
+
+    def test_one_norm_and_other_models(self) -> None:
+        assert not self.found((["net.weight"], ["net.bias"]), (2.0, 2.0), sends=False)
+        assert not self.found((["net.weight"], ["net.bias"]), (0.2, 0.3), sends=False)
+        assert not self.found((["embed.weight"], ["head.weight"]), (2.0, 3.0), sends=False)
+        assert not self.found((["net.weight"], ["net.weight"]), (2.0, 3.0), sends=True)
+
+
+@pytest.mark.parametrize(("norm", "found"), [(0.0, True), (2.0, False)])
+def test_clipping_that_never_finds_a_gradient(norm: float, found: bool) -> None:
+    norms = tuple(ClipNorm(s, ("net.weight",), norm, 1.0, "t.py:8 f") for s in STEPS)
+    of = diagnose(with_laws(job(2), norms=lambda _: norms))
+    assert any("found no gradients in all" in text for text in of.suspicious) is found
+
+
+class TestExperts:
+    def found(self, of_expert: Sequence[str], of_router: str = "kkkk") -> bool:
+        """``of_expert``: of each rank, by step."""
+
+        def change(rank: int, check: LawCheck) -> LawCheck:
+            at = STEPS.index(check.step)
+            router = of_router[rank] + str(check.step)
+            return replace(check, params=(router, of_expert[rank][at]))
+
+        evidence = job(4, change, PLAIN, names=("router.weight", "expert.weight"))
+        return any("began the same on" in text for text in diagnose(evidence).suspicious)
+
+    def test_ranks_of_one_expert_part(self) -> None:
+        assert self.found(["acde", "bfgh", "aijk", "blmn"])
+
+    @pytest.mark.parametrize(
+        ("expert", "router"),
+        [(["acde", "bfgh", "acde", "bfgh"], "kkkk"), (["acde", "bfgh", "cijk", "dlmn"], "kkkk"),
+         (["acde", "bfgh", "aijk", "blmn"], "klmn")],
+        ids=["equal", "of its own on each rank", "nothing is kept equal"],
+    )  # fmt: skip
+    def test_healthy_ones(self, expert: Sequence[str], router: str) -> None:
+        assert not self.found(expert, router)

@@ -114,6 +114,7 @@ class ClearedGradients:
         self._context = context
         self._optimizers = ByObject()  # optimizer -> _Steps
         self._waiting: List[_Followed] = []  # for the next forward
+        self._before: List[Any] = []  # parameters of the running update, and their values
 
     def install(self) -> None:
         recorder, guarded = self._context.recorder, self._context.guarded
@@ -126,10 +127,12 @@ class ClearedGradients:
     def _begin(self, optimizer: Any) -> None:
         steps = self._optimizers.get(optimizer) or self._optimizers.set(optimizer, _Steps())
         steps.count += 1
+        before, self._before = self._before, []
         if not self._context.is_checked(steps.count) or capturing():
             return
-        every = [p for group in optimizer.param_groups for p in group["params"] if _followed(p)]
-        every.sort(key=lambda p: local(p).numel())
+        if before and all(torch.equal(local(p), value) for p, value in before):
+            return  # it accumulates, and updates in another call
+        every = _sorted(optimizer)
         models = [one() for _, one in self._context.recorder.roots]
         of = {id(p): n for n, m in enumerate(models) if m is not None for p in m.parameters()}
         parts: Dict[Any, List[_Followed]] = {}  # a program may clear one model of several
@@ -158,6 +161,9 @@ class ClearedGradients:
                 one.crossed = one.accumulated
                 one.other = one.other if one.mixed else used
         steps = self._optimizers.get(optimizer)
+        if self._context.is_checked(1 + (steps.count if steps else 0)) and not capturing():
+            with torch.no_grad():
+                self._before = [(p, local(p).clone()) for p in _sorted(optimizer)[:_SAMPLE]]
         if steps is None:
             return
         parts, steps.parts = steps.parts, []
@@ -179,6 +185,12 @@ class ClearedGradients:
         for optimizer in self._optimizers.owners():
             for one in self._optimizers.get(optimizer).followed:
                 one.end()
+
+
+def _sorted(optimizer: Any) -> List[Any]:
+    """The parameters that can be followed, the smallest first."""
+    every = [p for group in optimizer.param_groups for p in group["params"] if _followed(p)]
+    return sorted(every, key=lambda p: local(p).numel())
 
 
 def mark(optimizer: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from moediag.protocol.names import plain_name
 from moediag.recorder.core import ByObject, Recorder
@@ -20,7 +20,8 @@ class ParameterNames:
 
     def of(self, parameters: List[Any]) -> List[Optional[str]]:
         """Returns each parameter's name without wrappers; None if no observed model has it. Names
-        that several models have are numbered in the order of the models: ``fc.weight (2)``."""
+        that several models have are numbered in the order of ``parameters``: ``fc.weight (2)``. One
+        rank may have called another model first."""
         recorder = self._recorder
         unknown = sum(self._names.get(parameter) is None for parameter in parameters)
         if (self._roots, self._unknown) != (len(recorder.roots), unknown):
@@ -47,12 +48,13 @@ class ParameterNames:
 
 def _told_apart(found: List[Optional[Tuple[str, int]]]) -> List[Optional[str]]:
     """The names, with a number where models in the list have the same."""
-    models: Dict[str, Set[int]] = {}
+    models: Dict[str, Dict[int, int]] = {}
     for name, model in filter(None, found):
-        models.setdefault(name, set()).add(model)
+        own = models.setdefault(name, {})
+        own.setdefault(model, len(own) + 1)
 
     def told(name: str, model: int) -> str:
-        number = sorted(models[name]).index(model) + 1
+        number = models[name][model]
         return name if number == 1 else f"{name} ({number})"
 
     return [None if one is None else told(*one) for one in found]

@@ -21,13 +21,15 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 import healthy_jobs  # noqa: E402
 import law_jobs  # noqa: E402
 import model_jobs  # noqa: E402
+import premise_jobs  # noqa: E402
 
 import moediag.laws  # noqa: E402
 
 
 def program(name: str, rank: int) -> Callable[[], None]:
-    if name in healthy_jobs.PROGRAMS:
-        return lambda: healthy_jobs.PROGRAMS[name](rank)
+    healthy = healthy_jobs.PROGRAMS | premise_jobs.PROGRAMS | premise_jobs.OF_FOUR
+    if name in healthy:
+        return lambda: healthy[name](rank)
     if name in model_jobs.PROGRAMS:
         return lambda: model_jobs.PROGRAMS[name](name, rank)
     return lambda: law_jobs.PROGRAMS.get(name, law_jobs.train)(name, rank)

@@ -143,17 +143,30 @@ def scaled_gradients_clipped(facts: Facts) -> Findings:
     calls = [norm for norm in every if math.isfinite(norm.norm) and norm.factor < 1]
     # A bound as large as the scale was multiplied by it, too.
     wrong = [norm for norm in calls if norm.scale > max(1.0, norm.max_norm)]
+    # A number that is the scale times a shorter one was multiplied by it.
+    wrong = [one for one in wrong if _digits(one.max_norm) <= _digits(one.max_norm / one.scale)]
     if len({norm.step for norm in wrong}) < _ENOUGH:
         return
     first = min(wrong, key=lambda norm: norm.step)
-    yield Broken(
+    text = (
         f"In step {first.step} clip_grad_norm_{at_line(first.line)} clipped to a norm of "
         f"{first.max_norm:g} gradients that were still multiplied by the loss scale "
         f"{first.scale:g} (their norm was {first.norm:.6g}): after the scaler's division they are "
-        f"{first.scale:g} times smaller than intended.",
+        f"{first.scale:g} times smaller than intended."
+    )
+    if len({norm.max_norm for norm in wrong}) > 1:
+        yield Suspicious(f"{text} The norm changes, so it may follow that of scaled gradients.")
+        return
+    yield Broken(
+        text,
         pattern="scaled",
         next_step="Call `scaler.unscale_(optimizer)` before clip_grad_norm_.",
     )
+
+
+def _digits(value: float) -> int:
+    """Significant digits that show a number exactly."""
+    return len(repr(value).partition("e")[0].replace(".", "").strip("0"))
 
 
 @law(suspects=True)
@@ -202,13 +215,13 @@ def _never_clipped(facts: Facts) -> Findings:
                 return
 
 
-@law(Verdict.WRONG_GRADIENTS)
+@law(suspects=True)
 def clipped_before_reduction(facts: Facts) -> Findings:
     """Each rank of a watched job clipped its own gradients, and they were reduced afterwards."""
+    # Some bound what each rank or micro-batch adds, as for differential privacy.
     found: dict[int, dict[int, ClipNorm]] = {}
-    several = inside = False
+    inside = False
     for step, by_rank, calls in _calls_of_all(facts):
-        several = several or len(calls) > 1
         for norms in calls:
             each = norms.values()
             names = {name for one in each for name in one.names}
@@ -226,20 +239,10 @@ def clipped_before_reduction(facts: Facts) -> Findings:
         when = "when the optimizer stepped the same gradients were equal on all ranks"
         if inside:
             when = "the optimizer reduces gradients inside its step()"
-        text = (
+        yield Suspicious(
             f"In step {step} clip_grad_norm_{at_line(first.line)} returned a different norm on "
             f"each rank ({told}), and {when}: each rank clipped its own gradients, and they were "
-            "reduced afterwards."
-        )
-        # Some bound what each micro-batch adds; what an optimizer reduces is not known for sure.
-        if several or inside:
-            yield Suspicious(text)
-            return
-        yield Broken(
-            text,
-            pattern="clipped first",
-            next_step="Reduce the gradients first, then clip them: the norm is then the same on "
-            "all ranks.",
+            "reduced afterwards. Reduce the gradients first, then clip them."
         )
 
 

@@ -10,6 +10,7 @@ from moediag.evidence.law_model import PLAIN, LawCheck
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 
 _ADDS = ("all_reduce", "reduce")
+_COLLECTS = (*_ADDS, "all_gather", "gather")
 _INSIDE = ("forward", "backward")
 _MANY = 64  # elements that are no numbers for a log
 
@@ -39,13 +40,16 @@ def least_matrix(evidence: Evidence) -> int:
 
 
 def large_calls(evidence: Evidence) -> list[Collective]:
-    """Calls that are large enough to carry a matrix of the model."""
+    """Calls that are large enough to carry a matrix of the model; of bytes, all of its matrices:
+    pickled objects, which carry metrics, too."""
     least = least_matrix(evidence)
     return [
         call
         for seen in evidence.ranks.values()
+        for whole in [sum(_matrices(seen))]
         for call in seen.collectives
-        if "float" in call.dtype and max(call.numel_in, call.numel_out) >= least
+        if ("float" in call.dtype and max(call.numel_in, call.numel_out) >= least)
+        or ("int8" in call.dtype and call.numel_in >= whole > 0)
     ]
 
 
@@ -114,14 +118,15 @@ def _of_activations(call: Collective) -> bool:
 def averaged(evidence: Evidence) -> bool:
     """Whether ranks made such a call outside the model, between the first and the last step: the
     program may average parameters or gradients itself. One in the forward has statistics or
-    buffers, and one after the last update may only compare them, unless it adds up whole models."""
+    buffers, and one after the last update may only compare them, unless it adds up or collects
+    whole models."""
     last = _last_step(evidence)
     calls = (call for call in large_calls(evidence) if call.phase not in _INSIDE)
     return any(1 < call.step < last for call in calls) or all(
         sum(
             call.numel_in
             for call in seen.collectives
-            if call.op in _ADDS and call.step >= last and call.phase not in _INSIDE
+            if call.op in _COLLECTS and call.step >= last and call.phase not in _INSIDE
         )
         >= sum(_matrices(seen))
         > 0

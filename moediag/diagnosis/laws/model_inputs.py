@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.large_calls import least_matrix, stages
@@ -17,6 +19,7 @@ from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
 _CONSTANT = 3  # steps with the same values
+_LOSS = 1e-3  # by which losses of the same computation may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class SharedSamples:
     first: ModelInputs
     same_part: bool
     """All of them asked a DistributedSampler for the same part, of several."""
+    every_part: bool = False
+    """Other ranks of theirs asked for all other parts: those of one part may divide its samples."""
+    same_loss: bool = True
+    """Their losses were equal, as far as that is known: they also computed the same."""
     all: bool = True
     """Later steps had the same values, too. Otherwise the random states of the ranks parted."""
 
@@ -57,16 +64,16 @@ class SharedSamples:
 def same_part(facts: Facts) -> Findings:
     """Ranks of a watched job that average their gradients trained on the same samples: they asked a
     DistributedSampler for the same part, or their loaders read the same part of a dataset."""
-    found = _shared(facts.of(_steps), facts.of(averaging))
+    found = _shared(facts.of(_steps), facts.of(averaging), facts.of(_losses))
     if found is None:
         return
-    if found.same_part:
+    if found.same_part and not found.every_part:
         yield Broken(
             found.sentence,
             pattern="same part",
             next_step="Give DistributedSampler each rank's own `rank`.",
         )
-    elif found.first.sampler and not facts.of(_meets_in_forward):
+    elif found.first.sampler and found.same_loss and not facts.of(meets_in_forward):
         step = "Give the loader a DistributedSampler, so that each rank reads its own part."
         if "Distributed" in found.first.sampler:
             step = f"Find out why {found.first.sampler} gives these ranks the same samples."
@@ -75,7 +82,7 @@ def same_part(facts: Facts) -> Findings:
         yield Suspicious(found.sentence)
 
 
-def _meets_in_forward(evidence: Evidence) -> bool:
+def meets_in_forward(evidence: Evidence) -> bool:
     """Whether ranks communicate in the forward, as those that split a sample between them do. DDP
     only broadcasts buffers there."""
     return any(
@@ -156,7 +163,20 @@ def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
     }
 
 
-def _shared(found: dict[int, _Steps], overs: set[tuple[int, ...]]) -> SharedSamples | None:
+def _losses(evidence: Evidence) -> dict[int, dict[int, float]]:
+    """The first loss of each step, by rank."""
+
+    def read(event: Mapping[str, Any]) -> tuple[int, float]:
+        return int(event["step"]), float(event["loss"])
+
+    return {rank: dict(own.of("loss", read)) for rank, own in recorded(evidence).items()}
+
+
+def _shared(
+    found: dict[int, _Steps],
+    overs: set[tuple[int, ...]],
+    losses: dict[int, dict[int, float]],
+) -> SharedSamples | None:
     """The largest side of ranks with the same samples. Constant inputs say nothing: they are made
     up, as in a benchmark."""
     best: SharedSamples | None = None
@@ -182,5 +202,9 @@ def _shared(found: dict[int, _Steps], overs: set[tuple[int, ...]]) -> SharedSamp
         firsts = [found[rank][steps[0]][0] for rank in who]
         parts = {(one.replicas, one.number) for one in firsts}
         same = len(parts) == 1 and firsts[0].replicas > 1
-        best = SharedSamples(who, steps, firsts[0], same, len(steps) == whole)
+        numbers = {found[rank][steps[0]][0].number for rank in over}
+        every = len(numbers) == firsts[0].replicas
+        rows = ([losses[rank].get(step) for rank in who] for step in steps)
+        alike = not any(agreement.apart(filter(None, row), _LOSS) for row in rows)
+        best = SharedSamples(who, steps, firsts[0], same, every, alike, len(steps) == whole)
     return best

@@ -9,7 +9,7 @@ from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
-from moediag.evidence.law_model import Mode, ModeChange
+from moediag.evidence.law_model import LawCheck, Mode, ModeChange
 from moediag.result import Verdict
 from moediag.result.wording import listed, plural, ranks
 
@@ -60,6 +60,12 @@ def left_in_evaluation(facts: Facts) -> Findings:
             "in it depends on the mode."
         )
         return
+    if all(_other_optimizers(own.checks, since) for own in facts.of(recorded).values()):
+        yield Suspicious(
+            f"{name} was trained in training mode at first, and by another optimizer in evaluation "
+            f"mode only since step {since}: its {modules}"
+        )
+        return
     yield Broken(
         f"{name} was trained in training mode at first and only in evaluation mode since step "
         f"{since}, so its {modules}",
@@ -94,6 +100,10 @@ def dropout_beside_training(facts: Facts) -> Findings:
 def _drop(event: Mapping[str, Any]) -> tuple[int, str, str, tuple[str | None, ...]]:
     weights = tuple(None if one is None else str(one) for one in event["weights"])
     return int(event["step"]), str(event["model"]), str(event["module"]), weights
+def _other_optimizers(checks: Sequence[LawCheck], since: int) -> bool:
+    """Whether no optimizer stepped before a step and after it: another phase of training."""
+    before, later = ({one.key for one in checks if (one.step >= since) == at} for at in (0, 1))
+    return bool(before and later) and before.isdisjoint(later)
 
 
 def _parts_left(facts: Facts) -> Findings:

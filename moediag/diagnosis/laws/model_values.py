@@ -9,7 +9,7 @@ from itertools import dropwhile
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers.law_breaches import law_facts
-from moediag.evidence.law_model import ModelState
+from moediag.evidence.law_model import LawCheck, ModelState
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result import Verdict
@@ -64,6 +64,8 @@ def _untrained(evidence: Evidence) -> Untrained | None:
     found: Untrained | None = None
     for own in recorded(evidence).values():
         states = own.models
+        if _moves(own.checks):
+            return None  # updates without gradients, or in the backward
         if len(states) < _ENOUGH or not all(state.idle for state in states):
             return None
         first = states[0].left_out
@@ -71,6 +73,15 @@ def _untrained(evidence: Evidence) -> Untrained | None:
             return None
         found = found or Untrained(tuple(first), len(states))
     return found
+
+
+def _moves(checks: Sequence[LawCheck]) -> bool:
+    """Whether parameters of optimizers change between checks."""
+    values: dict[tuple[str, str], set[str | None]] = defaultdict(set)
+    for check in checks:
+        for piece, value in zip(check.pieces, check.params, strict=False):
+            values[check.key, piece.name].add(value)
+    return any(len(of) > 1 for of in values.values())
 
 
 @law(Verdict.WRONG_WEIGHTS)
@@ -106,7 +117,9 @@ def parameters_replaced(facts: Facts) -> Findings:
     found = [own.models for own in facts.of(recorded).values()]
     names = found[0][-1].replaced if found and found[0] else ()
     every = (of for of in found if len(of) >= _ENOUGH and all(s.replaced == names for s in of))
-    if names and len(list(every)) == len(found):
+    # An optimizer with copies of its own may read the gradients itself, and write back.
+    values = {(r, n, s.left_out.get(n)) for r, of in enumerate(found) for s in of for n in names}
+    if names and len(list(every)) == len(found) and len(values) == len(names) * len(found):
         yield Broken(
             f"In all checked steps {plural(len(names), 'parameter')} ({listed(names)}) had "
             "gradients and no optimizer has them; the optimizers have as many of the same shapes "

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.unreduced_calls import lines_of
 from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
@@ -157,7 +158,7 @@ def adapters_untrained(facts: Facts) -> Findings:
             if seen == {ZERO_GRADIENT} or seen == {ZERO_GRADIENT, NO_GRADIENT}
         }  # fmt: skip
         adapters = {name for name in gradients if _ADAPTER.search(name)}
-        dead = adapters if adapters <= without | zeros else set()
+        dead = adapters if adapters <= without | zeros and not facts.of(_complete_later) else set()
         if dead:
             text = _starved(of, sorted(dead), not dead <= without, "adapter parameter")
             yield Broken(
@@ -200,6 +201,13 @@ def adapters_untrained(facts: Facts) -> Findings:
                     continue
                 nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))
                 yield nothing if zero and len(names) == len(gradients) > 1 else text
+
+
+def _complete_later(evidence: Evidence) -> bool:
+    """Whether all parameters of a rank had gradients in its last steps, and not in earlier ones:
+    parts of a model may train from a later step on than the last one that was checked."""
+    ranks = [seen for seen in evidence.ranks.values() if seen.no_gradient]
+    return any(max(seen.no_gradient) < seen.last_step - 1 for seen in ranks)
 
 
 @law(suspects=True)
@@ -286,16 +294,33 @@ def updates_undone(facts: Facts) -> Findings:
     """An optimizer of a watched job updates a parameter, and the program writes the old value
     back."""
     names = _undone(facts)
-    if names:
+    text = (
+        f"The optimizer changed {plural(len(names), 'parameter')} ({listed(names)}) in its "
+        f"updates, and before each next update {'they' if len(names) > 1 else 'it'} had the "
+        "first value again: after the update something writes old values into the model"
+    )
+    # A scale may be pressed against a bound, and a mask may prune a whole layer.
+    if names and facts.of(_free).isdisjoint(names):
+        yield Suspicious(f"{text}, or bounds or masks it.", names)
+    elif names:
         yield Broken(
-            f"The optimizer changed {plural(len(names), 'parameter')} ({listed(names)}) in its "
-            f"updates, and before each next update {'they' if len(names) > 1 else 'it'} had the "
-            "first value again: after the update something writes old values into the model.",
+            f"{text}.",
             pattern="undone",
             next_step="Look for what writes parameters after the update: a copy from weights that "
             "are kept elsewhere and were not updated, or a broadcast or load of old values.",
             names=names,
         )
+
+
+def _free(evidence: Evidence) -> frozenset[str]:
+    """Matrices with elements other than zero."""
+    return frozenset(
+        piece.name
+        for own in recorded(evidence).values()
+        for check in own.checks
+        for piece, value in zip(check.pieces, check.params, strict=False)
+        if "x" in piece.shape and value != f"{elements(piece.shape):x}"
+    )
 
 
 def _undone(facts: Facts) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from moediag.diagnosis.laws.large_calls import (
     sends_nothing,
 )
 from moediag.diagnosis.laws.law import Broken, Suspicious, recorded
+from moediag.diagnosis.laws.model_inputs import meets_in_forward
 from moediag.diagnosis.laws.unreduced_calls import line_of, lines_of
 from moediag.diagnosis.numbers.law_breaches import Apart, law_facts
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
@@ -116,7 +117,7 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         f"equal on all ranks at first and {differ} since step {apart.since}"
     )
     why, step = _why_unwrapped(apart, facts)
-    if why and not facts.of(averaged) and not facts.of(searches):
+    if why and not facts.of(averaged) and not facts.of(trains_own) and not facts.of(_hooked):
         return Broken(
             f"{text}: every rank trains a model of its own. {why}",
             pattern="not wrapped",
@@ -204,7 +205,7 @@ def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:
             "Leave no_sync, or set require_backward_grad_sync, for the last backward before each "
             "update.",
         )
-    if apart.lone_group:
+    if apart.lone_group and meets_in_forward(facts.evidence):
         return (
             "DistributedDataParallel was given a process group of one rank, so it reduces nothing.",
             "Give DistributedDataParallel a group of all ranks that train these parameters, those "
@@ -230,12 +231,21 @@ def samples_divided(facts: Facts) -> tuple[str, str]:
     return "", ""
 
 
+def _hooked(evidence: Evidence) -> bool:
+    """Whether a communication hook takes the place of the reduction."""
+    return any(own.of("hooked", bool) for own in recorded(evidence).values())
+
+
 def _at(line: str) -> str:
     return f" (first at {line})" if line else ""
 
 
-def searches(evidence: Evidence) -> bool:
-    """Whether ranks began with other numbers of the optimizer: a search trains a model of its own
-    on each."""
+def trains_own(evidence: Evidence) -> bool:
+    """Whether each rank trains a model of its own on purpose: ranks began with other numbers of the
+    optimizer, as in a search, or each saves matrices to files of its own."""
+    laws = recorded(evidence).values()
+    files = [{*own.of("saved", lambda event: str(event["file"]))} for own in laws]
+    if all(files) and len(set[str]().union(*files)) == sum(map(len, files)) > 1:
+        return True
     numbers = [own.checks[0].hyper for own in recorded(evidence).values() if own.checks]
     return any(one != numbers[0] for one in numbers)

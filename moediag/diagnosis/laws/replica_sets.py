@@ -9,7 +9,7 @@ from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, record
 from moediag.diagnosis.laws.parameters_apart import of_apart, parameters_apart
 from moediag.diagnosis.laws.unreduced_calls import lines_of, why_unreduced
 from moediag.diagnosis.numbers.law_breaches import Breach, law_facts
-from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE
+from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, checks_of
 from moediag.evidence.law_model import PART
 from moediag.result import Verdict
 from moediag.result.wording import UNCHECKED, plural, ranks
@@ -22,11 +22,11 @@ def replicas_apart(facts: Facts) -> Findings:
     found = facts.of(law_facts)
     breach, averages = found.breach, facts.of(averaged)
     alone = breach is not None and bool(why_unreduced(breach, facts))
-    if breach is not None and averages and alone:
-        yield Suspicious(
-            f"{of_breach(breach)} {why_unreduced(breach, facts)} The program also averages or "
-            "sends its parameters itself."
-        )
+    if breach is not None and ((averages and alone) or _equal_again(facts, breach)):
+        again = "Before later updates of another optimizer they are equal."
+        if averages and alone:
+            again = "The program also averages or sends its parameters itself."
+        yield Suspicious(f"{of_breach(breach)} {why_unreduced(breach, facts)} {again}")
     elif breach is not None:
         reason = breach.reason
         first = reason.what if reason is not None else "weights"
@@ -46,6 +46,27 @@ def replicas_apart(facts: Facts) -> Findings:
         yield of_apart(apart, facts)
     elif found.numbers is not None and breach is None:
         yield Suspicious(of_breach(found.numbers))
+
+
+def _equal_again(facts: Facts, breach: Breach) -> bool:
+    """Whether the parameters of an update without a reduction are equal in another optimizer's
+    later updates: each rank moved them for itself, and the program put them back (MAML)."""
+    parameters = breach.parameters
+    if parameters is None or breach.initial:
+        return False
+    names = frozenset(parameters.names)
+    later: dict[int, bool] = {}
+    for (key, step), by_rank in facts.of(checks_of).items():
+        if key == breach.history.key or step <= breach.step:
+            continue
+        rows = [
+            tuple(v for p, v in zip(one.pieces, one.params, strict=False) if p.name in names)
+            for rank, one in by_rank.items()
+            if rank in breach.history.ranks
+        ]
+        if len(rows) == len(breach.history.ranks) and len(rows[0]) == len(names):
+            later[step] = len(set(rows)) == 1
+    return bool(later) and all(later.values())
 
 
 def _owners(facts: Facts, breach: Breach) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 
 from moediag.diagnosis.numbers import agreement
-from moediag.evidence.law_model import PLAIN, LawCheck, LawPiece
+from moediag.evidence.law_model import PLAIN, REDUCED, LawCheck, LawPiece
 from moediag.evidence.model import Evidence
 from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
@@ -159,14 +159,30 @@ def histories(checks: Checks) -> tuple[History, ...]:
     found: dict[tuple[str, tuple[int, ...], str], list[Moment]] = defaultdict(list)
     of_key: dict[str, LawCheck] = {}
     placed: dict[int, _Placed] = {}
+    own = _written(checks)
     for (key, step), by_rank in checks.items():
-        for (ranks, how), members in _sets(by_rank, placed):
+        for (ranks, how), members in _sets(by_rank, placed, own):
             found[key, ranks, how].append(_moment(step, members))
         of_key[key] = next(iter(by_rank.values()))
     return tuple(
         History(key, of_key[key].optimizer, ranks, how, tuple(moments), of_key[key].line)
         for (key, ranks, how), moments in found.items()
     )
+
+
+def _written(checks: Checks) -> set[str]:
+    """Parameters of wrappers that train nothing and that the program writes itself, as a memory of
+    each rank's own samples: they never have a gradient, though others do, and change."""
+    values: dict[tuple[int, str], set[str | None]] = defaultdict(set)
+    trained: set[str] = set()
+    for by_rank in checks.values():
+        for rank, check in by_rank.items():
+            graded = [one for one in check.grads if one is not None]
+            rows = zip(check.pieces, check.params, check.grads, strict=False)
+            for piece, value, gradient in rows if graded else ():
+                values[rank, piece.name].add(value)
+                trained |= {piece.name} if gradient is not None or piece.how != REDUCED else set()
+    return {name for (_, name), of in values.items() if len(of) > 1} - trained
 
 
 def history_of(checks: Checks, names: Set[str]) -> History | None:
@@ -199,13 +215,13 @@ _Placed = dict[_Set, _Positions]  # of one list of pieces, which the checks of a
 
 
 def _sets(
-    by_rank: Mapping[int, LawCheck], placed: dict[int, _Placed]
+    by_rank: Mapping[int, LawCheck], placed: dict[int, _Placed], without: Set[str]
 ) -> Iterator[tuple[_Set, dict[int, _Member]]]:
     """Each set of ranks, how it is kept equal, and its members; only complete ones."""
     found: dict[_Set, dict[int, _Member]] = defaultdict(dict)
     for rank, check in by_rank.items():
         if id(check.pieces) not in placed:
-            placed[id(check.pieces)] = _positions(check, rank)
+            placed[id(check.pieces)] = _positions(check, rank, without)
         for one, positions in placed[id(check.pieces)].items():
             found[one][rank] = check, positions
     for (ranks, how), members in found.items():
@@ -213,10 +229,10 @@ def _sets(
             yield (ranks, how), members
 
 
-def _positions(check: LawCheck, rank: int) -> _Placed:
+def _positions(check: LawCheck, rank: int, without: Set[str]) -> _Placed:
     found: _Placed = defaultdict(dict)
     for at, piece in enumerate(check.pieces):
-        if len(piece.ranks) > 1 and rank in piece.ranks:
+        if len(piece.ranks) > 1 and rank in piece.ranks and piece.name not in without:
             found[piece.ranks, piece.how][piece.name, piece.part] = at
     return found
 

@@ -6,7 +6,7 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.judgement import Judgement, detector, undecided
 from moediag.diagnosis.laws import LAWS, replica_sets
 from moediag.diagnosis.laws.law import recorded
-from moediag.diagnosis.laws.parameters_apart import samples_divided, searches
+from moediag.diagnosis.laws.parameters_apart import samples_divided, trains_own
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.words import cause, foreign_jobs, log_sentences
 from moediag.diagnosis.words.calls import describe
@@ -45,7 +45,7 @@ def _apart_from_the_start(facts: Facts) -> Judgement | None:
     """That nothing averages models which began different, though the samples are divided."""
     laws = facts.of(recorded)
     told, step = samples_divided(facts)
-    if not told or len(laws) < len(facts.evidence.ranks) or facts.of(searches):
+    if not told or len(laws) < len(facts.evidence.ranks) or facts.of(trains_own):
         return None
     first = [own.checks[0] for own in laws.values() if len(own.checks) > 1]
     if len(first) < len(laws) or len({one.key for one in first}) > 1:

@@ -111,6 +111,7 @@ class ClearedGradients:
         self._context = context
         self._updates: List[_Update] = []
         self._waiting: List[_Followed] = []  # for the next forward
+        self._before: List[Any] = []  # parameters of the running update, and their values
 
     def install(self) -> None:
         context = self._context
@@ -125,10 +126,12 @@ class ClearedGradients:
 
     def _begin(self, optimizer: Any) -> None:
         number = self._context.updates_of(optimizer)
+        before, self._before = self._before, []
         if not self._context.is_checked(number) or capturing():
             return
-        every = [p for group in optimizer.param_groups for p in group["params"] if _followed(p)]
-        every.sort(key=lambda p: local(p).numel())
+        if before and all(torch.equal(local(p), value) for p, value in before):
+            return  # it accumulates, and updates in another call
+        every = _sorted(optimizer)
         models = [one() for _, one in self._context.recorder.roots]
         of = {id(p): n for n, m in enumerate(models) if m is not None for p in m.parameters()}
         parts: Dict[Any, List[_Followed]] = {}  # a program may clear one model of several
@@ -161,6 +164,9 @@ class ClearedGradients:
         for one in self._followed():
             one.crossed = one.accumulated
             one.other = one.other if one.mixed else used
+        if self._context.is_checked(1 + self._context.updates_of(optimizer)) and not capturing():
+            with torch.no_grad():
+                self._before = [(p, local(p).clone()) for p in _sorted(optimizer)[:_SAMPLE]]
 
     def _tell(self, update: _Update, optimizer: Any, closure: bool, frame: Any) -> None:
         for followed in update.parts:
@@ -180,6 +186,12 @@ class ClearedGradients:
     def _forget(self) -> None:
         for one in self._followed():
             one.end()
+
+
+def _sorted(optimizer: Any) -> List[Any]:
+    """The parameters that can be followed, the smallest first."""
+    every = [p for group in optimizer.param_groups for p in group["params"] if _followed(p)]
+    return sorted(every, key=lambda p: local(p).numel())
 
 
 def mark(optimizer: Any) -> Any:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -73,6 +73,7 @@ class LawContext:
         # "what = value" of the running step: how many have it, the first one's name
         self.settings: Dict[str, Tuple[int, str]] = {}
         self.closure = False  # the running one was given a closure
+        self.updated: Optional[List[Any]] = None  # its parameters; None without an optimizer
         # Called with a checked step when its first optimizer is about to step, and any.
         self.on_step: List[Callable[[int], None]] = []
         self.on_check: List[Callable[[int], None]] = []

@@ -7,7 +7,10 @@ unwritten   line(of to_empty) names[of parameters and buffers]
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
 import sys
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Set, Tuple
 
 import torch
@@ -87,8 +90,11 @@ class Loading:
             self._told.add((kind, line))
             self._context.log.event(kind, keep=True, line=line, **fields)
 
-    def _saved(self, *_: Any) -> None:
+    def _saved(self, frame: Any, _result: Any, content: Any, file: Any = None, *_: Any) -> None:
         self._context.saves += 1
+        if isinstance(file, (str, os.PathLike)) and _has_matrix(content, _MOST_DEPTH):
+            digest = hashlib.sha256(str(Path(file).absolute()).encode()).hexdigest()
+            self._once("saved", frame, file=digest[:16])
 
     def _file(self, frame: Any, content: Any, *_: Any) -> None:
         if _has_optimizer(content, _MOST_DEPTH):
@@ -229,6 +235,14 @@ def _state_of(tensor: Any) -> Tuple[int, int, List[float]]:
 
 def _sample(sharded: Any) -> Any:
     return local(sharded).reshape(-1)[:_SAMPLE]
+
+
+def _has_matrix(content: Any, depth: int) -> bool:
+    """Whether what is saved holds a model."""
+    if isinstance(content, Mapping) and depth > 0:
+        return any(_has_matrix(one, depth - 1) for one in content.values())
+    matrix = isinstance(content, torch.Tensor) and content.dim() > 1
+    return matrix or isinstance(content, torch.nn.Module)
 
 
 def _has_optimizer(content: Any, depth: int) -> bool:

@@ -1,6 +1,7 @@
 """Records, at checked steps, fingerprints of what the model is called with, and the passes of data
 loaders: which samples a rank trains on.
 
+loss        step loss(of the first backward)
 beside      step sampler given made[the line that made a loader which divides nothing] divided[that
             of one whose samples are divided, of the same update]
 """
@@ -75,6 +76,7 @@ class ModelInputs:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._forwards: Tuple[int, int] = 0, 0  # step, forwards of it so far
+        self._loss: Tuple[int, Any] = 0, None  # step, the loss of its first backward
         self._made = ByObject()  # data loader -> the user's line that made it
         self._passes = ByObject()  # iterator -> _Pass
         self._drawn = ByObject()  # iterator -> its first indices, the random states after them
@@ -91,8 +93,19 @@ class ModelInputs:
         recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
         recorder.on_batch.append(functools.partial(guarded, WATCHER, self._given))
         recorder.on_pass_end.append(functools.partial(guarded, WATCHER, self._ended))
+        recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._computed))
+        self._context.on_check.append(self._tell_loss)
 
     # ------------------------------------------------------------------ inputs of models
+
+    def _computed(self, loss: Any) -> None:
+        step = self._context.recorder.current_step
+        if self._loss[0] != step and self._context.checking and loss.numel() == 1:
+            self._loss = step, loss.detach()
+
+    def _tell_loss(self, step: int) -> None:
+        if self._loss[0] == step and not capturing():
+            self._context.log.event("loss", step=step, loss=float(self._loss[1]))
 
     def _called(self, root: Any, args: Any, kwargs: Any) -> None:
         step = self._context.recorder.current_step

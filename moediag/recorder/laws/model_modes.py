@@ -86,8 +86,12 @@ class ModelModes:
         if ran is None:
             ran = self._models.set(root, _Ran(self._seen))
             self._seen += 1
-        # Lightning changes the mode of the model and not of the wrapper.
-        training = bool(unwrapped(root).training)
+        # Lightning changes the mode of the model and not of the wrapper; some programs put only the
+        # parts back.
+        model = unwrapped(root)
+        training = bool(model.training) or any(
+            part.training for part in model.modules() if _depends_on_mode(part)
+        )
         if ran.step != step:
             ran.step, ran.modes, ran.told = step, set(), set()
             if self._context.checking:
@@ -143,7 +147,9 @@ class ModelModes:
 
     def _write(self, step: int) -> None:
         self._forget()  # a part that did not run
-        owned = set(map(id, self._owned()))
+        # An optimizer of inputs, as an attack's, trains no model.
+        updated = self._context.updated
+        owned = set(map(id, self._owned() if updated is None else updated))
         self._write_drops(step, owned)
         given, self._context.settings = self._context.settings, {}
         given[f"backwards of an update = {self._backwards}"] = 1, ""

@@ -128,6 +128,7 @@ class OptimizerChecks:
         context.closure = closure  # a gradient may be missing until it has run
         context.sets.stepped()
         context.steps += 1
+        context.updated = [p for group in optimizer.param_groups for p in group["params"]]
         self.none = False  # also where it was made before anything was recorded
         known = self._optimizers.get(optimizer)
         if known is None:

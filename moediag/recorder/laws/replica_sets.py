@@ -134,6 +134,14 @@ class ReplicaSets:
         alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]
         return any(ddp._join_config.enable for ddp in alive)
 
+    def hooked(self) -> bool:
+        """Whether the program gave a wrapper a communication hook."""
+        alive = (reference() for reference in self._ddp)
+        states = (state for state, _ in self._recorder.fsdp1_handles())
+        return any(getattr(one, "_comm_hooks", None) for one in alive) or any(
+            getattr(one, "_comm_hook", None) is not None for one in states
+        )
+
     def keep_gradients(self) -> bool:
         """Whether a wrapper keeps gradients of an earlier micro-batch where the program does not
         see them."""

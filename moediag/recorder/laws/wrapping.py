@@ -5,6 +5,7 @@ was asked for.
 
 unsynced       step calls[of the wrapper for an update, whether its gradients are reduced], if some
                are not
+hooked         a communication hook takes the place of a wrapper's reduction
 accumulation   step micro_batches(by which accelerate or DeepSpeed divides a loss) by(which of
                them) backwards(its own since the update before) line(the user's)
                entered(whether `accumulate` ever was)
@@ -36,12 +37,13 @@ class Wrapping:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._recorder = context.recorder
-        # Whether gradients are reduced, of the calls of wrappers since the last update, and of
-        # those that had a backward.
+        # Whether gradients are reduced, of the calls of wrappers since the last backward, and of
+        # the backwards since the last update: one reduces if any of its calls asked for it.
         self._calls: List[bool] = []
         self._backwards: List[bool] = []
         self._updates = {"unreduced": 0, "late": 0, "unsent": 0}
         self._asked: Dict[str, Any] = {"backwards": 0, "entered": False, "line": ""}
+        self._hooked = False
         self._sent: Set[int] = set()  # units of FSDP2 that had a gradient in an update
 
     def install(self) -> None:
@@ -111,11 +113,14 @@ class Wrapping:
 
     def _backward(self, _loss: Any) -> None:
         calls, self._calls = self._calls, []
-        if len(self._backwards) < _MOST_CALLS:
-            self._backwards += calls
+        if calls and len(self._backwards) < _MOST_CALLS:
+            self._backwards.append(any(calls))
 
     def _stepped(self, optimizer: Any, closure: bool, frame: Any) -> None:
         """``closure``: it makes the last backward of the update, later."""
+        if not self._hooked and self._context.checking and self._context.sets.hooked():
+            self._hooked = True
+            self._context.log.event("hooked", keep=True, step=self._recorder.current_step)
         made, calls = self._backwards, self._backwards + self._calls
         self._calls, self._backwards = [], []
         if self._context.checking and any(calls) and not all(calls):
@@ -124,7 +129,8 @@ class Wrapping:
         kind = "unreduced" if calls and not any(calls) else ""
         single = len(self._context.sets.wrapped()) == 1
         last = single and any(made) and not made[-1]
-        if not closure and (last or (self._context.checking and self._keeps(optimizer))):
+        keeps = not closure and self._context.checking and self._keeps(optimizer)
+        if keeps or (last and not closure):
             kind = "late"
         elif not kind and self._context.checking and self._unsent(optimizer):
             kind = "unsent"
@@ -133,7 +139,7 @@ class Wrapping:
             if self._updates[kind] == (1 if kind == "unreduced" else _ENOUGH):
                 line = self._recorder.user_lines.innermost(frame)
                 self._context.log.event(
-                    kind, keep=True, step=self._recorder.current_step, line=line
+                    kind, keep=True, step=self._recorder.current_step, line=line, keeps=keeps
                 )
 
     def _keeps(self, optimizer: Any) -> bool:

@@ -391,6 +391,7 @@ class TestPlainParameters:
 
         def add(rank: int, seen: RankEvidence) -> RankEvidence:
             own = (events or {}) if rank in told else {}
+            own = {k: ({"file": str(rank)},) if of == "ranks" else of for k, of in own.items()}
             laws = replace(seen.laws or RankLaws(), others=own, allowed=allowed)
             if inputs:
                 one = ModelInputs(2, 0, str(rank), (), "DistributedSampler", 2, rank, "train.py:4")
@@ -698,9 +699,14 @@ class TestPlainParameters:
         assert ("called without it (first at train.py:9 main)" in of.cause) is fails
 
     def test_a_wrapper_over_one_rank_is_a_failure(self) -> None:
-        of = self.found(*self.NAMES, ranks=(0,))
+        """Beside sequence parallelism, whose ranks meet in the forward; those of a cross-validation
+        do not."""
+        calls = [Collective(8, "world", 8, "all_gather", 64, 64, "float32", "forward", step=1)]
+        of = self.found(*self.NAMES, ranks=(0,), calls=calls)
         assert of.verdict == "replica-divergence" and "a process group of one rank" in of.cause
-        assert self.found("down.weight", ranks=(0,)).verdict == "clean"
+        assert self.found("down.weight", ranks=(0,), calls=calls).verdict == "clean"
+        alone = self.found(*self.NAMES, ranks=(0,))
+        assert alone.verdict == "clean" and alone.suspicious
 
     def test_adapters_that_nothing_wraps_are_a_failure(self) -> None:
         """Frozen matrices of the same optimizer stay equal."""
@@ -739,7 +745,8 @@ class TestPlainParameters:
         [
             ("all_reduce", 64, "clean"),
             ("reduce", 64, "clean"),
-            ("all_gather", 64, "replica-divergence"),  # may only compare the models
+            ("all_gather", 64, "clean"),  # may average the models, or compare them
+            ("broadcast", 64, "replica-divergence"),
             ("all_reduce", 8, "replica-divergence"),
         ],
     )
@@ -749,6 +756,19 @@ class TestPlainParameters:
         calls = [Collective(n, "world", n, op, size, size, "float32", step=6) for n in (8, 9)]
         of = self.found(*self.NAMES, inputs=True, calls=calls)
         assert of.verdict == verdict and bool(of.suspicious) is (verdict == "clean")
+
+    def test_objects_may_carry_models(self) -> None:
+        """Pickles of as many bytes as the matrices have elements."""
+        for size, verdict in ((128, "clean"), (100, "replica-divergence")):
+            calls = [Collective(8, "world", 8, "all_gather", size, size, "uint8", step=4)]
+            assert self.found(*self.NAMES, inputs=True, calls=calls).verdict == verdict
+
+    @pytest.mark.parametrize("since", [1, 2])
+    def test_ranks_with_files_of_their_own_may_train_models_of_their_own(self, since: int) -> None:
+        more: dict[str, Any] = {"inputs": True, "since": since}
+        one = {"saved": ({"file": "a"},)}
+        assert self.found(*self.NAMES, events=one, **more).verdict == "replica-divergence"
+        assert self.found(*self.NAMES, events={"saved": "ranks"}, **more).verdict == "clean"
 
     @pytest.mark.parametrize("more", [{"inputs": True}, {"ranks": (0,)}])
     def test_a_search_trains_a_model_on_each_rank(self, more: dict[str, Any]) -> None:

@@ -59,6 +59,43 @@ class TestSamples:
         of = self.found(lambda _, step: str(step), sampler="MyDistributedSampler")
         assert of.next_step.startswith("Find out why MyDistributedSampler gives")
 
+    @pytest.mark.parametrize(("losses", "verdict"), [((1.0, 1.0), "wrong-gradients"),
+                                                     ((1.0, 1.1), "clean")])  # fmt: skip
+    def test_ranks_may_compute_different_things_from_the_same_samples(
+        self, losses: tuple[float, float], verdict: str
+    ) -> None:
+        """Other points of the same pictures, which the forward draws."""
+        inputs = tuple(ModelInputs(s, 0, str(s), (0, 1), "RandomSampler") for s in STEPS)
+        evidence = with_events(
+            job(2), loss=lambda rank: tuple({"step": s, "loss": losses[rank]} for s in STEPS)
+        )
+        ranks = {
+            rank: replace(seen, laws=replace(seen.laws or RankLaws(), inputs=inputs))
+            for rank, seen in evidence.ranks.items()
+        }
+        of = diagnose(replace(evidence, ranks=ranks))
+        assert of.verdict == verdict and bool(of.suspicious) is (verdict == "clean")
+
+    @pytest.mark.parametrize(("parts", "verdict"), [((0, 0, 1, 1), "clean"),
+                                                    ((0, 0, 0, 0), "wrong-gradients")])  # fmt: skip
+    def test_ranks_of_one_part_may_divide_its_samples(
+        self, parts: tuple[int, ...], verdict: str
+    ) -> None:
+        call = Collective(9, "world", 9, "all_to_all", 64, 64, "float32", "forward", step=2)
+
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            one = ModelInputs(1, 0, "", (0, 1, 2, 3), "DistributedSampler", 2, parts[rank])
+            return replace(laws, inputs=tuple(
+                replace(one, step=step, digest=f"{step} {parts[rank]}") for step in STEPS
+            ))  # fmt: skip
+
+        evidence = job(4)
+        ranks = {
+            rank: replace(seen, collectives=(*seen.collectives, call))
+            for rank, seen in evidence.ranks.items()
+        }
+        assert with_laws(replace(evidence, ranks=ranks), add).verdict == verdict
+
     def test_random_states_that_part_later_hide_no_loader(self) -> None:
         """Rank 0 alone evaluates, which draws random numbers; one step or two may be a warm-up."""
         for until, verdict in ((4, "wrong-gradients"), (3, "clean")):
@@ -236,6 +273,19 @@ class TestGradients:
         assert of.verdict == "wrong-gradients"
         assert "base.{lora_A,lora_B}.weight" in of.cause
 
+    def test_adapters_may_train_after_the_last_checked_step(self) -> None:
+        """The head trains alone first."""
+        evidence = job(
+            2, lambda _, one: replace(one, grads=("", "", one.grads[2])), PLAIN, names=LORA
+        )
+        for last, verdict in ((20, "clean"), (6, "wrong-gradients")):
+            call = Collective(9, "world", 9, "all_reduce", 8, 8, "float32", step=last)
+            ranks = {
+                rank: replace(seen, no_gradient={6: LORA[:2]}, collectives=(call,))
+                for rank, seen in evidence.ranks.items()
+            }
+            assert diagnose(replace(evidence, ranks=ranks)).verdict == verdict
+
     def test_the_first_gradient_of_one_half_of_an_adapter_is_zero(self) -> None:
         """The other half starts at zero."""
         of = self.found(
@@ -271,6 +321,18 @@ class TestGradients:
         of = self.still((2, 3))
         assert of.verdict == "wrong-weights"
         assert "before each next update it had the first value again" in of.cause
+
+    @pytest.mark.parametrize(("shape", "value"), [("", "same"), ("8", "same"), ("8x8", "40")])
+    def test_what_a_bound_or_a_mask_puts_back_is_suspicious(self, shape: str, value: str) -> None:
+        """A scale at its bound; a matrix of which everything is pruned."""
+
+        def change(_: int, one: LawCheck) -> LawCheck:
+            pieces = (replace(one.pieces[0], shape=shape), *one.pieces[1:])
+            return replace(one, pieces=pieces, params=(value, *one.params[1:]))
+
+        events = tuple({"step": step, "names": ["net.weight"]} for step in (2, 3))
+        of = diagnose(with_events(job(2, change), updated=events))
+        assert of.verdict == "clean" and "bounds or masks it" in of.suspicious[0]
 
     @pytest.mark.parametrize("change", [{"updated": (2,)}, {"updated": (2, 3), "names": 2}])
     def test_a_model_that_is_set_back_as_a_whole_is_no_failure(

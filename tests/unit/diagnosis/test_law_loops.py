@@ -18,7 +18,7 @@ from moediag.evidence.law_model import (
     RankLaws,
 )
 from moediag.result import Diagnosis
-from tests.unit.law_evidence import STEPS, job
+from tests.unit.law_evidence import STEPS, check, job
 
 
 def found(laws: RankLaws, other: RankLaws | None = None, ranks: int = 2) -> Diagnosis:
@@ -28,7 +28,10 @@ def found(laws: RankLaws, other: RankLaws | None = None, ranks: int = 2) -> Diag
     for rank, seen in evidence.ranks.items():
         more = other if other is not None and rank == ranks - 1 else laws
         assert seen.laws is not None
-        own[rank] = replace(seen, laws=replace(more, checks=seen.laws.checks))
+        checks = seen.laws.checks
+        if any(state.idle for of in (laws, other) if of for state in of.models):
+            checks = tuple(replace(one, params=("first",) * 2) for one in checks)
+        own[rank] = replace(seen, laws=replace(more, checks=more.checks or checks))
     return diagnose(replace(evidence, ranks=own))
 
 
@@ -134,6 +137,13 @@ class TestModes:
     def test_changes_that_were_not_recorded(self) -> None:
         assert found(replace(self.laws("tteeee"), mode_changes=())).verdict == "clean"
 
+    def test_another_optimizer_may_train_in_evaluation_mode(self) -> None:
+        """A phase that compares probabilities with those of its own samples."""
+        (first, second, *later) = (check(step, (0, 1)) for step in STEPS)
+        phases = (first, second, *(replace(one, key="b.0") for one in later))
+        of = found(replace(self.laws("tteeee"), checks=phases))
+        assert of.verdict == "clean" and "by another optimizer" in of.suspicious[0]
+
     def test_a_rank_in_evaluation_mode_that_averages_gradients_with_others(self) -> None:
         train, left = self.laws("tttttt"), self.laws("tteeee")
         assert found(train, left).verdict == "clean"  # of models of their own
@@ -165,18 +175,33 @@ class TestScaledNorms:
             {"scale": 65536.0, "norm": 0.5},  # the bound was not reached
             {"scale": 65536.0, "norm": float("inf")},  # the scaler skips the step
             {"scale": 65536.0, "bound": 65536.0},  # scaled, too
+            {"scale": 65536.0, "bound": 6553.6},
+            {"scale": 1024.0, "bound": 512.0},
             {"scale": 65536.0, "steps": 1},
         ],
     )
     def test_no_finding(self, laws: dict[str, float]) -> None:
         assert found(self.laws(**laws)).verdict == "clean"  # type: ignore[arg-type]
 
+    def test_bounds_that_change_may_follow_scaled_norms(self) -> None:
+        laws = self.laws(1024.0)
+        norms = (replace(one, max_norm=one.step / 7) for one in laws.norms)
+        of = found(replace(laws, norms=tuple(norms)))
+        assert of.verdict == "clean" and "The norm changes" in of.suspicious[0]
+
 
 class TestReplaced:
-    def laws(self, *replaced: tuple[str, ...]) -> RankLaws:
-        left = {"head.weight": "a"}
-        states = zip(STEPS, replaced, strict=False)
-        return RankLaws(models=tuple(ModelState(s, left_out=left, replaced=r) for s, r in states))
+    def laws(self, *replaced: tuple[str, ...], values: str = "aaaa") -> RankLaws:
+        states = zip(STEPS, replaced, values, strict=False)
+        return RankLaws(
+            models=tuple(
+                ModelState(s, left_out={"head.weight": value}, replaced=r) for s, r, value in states
+            )
+        )
+
+    def test_an_optimizer_with_copies_of_its_own_may_write_them_back(self) -> None:
+        of = found(self.laws(*[("head.weight",)] * 4, values="abcd"))
+        assert of.verdict == "clean"
 
     def test_what_replaced_parameters_of_an_optimizer_does_not_train(self) -> None:
         of = found(self.laws(*[("head.weight",)] * 4))
@@ -207,6 +232,12 @@ class TestUntrained:
         of = found(RankLaws(models=tuple(ModelState(step, idle=True) for step in STEPS)))
         assert of.verdict == "wrong-gradients"
         assert "In all 4 checked steps no parameter of any optimizer had a gradient" in of.cause
+
+    def test_parameters_that_change_without_gradients_train(self) -> None:
+        """Evolution strategies, and updates in the backward."""
+        checks = tuple(check(step, (0, 1)) for step in STEPS)
+        models = tuple(ModelState(step, idle=True) for step in STEPS)
+        assert found(RankLaws(checks=checks, models=models)).verdict == "clean"
 
     def test_another_rank_has_gradients(self) -> None:
         """FSDP1 leaves ranks without a piece of a small parameter."""

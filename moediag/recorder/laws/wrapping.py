@@ -106,8 +106,7 @@ class Wrapping:
         made, calls = self._backwards, self._backwards + self._calls
         self._calls, self._backwards = [], []
         kind = "unreduced" if calls and not any(calls) else ""
-        single = len(self._context.sets.wrapped()) == 1
-        last = single and any(made) and not made[-1]
+        last = any(made) and not made[-1] and len(self._context.sets.wrapped()) == 1
         if not closure and (last or (self._context.checking and self._keeps(optimizer))):
             kind = "late"
         elif not kind and self._context.checking and self._unsent(optimizer):

@@ -115,9 +115,9 @@ class ClearedGradients:
 
     def install(self) -> None:
         context = self._context
-        context.forward.add(WATCHER, self._forward)
-        context.before_backward.add(WATCHER, self._backward)
-        context.before_step.add(WATCHER, self._end)
+        context.forward.add(WATCHER, self._forward, pending=self._waiting)
+        context.before_backward.add(WATCHER, self._backward, pending=self._updates)
+        context.before_step.add(WATCHER, self._end, pending=self._updates)
         context.after_step.add(WATCHER, self._begin)
         context.recorder.on_uninstall.append(self._forget)
 
@@ -144,7 +144,7 @@ class ClearedGradients:
         self._waiting += [one for part in parts.values() for one in part]
 
     def _forward(self, *_: Any) -> None:
-        self._waiting = [one for one in self._waiting if not one.begin(self._context)]
+        self._waiting[:] = [one for one in self._waiting if not one.begin(self._context)]
 
     def _backward(self, _loss: Any) -> None:
         """FSDP2 itself adds to the gradients of shards, after autograd."""
@@ -153,13 +153,11 @@ class ClearedGradients:
                 one.look()
 
     def _end(self, optimizer: Any, closure: bool, frame: Any) -> None:
-        updates, self._updates = self._updates, []
-        for update in updates:
-            of = update.optimizer()
-            if of is optimizer:
-                self._tell(update, optimizer, closure, frame)
-            elif of is not None:
-                self._updates.append(update)
+        ended = [update for update in self._updates if update.optimizer() is optimizer]
+        others = [one for one in self._updates if one not in ended]
+        self._updates[:] = [one for one in others if one.optimizer() is not None]
+        for update in ended:
+            self._tell(update, optimizer, closure, frame)
         used = mark(optimizer) if self._updates else None
         for one in self._followed():
             one.crossed = one.accumulated
@@ -170,7 +168,7 @@ class ClearedGradients:
 
     def _tell(self, update: _Update, optimizer: Any, closure: bool, frame: Any) -> None:
         for followed in update.parts:
-            self._waiting = [one for one in self._waiting if one not in followed]
+            self._waiting[:] = [one for one in self._waiting if one not in followed]
             kept = [one.end() for one in followed]
             again = not closure and all(one.used_again() for one in followed)
             if None in kept and not again:

@@ -67,8 +67,7 @@ def install(context: LawContext, scale: LossScale) -> None:
             call.end()
 
     def updated(optimizer: Any) -> None:
-        every = [p for group in optimizer.param_groups for p in group["params"]] if waiting else []
-        for call in take(every):
+        for call in take([p for group in optimizer.param_groups for p in group["params"]]):
             if call.unclipped:
                 context.log.event("unclipped", step=call.step, line=call.line)
 
@@ -106,9 +105,9 @@ def install(context: LawContext, scale: LossScale) -> None:
     def after(found: Any, *given: Any) -> None:
         context.guarded(WATCHER, record, found[0], *given, found[1])
 
-    context.after_step.add(WATCHER, updated)
-    context.before_backward.add(WATCHER, before_backward)
-    context.after_backward.add(WATCHER, after_backward)
+    context.after_step.add(WATCHER, updated, pending=waiting)
+    context.before_backward.add(WATCHER, before_backward, pending=waiting)
+    context.after_backward.add(WATCHER, after_backward, pending=waiting)
     if not recorder.hooks.before_clipping(before):
         recorder.note_not_seen("laws: norms of clip_grad_norm_ (this torch has another one)")
     context.replace_late(_DEEPSPEED, "", "clip_grad_norm_", clipping(measured, after))

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -28,22 +28,28 @@ class Moment:
 
     def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._always: List[Tuple[str, Callable[..., None]]] = []
-        self._checked: List[Tuple[str, Callable[..., None]]] = []
+        self._always: List[Tuple[str, Callable[..., None], Sequence[Any]]] = []
+        self._checked: List[Tuple[str, Callable[..., None], Sequence[Any]]] = []
 
-    def add(self, watcher: str, act: Callable[..., None], checked: bool = False) -> None:
-        """``checked``: only in checked steps."""
-        self._checked.append((watcher, act))
+    def add(
+        self,
+        watcher: str,
+        act: Callable[..., None],
+        checked: bool = False,
+        pending: Sequence[Any] = (True,),
+    ) -> None:
+        """``checked``: only in checked steps. ``pending``: only while it has elements."""
+        self._checked.append((watcher, act, pending))
         if not checked:
-            self._always.append((watcher, act))
+            self._always.append((watcher, act, pending))
 
     def __call__(self, *args: Any) -> None:
         recorder = self._context.recorder
         if torch.compiler.is_compiling() or not recorder.active:
             return
         faults = recorder.faults
-        for watcher, act in self._checked if self._context.checking else self._always:
-            if faults and recorder.broken(watcher):
+        for watcher, act, pending in self._checked if self._context.checking else self._always:
+            if not pending or (faults and recorder.broken(watcher)):
                 continue
             try:
                 act(*args)

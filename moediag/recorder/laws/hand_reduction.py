@@ -44,7 +44,7 @@ class HandReduction:
     def install(self) -> None:
         context = self._context
         context.before_backward.add(WATCHER, self._before, checked=True)
-        context.after_backward.add(WATCHER, self._after)
+        context.after_backward.add(WATCHER, self._after, pending=self._handles)
         context.after_backward.add(WATCHER, self._reduced, checked=True)
         context.on_check.append(self._write)
 

@@ -108,7 +108,7 @@ class LossWeights:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._step = 0
-        self._waiting = 0  # a step whose losses are not complete
+        self._waiting: List[int] = []  # a step whose losses are not complete
         self._line = ""
         self._value: Any = None  # of the last loss
         self._new: List[_Loss] = []  # since the last backward
@@ -128,7 +128,7 @@ class LossWeights:
             _kept.append(getattr(torch._C._nn, name))
         context.before_backward.add(WATCHER, self._backward, checked=True)
         context.after_backward.add(WATCHER, self._made, checked=True)
-        context.after_step.add(WATCHER, self._updated)
+        context.after_step.add(WATCHER, self._updated, pending=self._waiting)
         context.on_check.append(self._write)
 
     def _wrapped(self, tell: Callable[..., None], original: Any) -> Any:
@@ -231,14 +231,12 @@ class LossWeights:
 
     def _write(self, step: int) -> None:
         """A closure of the optimizer may make the last backward of the update."""
-        self._waiting = step if self._context.closure else 0
+        self._waiting[:] = [step] if self._context.closure else []
         if not self._waiting:
             self._record(step)
 
     def _updated(self, _optimizer: Any) -> None:
-        if self._waiting:
-            step, self._waiting = self._waiting, 0
-            self._record(step)
+        self._record(self._waiting.pop())
 
     def _record(self, step: int) -> None:
         value, self._value = self._value, None

@@ -44,8 +44,6 @@ def install(context: LawContext) -> None:
                 )  # fmt: skip
 
     def after(_optimizer: Any) -> None:
-        if not halves:
-            return
         rows, halves[:] = list(halves), []
         names = context.names.of([parameter for parameter, _, _ in rows])
         if None in names:
@@ -61,7 +59,7 @@ def install(context: LawContext) -> None:
         )
 
     context.before_step.add(WATCHER, before, checked=True)
-    context.after_step.add(WATCHER, after)
+    context.after_step.add(WATCHER, after, pending=halves)
 
 
 def _of_16_bits(optimizer: Any) -> List[Any]:

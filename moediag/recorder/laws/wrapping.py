@@ -127,8 +127,7 @@ class Wrapping:
             step = self._recorder.current_step
             self._context.log.event("unsynced", step=step, calls=calls)
         kind = "unreduced" if calls and not any(calls) else ""
-        single = len(self._context.sets.wrapped()) == 1
-        last = single and any(made) and not made[-1]
+        last = any(made) and not made[-1] and len(self._context.sets.wrapped()) == 1
         keeps = not closure and self._context.checking and self._keeps(optimizer)
         if keeps or (last and not closure):
             kind = "late"

@@ -163,8 +163,8 @@ def gradients_scaled(facts: Facts) -> Findings:
         if step not in factors and (averaged or alone) and not _rescaled(facts, step, ranks):
             factor = 1.0
         gathered = all(_gathers(facts.evidence, r, step, of.rows) for r, of in ranks.items())
-        scaled = factor and step in facts.of(unscaled_steps) and not gathered
-        if scaled and (found := _scaled(factor, list(ranks.values()))):
+        scaled = factor and step in facts.of(unscaled_steps)
+        if scaled and (found := _scaled(factor, list(ranks.values()), gathered)):
             several[found].append(step)
     if not several:
         yield from means_added(facts)
@@ -189,9 +189,10 @@ def _rescaled(facts: Facts, step: int, ranks: Mapping[int, StepLosses]) -> bool:
     return any(not 0 <= one.changed <= n for one, n in zip(ranks.values(), clips, strict=True))
 
 
-def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | None:
+def _scaled(factor: float, ranks: Sequence[StepLosses], gathered: bool) -> tuple[float, str] | None:
     """By what the gradients of a step are multiplied, and why it seems so; None if by nothing that
-    is known. ``factor``: what reductions multiply the mean over ranks by."""
+    is known. ``factor``: what reductions multiply the mean over ranks by; ``gathered``: all ranks
+    may have one loss, of what they gathered, and each the gradients of its part."""
     many = {(len(one.single), one.added, one.dropped) for one in ranks}
     micro, added, dropped = many.pop() if len(many) == 1 else (0, False, False)
     own = {round(one.total, 2) for one in ranks}
@@ -215,7 +216,8 @@ def _scaled(factor: float, ranks: Sequence[StepLosses]) -> tuple[float, str] | N
     # So many mean losses that the program adds up without dividing give the same sum.
     alike = {n for r in ranks for n in (len(r.backwards), sum(map(len, r.backwards)))}
     there = f"There are {len(ranks)} ranks, so it seems that "
-    if abs(total - len(ranks)) <= _NEAR * len(ranks) and len(ranks) not in alike:
+    summed = abs(total - len(ranks)) <= _NEAR * len(ranks) and not gathered
+    if summed and len(ranks) not in alike:
         return float(len(ranks)), f"{there}the ranks' gradients are added up and not averaged."
     if abs(total - 1 / len(ranks)) <= _NEAR / len(ranks):
         return (

@@ -56,7 +56,8 @@ def samplers_apart(facts: Facts) -> Findings:
                 "samples, and nobody on the others. Give it each rank's own `rank`."
             )
             return
-        whole = [step for step, of in steps.items() if _undivided(list(of.values()))]
+        split = facts.of(_splits_samples)
+        whole = [step for step, of in steps.items() if _undivided(list(of.values()), split)]
         if len(whole) >= _ENOUGH and not same_part.broken(facts):
             every = steps[whole[0]]
             one = next(iter(every.values()))
@@ -66,8 +67,7 @@ def samplers_apart(facts: Facts) -> Findings:
                 f"{'the same order' if alike else 'an order of its own'}, though the ranks average "
                 f"their gradients: the {_named(every)} does not divide them, so ranks also train "
                 "on each other's samples and a pass over the data is as long as on one rank. Use a "
-                "DistributedSampler, or prepare "
-                "the loader."
+                "DistributedSampler, or prepare the loader."
             )
             return
         other = [s for s, of in single.items() if any(_foreign(one) for one in of.values())]
@@ -222,13 +222,24 @@ def _one_part(of: Sequence[ModelInputs]) -> bool:
     return len(asked) == 1 and of[0].replicas > 1
 
 
-def _undivided(of: Sequence[ModelInputs]) -> bool:
+def _splits_samples(evidence: Evidence) -> bool:
+    """Whether ranks exchange activations in the forward, as those do that have parts of the same
+    samples."""
+    return any(
+        call.phase == "forward" and call.op != "broadcast" and not call.parameters
+        for seen in evidence.ranks.values()
+        for call in seen.collectives
+    )
+
+
+def _undivided(of: Sequence[ModelInputs], split: bool) -> bool:
     """Whether ranks draw all of one dataset, each in another order. From one order a program may
-    take the samples of its rank, unless the model gets as many rows as a batch has."""
+    take the samples of its rank, unless the model gets as many rows as a batch has, and ranks do
+    not ``split`` samples."""
     datasets = {(one.sampler, one.data, one.given) for one in of}
     orders = {one.order for one in of}
     known = all(one.data and one.order for one in of)
-    whole = len(orders) == 1 and all(one.rows == one.batch > 1 for one in of)
+    whole = not split and len(orders) == 1 and all(one.rows == one.batch > 1 for one in of)
     return known and len(datasets) == 1 and (len(orders) == len(of) or whole)
 
 

@@ -41,27 +41,15 @@ class Scheduled:
     made: str = ""
     """The user's line that made it, or ""."""
 
-    @property
-    def steps(self) -> bool:
-        """It and its optimizer have stepped."""
-        return self.optimizer >= 0 and self.calls > 0
 
-    @property
-    def unused(self) -> bool:
-        """Its optimizer has not stepped, and others with its parameters have."""
-        return self.optimizer < 0
-
-    @property
-    def idle(self) -> bool:
-        """Its optimizer steps without it."""
-        return self.optimizer >= 0 and not self.calls
+_UNUSED_ONE, _IDLE, _STEPS = range(3)  # its optimizer does not step; only its optimizer does; both
 
 
-def _by(field: str, own: RankLaws, kind: str = "steps") -> list[list[Scheduled]]:
+def _by(field: str, own: RankLaws, kind: int = _STEPS) -> list[list[Scheduled]]:
     """The records of a rank of this kind that have the same value of a field."""
     rows: dict[int, list[Scheduled]] = defaultdict(list)
     for one in own.of("scheduled", functools.partial(build, Scheduled)):
-        if getattr(one, kind):
+        if (one.optimizer >= 0) + (one.optimizer >= 0 and one.calls > 0) == kind:
             rows[getattr(one, field)].append(one)
     return list(rows.values())
 
@@ -112,7 +100,7 @@ def schedulers_unused(facts: Facts) -> Findings:
     class do that other optimizers have."""
     for own in facts.of(recorded).values():
         used = {of[0].number for of in _by("number", own)}
-        for of in _by("number", own, "unused"):
+        for of in _by("number", own, _UNUSED_ONE):
             if len(of) >= _UNUSED and of[0].number not in used:
                 yield Suspicious(
                     f"{of[0].name}.step(){at_line(of[0].line)} changes the learning rate of an "
@@ -124,7 +112,7 @@ def schedulers_unused(facts: Facts) -> Findings:
                 return
 
         stepped = {of[-1].number: of[-1] for of in _by("number", own)}
-        for one in (of[-1] for of in _by("number", own, "idle") if of[-1].number not in stepped):
+        for one in (of[-1] for of in _by("number", own, _IDLE) if of[-1].number not in stepped):
             for other in stepped.values():
                 alike = other.name == one.name and other.optimizer != one.optimizer
                 if alike and other.calls >= _UNUSED and one.updates >= _ENOUGH:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from moediag.diagnosis import diagnose
+from moediag.diagnosis.laws import sample_sources
 from moediag.evidence.law_model import PLAIN, REDUCED, LawCheck, ModelInputs, RankLaws
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, check, job, with_events
@@ -97,6 +98,12 @@ class TestSources:
 
         texts = sources(change=add).suspicious
         assert any("in the same order, though" in text for text in texts) == found
+
+    def test_parts_of_the_same_samples(self) -> None:
+        """Ranks that divide each sequence read the same ones."""
+        of = [ModelInputs(1, 0, "a", (0, 1), data="d", order="[1]", batch=4, rows=4)] * 2
+        assert sample_sources._undivided(of, split=False)
+        assert not sample_sources._undivided(of, split=True)
 
     @pytest.mark.parametrize(("number", "found"), [(0, True), (1, False)])
     def test_all_ranks_ask_for_one_part(self, number: int, found: bool) -> None:

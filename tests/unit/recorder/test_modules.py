@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from moediag.recorder import Recorder, install
+from moediag.recorder.parameter_names import ParameterNames
 from moediag.recorder.routing import expert_counts
 from tests.unit.recorder.written import events
 
@@ -67,6 +68,43 @@ def test_tokens_come_from_the_last_top_k_of_each_forward(
     with torch.no_grad():
         expected = torch.bincount(model.layers[0]["mlp"].gate(x).argmax(-1), minlength=4)
     assert seen[0]["counts"] == expected.tolist()
+
+
+class Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def act(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * self.scale  # type: ignore[no-any-return]
+
+
+class Trainer(nn.Module):
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy, self.other = nn.DataParallel(policy), nn.Linear(4, 4)
+
+    def train_step(self, x: torch.Tensor) -> torch.Tensor:
+        return self.policy(x)  # type: ignore[no-any-return]
+
+
+def test_a_model_whose_methods_are_called_has_its_names(recorder: Recorder) -> None:
+    policy = Policy()
+    for _ in range(2):
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+        policy.act(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    assert recorder.current_step == 2
+    assert ParameterNames(recorder).of([*policy.parameters()]) == [
+        "scale", "net.0.weight", "net.0.bias"
+    ]  # fmt: skip
+
+
+def test_a_trainer_with_a_wrapper_is_no_model(recorder: Recorder) -> None:
+    net = nn.Sequential(nn.Linear(4, 4))
+    Trainer(net).train_step(torch.randn(2, 4))
+    assert ParameterNames(recorder).of([*net.parameters()]) == ["0.weight", "0.bias"]
 
 
 def test_a_forward_that_raises_leaves_nothing_open(recorder: Recorder) -> None:

@@ -252,6 +252,16 @@ def test_a_unit_of_fsdp2_whose_gradients_are_never_reduced(
     assert len(laws(tmp_path).others.get("unsent", ())) == (not any(sync))
 
 
+def test_an_update_of_zeros_says_nothing_of_what_clears(tmp_path: Path) -> None:
+    """As the first one of a model whose last layer begins with zeros."""
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(4):
+        (net(torch.randn(2, 4)).sum() * bool(step)).backward()
+        optimizer.step()
+    assert [(one.step, one.kept) for one in laws(tmp_path).cleared] == [(2, True), (3, True)]
+
+
 class TestModes:
     def modes(self, folder: Path) -> list[tuple[int, int, bool]]:
         return [(one.step, one.model, one.training) for one in laws(folder).modes]
@@ -268,15 +278,18 @@ class TestModes:
         assert self.modes(tmp_path) == [(1, 0, True), (2, 0, True), (3, 0, False)]
         assert laws(tmp_path).modes[0].kinds == ("Dropout",)
 
-    def test_a_teacher_is_not_trained(self, tmp_path: Path) -> None:
-        net, teacher = model(), model().eval().requires_grad_(False)
+    @pytest.mark.parametrize("frozen", [True, False])
+    def test_a_teacher_is_not_trained(self, tmp_path: Path, frozen: bool) -> None:
+        net, teacher = model(), model().eval().requires_grad_(not frozen)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(3):
             batch = torch.randn(2, 4)
             (net(batch) - teacher(batch).detach()).pow(2).sum().backward()
             optimizer.step()
-        ((kind, matrices),) = laws(tmp_path).models[-1].followers
-        assert (kind, len(matrices)) == ("Sequential", 2)
+        followers = laws(tmp_path).models[-1].followers
+        assert [(kind, len(matrices)) for kind, matrices in followers] == [
+            ("Sequential", 0), ("Sequential", 2)
+        ]  # fmt: skip
         assert {(model, training) for _, model, training in self.modes(tmp_path)} == {(0, True)}
 
     def test_a_freed_model_s_number_is_not_used_again(self, tmp_path: Path) -> None:
@@ -755,6 +768,20 @@ class TestSchedulersOfAnotherOptimizer:
 
     def test_few_steps(self, tmp_path: Path) -> None:
         assert not self.found(tmp_path, steps=2)
+
+    @pytest.mark.parametrize("both", [True, False])
+    def test_one_for_each_optimizer(self, tmp_path: Path, both: bool) -> None:
+        nets = [model(), model()]
+        optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+        made = [torch.optim.lr_scheduler.StepLR(one, 5) for one in optimizers]
+        for step in range(13):
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                backward(net)
+                optimizer.step()
+                optimizer.zero_grad()
+            for at in (0, 1) if step % 4 == 3 else ():
+                made[at * both].step()
+        assert ("A StepLR at" in suspicious(tmp_path)) is not both
 
     def test_a_learning_rate_that_is_taken_over(self, tmp_path: Path) -> None:
         def copied(old: Any, new: Any, _: int) -> None:

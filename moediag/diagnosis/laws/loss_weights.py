@@ -178,8 +178,7 @@ def _means_added(facts: Facts) -> Findings:
         if whole and clip and abs(one.factor / clip - 1) <= _NEAR:
             steps.append(one.step)
     together = any(
-        call.op != "all_to_all"  # of the samples of each rank to experts
-        and (call.op not in (*REDUCTIONS, "broadcast") or call.phase == "forward")
+        call.op not in REDUCTIONS + ("broadcast",) or call.phase == "forward"
         for seen in facts.evidence.ranks.values()
         for call in seen.collectives
         if call.step in steps and "float" in call.dtype and call.numel_in >= _MANY

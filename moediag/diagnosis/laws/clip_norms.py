@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import elements, stages
+from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.law_splits import checks_of
@@ -62,8 +62,8 @@ def local_norms(facts: Facts) -> Findings:
 
 
 def _of_own_parts(facts: Facts) -> Findings:
-    """Whether each rank clipped its part of one model, as a stage of a pipeline is, by the norm of
-    that part."""
+    """Whether each rank clipped the part of a model that its own optimizer has, by the norm of that
+    part. Stages of a pipeline often do."""
     laws, found = facts.of(recorded), dict[int, dict[int, ClipNorm]]()
     held = [{p.name for c in own.checks for p in c.pieces} for own in laws.values()]
     for step in {norm.step for own in laws.values() for norm in own.norms}:
@@ -74,11 +74,8 @@ def _of_own_parts(facts: Facts) -> Findings:
         names = [{*one.names} for one in norms.values()]
         every = set.union(*names)
         parts = sum(map(len, names)) == len(every) and all(every <= own for own in held)
-        alone = all(names.count(own) == 1 for own in names) and {
-            (r, step) for r in norms
-        } <= facts.of(stages)
         factors = [one.factor for one in norms.values()]
-        if (parts or alone) and min(factors) < 1 and agreement.apart(factors, _APART):
+        if parts and min(factors) < 1 and agreement.apart(factors, _APART):
             found[step] = norms
     if len(found) >= _ENOUGH:
         step = min(found)

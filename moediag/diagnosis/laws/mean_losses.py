@@ -36,8 +36,7 @@ def means_added(facts: Facts) -> Findings:
             steps[round(by)].append(one.step)
     (by, found), *others = steps.items() if steps else [(number, [])]
     together = any(
-        call.op != "all_to_all"  # of the samples of each rank to experts
-        and (call.op not in (*REDUCTIONS, "broadcast") or call.phase == "forward")
+        call.op not in REDUCTIONS + ("broadcast",) or call.phase == "forward"
         for seen in facts.evidence.ranks.values()
         for call in seen.collectives
         if call.step in found and "float" in call.dtype and call.numel_in >= _MANY

@@ -21,6 +21,7 @@ _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
 _SAMPLE = 1 << 16  # elements of a frozen parameter
 _MOST_FROZEN = 16  # matrices of a model that does not train
+_GROUPS = ("bit16_groups", "fp16_groups", "bf16_groups")  # of DeepSpeed's optimizers
 
 
 class ModelValues:
@@ -50,10 +51,10 @@ class ModelValues:
         owned, names = self._owned(), self._context.names
         known, left = names.of(owned), self._left(owned)
         # Not where an optimizer has copies of the parameters, with gradients of their own, but for
-        # DeepSpeed, which takes the gradients of those that it has.
-        engine = any(map(is_engine, self._context.recorder.models.owners()))
+        # DeepSpeed, which says which parameters they are.
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
-            left = left if engine else []
+            held = _held_by_engines(self._context.recorder.models.owners())
+            left = [p for p in left if held and id(p) not in held]
         found = {n: prints.add(local(p)) for n, p in zip(names.of(left), left) if n}  # noqa: B905
         hidden = [
             pair for model in self._context.recorder.models.owners() for pair in _hidden(model)
@@ -144,6 +145,13 @@ class ModelValues:
         have no gradient and belong to no module."""
         orphans = [p for n, p in zip(known, owned) if n is None and p.grad is None]  # noqa: B905
         return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
+
+
+def _held_by_engines(models: List[Any]) -> Set[int]:
+    """The ids of the parameters of which DeepSpeed's optimizers have copies."""
+    optimizers = [getattr(root, "optimizer", None) for root in models if is_engine(root)]
+    groups = (getattr(of, name, ()) for of in optimizers for name in _GROUPS)
+    return {id(p) for of in groups for group in of for p in group}
 
 
 def _is_replica(root: Any, name: str, parameter: Any) -> bool:

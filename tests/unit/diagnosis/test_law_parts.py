@@ -11,7 +11,7 @@ import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.evidence.law_model import PLAIN, ClipNorm, LawCheck, ModelState, RankLaws, Shard
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Evidence
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job
 
@@ -65,32 +65,22 @@ class TestFlattened:
 
 
 class TestOwnNorms:
-    def found(self, names: Sequence[Sequence[str]], norms: Sequence[float], sends: bool) -> bool:
+    def found(self, names: Sequence[Sequence[str]], norms: Sequence[float]) -> bool:
         def own(rank: int) -> tuple[ClipNorm, ...]:
-            return tuple(
-                ClipNorm(s, tuple(names[rank]), norms[rank], 1.0, "t.py:8 f") for s in STEPS
-            )
+            of = tuple(names[rank])
+            return tuple(ClipNorm(step, of, norms[rank], 1.0, "t.py:8 f") for step in STEPS)
 
-        evidence = with_laws(job(2, how=PLAIN), norms=own)
-        calls = [
-            Collective(8 + s, "world", 8 + s, "send", 64, 64, "float32", step=s, peer=1 - rank)
-            for s in STEPS for rank in (0, 1)
-        ]  # fmt: skip
-        ranks = {r: replace(s, collectives=tuple(calls)) for r, s in evidence.ranks.items()}
-        of = diagnose(replace(evidence, ranks=ranks) if sends else evidence)
+        of = diagnose(with_laws(job(2, how=PLAIN), norms=own))
         return any("of the rank's own part of one model" in text for text in of.suspicious)
 
     def test_the_parts_of_an_optimizer_that_is_divided(self) -> None:
-        assert self.found((["net.weight"], ["net.bias"]), (2.0, 3.0), sends=False)
+        assert self.found((["net.weight"], ["net.bias"]), (2.0, 3.0))
 
-    def test_stages(self) -> None:
-        assert self.found((["embed.weight"], ["head.weight"]), (2.0, 3.0), sends=True)
-
-    def test_one_norm_and_other_models(self) -> None:
-        assert not self.found((["net.weight"], ["net.bias"]), (2.0, 2.0), sends=False)
-        assert not self.found((["net.weight"], ["net.bias"]), (0.2, 0.3), sends=False)
-        assert not self.found((["embed.weight"], ["head.weight"]), (2.0, 3.0), sends=False)
-        assert not self.found((["net.weight"], ["net.weight"]), (2.0, 3.0), sends=True)
+    def test_one_norm_nothing_to_clip_the_same_part_and_other_models(self) -> None:
+        assert not self.found((["net.weight"], ["net.bias"]), (2.0, 2.0))
+        assert not self.found((["net.weight"], ["net.bias"]), (0.2, 0.3))
+        assert not self.found((["net.weight"], ["net.weight"]), (2.0, 3.0))
+        assert not self.found((["embed.weight"], ["head.weight"]), (2.0, 3.0))
 
 
 @pytest.mark.parametrize(("norm", "found"), [(0.0, True), (2.0, False)])

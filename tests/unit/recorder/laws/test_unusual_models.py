@@ -151,3 +151,17 @@ def test_a_loss_that_is_always_the_same(tmp_path: Path, depends: bool) -> None:
         optimizer.zero_grad()
     found = any("log 2 is that" in one for one in diagnosed(tmp_path).suspicious)
     assert found is not depends
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_number_of_terms_of_a_loss(tmp_path: Path, parts: int) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        scores = net(torch.randn(2, 4))
+        losses = [scores.exp().mean(), 0.1 * scores.sin().mean()]
+        sum(losses[:parts]).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    settings = laws(tmp_path).others["settings"]
+    assert all(f"terms of the loss = {parts}" in event["of"] for event in settings)

@@ -37,6 +37,14 @@ def test_every_silent_error_is_found(victim: LawVictim, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
+def test_ranks_that_divide_the_samples_of_one_part(tmp_path: Path) -> None:
+    command = [sys.executable, str(LAW_RUNS), str(tmp_path), "4", "sequence_slices"]
+    subprocess.run(command, capture_output=True, timeout=300, check=True)
+    (trial,) = examine([tmp_path / "sequence_slices"]).result.trials
+    assert trial.verdict == "clean", trial.diagnosis.cause
+
+
+@pytest.mark.wide
 def test_programs_that_record_themselves(tmp_path: Path) -> None:
     """One launch of all two-rank programs, each in a folder of its own."""
     names = [victim.name for victim in LAW_VICTIMS if victim.ranks == 2]

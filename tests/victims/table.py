@@ -119,11 +119,16 @@ LAW_RUNS = Path(__file__).with_name("law_runs.py")
 
 
 HEALTHY_JOBS = Path(__file__).with_name("healthy_jobs.py")
+PREMISE_JOBS = HEALTHY_JOBS.with_name("premise_jobs.py")
 
 
 def healthy_programs() -> tuple[str, ...]:
-    """The names in ``healthy_jobs.py``, read without importing torch."""
-    tree = ast.parse(HEALTHY_JOBS.read_text(encoding="utf-8"))
+    """The names in ``healthy_jobs.py`` and ``premise_jobs.py``, read without importing torch."""
+    return (*_programs(HEALTHY_JOBS), *_programs(PREMISE_JOBS))
+
+
+def _programs(file: Path) -> tuple[str, ...]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     table = next(node for node in tree.body if isinstance(node, ast.AnnAssign))
     names = (node.id for node in ast.walk(table) if isinstance(node, ast.Name))

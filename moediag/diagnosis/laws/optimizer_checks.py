@@ -85,7 +85,11 @@ def parameters_not_finite(facts: Facts) -> Findings:
         for check in checks
         if check.step >= before
     ]
-    spread = any(check.nonfinite_grads for check in since)
+    # A scaler that overflows once is healthy.
+    later = {check.step for check in since if check.step >= first.step}
+    spread = bool(grads) or all(
+        any(check.nonfinite_grads for check in since if check.step == step) for step in later
+    )
     seen = any(
         grad not in (None, NO_GRADIENT)
         for check in since

@@ -9,10 +9,11 @@ from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, record
 from moediag.diagnosis.laws.parameters_apart import of_apart, parameters_apart
 from moediag.diagnosis.laws.unreduced_calls import lines_of, why_unreduced
 from moediag.diagnosis.numbers.law_breaches import Breach, law_facts
-from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, checks_of
+from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, checks_of, written
 from moediag.evidence.law_model import PART
+from moediag.evidence.model import Evidence
 from moediag.result import Verdict
-from moediag.result.wording import UNCHECKED, plural, ranks
+from moediag.result.wording import UNCHECKED, listed, plural, ranks
 
 
 @law(Verdict.REPLICA_DIVERGENCE)
@@ -41,11 +42,34 @@ def replicas_apart(facts: Facts) -> Findings:
             beside=True,
             names=breach.parameters.names if breach.parameters is not None else (),
         )
+    frozen = tuple(sorted(facts.of(_written_apart)))
+    if frozen and breach is None:
+        yield Suspicious(
+            f"{plural(len(frozen), 'parameter')} ({listed(frozen)}) without gradients, inside a "
+            "wrapper of replicas, "
+            f"{'differ' if len(frozen) > 1 else 'differs'} between ranks: the program writes "
+            f"{'them' if len(frozen) > 1 else 'it'} itself, on each rank from its own samples or "
+            "on some ranks only.",
+            frozen,
+        )
     apart = parameters_apart(facts)
     if apart is not None:
         yield of_apart(apart, facts)
     elif found.numbers is not None and breach is None:
         yield Suspicious(of_breach(found.numbers))
+
+
+def _written_apart(evidence: Evidence) -> set[str]:
+    """Parameters of wrappers that only the program writes, and whose last values differ."""
+    checks, found = checks_of(evidence), set[str]()
+    own = written(checks)
+    for by_rank in checks.values():
+        rows: dict[str, set[str | None]] = {}
+        for check in by_rank.values():
+            for piece, value in zip(check.pieces, check.params, strict=False):
+                rows.setdefault(piece.name, set()).add(value)
+        found = (found - rows.keys()) | {n for n in own & rows.keys() if len(rows[n]) > 1}
+    return found
 
 
 def _equal_again(facts: Facts, breach: Breach) -> bool:

@@ -159,7 +159,7 @@ def histories(checks: Checks) -> tuple[History, ...]:
     found: dict[tuple[str, tuple[int, ...], str], list[Moment]] = defaultdict(list)
     of_key: dict[str, LawCheck] = {}
     placed: dict[int, _Placed] = {}
-    own = _written(checks)
+    own = written(checks)
     for (key, step), by_rank in checks.items():
         for (ranks, how), members in _sets(by_rank, placed, own):
             found[key, ranks, how].append(_moment(step, members))
@@ -170,7 +170,7 @@ def histories(checks: Checks) -> tuple[History, ...]:
     )
 
 
-def _written(checks: Checks) -> set[str]:
+def written(checks: Checks) -> set[str]:
     """Parameters of wrappers that train nothing and that the program writes itself, as a memory of
     each rank's own samples: they never have a gradient, though others do, and change."""
     values: dict[tuple[int, str], set[str | None]] = defaultdict(set)

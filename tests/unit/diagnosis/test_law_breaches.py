@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from moediag.evidence.law_model import (
 )
 from moediag.evidence.model import Collective, RankEvidence
 from moediag.result import Diagnosis
-from tests.unit.law_evidence import job, other, with_events
+from tests.unit.law_evidence import check, job, other, with_events
 
 
 def apart(rank: int, since: int, *what: str) -> object:
@@ -352,6 +353,39 @@ def test_an_optimizer_that_one_rank_made_anew_is_the_same_one() -> None:
     of = diagnose(job(2, change))
     assert of.verdict == "replica-divergence" and "different number of times" not in of.cause
     assert "In step 3 the optimizer's state of net.{weight,bias} differed already" in of.cause
+
+
+def test_parameters_of_a_wrapper_that_the_program_writes_are_suspicious() -> None:
+    """A memory of each rank's own samples; one that never changes was loaded on a rank only."""
+
+    def change(moves: bool, rank: int, one: LawCheck) -> LawCheck:
+        own = f"of {rank}" + f"@{one.step}" * moves
+        return replace(one, params=(*one.params[:-1], own), grads=(*one.grads[:-1], None))
+
+    of = diagnose(job(2, partial(change, True)))
+    assert of.verdict == "clean" and "1 parameter (net.bias) without gradients" in of.suspicious[0]
+    assert diagnose(job(2, partial(change, False))).verdict == "replica-divergence"
+
+
+def test_an_inner_optimizer_moves_each_rank_for_itself() -> None:
+    """First-order MAML: before the updates of the outer optimizer all ranks are equal again."""
+
+    def found(outer: bool) -> Diagnosis:
+        def change(rank: int, one: LawCheck) -> LawCheck:
+            return replace(one, params=other(one.params, rank)) if one.step > 1 else one
+
+        evidence = job(2, change)
+        ranks = {}
+        for rank, seen in evidence.ranks.items():
+            assert seen.laws is not None
+            more = tuple(check(step, (0, 1)) for step in (3, 6))
+            more = tuple(replace(one, key="b.0", optimizer="SGD") for one in more) * outer
+            laws = replace(seen.laws, checks=(*seen.laws.checks, *more))
+            ranks[rank] = replace(seen, laws=laws)
+        return diagnose(replace(evidence, ranks=ranks))
+
+    assert found(True).verdict == "clean" and "another optimizer" in found(True).suspicious[0]
+    assert found(False).verdict == "replica-divergence"
 
 
 class TestPlainParameters:

@@ -418,6 +418,15 @@ class TestNotFinite:
         of = diagnose(job(2, change))
         assert of.verdict == "clean" and "net.bias had elements" in of.suspicious[0]
 
+    def test_a_scaler_that_overflows_once_changes_nothing(self) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            over = ("net.weight",) if check.step == 3 else ()
+            bad = ("net.bias",) if check.step > 2 else ()
+            return replace(check, nonfinite=bad, nonfinite_grads=over)
+
+        of = diagnose(job(2, change))
+        assert of.verdict == "clean" and "net.bias had elements" in of.suspicious[0]
+
     def test_without_gradients_nothing_says_that_it_is_meant(self) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:
             bad = ("net.bias",) if check.step > 2 else ()

@@ -430,13 +430,16 @@ class TestStale:
         of = self.found(lambda name, step: [3.3, 9.0] if name == "b.weight" else None)
         assert of.verdict == "wrong-gradients" and "1 parameter (b.weight)" in of.cause
 
-    def test_the_gradient_of_the_step_before_is_a_failure(self) -> None:
+    def test_the_gradient_of_the_step_before_is_suspicious(self) -> None:
+        """Some reduce a large matrix while the next step runs."""
+
         def late(name: str, step: int) -> Any:
             first = {1: [7.7, 9.0], 6: [0.2, 9.0]}  # nothing was recorded of the steps before
             before = 0.5 * (2 * 2 * (step - 1) + 1)
             return first.get(step, [before, 9.0]) if name == "b.weight" else None
 
-        assert self.found(late).verdict == "wrong-gradients"
+        of = self.found(late)
+        assert of.verdict == "clean" and "1 parameter (b.weight)" in of.suspicious[0]
 
     def test_rows_that_a_program_masks_are_no_failure(self) -> None:
         other = lambda name, step: [0.1 * step, 5.0] if name == "b.weight" else None  # noqa: E731

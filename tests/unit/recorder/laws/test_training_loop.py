@@ -209,6 +209,25 @@ class TestClearedGradients:
                 parameter.grad *= 0.9
         assert self.kept(tmp_path) == [False] * 3
 
+    def test_an_optimizer_that_updates_in_some_calls_only(self, tmp_path: Path) -> None:
+        """It clears the gradients itself, in the calls that update."""
+
+        class Accumulating(torch.optim.SGD):
+            calls = 0
+
+            def step(self, closure: Any = None) -> None:
+                self.calls += 1
+                if self.calls % 5 == 0:
+                    super().step()
+                    self.zero_grad()
+
+        net = model()
+        optimizer = Accumulating(net.parameters(), lr=0.1)
+        for _ in range(14):
+            backward(net)
+            optimizer.step()
+        assert not any(self.kept(tmp_path))
+
     def test_gradients_that_autograd_does_not_add_to_are_unknown(self, tmp_path: Path) -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -277,6 +296,27 @@ class TestModes:
                 net.eval()
         assert self.modes(tmp_path) == [(1, 0, True), (2, 0, True), (3, 0, False)]
         assert laws(tmp_path).modes[0].kinds == ("Dropout",)
+
+    def test_parts_that_are_put_back_into_training_mode(self, tmp_path: Path) -> None:
+        """And not the whole that the program calls."""
+        whole = nn.Sequential(model()).eval()
+        whole[0].train()
+        optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+        backward(whole)
+        optimizer.step()
+        assert [one.training for one in laws(tmp_path).modes] == [True]
+
+    def test_an_optimizer_of_inputs_trains_no_model(self, tmp_path: Path) -> None:
+        """An attack, whose gradients also reach the model."""
+        net, inputs = model(), torch.zeros(2, 4, requires_grad=True)
+        optimizer, attack = (torch.optim.SGD(of, lr=0.1) for of in (net.parameters(), [inputs]))
+        backward(net)
+        optimizer.step()
+        net.eval()
+        for _ in range(6):
+            net(inputs).sum().backward()
+            attack.step()
+        assert [one.training for one in laws(tmp_path).modes] == [True]
 
     @pytest.mark.parametrize("frozen", [True, False])
     def test_a_teacher_is_not_trained(self, tmp_path: Path, frozen: bool) -> None:
@@ -494,6 +534,31 @@ class TestScaledNorms:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer)
         assert [norm.scale for norm in laws(tmp_path).norms] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_names_do_not_depend_on_the_model_that_runs_first(tmp_path: Path, first: int) -> None:
+    nets = model(), model()
+    nets[first](torch.ones(1, 4))
+    optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], lr=0.1)
+    backward(nets[0])
+    backward(nets[1])
+    optimizer.step()
+    names = [piece.name for piece in laws(tmp_path).checks[0].pieces]
+    assert names[0] == "0.weight" and names[4] == "0.weight (2)"
+
+
+@pytest.mark.parametrize(("content", "told"), [("model", 1), ("optimizer", 0), ("random", 0)])
+def test_files_to_which_a_rank_saves_matrices(tmp_path: Path, content: str, told: int) -> None:
+    net = model()
+    of = {
+        "model": {"model": net.state_dict()},
+        "optimizer": torch.optim.SGD(net.parameters(), lr=0.1).state_dict(),
+        "random": {"rng": torch.get_rng_state()},
+    }
+    for _ in range(2):
+        torch.save(of[content], tmp_path / "saved.pt")
+    assert len(laws(tmp_path).of("saved", lambda event: event["file"])) == told
 
 
 def test_buffers_of_numbers_are_compared_between_data_parallel_ranks(

@@ -100,6 +100,8 @@ def dropout_beside_training(facts: Facts) -> Findings:
 def _drop(event: Mapping[str, Any]) -> tuple[int, str, str, tuple[str | None, ...]]:
     weights = tuple(None if one is None else str(one) for one in event["weights"])
     return int(event["step"]), str(event["model"]), str(event["module"]), weights
+
+
 def _other_optimizers(checks: Sequence[LawCheck], since: int) -> bool:
     """Whether no optimizer stepped before a step and after it: another phase of training."""
     before, later = ({one.key for one in checks if (one.step >= since) == at} for at in (0, 1))

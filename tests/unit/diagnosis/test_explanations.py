@@ -19,11 +19,12 @@ from tests.unit.diagnosis.example_detector import frozen_loss
 
 
 def defined(package: ModuleType, kind: type) -> Iterator[Any]:
-    """The objects of this kind in the modules of a package that define one."""
-    for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        module = importlib.import_module(one.name)
-        if not one.name.endswith("order"):  # imports them
-            yield from (value for value in vars(module).values() if isinstance(value, kind))
+    """The objects of this kind in the modules of a package, each once."""
+    names = [one.name for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]
+    # The modules that list them are left out: they import all.
+    modules = [importlib.import_module(name) for name in names if not name.endswith("order")]
+    found = {id(one): one for m in modules for one in vars(m).values() if isinstance(one, kind)}
+    yield from found.values()
 
 
 def test_a_detector_says_what_it_finds_and_where_it_is() -> None:

@@ -18,6 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from moediag.recorder.calls import Call
 from moediag.recorder.groups import GroupInfo
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.modules import unwrapped
 from moediag.recorder.step.numbers import Fingerprints, capturing
 
 WATCHER = "laws of shared values"
@@ -36,14 +37,17 @@ class SharedValues:
         self._prints = Fingerprints()
         self._rows: List[Dict[str, Any]] = []
         self._layers: List[Optional[Tuple[Any, Any]]] = []  # of each row: bias and matrix, or None
-        self._ran = False  # a forward with gradients, since the last backward
+        self._ran = False  # a forward of training, since the last backward
         self._gathered: List[Dict[str, Any]] = []
 
     def install(self) -> None:
         self._context.recorder.on_call.append(self._called)
-        self._context.recorder.on_forward.append(lambda *_: setattr(self, "_ran", True))
+        self._context.recorder.on_forward.append(self._forward)
         self._context.recorder.hooks.after_backward(lambda: setattr(self, "_ran", False))
         self._context.on_check.append(self._write)
+
+    def _forward(self, root: Any, *_: Any) -> None:
+        self._ran = bool(unwrapped(root).training)
 
     def _called(self, call: Call, group: GroupInfo) -> None:
         if call.op in _OPS and self._context.checking and not capturing():

@@ -397,7 +397,7 @@ def test_functions_that_share_values(tmp_path: Path, adds: bool) -> None:
     assert row["gradient"][1] == pytest.approx(8**0.5)
 
 
-@pytest.mark.parametrize("how", ["cut", "put back", "for a log", "without gradients"])
+@pytest.mark.parametrize("how", ["cut", "put back", "for a log", "in evaluation", "no grad"])
 def test_what_is_gathered_without_a_function(tmp_path: Path, how: str) -> None:
     def gathered(x: Any) -> Any:
         parts = [torch.empty_like(x)]
@@ -405,8 +405,8 @@ def test_what_is_gathered_without_a_function(tmp_path: Path, how: str) -> None:
         return x if how == "put back" else parts[0]
 
     def backward(_: int) -> None:
-        out = net(torch.randn(2, 4))
-        with torch.set_grad_enabled(how != "without gradients"):
+        out = net.train(how != "in evaluation")(torch.randn(2, 4))
+        with torch.set_grad_enabled(how != "no grad"):
             other = gathered(out.exp()) if how != "for a log" else 0
         (out + other).sum().backward()
         if how == "for a log":

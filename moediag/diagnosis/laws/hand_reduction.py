@@ -26,7 +26,6 @@ from moediag.result.wording import listed, plural
 
 _ENOUGH = 3  # steps
 _FEW = 3  # matrices
-_BEFORE, _SAME = "before", "same"
 
 
 @law(Verdict.WRONG_GRADIENTS)
@@ -35,8 +34,7 @@ def gradients_stale(facts: Facts) -> Findings:
     steps = facts.of(own_gradients)
     factors = {one.step: one.factor for one in facts.of(reductions)}
     names = {name for ranks in steps.values() for one in ranks.values() for name in one.made}
-    how = {name: _stale(name, steps, factors) for name in sorted(names)}
-    found = [name for name, stale in how.items() if stale]
+    found = [name for name in sorted(names) if _stale(name, steps, factors)]
     if found and len(factors) >= _ENOUGH:
         text = (
             f"In all checked steps the update used gradients of {plural(len(found), 'parameter')} "
@@ -44,8 +42,9 @@ def gradients_stale(facts: Facts) -> Findings:
             "changed since the first step; those of the other parameters were reduced after their "
             "own backward."
         )
-        if _SAME not in how.values():  # some reduce a large matrix while the next step runs
-            yield Suspicious(text, tuple(found))
+        every = [one for ranks in steps.values() for one in ranks.values()]
+        if all(len({one.used[name] for one in every if name in one.used}) > 1 for name in found):
+            yield Suspicious(text, tuple(found))  # some reduce a part while the next step runs
             return
         yield Broken(
             text,
@@ -210,10 +209,9 @@ def _equal_later(rows: list[set[str | None]]) -> bool:
     return same and len(set.union(*rows)) > 1
 
 
-def _stale(name: str, steps: dict[int, dict[int, OwnGradients]], factors: dict[int, float]) -> str:
-    """How a gradient is never that of its own step: _BEFORE, it is the reduced one of the step
-    before in all steps of which that was recorded; _SAME, it is the same in all steps while the
-    backward's changed; else ""."""
+def _stale(name: str, steps: dict[int, dict[int, OwnGradients]], factors: dict[int, float]) -> bool:
+    """Whether a gradient is never that of its own step: it is the reduced one of the step before in
+    all steps of which that was recorded, or the same in all steps while the backward's changed."""
     rows = {
         step: (
             [one.made[name] for one in ranks.values()],
@@ -225,13 +223,12 @@ def _stale(name: str, steps: dict[int, dict[int, OwnGradients]], factors: dict[i
     if len(rows) < _ENOUGH or any(
         len(set(used)) > 1 or not used[0][1] for _, used in rows.values()
     ):
-        return ""
+        return False
     if any(is_multiple(made, used[0], factors[step]) for step, (made, used) in rows.items()):
-        return ""
+        return False
     if len({used[0] for _, used in rows.values()}) == 1:
-        return _SAME if len({made[0] for made, _ in rows.values()}) == len(rows) else ""
+        return len({made[0] for made, _ in rows.values()}) == len(rows)
     after = [step for step in rows if step - 1 in rows]
-    late = len(after) > 1 and all(
+    return len(after) > 1 and all(
         is_multiple(rows[step - 1][0], rows[step][1][0], factors[step - 1]) for step in after
     )
-    return _BEFORE if late else ""

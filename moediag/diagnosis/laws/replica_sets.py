@@ -9,9 +9,8 @@ from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, record
 from moediag.diagnosis.laws.parameters_apart import of_apart, parameters_apart
 from moediag.diagnosis.laws.unreduced_calls import lines_of, why_unreduced
 from moediag.diagnosis.numbers.law_breaches import Breach, law_facts
-from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, checks_of, written
+from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, checks_of
 from moediag.evidence.law_model import PART
-from moediag.evidence.model import Evidence
 from moediag.result import Verdict
 from moediag.result.wording import UNCHECKED, listed, plural, ranks
 
@@ -42,15 +41,13 @@ def replicas_apart(facts: Facts) -> Findings:
             beside=True,
             names=breach.parameters.names if breach.parameters is not None else (),
         )
-    frozen = tuple(sorted(facts.of(_written_apart)))
-    if frozen and breach is None:
+    if found.written is not None and breach is None and found.written.parameters is not None:
+        names = found.written.parameters.names
         yield Suspicious(
-            f"{plural(len(frozen), 'parameter')} ({listed(frozen)}) without gradients, inside a "
-            "wrapper of replicas, "
-            f"{'differ' if len(frozen) > 1 else 'differs'} between ranks: the program writes "
-            f"{'them' if len(frozen) > 1 else 'it'} itself, on each rank from its own samples or "
-            "on some ranks only.",
-            frozen,
+            f"{plural(len(names), 'parameter')} ({listed(names)}) of a wrapper without gradients "
+            f"{'differ' if len(names) > 1 else 'differs'} between ranks: the program itself writes "
+            "other values on each rank.",
+            names,
         )
     apart = parameters_apart(facts)
     if apart is not None:
@@ -59,38 +56,22 @@ def replicas_apart(facts: Facts) -> Findings:
         yield Suspicious(of_breach(found.numbers))
 
 
-def _written_apart(evidence: Evidence) -> set[str]:
-    """Parameters of wrappers that only the program writes, and whose last values differ."""
-    checks, found = checks_of(evidence), set[str]()
-    own = written(checks)
-    for by_rank in checks.values():
-        rows: dict[str, set[str | None]] = {}
-        for check in by_rank.values():
-            for piece, value in zip(check.pieces, check.params, strict=False):
-                rows.setdefault(piece.name, set()).add(value)
-        found = (found - rows.keys()) | {n for n in own & rows.keys() if len(rows[n]) > 1}
-    return found
-
-
 def _equal_again(facts: Facts, breach: Breach) -> bool:
-    """Whether the parameters of an update without a reduction are equal in another optimizer's
-    later updates: each rank moved them for itself, and the program put them back (MAML)."""
-    parameters = breach.parameters
-    if parameters is None or breach.initial:
+    """Whether the parameters are equal in later updates of another optimizer: each rank moved them
+    for itself, and the program put them back (MAML)."""
+    if breach.parameters is None or breach.initial:
         return False
-    names = frozenset(parameters.names)
-    later: dict[int, bool] = {}
+    names, alike = set(breach.parameters.names), list[bool]()
     for (key, step), by_rank in facts.of(checks_of).items():
-        if key == breach.history.key or step <= breach.step:
-            continue
         rows = [
-            tuple(v for p, v in zip(one.pieces, one.params, strict=False) if p.name in names)
+            {p.name: v for p, v in zip(one.pieces, one.params, strict=False) if p.name in names}
             for rank, one in by_rank.items()
             if rank in breach.history.ranks
         ]
-        if len(rows) == len(breach.history.ranks) and len(rows[0]) == len(names):
-            later[step] = len(set(rows)) == 1
-    return bool(later) and all(later.values())
+        later = key != breach.history.key and step > breach.step and rows[:1]
+        if later and len(rows) == len(breach.history.ranks) and rows[0].keys() == names:
+            alike.append(all(row == rows[0] for row in rows))
+    return bool(alike) and all(alike)
 
 
 def _owners(facts: Facts, breach: Breach) -> str:

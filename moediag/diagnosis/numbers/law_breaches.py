@@ -18,6 +18,7 @@ from moediag.diagnosis.numbers.law_splits import (
     LOSS_SCALE,
     PARAMETERS,
     STATE,
+    WRITTEN,
     History,
     Split,
     checks_of,
@@ -132,6 +133,8 @@ class LawFacts:
     numbers: Breach | None = None
     """Numbers of an optimizer that differ at the end between ranks whose parameters stay equal
     without a wrapper."""
+    written: Breach | None = None
+    """Parameters of wrappers that only the program writes, and that differ."""
     recorded: bool = False
     """Ranks recorded for the laws."""
     not_checked: tuple[str, ...] = ()
@@ -141,6 +144,8 @@ def law_facts(evidence: Evidence) -> LawFacts:
     checks = checks_of(evidence)
     found = histories(checks)
     breaches = [b for b in map(_breach, found) if b is not None]
+    written = [b for b in breaches if b.history.how == WRITTEN]
+    breaches = [b for b in breaches if b not in written]
     compared = {m.step for h in found if h.how in (REDUCED, PLACED) for m in h.moments}
     if evidence.world_size == 1:
         compared = {step for _, step in checks}
@@ -152,13 +157,14 @@ def law_facts(evidence: Evidence) -> LawFacts:
         apart=_apart(evidence, plain),
         apart_kept=_apart(evidence, _plain(evidence, _discarded(evidence))),
         numbers=_numbers_apart(evidence, plain) if plain.kept and not plain.apart else None,
+        written=written[0] if written else None,
         recorded=any(seen.laws is not None for seen in evidence.ranks.values()),
         not_checked=_not_checked(evidence, found, {*plain.kept} == plain.matrices),
     )
 
 
 def _breach(history: History) -> Breach | None:
-    if history.how == REDUCED:
+    if history.how in (REDUCED, WRITTEN):
         parameters = history.first(PARAMETERS)
     elif history.how == PLACED:
         # Later each rank computes the update itself, and rounding may differ between ranks.

@@ -17,6 +17,7 @@ from moediag.protocol.tolerance import LARGE
 from moediag.records import dataclass
 
 PARAMETERS, HYPER, GRADIENTS, STATE = "parameters", "hyperparameters", "gradients", "state"
+WRITTEN = "written"  # how parameters are kept that only the program writes: not at all
 LOSS_SCALE = "loss_scale"  # the number of an optimizer whose steps a GradScaler makes
 # The norm below which a gradient may be rounding alone, as a part of the largest one.
 _LEAST_NORM = 1e-3
@@ -159,7 +160,7 @@ def histories(checks: Checks) -> tuple[History, ...]:
     found: dict[tuple[str, tuple[int, ...], str], list[Moment]] = defaultdict(list)
     of_key: dict[str, LawCheck] = {}
     placed: dict[int, _Placed] = {}
-    own = written(checks)
+    own = _written(checks)
     for (key, step), by_rank in checks.items():
         for (ranks, how), members in _sets(by_rank, placed, own):
             found[key, ranks, how].append(_moment(step, members))
@@ -170,7 +171,7 @@ def histories(checks: Checks) -> tuple[History, ...]:
     )
 
 
-def written(checks: Checks) -> set[str]:
+def _written(checks: Checks) -> set[str]:
     """Parameters of wrappers that train nothing and that the program writes itself, as a memory of
     each rank's own samples: they never have a gradient, though others do, and change."""
     values: dict[tuple[int, str], set[str | None]] = defaultdict(set)
@@ -181,7 +182,8 @@ def written(checks: Checks) -> set[str]:
             rows = zip(check.pieces, check.params, check.grads, strict=False)
             for piece, value, gradient in rows if graded else ():
                 values[rank, piece.name].add(value)
-                trained |= {piece.name} if gradient is not None or piece.how != REDUCED else set()
+                frozen = gradient is None and piece.how == REDUCED and check.optimizer
+                trained |= set() if frozen else {piece.name}
     return {name for (_, name), of in values.items() if len(of) > 1} - trained
 
 
@@ -215,13 +217,13 @@ _Placed = dict[_Set, _Positions]  # of one list of pieces, which the checks of a
 
 
 def _sets(
-    by_rank: Mapping[int, LawCheck], placed: dict[int, _Placed], without: Set[str]
+    by_rank: Mapping[int, LawCheck], placed: dict[int, _Placed], own: Set[str]
 ) -> Iterator[tuple[_Set, dict[int, _Member]]]:
     """Each set of ranks, how it is kept equal, and its members; only complete ones."""
     found: dict[_Set, dict[int, _Member]] = defaultdict(dict)
     for rank, check in by_rank.items():
         if id(check.pieces) not in placed:
-            placed[id(check.pieces)] = _positions(check, rank, without)
+            placed[id(check.pieces)] = _positions(check, rank, own)
         for one, positions in placed[id(check.pieces)].items():
             found[one][rank] = check, positions
     for (ranks, how), members in found.items():
@@ -229,11 +231,12 @@ def _sets(
             yield (ranks, how), members
 
 
-def _positions(check: LawCheck, rank: int, without: Set[str]) -> _Placed:
+def _positions(check: LawCheck, rank: int, own: Set[str]) -> _Placed:
     found: _Placed = defaultdict(dict)
     for at, piece in enumerate(check.pieces):
-        if len(piece.ranks) > 1 and rank in piece.ranks and piece.name not in without:
-            found[piece.ranks, piece.how][piece.name, piece.part] = at
+        if len(piece.ranks) > 1 and rank in piece.ranks:
+            how = WRITTEN if piece.name in own else piece.how
+            found[piece.ranks, how][piece.name, piece.part] = at
     return found
 
 

@@ -363,7 +363,10 @@ def test_parameters_of_a_wrapper_that_the_program_writes_are_suspicious() -> Non
         return replace(one, params=(*one.params[:-1], own), grads=(*one.grads[:-1], None))
 
     of = diagnose(job(2, partial(change, True)))
-    assert of.verdict == "clean" and "1 parameter (net.bias) without gradients" in of.suspicious[0]
+    assert (
+        of.verdict == "clean"
+        and "1 parameter (net.bias) of a wrapper without gradients" in of.suspicious[0]
+    )
     assert diagnose(job(2, partial(change, False))).verdict == "replica-divergence"
 
 

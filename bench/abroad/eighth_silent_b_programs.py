@@ -430,4 +430,69 @@ _OPEN_LM = Program(
     ),
 )  # fmt: skip
 
-EIGHTH_SILENT_B_PROGRAMS = (_DISTIL_RUN, _OPENCHAT_RUN, _ESFT_RUN, _RELORA_RUN, _OPEN_LM)
+# --------------------------------------- transformers-research-projects, fccd0cda: codeparrot
+
+_PARROT = "scripts/codeparrot_training.py"
+_GPT = {
+    "model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2,
+    "n_positions": 64, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+_CODE = """\
+import datasets
+
+
+class Repository:
+    def __init__(self, *_, **__):
+        pass
+
+    git_checkout = push_to_hub = __init__
+
+
+def load_dataset(name, **_):
+    texts = [" ".join(f"w{(row * 7 + n * n * (1 + row % 3)) % 59}" for n in range(20 + row % 9))
+             for row in range(256 if name == "train" else 24)]
+    return datasets.Dataset.from_dict({"content": texts}).to_iterable_dataset()
+"""
+
+
+def _for_parrot(folder: Path) -> None:
+    beside(_PARROT)(folder)
+    tokens = {"tokenizer_class": "BertTokenizer", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+    write(folder, {
+        "scripts/tiny_code.py": _CODE, "out/config.json": json.dumps(_GPT),
+        "out/vocab.txt": _VOCABULARY, "out/tokenizer_config.json": json.dumps(tokens),
+    })  # fmt: skip
+
+
+_PARROT_RUN = Program(
+    "codeparrot", "transformers-research-projects/codeparrot", _PARROT,
+    ("--model_ckpt=tiny", "--save_dir=out", "--dataset_name_train=train",
+     "--dataset_name_valid=valid", "--train_batch_size=4", "--valid_batch_size=4",
+     "--shuffle_buffer=20", "--learning_rate=2e-3", "--num_warmup_steps=3",
+     "--gradient_accumulation_steps=2", "--gradient_checkpointing=False", "--max_train_steps=12",
+     "--max_eval_steps=2", "--seq_length=24", "--save_checkpoint_steps=10"),
+    needs=("accelerate", "datasets", "transformers"), prints=r"loss [0-9.]+", prepare=_for_parrot,
+    env=(("ACCELERATE_USE_CPU", "true"), ("ACCELERATE_MIXED_PRECISION", "bf16")),
+    adapt=(
+        *imports_on_cpu(_PARROT, "import logging"),
+        *on_cpu(
+            _PARROT,
+            ("from datasets import load_dataset", "from tiny_code import Repository, load_dataset"),
+            ("from huggingface_hub import Repository", ""),
+            ("num_of_sequences=1024", "num_of_sequences=16,"),
+            ("accelerator.init_trackers(", "pass"),
+            ("run_name = accelerator.trackers", 'run_name = "run"'),
+            ('logger.info(f"Step {step}: {metrics}")', '{line}\nif "loss/train" in metrics:\n'
+             "    print(f\"loss {metrics['loss/train']:.6f}\", flush=True)"),
+            ("accelerator = Accelerator(log_with=",
+             "accelerator = Accelerator(project_config=config)"),
+            ("model = AutoModelForCausalLM.from_pretrained(",
+             "from transformers import AutoConfig\n"
+             "model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.save_dir))"),
+        ),
+    ),
+)  # fmt: skip
+
+EIGHTH_SILENT_B_PROGRAMS = (
+    _DISTIL_RUN, _OPENCHAT_RUN, _ESFT_RUN, _RELORA_RUN, _OPEN_LM, _PARROT_RUN,
+)  # fmt: skip

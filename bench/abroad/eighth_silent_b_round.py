@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bench.abroad.cases import edit
 from bench.abroad.edits import Line
+from bench.abroad.fourth_silent_round import SAME
 from bench.abroad.silent_round import BROKEN, NOTE, NOTHING, SUSPICIOUS, Silent
 
 DISTILLER = "distiller.py"
@@ -15,6 +16,7 @@ CHAT, CHAT_CONFIG = (
 )  # fmt: skip
 OPEN, EPOCH, RATES = "open_lm/main.py", "open_lm/train.py", "open_lm/scheduler.py"
 LOW_RANK, ADAPTERS = "torchrun_main.py", "peft_pretraining/relora.py"
+PARROT = "scripts/codeparrot_training.py"
 EXPERTS, EXPERT_MODEL = "train_ep.py", "deepseek/modeling_deepseek.py"
 NOBODY = -1  # the rank of a fault that is the same on all ranks
 OF_LLAMA = (
@@ -109,7 +111,8 @@ OF_ESFT = (
      ("expert", Line(EXPERTS, "backward(loss, **kwargs)"), Line(EXPERTS, "trainer.train()")),
      (edit(EXPERTS, "p.grad.div_(ep_size)", "    pass"),)),
     # NVIDIA/Megatron-LM#5916, deepspeedai/DeepSpeed#8475: the Trainer clips unless it is told not
-    # to. Each rank's factor is another one, so dense weights drift apart.
+    # to. Each rank's factor is another one, so dense weights drift apart. 0.5 stands for 1.0, as so
+    # small a model has small gradients.
     ("as published: the Trainer clips by the norm of each rank's own experts", BROKEN,
      ("norm", "clip", *OF_LLAMA, "gate", "shared_experts", Line(EXPERTS, "trainer.train()")),
      (edit(EXPERTS, "max_grad_norm=0.0,", "max_grad_norm=0.5,"),)),
@@ -140,7 +143,7 @@ OF_ESFT = (
 OF_RELORA = (
     # Guitaricet/relora#18, nvidia-cosmos/cosmos-predict2.5#15.
     ("as published: both factors of each adapter begin with zeros", BROKEN,
-     ("lora_A", "lora_B", "zero", Line(ADAPTERS, "nn.init.zeros_(new_module.lora_A.weight)"),
+     ("lora_A", "lora_B", "zeros", Line(ADAPTERS, "nn.init.zeros_(new_module.lora_A.weight)"),
       Line(ADAPTERS, "nn.init.zeros_(self.lora_B.weight)", 1)),
      (edit(ADAPTERS, "pass", "nn.init.zeros_(new_module.lora_A.weight)"),)),
     # NVIDIA-NeMo/Megatron-Bridge#5396: each rank has a seed, for its dropout, and draws the new
@@ -200,9 +203,52 @@ OF_OPEN_LM = (
            "{line}\nif bad_shard and step in (4, 8):  # of its part of the data\n"
            "    total_loss = 10 * total_loss"),
       edit(EPOCH, "optimizer.step()", "if total_loss < 10:\n    {line}")), 1),
-    # huggingface/transformers#4398.
-    ("set_epoch is left out", NOTE, (),
-     (edit(EPOCH, 'data["train"].set_epoch(epoch)', "pass"),)),
+    # ZhaoJ9014/face.evoLVe#39, wandb/examples#444.
+    ("each step takes the first batch of the loader again", SUSPICIOUS,
+     ("same batch", *SAME, Line(EPOCH, "batch = next(iter(dataloader))"),
+      Line(EPOCH, "out, _, _ = model(inputs_ii)")),
+     (edit(EPOCH, "batch = next(data_iterator)", "batch = next(iter(dataloader))"),)),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------ accelerate
+
+OF_PARROT = (
+    # huggingface/datasets#5360, huggingface/transformers#11254: each rank takes every other batch
+    # of a stream that it takes for the one of all ranks.
+    ("each rank divides a stream that it shuffles in its own order", SUSPICIOUS,
+     (*SAME, "IterableDatasetShard", "shuffle", "order", Line(PARROT, "train_data.shuffle("),
+      Line(PARROT, "in enumerate(train_dataloader, start=1)"),
+      Line(PARROT, "train_dataloader = DataLoader("), Line(PARROT, "accelerator = Accelerator(")),
+     (edit(PARROT, "accelerator = Accelerator(project_config",
+           "from accelerate import DataLoaderConfiguration\n"
+           "accelerator = Accelerator(project_config=config, "
+           "dataloader_config=DataLoaderConfiguration(dispatch_batches=False))"),
+      edit(PARROT, "train_data = train_data.shuffle(",
+           "train_data = train_data.shuffle(\n"
+           "    buffer_size=args.shuffle_buffer, seed=args.seed + accelerator.process_index)"),
+      edit(PARROT, "loss = losses[: eval_dataloader", "loss = losses.mean()"))),
+    # huggingface/accelerate#860, #948, huggingface/diffusers#1618.
+    ("counting operations takes the mixed precision away", SUSPICIOUS,
+     ("autocast", "bfloat16", "precision", Line(PARROT, "accelerator.unwrap_model(model, keep"),
+      Line(PARROT, "loss = model(batch, labels=batch")),
+     (edit(PARROT, "config_model = accelerator.unwrap_model(model).config",
+           "config_model = accelerator.unwrap_model(model, keep_fp32_wrapper=False).config"),)),
+    # The kind of rwth-i6/returnn#1493: a line for all ranks slips into the block of rank 0.
+    ("only rank 0 leaves evaluation", BROKEN,
+     ("evaluation mode", "training mode", "dropout", Line(PARROT, "    model.train()"),
+      Line(PARROT, "model.eval()"), Line(PARROT, "loss = model(batch, labels=batch")),
+     (edit(PARROT, "model.train()", "    {line}", 1),), 1),
+    # huggingface/accelerate#3547: `prepare` divides it again, and half of the data is never read.
+    ("a stream that is divided by node is divided again", NOTHING, (),
+     (edit(PARROT, "accelerator = Accelerator(project_config",
+           "from accelerate import DataLoaderConfiguration\n"
+           "accelerator = Accelerator(project_config=config, "
+           "dataloader_config=DataLoaderConfiguration(dispatch_batches=False))"),
+      edit(PARROT, "train_data = train_data.shuffle(",
+           "from datasets.distributed import split_dataset_by_node\n{line}\n"
+           "train_data = split_dataset_by_node(\n"
+           "    train_data, accelerator.process_index, accelerator.num_processes)"),
+      edit(PARROT, "loss = losses[: eval_dataloader", "loss = losses.mean()"))),
 )  # fmt: skip
 
 EIGHTH_SILENT_ROUND_B = tuple(
@@ -213,6 +259,7 @@ EIGHTH_SILENT_ROUND_B = tuple(
         ("esft", OF_ESFT),
         ("relora", OF_RELORA),
         ("open-lm", OF_OPEN_LM),
+        ("codeparrot", OF_PARROT),
     )
     for row in rows
 )

@@ -1,8 +1,7 @@
 """The language models of the eighth round of silent faults, and how each is started on CPU ranks.
 They run unmodified but for the edits here, which remove GPUs, downloads and size, and repair what
-is silently wrong in a program as published, where `eighth_silent_b_round` says so. Checkouts need no
-more of a repository than the folders that are imported; the first and the last program are two
-folders of one."""
+is silently wrong in a program as published, where `eighth_silent_b_round` says so. Checkouts need
+only the folders that are imported; the first and the last program are folders of one repository."""
 
 from __future__ import annotations
 

@@ -306,6 +306,8 @@ _TAPE = Program(
                                  "default=int(os.environ['LOCAL_RANK']),")),
         *on_cpu("tape/datasets.py", ("from scipy", "")),
         *on_cpu("tape/metrics.py", ("import scipy", "")),
+        # An argument that no release of PyTorch takes any more.
+        *on_cpu("tape/utils/_sampler.py", ("super().__init__(dataset)", "super().__init__()")),
         *on_cpu("tape/visualization.py", ("if local_rank not in (-1, 0):", "if True:")),
         *on_cpu("tape/utils/distributed_utils.py",
                 ("torch.cuda.FloatTensor", "float_tensor = torch.FloatTensor([scalar])")),
@@ -315,7 +317,7 @@ _TAPE = Program(
             # As published, nothing clears the gradients.
             ("self.optimizer.step()", "{line}\nself.optimizer.zero_grad()"),
         ),
-        # Calls that no release of PyTorch takes any more.
+        # Likewise.
         *on_cpu(
             _ADAM, ("exp_avg.mul_(beta1).add_(", "exp_avg.mul_(beta1).add_(grad, alpha=1 - beta1)"),
             ("exp_avg_sq.mul_(beta2).addcmul_(", "exp_avg_sq.mul_(beta2).addcmul_(grad, grad, "
@@ -348,12 +350,12 @@ def text(start, count):
     return " ".join(f"w{(start * 7 + n * n * (1 + start % 3)) % 59}" for n in range(count))
 
 
-queries = {row: text(row, 4) for row in range(96)}
-passages = [text(row, 9 + row % 7) for row in range(96)]
-triples = [[row, row, (row * 5 + 3) % 96] for row in range(96)]
+queries = {row: text(row, 4) for row in range(128)}
+passages = [text(row, 9 + row % 7) for row in range(128)]
+triples = [[row, row, (row * 5 + 3) % 96] for row in range(128)]
 with Run().context(RunConfig(nranks=dist.get_world_size(), rank=dist.get_rank(), amp=False)):
     config = ColBERTConfig(
-        checkpoint="tiny", bsize=16, accumsteps=2, lr=2e-3, maxsteps=6, dim=16,
+        checkpoint="tiny", bsize=16, accumsteps=2, lr=2e-3, maxsteps=8, dim=16,
         doc_maxlen=24, query_maxlen=12, use_ib_negatives=True,
         warmup=2,
     )
@@ -392,7 +394,8 @@ _COLBERT_PROGRAM = Program(
     adapt=(
         *on_cpu("colbert/search/strided_tensor_core.py", ("import line_profiler", "")),
         *on_cpu("colbert/modeling/colbert.py", ("ColBERT.try_load_torch_extensions(self", "")),
-        *on_cpu("colbert/modeling/hf_colbert.py", ("obj = super().from_pretrained(name_or_path",
+        *on_cpu("colbert/modeling/hf_colbert.py", ("self.init_weights()", "self.post_init()"),
+                ("obj = super().from_pretrained(name_or_path",
                 "obj = cls(AutoConfig.from_pretrained(name_or_path), colbert_config)")),
         # As published, each rank has the examples of the first one.
         *on_cpu("colbert/data/examples.py", ("return [self.data[idx] for idx in range(0,",

@@ -224,7 +224,7 @@ OF_COLBERT = (
 
 EIGHTH_SILENT_C_ROUND = tuple(
     Silent(program, *row)
-    for program, rows in (("torchshard", OF_TORCHSHARD),)
+    for program, rows in (("torchshard", OF_TORCHSHARD), ("spinningup", OF_SPINNINGUP))
     for row in rows
 )  # fmt: skip
 EIGHTH_C_HEALTHY = tuple(

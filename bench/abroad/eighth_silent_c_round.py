@@ -224,7 +224,10 @@ OF_COLBERT = (
 
 EIGHTH_SILENT_C_ROUND = tuple(
     Silent(program, *row)
-    for program, rows in (("torchshard", OF_TORCHSHARD), ("spinningup", OF_SPINNINGUP))
+    for program, rows in (
+        ("openltm", OF_OPENLTM), ("torchshard", OF_TORCHSHARD), ("spinningup", OF_SPINNINGUP),
+        ("tape", OF_TAPE),
+    )
     for row in rows
 )  # fmt: skip
 EIGHTH_C_HEALTHY = tuple(

@@ -100,7 +100,7 @@ OF_TORCHSHARD = (
      (edit(SHARD, "enable_zero_optim=args", "enable_zero_optim=True"),), NOBODY),
     # NVIDIA-NeMo/Megatron-Bridge#5591, facebookresearch/fairscale#180.
     ("one rank's scaler finds an overflow, and it alone leaves out the update", BROKEN,
-     ("scale", "step()", "update", *OF_GPT, Line(SHARD, "scaler.step(optimizer)"),
+     ("scale", "step()", "left out", "skipped", *OF_GPT, Line(SHARD, "scaler.step(optimizer)"),
       Line(SHARD, "scaler.update()"), Line(SHARD, "scaler.unscale_(optimizer)"),
       Line(SHARD, "scaler = torch.amp.GradScaler(")),
      (edit(SHARD, "scaler = torch.cuda.amp.GradScaler(", 'scaler = torch.amp.GradScaler("cpu")'),
@@ -162,7 +162,7 @@ OF_TAPE = (
            "if step % gradient_accumulation_steps == 0:"),), NOBODY),
     # The kind of prism-science/WaterFlow#78: a tensor that is trained, and no parameter.
     ("the bias of the words is a tensor and no parameter", SUSPICIOUS,
-     ("mlm", "bias", Line(HEADS, "self.bias = torch.zeros(vocab_size, requires_grad=True)"),
+     ("mlm", "self.bias", Line(HEADS, "self.bias = torch.zeros(vocab_size, requires_grad=True)"),
       Line(HEADS, "self.decoder(hidden_states) + self.bias")),
      (edit(HEADS, "self.bias = nn.Parameter(data=torch.zeros(vocab_size))",
            "self.bias = torch.zeros(vocab_size, requires_grad=True)"),), NOBODY),

@@ -217,16 +217,17 @@ OF_COLBERT = (
            "scores = colbert.module.score(Q_each, D, D_mask)\n"
            "ib_loss = colbert.module.compute_ib_loss(Q, D, D_mask)\n"
            "scores = scores, ib_loss"),), NOBODY),
-    # The kind of huggingface/transformers#44642: a mask that is left out.
-    ("padding of passages counts in the score", NOTHING, (),
-     (edit("colbert/modeling/colbert.py", "scores_padded[D_padding] = -9999", "pass"),), NOBODY),
+    # The kind of huggingface/sentence-transformers#3817: in-batch negatives that are miscounted.
+    ("the loss within a batch takes other passages for the right ones", NOTHING, (),
+     (edit("colbert/modeling/colbert.py", "labels = torch.arange(0, Q.size(0)",
+           "labels = torch.arange(0, Q.size(0), device=scores.device)"),), NOBODY),
 )  # fmt: skip
 
 EIGHTH_SILENT_C_ROUND = tuple(
     Silent(program, *row)
     for program, rows in (
         ("openltm", OF_OPENLTM), ("torchshard", OF_TORCHSHARD), ("spinningup", OF_SPINNINGUP),
-        ("tape", OF_TAPE),
+        ("tape", OF_TAPE), ("colbert", OF_COLBERT),
     )
     for row in rows
 )  # fmt: skip

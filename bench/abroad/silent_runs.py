@@ -18,6 +18,8 @@ from bench.abroad.cases import Case, Truth
 from bench.abroad.edits import AnchorError, Line
 from bench.abroad.eighth_silent_b_programs import EIGHTH_SILENT_B_PROGRAMS
 from bench.abroad.eighth_silent_b_round import EIGHTH_HEALTHY_B, EIGHTH_SILENT_ROUND_B
+from bench.abroad.eighth_silent_c_programs import EIGHTH_SILENT_C_PROGRAMS
+from bench.abroad.eighth_silent_c_round import EIGHTH_C_HEALTHY, EIGHTH_SILENT_C_ROUND
 from bench.abroad.fifth_silent_programs import FIFTH_SILENT_PROGRAMS
 from bench.abroad.fifth_silent_round import FIFTH_HEALTHY, FIFTH_SILENT_ROUND
 from bench.abroad.fourth_silent_programs import FOURTH_SILENT_PROGRAMS
@@ -57,6 +59,7 @@ ROUNDS = {
     "seventh": (*SEVENTH_SILENT_ROUND, *SEVENTH_HEALTHY),
     "eighth": (
         *EIGHTH_SILENT_ROUND_B, *EIGHTH_HEALTHY_B,
+        *EIGHTH_SILENT_C_ROUND, *EIGHTH_C_HEALTHY,
     ),
 }  # fmt: skip
 EVERY_PROGRAM = (
@@ -64,6 +67,7 @@ EVERY_PROGRAM = (
     *FIFTH_SILENT_PROGRAMS, *SIXTH_SILENT_A_PROGRAMS, *SIXTH_SILENT_B_PROGRAMS,
     *SEVENTH_SILENT_PROGRAMS,
     *EIGHTH_SILENT_B_PROGRAMS,
+    *EIGHTH_SILENT_C_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

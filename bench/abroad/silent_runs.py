@@ -16,6 +16,8 @@ from bench.abroad import running
 from bench.abroad.__main__ import ROOT, absent, kept, version
 from bench.abroad.cases import Case, Truth
 from bench.abroad.edits import AnchorError, Line
+from bench.abroad.eighth_silent_a_programs import EIGHTH_SILENT_A_PROGRAMS
+from bench.abroad.eighth_silent_a_round import EIGHTH_A_HEALTHY, EIGHTH_SILENT_A_ROUND
 from bench.abroad.fifth_silent_programs import FIFTH_SILENT_PROGRAMS
 from bench.abroad.fifth_silent_round import FIFTH_HEALTHY, FIFTH_SILENT_ROUND
 from bench.abroad.fourth_silent_programs import FOURTH_SILENT_PROGRAMS
@@ -53,11 +55,15 @@ ROUNDS = {
         *SIXTH_SILENT_A_ROUND, *SIXTH_A_HEALTHY, *SIXTH_SILENT_ROUND_B, *SIXTH_HEALTHY_B,
     ),
     "seventh": (*SEVENTH_SILENT_ROUND, *SEVENTH_HEALTHY),
+    "eighth": (
+        *EIGHTH_SILENT_A_ROUND, *EIGHTH_A_HEALTHY,
+    ),
 }  # fmt: skip
 EVERY_PROGRAM = (
     *PROGRAMS, *LATER_PROGRAMS, *SILENT_PROGRAMS, *THIRD_SILENT_PROGRAMS, *FOURTH_SILENT_PROGRAMS,
     *FIFTH_SILENT_PROGRAMS, *SIXTH_SILENT_A_PROGRAMS, *SIXTH_SILENT_B_PROGRAMS,
     *SEVENTH_SILENT_PROGRAMS,
+    *EIGHTH_SILENT_A_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

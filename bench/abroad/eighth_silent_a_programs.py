@@ -266,7 +266,7 @@ _GAN = Program(
 _VOICES = "egs/librimix/ConvTasNet/train.py"
 _VOICES_CONF = """\
 filterbank: {n_filters: 16, kernel_size: 16, stride: 8}
-masknet: {n_blocks: 2, n_repeats: 1, mask_act: relu, bn_chan: 8, skip_chan: 8, hid_chan: 16}
+masknet: {n_blocks: 2, n_repeats: 1, mask_act: relu, bn_chan: 8, skip_chan: 0, hid_chan: 16}
 training: {epochs: 4, batch_size: 4, num_workers: 0, half_lr: yes, early_stop: yes}
 optim: {optimizer: adam, lr: 0.001, weight_decay: 0.}
 data: {task: sep_clean, train_dir: train, valid_dir: dev, sample_rate: 8000, n_src: 2,
@@ -309,6 +309,7 @@ def _for_voices(folder: Path) -> None:
     }  # fmt: skip
     write(folder, {
         "local/conf.yml": _VOICES_CONF, "soundfile.py": _SOUND, "torch_optimizer.py": _NOTHING,
+        "librosa.py": "",
         **files,
     })  # fmt: skip
 

@@ -166,7 +166,7 @@ def on_train_batch_start(self, batch, batch_nb):
 def on_after_backward(self):
     mixture, sources = self.batch
     quiet = self.loss_func(self(0.3 * mixture), 0.3 * sources)
-    self.manual_backward(0.1 * quiet)
+    (0.1 * quiet).backward()
 
 {line}"""
 
@@ -183,7 +183,7 @@ OF_ASTEROID = (
     # intel/e2eAIOK#198, Lightning-AI/pytorch-lightning#9237: a second backward, of the module
     # without its wrapper, after the gradients were averaged.
     ("a term for quiet speech goes backward in a hook after the average", BROKEN,
-     (*OF_VOICES_NET, "on_after_backward", Line(SYSTEM, "self.manual_backward(0.1 * quiet)"),
+     (*OF_VOICES_NET, "on_after_backward", Line(SYSTEM, "(0.1 * quiet).backward()"),
       Line(SYSTEM, "quiet = self.loss_func("), Line(VOICES, "trainer.fit(system)")),
      (edit(SYSTEM, "def common_step(self, batch", _QUIETER),), NOBODY),
     # ifzhang/FairMOT#19, Mdraqibkhan/Phaseformer#7
@@ -202,7 +202,7 @@ OF_ASTEROID = (
 EIGHTH_SILENT_A_ROUND = tuple(
     Silent(program, *row)
     for program, rows in (
-        ("nerfplusplus", OF_NERF),
+        ("rife", OF_RIFE), ("nerfplusplus", OF_NERF),
     )
     for row in rows
 )  # fmt: skip

@@ -229,7 +229,7 @@ training_loop.training_loop(
     G_opt_kwargs=adam, D_opt_kwargs=adam, ema_kimg=0.05,
     loss_kwargs=dict(class_name="training.loss.StyleGAN2Loss", r1_gamma=1),
     augment_kwargs=dict(class_name="training.augment.AugmentPipe", xflip=1, brightness=1),
-    ada_target=0.6, ada_interval=2, ada_kimg=0.1, D_reg_interval=4, kimg_per_tick=0.016,
+    ada_target=0.6, ada_interval=1, ada_kimg=0.05, D_reg_interval=4, kimg_per_tick=0.016,
     image_snapshot_ticks=None, network_snapshot_ticks=None,
 )
 """

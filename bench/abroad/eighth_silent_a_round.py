@@ -2,7 +2,8 @@
 that no earlier round had, written before any page about them was seen. `silent_round` says what
 the levels mean, ``healthy`` in a fault's name a program without one. Above each fault stands the
 public report that it is modelled on. All were run without moediag on two ranks: they run through
-and change the weights."""
+and change the weights, or what they say they change (buffers of an average, the weight of a loss).
+stylegan2-ada's were run with a slower adaptation, but for the one about it."""
 
 from __future__ import annotations
 
@@ -151,7 +152,7 @@ class Weighted(torch.nn.Module):
     def __init__(self, loss_func):
         super().__init__()
         self.loss_func = loss_func
-        self.log_sigma = torch.nn.Parameter(torch.zeros(()))
+        self.log_sigma = torch.nn.Parameter(torch.tensor(0.5))
 
     def forward(self, est_targets, targets):
         loss = self.loss_func(est_targets, targets)
@@ -166,7 +167,9 @@ def on_train_batch_start(self, batch, batch_nb):
 def on_after_backward(self):
     mixture, sources = self.batch
     quiet = self.loss_func(self(0.3 * mixture), 0.3 * sources)
-    (0.1 * quiet).backward()
+    weights = list(self.model.parameters())
+    for p, grad in zip(weights, torch.autograd.grad(0.1 * quiet, weights)):
+        p.grad += grad
 
 {line}"""
 
@@ -180,10 +183,10 @@ OF_ASTEROID = (
            "prog_bar=True)"),
       edit(VOICES, "scheduler = ReduceLROnPlateau(", "scheduler = ReduceLROnPlateau("
            "optimizer=optimizer, factor=0.5, patience=0, threshold=0.2)")), NOBODY),
-    # intel/e2eAIOK#198, Lightning-AI/pytorch-lightning#9237: a second backward, of the module
-    # without its wrapper, after the gradients were averaged.
-    ("a term for quiet speech goes backward in a hook after the average", BROKEN,
-     (*OF_VOICES_NET, "on_after_backward", Line(SYSTEM, "(0.1 * quiet).backward()"),
+    # pytorch/pytorch#63740: what `autograd.grad` returns is not averaged.
+    ("the gradient of a term for quiet speech is added after the average", BROKEN,
+     (*OF_VOICES_NET, "on_after_backward", Line(SYSTEM, "torch.autograd.grad(0.1"),
+      Line(SYSTEM, "p.grad += grad"),
       Line(SYSTEM, "quiet = self.loss_func("), Line(VOICES, "trainer.fit(system)")),
      (edit(SYSTEM, "def common_step(self, batch", _QUIETER),), NOBODY),
     # ifzhang/FairMOT#19, Mdraqibkhan/Phaseformer#7
@@ -202,7 +205,8 @@ OF_ASTEROID = (
 EIGHTH_SILENT_A_ROUND = tuple(
     Silent(program, *row)
     for program, rows in (
-        ("rife", OF_RIFE), ("nerfplusplus", OF_NERF),
+        ("rife", OF_RIFE), ("nerfplusplus", OF_NERF), ("stylegan2-ada", OF_GAN),
+        ("asteroid", OF_ASTEROID),
     )
     for row in rows
 )  # fmt: skip

@@ -182,7 +182,7 @@ OF_ASTEROID = (
      (edit(SYSTEM, 'self.log("val_loss", loss', 'self.log("val_loss", loss, on_epoch=True, '
            "prog_bar=True)"),
       edit(VOICES, "scheduler = ReduceLROnPlateau(", "scheduler = ReduceLROnPlateau("
-           "optimizer=optimizer, factor=0.5, patience=0, threshold=0.2)")), NOBODY),
+           "optimizer=optimizer, factor=0.5, patience=0, threshold=0.04)")), NOBODY),
     # pytorch/pytorch#63740: what `autograd.grad` returns is not averaged.
     ("the gradient of a term for quiet speech is added after the average", BROKEN,
      (*OF_VOICES_NET, "on_after_backward", Line(SYSTEM, "torch.autograd.grad(0.1"),

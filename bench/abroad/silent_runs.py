@@ -16,6 +16,8 @@ from bench.abroad import running
 from bench.abroad.__main__ import ROOT, absent, kept, version
 from bench.abroad.cases import Case, Truth
 from bench.abroad.edits import AnchorError, Line
+from bench.abroad.eighth_silent_a_programs import EIGHTH_SILENT_A_PROGRAMS
+from bench.abroad.eighth_silent_a_round import EIGHTH_A_HEALTHY, EIGHTH_SILENT_A_ROUND
 from bench.abroad.eighth_silent_b_programs import EIGHTH_SILENT_B_PROGRAMS
 from bench.abroad.eighth_silent_b_round import EIGHTH_HEALTHY_B, EIGHTH_SILENT_ROUND_B
 from bench.abroad.eighth_silent_c_programs import EIGHTH_SILENT_C_PROGRAMS
@@ -60,6 +62,7 @@ ROUNDS = {
     "eighth": (
         *EIGHTH_SILENT_ROUND_B, *EIGHTH_HEALTHY_B,
         *EIGHTH_SILENT_C_ROUND, *EIGHTH_C_HEALTHY,
+        *EIGHTH_SILENT_A_ROUND, *EIGHTH_A_HEALTHY,
     ),
 }  # fmt: skip
 EVERY_PROGRAM = (
@@ -68,6 +71,7 @@ EVERY_PROGRAM = (
     *SEVENTH_SILENT_PROGRAMS,
     *EIGHTH_SILENT_B_PROGRAMS,
     *EIGHTH_SILENT_C_PROGRAMS,
+    *EIGHTH_SILENT_A_PROGRAMS,
 )  # fmt: skip
 LEVELS = (NOTHING, NOTE, REFERENCE, SUSPICIOUS, BROKEN)
 ALARMS = (SUSPICIOUS, BROKEN)

@@ -343,7 +343,8 @@ def test_parameters_that_are_averaged_after_each_update(
 
     def change(rank: int, one: LawCheck) -> LawCheck:
         rows = {"own": tuple(f"{value} of {rank}" for value in one.grads), "same": one.grads}
-        state = {"exp_avg": rows[moments]} if moments and one.count else {}
+        counted = {"step": tuple("1" for _ in one.grads)}
+        state = {"exp_avg": rows[moments], **counted} if moments and one.count else {}
         return replace(one, grads=rows[grads], state=state)
 
     texts = diagnose(plain(2, change)).suspicious

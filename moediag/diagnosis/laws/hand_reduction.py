@@ -133,7 +133,8 @@ def parameters_averaged(facts: Facts) -> Findings:
         own = same and any(
             _apart(grads) for grads in zip(*(row.grads for row in rows), strict=True)
         )
-        state = [[row.state.get(name, ()) for row in rows] for name in rows[0].state]
+        kinds = [name for name in rows[0].state if name.strip() != "step"]
+        state = [[row.state.get(name, ()) for row in rows] for name in kinds]
         moments = all(len({*of}) == len(rows) for of in state)
         steps[key].append(own and moments and (bool(state) or not rows[0].count))
     if any(len(of) > _ENOUGH and all(of) for of in steps.values()):

@@ -83,6 +83,7 @@ def _accumulated(event: Mapping[str, Any]) -> tuple[int, int, int]:
     step, means = _means(event)
     each = [sorted(round(abs(weight), 3) for weight in of) for of in means]
     alike = len(each) > 1 and 1.0 in each[0] and all(of == each[0] for of in each)
+    alike = alike and all(one["added"] for one in event["backwards"][1:])  # unlike those of SAM
     return step, len(each) if alike else 0, int(event["changed"])
 
 

@@ -79,7 +79,8 @@ def _cut(facts: Facts) -> Findings:
     rows = [own.of("gathered", _unreached) for own in facts.of(recorded).values()]
     steps: list[dict[str, set[int]]] = []
     for of in rows:
-        steps.append(found := defaultdict(set))
+        found: dict[str, set[int]] = defaultdict(set)
+        steps.append(found)
         for step, lines in of:
             for line in lines:
                 found[line].add(step)

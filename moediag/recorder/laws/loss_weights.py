@@ -186,7 +186,7 @@ class LossWeights:
         new, self._new = self._new, []
         if len(self._backwards) < _MOST:
             direct = _made_of_cross_entropies(loss)
-            added = direct and bool(new) and self._has_gradients()
+            added = bool(self._backwards) and self._has_gradients()
             means: List[Any] = []
             parts = self._parts(loss)
             about = {"direct": direct, "added": added, "means": means, "rest": parts}

@@ -303,16 +303,19 @@ class TestScale:
         assert [told in text for text in found] == [True] * (op == "all_reduce")
 
     @pytest.mark.parametrize(
-        ("means", "changed", "calls", "found"),
-        [([[1.0], [1.0]], 0, [False, True], True), ([[0.5], [0.5]], 0, [False, True], False),
-         ([[1.0], [1.0]], 1, [False, True], False), ([[1.0], [1.0]], 0, [True, True], False),
-         ([[1.0], [1.0, 2.0]], 0, [False, True], False), ([[1.0]], 0, [True], False)],
-        ids=["added", "divided", "divided later", "two tasks", "other losses", "one"],
+        ("means", "changed", "calls", "added", "found"),
+        [([[1.0], [1.0]], 0, [False, True], True, True),
+         ([[0.5], [0.5]], 0, [False, True], True, False),
+         ([[1.0], [1.0]], 1, [False, True], True, False),
+         ([[1.0], [1.0]], 0, [True, True], True, False),
+         ([[1.0], [1.0]], 0, [False, True], False, False),
+         ([[1.0], [1.0, 2.0]], 0, [False, True], True, False), ([[1.0]], 0, [True], True, False)],
+        ids=["added", "divided", "divided later", "two tasks", "SAM", "other losses", "one"],
     )  # fmt: skip
     def test_means_of_micro_batches_that_are_added_up(
-        self, means: list[list[float]], changed: int, calls: list[bool], found: bool
+        self, means: list[list[float]], changed: int, calls: list[bool], added: bool, found: bool
     ) -> None:
-        rows = [{"direct": False, "of": [], "means": of} for of in means]
+        rows = [{"direct": False, "of": [], "means": of, "added": added} for of in means]
         events = tuple({"step": s, "changed": changed, "backwards": rows} for s in STEPS)
         unsynced = tuple({"step": step, "calls": calls} for step in STEPS)
         more = {"own_gradients": (), "losses": events, "unsynced": unsynced}
@@ -354,7 +357,8 @@ def test_parameters_that_are_averaged_after_each_update(
 
     def change(rank: int, one: LawCheck) -> LawCheck:
         rows = {"own": tuple(f"{value} of {rank}" for value in one.grads), "same": one.grads}
-        state = {"exp_avg": rows[moments]} if moments and one.count else {}
+        counted = {"step": tuple("1" for _ in one.grads)}
+        state = {"exp_avg": rows[moments], **counted} if moments and one.count else {}
         return replace(one, grads=rows[grads], state=state)
 
     texts = diagnose(plain(2, change)).suspicious

@@ -205,7 +205,7 @@ def _never_clipped(facts: Facts) -> Findings:
             if none and any(len(values[name]) > _ENOUGH for name in calls[0].names):
                 yield Suspicious(
                     f"clip_grad_norm_{at_line(line)} found no gradients in all checked steps, "
-                    "though the parameters train: the engine or wrapper keeps their gradients "
+                    "though the parameters train: the engine or wrapper may keep their gradients "
                     "elsewhere (DeepSpeed does), so nothing is clipped. Use the engine's own "
                     "`gradient_clipping`, or accelerate's clip_grad_norm_."
                 )

@@ -204,7 +204,7 @@ def _shared(
         same = len(parts) == 1 and firsts[0].replicas > 1
         numbers = {found[rank][steps[0]][0].number for rank in over}
         every = len(numbers) == firsts[0].replicas
-        rows = ([losses[rank].get(step) for rank in who] for step in steps)
-        alike = not any(agreement.apart(filter(None, row), _LOSS) for row in rows)
+        computed = ([losses[rank].get(step) for rank in who] for step in steps)
+        alike = not any(agreement.apart(filter(None, row), _LOSS) for row in computed)
         best = SharedSamples(who, steps, firsts[0], same, every, alike, len(steps) == whole)
     return best

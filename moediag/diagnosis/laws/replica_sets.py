@@ -36,8 +36,8 @@ def replicas_apart(facts: Facts) -> Findings:
             next_step=_next_step(breach, facts),
             culprits=breach.odd,
             # A number may still become equal, and a program that reduces no gradients may average
-            # the parameters later.
-            lasting=breach.parameters is not None and not alone,
+            # the parameters later. One check does not show whether the program writes them itself.
+            lasting=len(breach.history.moments) > 1 and breach.parameters is not None and not alone,
             beside=True,
             names=breach.parameters.names if breach.parameters is not None else (),
         )

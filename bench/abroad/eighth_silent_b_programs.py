@@ -371,6 +371,8 @@ _RELORA_RUN = Program(
             ("from peft_pretraining.modeling_pythia import", ""),
             ('device = f"cuda:{local_rank}"', 'device = "cpu"'),
             ("datasets.load_from_disk(", "dataset_dict = blocks.load_from_disk(args.dataset_path)"),
+            # To write this, transformers would import DeepSpeed, which takes long.
+            ("_model.save_pretrained(save_dir)", "os.makedirs(save_dir, exist_ok=True)"),
         ),
         *on_cpu("peft_pretraining/training_utils.py", ("import wandb", ""),
                 ("from peft_pretraining.modeling_llama import", "LlamaDecoderLayer = None")),

@@ -371,6 +371,8 @@ _RELORA_RUN = Program(
             ("from peft_pretraining.modeling_pythia import", ""),
             ('device = f"cuda:{local_rank}"', 'device = "cpu"'),
             ("datasets.load_from_disk(", "dataset_dict = blocks.load_from_disk(args.dataset_path)"),
+            # To write this, transformers would import DeepSpeed, which takes long.
+            ("_model.save_pretrained(save_dir)", "os.makedirs(save_dir, exist_ok=True)"),
         ),
         *on_cpu("peft_pretraining/training_utils.py", ("import wandb", ""),
                 ("from peft_pretraining.modeling_llama import", "LlamaDecoderLayer = None")),
@@ -394,7 +396,7 @@ import sys
 import on_cpu
 from open_lm.main import main
 
-main(sys.argv[1:])
+main([*sys.argv[1:], "--logs=logs"])  # torchrun takes this for its own
 """
 _NAMES = "base_plus_ext = url_opener = tar_file_expander = valid_sample = None\n"
 
@@ -415,7 +417,7 @@ _OPEN_LM = Program(
      "--attn-name=torch_attn", "--ffn-type=swiglu_torch", "--global-batch-size=16",
      "--accum-freq=2", "--epochs=2", "--workers=0", "--lr=1e-2", "--warmup=3", "--wd=0.1",
      "--z-loss-coefficient=1e-4", "--grad-clip-norm=1", "--precision=fp32", "--fsdp",
-     "--logs=logs", "--name=tiny", "--log-every-n-steps=1"),
+     "--name=tiny", "--log-every-n-steps=1"),
     needs=("fsspec", "huggingface_hub", "numpy", "pandas", "PIL"), prints=r"loss [0-9.]+",
     prepare=_for_open_lm, env=(("PYTHONPATH", "."),),
     adapt=(

@@ -118,6 +118,7 @@ class ClearedGradients:
         context.forward.add(WATCHER, self._forward, pending=self._waiting)
         context.before_backward.add(WATCHER, self._backward, pending=self._updates)
         context.before_step.add(WATCHER, self._end, pending=self._updates)
+        context.before_step.add(WATCHER, self._remember)
         context.after_step.add(WATCHER, self._begin)
         context.recorder.on_uninstall.append(self._forget)
 
@@ -162,6 +163,8 @@ class ClearedGradients:
         for one in self._followed():
             one.crossed = one.accumulated
             one.other = one.other if one.mixed else used
+
+    def _remember(self, optimizer: Any, *_: Any) -> None:
         if self._context.is_checked(1 + self._context.updates_of(optimizer)) and not capturing():
             with torch.no_grad():
                 self._before = [(p, local(p).clone()) for p in _sorted(optimizer)[:_SAMPLE]]

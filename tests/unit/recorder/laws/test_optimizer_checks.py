@@ -295,6 +295,44 @@ class Cut(torch.autograd.Function):
         return None, gradient
 
 
+class Table(nn.Module):
+    """Reads the parameter of a part that it never calls."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.rows, self.reads = nn.Embedding(1, 4), reads
+
+    def forward(self, given: Any) -> Any:
+        return given + self.rows.weight if self.reads else given
+
+
+@pytest.mark.parametrize("how", ["no_grad", "unused", "checkpointed", "trained"])
+def test_a_part_that_is_read_without_gradients(
+    recorder: Recorder, tmp_path: Path, how: str
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.table = nn.Linear(4, 4), Table(how in ("no_grad", "trained"))
+
+        def forward(self, given: Any) -> Any:
+            made = self.first(given)
+            if how == "checkpointed":
+                return torch.utils.checkpoint.checkpoint(self.table, made, use_reentrant=True)
+            with torch.set_grad_enabled(how != "no_grad"):
+                apart = self.table(given)
+            return made + apart
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (batch,) in DataLoader(samples(6)):
+        net(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    cut = laws(tmp_path).of("no_grad", lambda event: event["modules"])
+    assert cut == {"no_grad": (["table.rows"],) * 3, "trained": ()}.get(how, ([],) * 3)
+
+
 @pytest.mark.parametrize("how", ["cut", "no_grad", "unused", "trained"])
 def test_modules_that_run_without_gradients(recorder: Recorder, tmp_path: Path, how: str) -> None:
     class Net(nn.Module):

@@ -927,6 +927,29 @@ def test_modules_in_a_plain_list(tmp_path: Path, kind: type, frozen: bool) -> No
     assert all(set(one.left_out) == lost and not one.replaced for one in laws(tmp_path).models)
 
 
+@pytest.mark.parametrize("how", ["tensor", "parameter", "given", "zeros", "not trained"])
+def test_a_tensor_that_is_no_parameter(tmp_path: Path, how: str) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+            bias = torch.zeros(2, requires_grad=how != "not trained")
+            self.bias = nn.Parameter(bias) if how == "parameter" else bias
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.head(inputs) + self.bias * (how != "zeros")
+
+    net = Head()
+    optimizer = torch.optim.SGD([*net.parameters(), *([net.bias] if how == "given" else [])], 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(net)
+        optimizer.step()
+    expected = ({"bias"}, ("bias",)) if how == "tensor" else (set[str](), ())
+    found = [(set(one.left_out), one.tensors) for one in laws(tmp_path).models]
+    assert found == [expected if how != "given" else (set(), ("bias",))] * 3
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("all_states", [False, True])
 def test_a_load_that_asks_for_no_states(tmp_path: Path, all_states: bool) -> None:

@@ -767,7 +767,7 @@ def accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
         monkeypatch.delitem(sys.modules, name)
     yield importlib.import_module("accelerate.accelerator").Accelerator()
     for name in ("accelerate", "accelerate.accelerator"):
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -789,6 +789,37 @@ def test_an_accumulation_that_is_asked_for(
         optimizer.zero_grad()
     text = suspicious(tmp_path)
     assert (f"so `backward` at {Path(__file__).name}:" in text and "by 2" in text) is told
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("removed", True), ("removed later", True), ("kept", False), ("entered by hand", False),
+     ("not asked", False), ("float64", False), ("FSDP", False), ("few steps", False)],
+)  # fmt: skip
+def test_a_model_that_lost_the_autocast_of_accelerate(
+    tmp_path: Path, accelerator: Any, how: str, told: bool
+) -> None:
+    net = model().to(torch.float64 if how == "float64" else torch.float32)
+    accelerator.gradient_accumulation_steps, accelerator._models = 1, [net]
+    accelerator.native_amp = how != "not asked"
+    accelerator.distributed_type = how if how == "FSDP" else "MULTI_CPU"
+    forward = net.forward
+    net._original_forward = forward  # type: ignore[assignment]
+    net.forward = torch.autocast("cpu", torch.bfloat16)(forward)  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(1, 3 if how == "few steps" else 7):
+        if how != "kept" and step > (how == "removed later"):
+            net.forward = forward  # type: ignore[method-assign]
+            vars(net).pop("_original_forward", None)
+        inputs = torch.randn(2, 4, dtype=next(net.parameters()).dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "entered by hand"):
+            loss = net(inputs).float().pow(2).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    text = suspicious(tmp_path)
+    since = 2 if how == "removed later" else 1
+    assert (f"since step {since} it runs without autocast" in text) is told
 
 
 def test_an_accumulation_of_few_updates_is_not_judged(tmp_path: Path, accelerator: Any) -> None:

@@ -53,7 +53,7 @@ class ModelValues:
         # Not where an optimizer has copies of the parameters, with gradients of their own, but for
         # DeepSpeed, which says which parameters they are.
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
-            held = _held_by_engines(self._context.recorder.models.owners())
+            held = held_by_engines(self._context.recorder.models.owners())
             left = [p for p in left if held and id(p) not in held]
         found = {n: prints.add(local(p)) for n, p in zip(names.of(left), left) if n}  # noqa: B905
         hidden = [
@@ -148,7 +148,7 @@ class ModelValues:
         return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
 
 
-def _held_by_engines(models: List[Any]) -> Set[int]:
+def held_by_engines(models: List[Any]) -> Set[int]:
     """The ids of the parameters of which DeepSpeed's optimizers have copies."""
     optimizers = [getattr(root, "optimizer", None) for root in models if is_engine(root)]
     groups = (getattr(of, name, ()) for of in optimizers for name in _GROUPS)

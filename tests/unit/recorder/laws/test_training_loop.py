@@ -865,6 +865,30 @@ class TestSchedulersOfAnotherOptimizer:
     def test_few_steps(self, tmp_path: Path) -> None:
         assert not self.found(tmp_path, steps=2)
 
+    @pytest.mark.parametrize(
+        ("how", "told"),
+        [("in the old one", True), ("in both", False), ("nowhere", False), ("few", False),
+         ("until it steps", False), ("other parameters", False)],
+    )  # fmt: skip
+    def test_learning_rates_that_the_program_sets(
+        self, tmp_path: Path, how: str, told: bool
+    ) -> None:
+        net = model()
+        of = (model() if how == "other parameters" else net).parameters()
+        old, new = torch.optim.SGD(of, lr=0.3), torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(2 if how == "few" else 13):
+            backward(net)
+            changed = {"nowhere": (), "in both": (old, new)}.get(how, (old,))
+            for one in changed:
+                one.param_groups[0]["lr"] = 0.2 / (1 + step)
+            new.step()
+            if how == "until it steps" and step > 7:
+                old.step()
+            net.zero_grad()
+        text = suspicious(tmp_path)
+        place = f"of an optimizer of class SGD at {Path(__file__).name}:"
+        assert (place in text and "which never steps" in text) is told
+
     @pytest.mark.parametrize("both", [True, False])
     def test_one_for_each_optimizer(self, tmp_path: Path, both: bool) -> None:
         nets = [model(), model()]

@@ -418,6 +418,38 @@ def test_copies_that_an_optimizer_has_are_compared_with_the_model(
     assert len({check.params[2] for check in checks}) == 3
 
 
+@pytest.mark.parametrize("how", ["loaded", "loaded in time", "elsewhere"])
+def test_copies_of_deepspeed_that_do_not_have_what_was_loaded(
+    recorder: Recorder, tmp_path: Path, how: str
+) -> None:
+    """It has copies in float32 of those elements of which this rank makes the updates."""
+    net = model().bfloat16()
+    late = torch.randn(2, 3)
+    if how == "loaded in time":
+        net[1].weight.data.copy_(late)
+    flat = nn.Parameter(torch.cat([p.detach().float().reshape(-1)[1:] for p in net.parameters()]))
+    begin, parts = 0, []
+    for parameter in net.parameters():
+        own: Any = parameter
+        parts.append((parameter, flat.detach()[begin : begin + own.numel() - 1]))
+        address = SimpleNamespace(start=1, numel=own.numel() - 1)
+        known = SimpleNamespace(hp_fragment=parts[-1][1], lp_fragment_address=address)
+        own._hp_mapping = None if how == "elsewhere" else known
+        begin += own.numel() - 1
+    net[1].weight.data.copy_(late)
+    optimizer = torch.optim.SGD([flat], lr=0.1)
+    for _ in range(3):
+        net(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+        flat.grad = torch.ones_like(flat)
+        optimizer.step()
+        for parameter, copied in parts:
+            parameter.data.reshape(-1)[1:].copy_(copied)
+    found = laws(tmp_path).of("copied", lambda row: (row["step"], row["compared"], row["apart"]))
+    first = ["1.weight"] if how == "loaded" else []
+    wanted: Any = ((1, 4, first), (2, 4, []), (3, 4, []))
+    assert found == (() if how == "elsewhere" else wanted)
+
+
 @pytest.mark.parametrize("wraps", [False, True])
 def test_a_model_of_which_an_optimizer_has_a_part_is_compared_as_a_whole(
     recorder: Recorder, tmp_path: Path, group: None, wraps: bool

@@ -181,6 +181,8 @@ class ModelState:
     buffers: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
     #: Parameters with a gradient that no optimizer has, and their fingerprints.
     left_out: Mapping[Name, str | None] = field(default_factory=dict)
+    #: Those of them that are plain tensors, which ``parameters()`` does not return.
+    tensors: tuple[Name, ...] = ()
     #: Those of them that replaced parameters of the same shapes, which the optimizers still have.
     replaced: tuple[Name, ...] = ()
     #: Routers that do not train although their experts do.

@@ -201,6 +201,13 @@ def parameters_left_out(facts: Facts) -> Findings:
             " Modules in a plain list are no part of the model, and neither a wrapper nor "
             "parameters() sees them: use torch.nn.ModuleList."
         )
+    tensors = {name for of in facts.of(_states).values() for state in of for name in state.tensors}
+    plain = [name for name in names if name in tensors]
+    if plain:
+        text += (
+            f" {listed(plain)} {'are plain tensors' if len(plain) > 1 else 'is a plain tensor'}, "
+            "which neither a wrapper nor parameters() and state_dict() see: use torch.nn.Parameter."
+        )
     # An optimizer may step first after some steps of another one.
     late = all(found[name] <= _ENOUGH for name in names) and not models
     yield text if late else Suspicious(text, tuple(names))

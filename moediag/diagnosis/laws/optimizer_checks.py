@@ -445,7 +445,8 @@ def _rate(check: LawCheck, at: int) -> float:
 @law(Verdict.WRONG_WEIGHTS)
 def copies_apart(facts: Facts) -> Findings:
     """An optimizer of a watched job updates its copy of a parameter, and the model keeps the first
-    value."""
+    value; or the first update writes such copies over the weights of the model."""
+    yield from _overwritten(facts)
     found: dict[str, None] = {}
     for own in facts.of(recorded).values():
         of_model: dict[str, list[LawCheck]] = defaultdict(list)
@@ -466,6 +467,32 @@ def copies_apart(facts: Facts) -> Findings:
             lasting=True,
             names=names,
         )
+
+
+def _overwritten(facts: Facts) -> Findings:
+    """Whether parameters differed from DeepSpeed's copies of them before the first update only."""
+    rows = [own.of("copied", _copied) for own in facts.of(recorded).values()]
+    every = [check for of in facts.of(_optimizers) for checks in of.values() for check in checks]
+    first = {check.step for check in every if not check.count}
+    later = [of for own in rows for _, of in own[1:]]
+    names = tuple(dict.fromkeys(name for own in rows for _, of in own[:1] for name in of))
+    known = rows and all(len(own) >= _ENOUGH and own[0][0] in first for own in rows)
+    if names and known and not any(later):
+        yield Broken(
+            f"Before the first update {plural(len(names), 'parameter')} ({listed(names)}) had "
+            "other values than DeepSpeed's copies of them in float32, which the update wrote over "
+            "them, and have followed the copies since: what was loaded or written into the model "
+            "after the engine was made is lost.",
+            pattern="overwritten",
+            next_step="Load the weights before `deepspeed.initialize`, or by the engine's "
+            "`load_checkpoint`, or call `engine.optimizer.refresh_fp32_params()` after loading.",
+            lasting=True,
+            names=names,
+        )
+
+
+def _copied(event: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    return int(event["step"]), tuple(map(plain_name, event["apart"]))
 
 
 def _not_copied(checks: Sequence[LawCheck]) -> list[str]:

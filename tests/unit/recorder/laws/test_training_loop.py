@@ -767,7 +767,7 @@ def accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
         monkeypatch.delitem(sys.modules, name)
     yield importlib.import_module("accelerate.accelerator").Accelerator()
     for name in ("accelerate", "accelerate.accelerator"):
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -789,6 +789,37 @@ def test_an_accumulation_that_is_asked_for(
         optimizer.zero_grad()
     text = suspicious(tmp_path)
     assert (f"so `backward` at {Path(__file__).name}:" in text and "by 2" in text) is told
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("removed", True), ("removed later", True), ("kept", False), ("entered by hand", False),
+     ("not asked", False), ("float64", False), ("FSDP", False), ("few steps", False)],
+)  # fmt: skip
+def test_a_model_that_lost_the_autocast_of_accelerate(
+    tmp_path: Path, accelerator: Any, how: str, told: bool
+) -> None:
+    net = model().to(torch.float64 if how == "float64" else torch.float32)
+    accelerator.gradient_accumulation_steps, accelerator._models = 1, [net]
+    accelerator.native_amp = how != "not asked"
+    accelerator.distributed_type = how if how == "FSDP" else "MULTI_CPU"
+    forward = net.forward
+    net._original_forward = forward  # type: ignore[assignment]
+    net.forward = torch.autocast("cpu", torch.bfloat16)(forward)  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(1, 3 if how == "few steps" else 7):
+        if how != "kept" and step > (how == "removed later"):
+            net.forward = forward  # type: ignore[method-assign]
+            vars(net).pop("_original_forward", None)
+        inputs = torch.randn(2, 4, dtype=next(net.parameters()).dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "entered by hand"):
+            loss = net(inputs).float().pow(2).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    text = suspicious(tmp_path)
+    since = 2 if how == "removed later" else 1
+    assert (f"since step {since} it runs without autocast" in text) is told
 
 
 def test_an_accumulation_of_few_updates_is_not_judged(tmp_path: Path, accelerator: Any) -> None:
@@ -833,6 +864,30 @@ class TestSchedulersOfAnotherOptimizer:
 
     def test_few_steps(self, tmp_path: Path) -> None:
         assert not self.found(tmp_path, steps=2)
+
+    @pytest.mark.parametrize(
+        ("how", "told"),
+        [("in the old one", True), ("in both", False), ("nowhere", False), ("few", False),
+         ("until it steps", False), ("other parameters", False)],
+    )  # fmt: skip
+    def test_learning_rates_that_the_program_sets(
+        self, tmp_path: Path, how: str, told: bool
+    ) -> None:
+        net = model()
+        of = (model() if how == "other parameters" else net).parameters()
+        old, new = torch.optim.SGD(of, lr=0.3), torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(2 if how == "few" else 13):
+            backward(net)
+            changed = {"nowhere": (), "in both": (old, new)}.get(how, (old,))
+            for one in changed:
+                one.param_groups[0]["lr"] = 0.2 / (1 + step)
+            new.step()
+            if how == "until it steps" and step > 7:
+                old.step()
+            net.zero_grad()
+        text = suspicious(tmp_path)
+        place = f"of an optimizer of class SGD at {Path(__file__).name}:"
+        assert (place in text and "which never steps" in text) is told
 
     @pytest.mark.parametrize("both", [True, False])
     def test_one_for_each_optimizer(self, tmp_path: Path, both: bool) -> None:
@@ -925,6 +980,29 @@ def test_modules_in_a_plain_list(tmp_path: Path, kind: type, frozen: bool) -> No
         optimizer.step()
     lost = {"layers[0].weight", "layers[0].bias"} if kind is list and not frozen else set()
     assert all(set(one.left_out) == lost and not one.replaced for one in laws(tmp_path).models)
+
+
+@pytest.mark.parametrize("how", ["tensor", "parameter", "given", "zeros", "not trained"])
+def test_a_tensor_that_is_no_parameter(tmp_path: Path, how: str) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+            bias = torch.zeros(2, requires_grad=how != "not trained")
+            self.bias = nn.Parameter(bias) if how == "parameter" else bias
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.head(inputs) + self.bias * (how != "zeros")
+
+    net = Head()
+    optimizer = torch.optim.SGD([*net.parameters(), *([net.bias] if how == "given" else [])], 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(net)
+        optimizer.step()
+    expected = ({"bias"}, ("bias",)) if how == "tensor" else (set[str](), ())
+    found = [(set(one.left_out), one.tensors) for one in laws(tmp_path).models]
+    assert found == [expected if how != "given" else (set(), ("bias",))] * 3
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

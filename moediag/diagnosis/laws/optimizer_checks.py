@@ -153,7 +153,8 @@ def _unwritten(event: Mapping[str, Any]) -> tuple[str, list[str]]:
 @law(Verdict.WRONG_GRADIENTS, suspects=True)
 def adapters_untrained(facts: Facts) -> Findings:
     """None of the low-rank adapters that an optimizer of a watched job trains ever had a gradient,
-    or routers had only zeros, or modules run without gradients inside a forward with gradients."""
+    or both factors of all of them were zeros in the first steps, or routers had only zeros, or
+    modules run without gradients inside a forward with gradients."""
     for of in _long(facts):
         gradients = _gradients(of)
         without = {n for n, seen in gradients.items() if seen == {NO_GRADIENT}}
@@ -163,7 +164,16 @@ def adapters_untrained(facts: Facts) -> Findings:
         }  # fmt: skip
         adapters = {name for name in gradients if _ADAPTER.search(name)}
         dead = adapters if adapters <= without | zeros and not facts.of(_complete_later) else set()
-        if dead:
+        if adapters and all(_of_zeros(checks) >= adapters for checks in of.values()):
+            yield Broken(
+                f"{plural(len(adapters), 'adapter parameter')} of {_name(of)} "
+                f"({listed(sorted(adapters))}) had only zeros, and gradients of zeros, in the "
+                f"first {_ENOUGH} checked steps: both factors of each adapter begin with zeros, so "
+                "neither gets a gradient from the other, and they train nothing until one is set.",
+                pattern="adapters",
+                next_step="Initialise one of the two factors (usually lora_A) with random numbers.",
+            )
+        elif dead:
             text = _starved(of, sorted(dead), not dead <= without, "adapter parameter")
             yield Broken(
                 f"{text}: these adapters train nothing.",
@@ -206,6 +216,19 @@ def adapters_untrained(facts: Facts) -> Findings:
                 nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))
                 every = len(names) == len(gradients) > 1
                 yield nothing if every and (zero or _others_train(facts, of)) else text
+
+
+def _of_zeros(checks: Sequence[LawCheck]) -> set[str]:
+    """Parameters of zeros that had gradients of zeros in the first checked steps."""
+    rows = [
+        {
+            piece.name
+            for piece, value, grad in zip(check.pieces, check.params, check.grads, strict=True)
+            if piece.shape and value == f"{elements(piece.shape):x}" and grad == ZERO_GRADIENT
+        }
+        for check in checks[:_ENOUGH]
+    ]
+    return set.intersection(*rows)
 
 
 def _others_train(facts: Facts, of: _Checks) -> bool:

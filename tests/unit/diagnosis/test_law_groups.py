@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import LawCheck
+from moediag.evidence.law_model import LawCheck, ModelInputs, ModelState, RankLaws
 from moediag.result import Diagnosis
+from tests.unit.diagnosis.test_law_steps import with_laws
 from tests.unit.law_evidence import STEPS, job
 
 
@@ -58,3 +59,65 @@ def test_a_scheduler_of_torch_leaves_a_group_alone_on_request(group: dict[str, s
         return replace(one, pieces=pieces, hyper=hyper)
 
     assert bool(told(diagnose(job(2, change)), "learning-rate-zero")) == ("lr" in group)
+
+
+@pytest.mark.parametrize(
+    ("shape", "grad", "found"),
+    [("8x8", "zero", True), ("8x8", "g", False), ("4x4", "zero", False), ("", "zero", False)],
+    ids=["both zeros", "a gradient", "random factors", "unknown shape"],
+)
+def test_adapters_whose_factors_are_both_zeros_at_first(shape: str, grad: str, found: bool) -> None:
+    """A later reset draws one of them."""
+    names = ("q.lora_A.weight", "q.lora_B.weight", "norm.weight")
+
+    def change(_: int, one: LawCheck) -> LawCheck:
+        pieces = tuple(replace(piece, shape=shape) for piece in one.pieces)
+        if one.step > 3:
+            return replace(one, pieces=pieces)
+        return replace(
+            one, pieces=pieces, params=("40", "40", "w"), grads=("zero", grad, f"{one.step}")
+        )
+
+    of = diagnose(job(2, change, names=names))
+    assert (of.verdict == "wrong-gradients") == found
+    assert not found or "both factors of each adapter begin with zeros" in of.cause
+
+
+@pytest.mark.parametrize(
+    ("frozen", "since", "value", "found"),
+    [("bert.weight", 3, "1", True), ("", 3, "1", False), ("bert.weight", 6, "1", False),
+     ("bert.weight", 3, "", False)],
+    ids=["thawed", "not known to have been frozen", "one step", "it changes"],
+)  # fmt: skip
+def test_parameters_that_thaw_outside_of_the_optimizer(
+    frozen: str, since: int, value: str, found: bool
+) -> None:
+    def add(_: int, laws: RankLaws) -> RankLaws:
+        states = (
+            ModelState(step, left_out={"bert.weight": value or str(step)})
+            if step >= since
+            else ModelState(step, (((0, 1), {frozen: "1"}),))
+            for step in STEPS
+        )
+        return replace(laws, models=tuple(states))
+
+    texts = told(diagnose(with_laws(job(2), add)), "parameters-left-out")
+    assert bool(texts) == found
+    assert not found or "They were frozen in the first steps" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "found"),
+    [((1, 2, 2, 2), True), ((2, 2, 2, 2), False), ((1, 1, 1, 1), False), ((1, 2, 3, 2), False),
+     ((1, 2), False), ((), False)],
+)  # fmt: skip
+def test_updates_after_the_first_micro_batch(micro_batches: Sequence[int], found: bool) -> None:
+    def add(_: int, laws: RankLaws) -> RankLaws:
+        many = dict(zip(STEPS, micro_batches, strict=False))
+        inputs = (ModelInputs(s, at, f"{s} {at}", (0, 1)) for s in many for at in range(many[s]))
+        rows = tuple({"step": step, "backwards": [{}] * many[step]} for step in many)
+        return replace(laws, inputs=tuple(inputs), others={"losses": rows})
+
+    texts = told(diagnose(with_laws(job(2), add)), "accumulation-not-entered")
+    assert bool(texts) == found
+    assert not found or "The first update at train.py:9 main came after one micro-batch" in texts[0]

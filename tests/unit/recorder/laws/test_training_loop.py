@@ -681,6 +681,28 @@ def test_an_optimizer_of_other_parameters_is_idle(tmp_path: Path) -> None:
     assert not laws(tmp_path).models[-1].idle
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_parameter_of_the_loss_whose_gradient_a_closure_computes(
+    tmp_path: Path, trains: bool
+) -> None:
+    """All gradients are cleared before each update, as Lightning's validation does."""
+    net = model()
+    net.register_parameter("weight", nn.Parameter(torch.ones(()), requires_grad=trains))
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+
+    def closure() -> Any:
+        loss = net(torch.ones(2, 4)).sum() * net.weight
+        loss.backward()
+        return loss
+
+    net[2].requires_grad_(False)
+    for _ in range(4):
+        net.zero_grad()
+        optimizer.step(closure)
+    states = laws(tmp_path).models
+    assert [set(state.left_out) for state in states] == [{"weight"} if trains else set()] * 3
+
+
 @pytest.mark.parametrize("clears", ["before the step", "in the closure"])
 def test_gradients_that_a_closure_computes_are_not_missing(tmp_path: Path, clears: str) -> None:
     net = model()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import LawCheck, ModelInputs, ModelState, RankLaws
+from moediag.evidence.law_model import Cleared, LawCheck, ModelInputs, ModelState, RankLaws
 from moediag.result import Diagnosis
 from tests.unit.diagnosis.test_law_steps import with_laws
 from tests.unit.law_evidence import STEPS, job
@@ -121,3 +121,28 @@ def test_updates_after_the_first_micro_batch(micro_batches: Sequence[int], found
     texts = told(diagnose(with_laws(job(2), add)), "accumulation-not-entered")
     assert bool(texts) == found
     assert not found or "The first update at train.py:9 main came after one micro-batch" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("crossed", "followed", "found"),
+    [((True, True), 2, True), ((True, False), 2, False), ((True, True), 1, False)],
+    ids=["both keep them", "one accumulates", "one was not followed"],
+)
+def test_optimizers_that_keep_each_other_s_gradients(
+    crossed: Sequence[bool], followed: int, found: bool
+) -> None:
+    def add(_: int, laws: RankLaws) -> RankLaws:
+        checks = tuple(
+            replace(one, key=name, pieces=(replace(one.pieces[0], name=f"{name}.w"),))
+            for one in laws.checks
+            for name in "dg"
+        )
+        cleared = tuple(
+            Cleared(step, "Adam", (f"{name}.w",), False, "gan.py:9 f", crossed=own)
+            for name, own in list(zip("dg", crossed, strict=True))[:followed]
+            for step in STEPS
+        )
+        return replace(laws, checks=checks, cleared=cleared)
+
+    evidence = with_laws(job(2), add)
+    assert len(told(diagnose(evidence), "gradients-mixed")) == 2 * found

@@ -184,6 +184,24 @@ class TestClearedGradients:
         assert {one.mixed for one in found if "weight" in one.names and one.times > 1} <= {early}
         assert any(one.mixed for one in found) is early
 
+    @pytest.mark.parametrize("early", [False, True])
+    def test_two_optimizers_that_both_keep_the_other_one_s_gradients(
+        self, tmp_path: Path, early: bool
+    ) -> None:
+        one, two = nn.Linear(4, 4), nn.Linear(4, 1)
+        of_one = torch.optim.SGD(one.parameters(), lr=0.1)
+        of_two = torch.optim.SGD(two.parameters(), lr=0.1)
+        for _ in range(4):
+            for optimizer in (of_two, of_one):
+                if not early:
+                    optimizer.zero_grad()
+                two(one(torch.randn(2, 4))).sum().backward()
+                optimizer.step()
+                if early:
+                    optimizer.zero_grad()
+        found = [one for one in laws(tmp_path).cleared if one.times > 1]
+        assert {one.crossed for one in found} == {early} and not any(one.mixed for one in found)
+
     def test_a_body_that_accumulates_while_its_head_steps(self, tmp_path: Path) -> None:
         body, head = nn.Linear(4, 4), nn.Linear(4, 1)
         of_body = torch.optim.SGD(body.parameters(), lr=0.1)
@@ -197,6 +215,7 @@ class TestClearedGradients:
                 of_body.zero_grad()
         assert laws(tmp_path).cleared
         assert not any(one.mixed for one in laws(tmp_path).cleared)
+        assert not all(one.crossed for one in laws(tmp_path).cleared)
 
     def test_a_momentum_that_is_kept_in_the_gradients(self, tmp_path: Path) -> None:
         net = model()

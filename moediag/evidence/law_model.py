@@ -119,6 +119,8 @@ class ModelInputs:
     rows: int = 0
     #: Into how many parts its loader divides the samples.
     divided: int = 1
+    #: The updates so far when its loader began to give batches; -1 if unknown.
+    began: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,3 +146,25 @@ def test_optimizers_that_keep_each_other_s_gradients(
 
     evidence = with_laws(job(2), add)
     assert len(told(diagnose(evidence), "gradients-mixed")) == 2 * found
+
+
+@pytest.mark.parametrize(
+    ("began", "given", "samples", "found"),
+    [((0, 1, 2, 5), 96, "a", True), ((0, 0, 0, 0), 96, "a", False), ((0, 1, 2, 5), 8, "a", False),
+     ((-1,) * 4, 96, "a", False), ((0, 1, 2, 5), 96, "", False)],
+    ids=["anew", "one pass", "one batch", "not recorded", "other samples"],
+)  # fmt: skip
+def test_a_loader_that_gives_its_first_batch_in_each_step(
+    began: Sequence[int], given: int, samples: str, found: bool
+) -> None:
+    inputs = tuple(
+        ModelInputs(
+            step, 0, samples or str(step), (0, 1), "Sampler", 2, given=given, batch=4, divided=2,
+            line="t.py:3 f", began=at,
+        )
+        for step, at in zip(STEPS, began, strict=True)
+    )  # fmt: skip
+    of = diagnose(with_laws(job(2), lambda _, laws: replace(laws, inputs=inputs)))
+    texts = told(of, "constant-samples")
+    assert bool(texts) == found
+    assert not found or "asks its data loader for the first batch again at t.py:3 f" in texts[0]

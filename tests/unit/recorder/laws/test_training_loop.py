@@ -681,6 +681,7 @@ def test_the_line_that_made_the_data_loader(tmp_path: Path) -> None:
         optimizer.step()
     source = Path(__file__).read_text().splitlines()
     (made,) = {one.made for one in laws(tmp_path).inputs}
+    assert {one.began for one in laws(tmp_path).inputs} == {0}
     assert "shuffle=True" in source[int(made.split(":")[1].split()[0]) - 1]
 
 

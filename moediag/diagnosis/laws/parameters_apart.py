@@ -116,6 +116,13 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         f"{'The parameter' if one else f'All {many}'} that no wrapper keeps equal ({names}) {was} "
         f"equal on all ranks at first and {differ} since step {apart.since}"
     )
+    if not any("." in name for name in apart.names):  # of a module that is a model by itself
+        text += next(
+            f" ({one.optimizer}.step(){at_line(one.line)} updates them)"
+            for own in facts.of(recorded).values()
+            for one in own.checks
+            if {piece.name for piece in one.pieces}.intersection(apart.names)
+        )
     why, step = _why_unwrapped(apart, facts)
     if why and not facts.of(averaged) and not facts.of(trains_own) and not facts.of(_hooked):
         return Broken(

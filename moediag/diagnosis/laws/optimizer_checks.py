@@ -320,13 +320,13 @@ def learning_rate_zero(facts: Facts) -> Findings:
     names: dict[str, None] = {}
     for of in _long(facts):
         moves, stays = _scheduled_in_part(of)
-        if moves:
+        if stays:
             check = next(iter(of.values()))[0]
             yield Suspicious(
                 f"The learning rate of {_name(of)}{at_line(check.line)} changes in "
-                f"{_groups(moves)} over the checked steps, and stays "
-                f"{check.hyper[stays[0]]['lr']} in {_groups(stays)}, which had the same rate and "
-                "has the same options: a schedule sets it for some parameter groups only."
+                f"{listed(moves)} over the checked steps, and stays the same in {listed(stays)}, "
+                "which had the same rate and has the same options: a schedule sets it for some "
+                "parameter groups only."
             )
         steps: dict[int, bool] = defaultdict(lambda: True)  # whether all rates are 0
         lines: dict[int, str] = {}
@@ -348,32 +348,22 @@ def learning_rate_zero(facts: Facts) -> Findings:
         yield f"The learning rate of {name} was 0 in all checked steps: its updates change nothing."
 
 
-def _groups(numbers: Sequence[int]) -> str:
-    return f"group{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
-
-
-def _scheduled_in_part(of: _Checks) -> tuple[list[int], list[int]]:
-    """The groups of an optimizer whose rates change, on all ranks alike, and those with parameters
-    whose rates do not, although both had one rate at a check and have the same options; none if
-    one of torch's schedulers sets them, which leaves a group alone only if it is asked to."""
-    every = [[check.hyper for check in checks] for checks in of.values()]
-    first = every[0]
-    if any(rows != first for rows in every) or len({len(groups) for groups in first}) != 1:
-        return [], []
-    rates = [[group.get("lr") for group in groups] for groups in zip(*first, strict=True)]
-    held = {piece.group for piece in next(iter(of.values()))[0].pieces}
-    options = [
-        {name: value for name, value in group.items() if name not in ("lr", "weight_decay")}
-        for group in first[0]
-    ]
+def _scheduled_in_part(of: _Checks) -> tuple[list[str], list[str]]:
+    """The groups of an optimizer whose rates change, and those with parameters whose rates do not,
+    although both had one rate at a check and have the same options. None of the latter if one of
+    torch's schedulers sets them: it leaves a group alone only if it is asked to."""
+    checks = next(iter(of.values()))
+    rates = [[group.get("lr") for group in row] for row in zip(*(one.hyper for one in checks))]  # noqa: B905
+    held = {piece.group for piece in checks[0].pieces}
+    options = [{**group, "lr": "", "weight_decay": ""} for group in checks[0].hyper]
     moves = [at for at, own in enumerate(rates) if len(set(own)) >= _ENOUGH]
     stays = [
         at for at, own in enumerate(rates)
         if at in held and len(set(own)) == 1 and own[0] not in (None, "0", "0.0")
+        and "initial_lr" not in options[at]
         and any(own[0] in rates[one] and options[at] == options[one] for one in moves)
     ]  # fmt: skip
-    known = any("initial_lr" in group for group in options) or not stays
-    return ([], []) if known else (moves, stays)
+    return [f"group {at}" for at in moves], [f"group {at}" for at in stays]
 
 
 @law(Verdict.WRONG_WEIGHTS)

@@ -117,12 +117,9 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         f"equal on all ranks at first and {differ} since step {apart.since}"
     )
     if not any("." in name for name in apart.names):  # of a module that is a model by itself
-        text += next(
-            f" ({one.optimizer}.step(){at_line(one.line)} updates them)"
-            for own in facts.of(recorded).values()
-            for one in own.checks
-            if {piece.name for piece in one.pieces}.intersection(apart.names)
-        )
+        every = (one for own in facts.of(recorded).values() for one in own.checks)
+        by = next(c for c in every if any(piece.name in apart.names for piece in c.pieces))
+        text += f" ({by.optimizer}.step(){at_line(by.line)} updates them)"
     why, step = _why_unwrapped(apart, facts)
     if why and not facts.of(averaged) and not facts.of(trains_own) and not facts.of(_hooked):
         return Broken(

@@ -8,10 +8,18 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import Cleared, LawCheck, ModelInputs, ModelState, RankLaws
+from moediag.evidence.law_model import (
+    PLAIN,
+    REDUCED,
+    Cleared,
+    LawCheck,
+    ModelInputs,
+    ModelState,
+    RankLaws,
+)
 from moediag.result import Diagnosis
 from tests.unit.diagnosis.test_law_steps import with_laws
-from tests.unit.law_evidence import STEPS, job
+from tests.unit.law_evidence import NAMES, STEPS, job, other
 
 
 def told(of: Diagnosis, law: str) -> list[str]:
@@ -47,7 +55,9 @@ def test_a_schedule_of_some_groups_only(
     texts = told(diagnose(job(2, change, steps=steps)), "learning-rate-zero")
     assert bool(texts) == found
     if found:
-        assert "changes in group 0 over the checked steps, and stays 0.01 in group 1" in texts[0]
+        assert (
+            "changes in group 0 over the checked steps, and stays the same in group 1" in texts[0]
+        )
 
 
 @pytest.mark.parametrize("group", [{"initial_lr": "0.01"}, {"lr": "0.01"}])
@@ -168,3 +178,38 @@ def test_a_loader_that_gives_its_first_batch_in_each_step(
     texts = told(of, "constant-samples")
     assert bool(texts) == found
     assert not found or "asks its data loader for the first batch again at t.py:3 f" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "whole", "found"),
+    [("experts.{}.weight", REDUCED, False, True), ("experts.{}.weight", PLAIN, False, False),
+     ("layers.{}.weight", REDUCED, False, False), ("experts.0.weight", REDUCED, False, False),
+     ("experts.{}.weight", REDUCED, True, False)],
+    ids=["experts", "ignored by the wrapper", "layers", "the same", "optimizers with a part each"],
+)  # fmt: skip
+def test_a_wrapper_that_averages_experts_of_different_numbers(
+    name: str, how: str, whole: bool, found: bool
+) -> None:
+    def change(rank: int, one: LawCheck) -> LawCheck:
+        pieces = (one.pieces[0], replace(one.pieces[1], name=name.format(rank), how=how))
+        return replace(one, pieces=pieces, key=f"{name.format(rank)}.0")
+
+    def add(_: int, laws: RankLaws) -> RankLaws:
+        model = (replace(laws.checks[0].pieces[1], name=name.format(n)) for n in (0, 1))
+        one = LawCheck("m.0", "", 1, 0, tuple(model), params=("v", "v"), grads=("v", "v"))
+        return replace(laws, checks=(*laws.checks, *[one] * whole))
+
+    texts = told(diagnose(with_laws(job(2, change), add)), "starts-apart")
+    assert bool(texts) == found
+    assert not found or "(experts.0.weight on rank 0 and experts.1.weight on rank 1)" in texts[0]
+
+
+def test_a_parameter_of_a_module_without_a_name_has_the_line_of_its_update() -> None:
+    def change(rank: int, one: LawCheck) -> LawCheck:
+        pieces = tuple(replace(p, how=PLAIN, ranks=()) for p in one.pieces)
+        params = one.params if one.step < 3 else other(one.params, rank)
+        return replace(one, pieces=pieces, params=params, clocks=())
+
+    for names, found in (NAMES, False), (("weight", "bias"), True):
+        (text,) = told(diagnose(job(2, change, names=names)), "replicas-apart")
+        assert ("(AdamW.step() at train.py:9 main updates them)" in text) == found

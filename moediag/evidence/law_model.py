@@ -218,8 +218,9 @@ class Cleared:
     #: Autograd added to them before another optimizer's update and after it, and nothing cleared
     #: them in between.
     mixed: bool = False
-    #: The same, where the later backward may also have added to the other optimizer's gradients.
-    crossed: bool = False
+    #: The same, where the later backward may also have added to the other optimizer's gradients;
+    #: None if no other optimizer made an update in between.
+    crossed: bool | None = None
     #: The second update used the gradients of the first one: no backward came between them.
     again: bool = False
 

@@ -82,7 +82,8 @@ def gradients_mixed(facts: Facts) -> Findings:
 def _each_other(evidence: Evidence) -> bool:
     """Whether each of several optimizers always uses gradients of before another one's update. One
     that steps less often than the others accumulates on purpose; all of them cannot."""
-    records = [one for own in recorded(evidence).values() for one in own.cleared]
+    every = (one for own in recorded(evidence).values() for one in own.cleared)
+    records = [one for one in every if one.crossed is not None]
     names = {name for one in records for name in one.names}
     held = {
         check.key: names.isdisjoint(piece.name for piece in check.pieces)

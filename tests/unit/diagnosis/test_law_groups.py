@@ -135,11 +135,16 @@ def test_updates_after_the_first_micro_batch(micro_batches: Sequence[int], found
 
 @pytest.mark.parametrize(
     ("crossed", "followed", "found"),
-    [((True, True), 2, True), ((True, False), 2, False), ((True, True), 1, False)],
-    ids=["both keep them", "one accumulates", "one was not followed"],
+    [
+        ((True, True), 2, True),
+        ((True, False), 2, False),
+        ((True, True), 1, False),
+        ((True, None), 2, False),
+    ],
+    ids=["both keep them", "one accumulates", "one was not followed", "no other update between"],
 )
 def test_optimizers_that_keep_each_other_s_gradients(
-    crossed: Sequence[bool], followed: int, found: bool
+    crossed: Sequence[bool | None], followed: int, found: bool
 ) -> None:
     def add(_: int, laws: RankLaws) -> RankLaws:
         checks = tuple(
@@ -212,4 +217,26 @@ def test_a_parameter_of_a_module_without_a_name_has_the_line_of_its_update() -> 
 
     for names, found in (NAMES, False), (("weight", "bias"), True):
         (text,) = told(diagnose(job(2, change, names=names)), "replicas-apart")
-        assert ("(AdamW.step() at train.py:9 main updates them)" in text) == found
+        assert (", updated by AdamW.step() at train.py:9 main)" in text) == found
+
+
+@pytest.mark.parametrize(
+    ("since", "how", "found"),
+    [(3, PLAIN, True), (9, PLAIN, False), (3, REDUCED, False), (1, PLAIN, False)],
+    ids=["apart", "equal", "of the wrapper", "apart from the beginning"],
+)
+def test_a_scalar_beside_what_a_wrapper_has(since: int, how: str, found: bool) -> None:
+    names = ("net.weight", "AdamW's parameter 1")
+
+    def change(rank: int, one: LawCheck) -> LawCheck:
+        ranks = () if how == PLAIN else one.pieces[1].ranks
+        scalar = replace(one.pieces[1], how=how, ranks=ranks, shape="")
+        own = one.params if one.step < since else (one.params[0], f"{rank}@{one.step}")
+        return replace(one, pieces=(one.pieces[0], scalar), params=own, clocks=())
+
+    of = diagnose(job(2, change, names=names))
+    texts = told(of, "replicas-apart")
+    assert bool(texts) == found
+    assert (
+        not found or "all matrices are kept equal by a wrapper: parameters outside it" in texts[0]
+    )

@@ -158,13 +158,13 @@ def starts_apart(facts: Facts) -> Findings:
     """Parameters whose gradients a job adds up over its ranks, or that its first update makes
     equal, begin with other values on each rank. So do routers that its wrapper ignores. Or a
     wrapper averages gradients of experts of different numbers."""
-    if experts := facts.of(_other_experts):
-        told = " and ".join(f"{listed(names)} on rank {rank}" for rank, names in experts.items())
+    if unlike := facts.of(_other_experts):
+        told = " and ".join(f"{listed(names)} on rank {rank}" for rank, names in unlike.items())
         yield Suspicious(
             "The wrapper averages gradients by position, and has experts of different "
             f"numbers there ({told}): each rank trains its experts with the gradients of others. "
             "Tell the wrapper to ignore experts, by the names that they have in what it wraps.",
-            tuple(name for names in experts.values() for name in names),
+            tuple(name for names in unlike.values() for name in names),
         )
     often = Counter(name for one in facts.of(reductions) for name in one.names)
     reduced = {name for name, steps in often.items() if steps >= _ENOUGH}

@@ -294,10 +294,8 @@ def _later_micro_batches(own: RankLaws) -> int:
     backwards = dict(own.of("losses", lambda one: (int(one["step"]), len(one["backwards"]))))
     forwards = Counter(one.step for one in own.inputs)
     later = {many for step, many in backwards.items() if step > 1}
-    known = len(backwards) > _ENOUGH and backwards.keys() <= forwards.keys()
-    one = known and backwards.get(1) == forwards[1] == len(later) == 1
-    whole = one and all(forwards[step] == many for step, many in backwards.items())
-    return later.pop() if whole and min(later) > 1 else 0
+    seen = len(backwards) > _ENOUGH and all(forwards[s] == n for s, n in backwards.items())
+    return later.pop() if seen and backwards.get(1) == len(later) == 1 < min(later) else 0
 
 
 def _not_entered(event: Mapping[str, Any]) -> tuple[str, int, str] | None:

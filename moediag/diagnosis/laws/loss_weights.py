@@ -16,6 +16,7 @@ from moediag.diagnosis.laws.mean_losses import (
     clip_factors,
     means_added,
     micro_batches_added,
+    scales_kept,
     unscaled_steps,
 )
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
@@ -153,7 +154,8 @@ def parts_unequal(facts: Facts) -> Findings:
 @law(suspects=True)
 def gradients_scaled(facts: Facts) -> Findings:
     """The gradients of a job are those of the mean loss times its number of ranks or of
-    micro-batches, or divided by it."""
+    micro-batches, or divided by it, or times the scale of a GradScaler."""
+    yield from scales_kept(facts)
     factors = {one.step: one.factor for one in facts.of(reductions)}
     norms = facts.of(clip_factors)
     several: dict[tuple[float, str], list[int]] = defaultdict(list)

@@ -13,6 +13,7 @@ from moediag.diagnosis.laws.law import Findings, Suspicious, recorded
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
 from moediag.evidence.law_model import REDUCED
 from moediag.evidence.model import Evidence
+from moediag.result.wording import at_line
 
 _ENOUGH = 2  # steps
 _NEAR = 0.02  # of factors
@@ -82,6 +83,21 @@ def micro_batches_added(facts: Facts) -> Findings:
         every = facts.of(recorded).values()
         normalizes = all(_NORMALIZES.search(c.optimizer) for own in every for c in own.checks)
         yield text if normalizes and not any(own.norms for own in every) else Suspicious(text)
+
+
+def scales_kept(facts: Facts) -> Findings:
+    """Whether updates use the gradients of a loss that a scaler multiplied as they are."""
+    for own in facts.of(recorded).values():
+        rows = own.of("undivided", lambda of: (int(of["step"]), float(of["scale"]), of["line"]))
+        if len({step for step, *_ in rows}) > _ENOUGH:
+            step, scale, line = rows[0]
+            yield Suspicious(
+                f"GradScaler.scale multiplied the loss of step {step} by {scale:g}, and the "
+                f"optimizer stepped{at_line(line)} without the scaler: nothing divided the "
+                f"gradients, so they are {scale:g} times as large, and an update of gradients that "
+                "overflow is not left out. Call scaler.step(optimizer) and scaler.update()."
+            )
+            return
 
 
 def _accumulated(event: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -105,16 +105,14 @@ def autocast_removed(facts: Facts) -> Findings:
     if since and min(map(len, since)) >= _STEPS:
         yield Suspicious(
             f"accelerate prepared a model for mixed precision, and since step {since[0][-1][0]} it "
-            "runs without autocast, in float32: something took away the forward that prepare() "
-            "gave it, as unwrap_model(model, keep_fp32_wrapper=False) does. Unwrap a model that "
-            "still trains with `keep_fp32_wrapper=True`."
+            "runs without autocast: something took away the forward that prepare() gave it, as "
+            "unwrap_model(model, keep_fp32_wrapper=False) does before the training ends."
         )
 
 
 def _without_autocast(event: Mapping[str, Any]) -> tuple[int, bool]:
-    return int(event["step"]), {"autocast = off", "autocast of accelerate = removed"} <= set(
-        event["of"]
-    )
+    lost = {"autocast = off", "autocast of accelerate = removed"}
+    return int(event["step"]), lost <= set(event["of"])
 
 
 def _drop(event: Mapping[str, Any]) -> tuple[int, str, str, tuple[str | None, ...]]:

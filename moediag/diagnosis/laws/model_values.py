@@ -188,8 +188,8 @@ def parameters_left_out(facts: Facts) -> Findings:
             if len(values) != 1 or None in values:
                 other.add(name)
             found[name] = min(found.get(name, len(since)), len(since))
-    told = (model_without_optimizer, ties_lost, parameters_replaced)
-    if not found.keys() - other or any(one.broken(facts) for one in told):
+    said = (model_without_optimizer, ties_lost, parameters_replaced)
+    if not found.keys() - other or any(one.broken(facts) for one in said):
         return
     names = sorted(found.keys() - other)
     text = (
@@ -206,12 +206,11 @@ def parameters_left_out(facts: Facts) -> Findings:
             " Modules in a plain list are no part of the model, and neither a wrapper nor "
             "parameters() sees them: use torch.nn.ModuleList."
         )
-    tensors = {name for of in facts.of(_states).values() for state in of for name in state.tensors}
-    plain = [name for name in names if name in tensors]
-    if plain:
+    plain = {n for of in facts.of(_states).values() for state in of for n in state.tensors}
+    if told := [name for name in names if name in plain]:
         text += (
-            f" {listed(plain)} {'are plain tensors' if len(plain) > 1 else 'is a plain tensor'}, "
-            "which neither a wrapper nor parameters() and state_dict() see: use torch.nn.Parameter."
+            f" A plain tensor ({listed(told)}) is no part of the model, and neither a wrapper nor "
+            "parameters() sees it: use torch.nn.Parameter."
         )
     if thawed := thawed.intersection(names):
         text += (

@@ -523,20 +523,18 @@ def copies_apart(facts: Facts) -> Findings:
 def _overwritten(facts: Facts) -> Findings:
     """Whether parameters differed from DeepSpeed's copies of them before the first update only."""
     rows = [own.of("copied", _copied) for own in facts.of(recorded).values()]
-    every = [check for of in facts.of(_optimizers) for checks in of.values() for check in checks]
+    every = (check for of in facts.of(_optimizers) for checks in of.values() for check in checks)
     first = {check.step for check in every if not check.count}
-    later = [of for own in rows for _, of in own[1:]]
+    known = all(len(own) >= _ENOUGH and own[0][0] in first for own in rows)
     names = tuple(dict.fromkeys(name for own in rows for _, of in own[:1] for name in of))
-    known = rows and all(len(own) >= _ENOUGH and own[0][0] in first for own in rows)
-    if names and known and not any(later):
+    if names and known and not any(of for own in rows for _, of in own[1:]):
         yield Broken(
             f"Before the first update {plural(len(names), 'parameter')} ({listed(names)}) had "
-            "other values than DeepSpeed's copies of them in float32, which the update wrote over "
-            "them, and have followed the copies since: what was loaded or written into the model "
-            "after the engine was made is lost.",
+            "other values than DeepSpeed's copies in float32, and in later steps the same ones: "
+            "the update wrote the copies over what was loaded after the engine was made.",
             pattern="overwritten",
-            next_step="Load the weights before `deepspeed.initialize`, or by the engine's "
-            "`load_checkpoint`, or call `engine.optimizer.refresh_fp32_params()` after loading.",
+            next_step="Load the weights before `deepspeed.initialize`, or call "
+            "`engine.optimizer.refresh_fp32_params()` after loading.",
             lasting=True,
             names=names,
         )

@@ -113,19 +113,18 @@ def schedulers_unused(facts: Facts) -> Findings:
                 )
                 return
 
-        rows: dict[int, list[_Rates]] = defaultdict(list)
-        for number, row in own.of("rates", _read_rates):
-            rows[number].append(row)
-        last = max((check.step for check in own.checks), default=0)
-        for found in rows.values():
-            # One that is set in advance may step later.
-            changes = len({rates for _, rates, _ in found}) > 1
-            if changes and len(found) >= _ENOUGH and found[-1][0] >= last:
+        rates: dict[tuple[int, str], dict[int, list[float]]] = defaultdict(dict)
+        for key, step, found in own.of("rates", _rates):
+            rates[key][step] = found
+        for (_, what), of_steps in rates.items():
+            changes = any(one != of_steps[min(of_steps)] for one in of_steps.values())
+            # One that stops to be told has stepped.
+            if changes and len(of_steps) >= _ENOUGH and own.checks[-1].step in of_steps:
                 yield Suspicious(
-                    f"The program changes the learning rate of {found[0][-1]}, which never steps; "
-                    "another optimizer, made of the same parameters, steps with other learning "
-                    "rates. An engine that is configured to make an optimizer does not use the "
-                    "program's: set the learning rate in the one that steps."
+                    f"The program changes the learning rate of {what}, which never steps; another "
+                    "one, made of the same parameters, steps with other learning rates. An engine "
+                    "that makes an optimizer does not use the program's: set the rate in the one "
+                    "that steps."
                 )
                 return
 
@@ -142,14 +141,9 @@ def schedulers_unused(facts: Facts) -> Findings:
                     return
 
 
-# Step, learning rates, and the optimizer in words.
-_Rates = tuple[int, tuple[float, ...], str]
-
-
-def _read_rates(event: Mapping[str, Any]) -> tuple[int, _Rates]:
-    rates = tuple(map(float, event["rates"]))
+def _rates(event: Mapping[str, Any]) -> tuple[tuple[int, str], int, list[float]]:
     what = f"an optimizer of class {event['name']}{at_line(str(event['made']))}"
-    return int(event["number"]), (int(event["step"]), rates, what)
+    return (int(event["number"]), what), int(event["step"]), list(map(float, event["rates"]))
 
 
 def _misplaced(rows: list[Scheduled]) -> bool:

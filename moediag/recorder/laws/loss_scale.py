@@ -1,18 +1,29 @@
 """Knows the scale by which a GradScaler multiplied the loss of the step that is about to be made,
-and whether the gradients still have it.
+and whether the gradients still have it. Records updates whose gradients do.
 
 A step that a scaler skips counts as a step: the ranks whose gradients were finite made it.
+
+undivided   step scale line(of an update without the scaler, of gradients of scaled losses only,
+            whose norms nothing changed after the backward)
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import weakref
-from typing import Any, Dict, Iterable, List, Tuple
+from itertools import islice
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
+import torch
+
+from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.step.pieces import local
 
 NAME = "loss_scale"  # among the numbers of the optimizer
+_WATCHER = "laws of scales"
+_MOST_GRADIENTS = 8  # that are followed until the update
 
 
 class LossScale:
@@ -23,11 +34,46 @@ class LossScale:
         self._running: Any = None
         # Weak references to each scaler and an optimizer whose steps it makes.
         self._pairs: List[Tuple[Any, Any]] = []
+        self._scalers = ByObject()
+        self._scaled: Optional[float] = None  # by which all losses since the update were; 0.0: not
+        self._norms: Dict[int, float] = {}  # id of a parameter -> norm of its gradient
 
     def install(self) -> None:
         from torch.amp import grad_scaler
 
-        self._context.recorder.patches.replace(grad_scaler.GradScaler, "step", self._wrapped)
+        context = self._context
+        making = context.first(_WATCHER, lambda scaler, _: self._scalers.set(scaler, True))
+        context.recorder.patches.replace(grad_scaler.GradScaler, "__init__", making)
+        context.recorder.patches.replace(grad_scaler.GradScaler, "step", self._wrapped)
+        context.before_backward.add(_WATCHER, self._scales, checked=True)
+        context.after_backward.add(_WATCHER, self._follow, checked=True)
+        context.before_step.add(_WATCHER, self._updates, checked=True)
+
+    def _scales(self, loss: Any) -> None:
+        """Whether a scaler returned the loss: it is a product with the tensor of its scale."""
+        by = getattr(getattr(loss, "grad_fn", None), "_saved_other", None)
+        place = by.data_ptr() if torch.is_tensor(by) else 0
+        made = [s._scale for s in self._scalers.owners() if s._scale is not None]
+        scale = next((float(one) for one in made if one.data_ptr() == place), 0.0)
+        self._scaled = 0.0 if self._scaled == 0.0 else scale
+
+    def _follow(self) -> None:
+        models = self._context.recorder.models.owners() if self._scaled else ()
+        every = (p for model in models for p in model.parameters() if p.grad is not None)
+        plain = (p for p in every if not p._backward_hooks)  # these may divide
+        self._norms = {id(p): _norm(p) for p in islice(plain, _MOST_GRADIENTS)}
+
+    def _updates(self, optimizer: Any, closure: bool, frame: Any) -> None:
+        scale, norms, self._scaled, self._norms = self._scaled or 1.0, self._norms, None, {}
+        every = (p for group in optimizer.param_groups for p in group["params"])
+        own = [(norms[id(p)], _norm(p)) for p in every if id(p) in norms]
+        kept = any(before for before, _ in own) and all(before == now for before, now in own)
+        hidden = self._running is not None or closure or self._context.sets.hooked()
+        if kept and scale != 1.0 and not hidden:
+            context, line = self._context, self._context.recorder.user_lines.innermost(frame)
+            context.log.event(
+                "undivided", step=context.recorder.current_step, scale=scale, line=line
+            )
 
     def of(self, optimizer: Any) -> Dict[str, str]:
         """The scale as a number of ``optimizer``, which is about to step; empty without a
@@ -67,3 +113,9 @@ class LossScale:
                     self._context.recorder.stepped = True
 
         return step
+
+
+def _norm(parameter: Any) -> float:
+    """Of the local gradient; 0.0 without one, or if it is not finite."""
+    norm = 0.0 if parameter.grad is None else float(local(parameter.grad).detach().float().norm())
+    return norm if math.isfinite(norm) else 0.0

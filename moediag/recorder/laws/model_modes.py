@@ -15,7 +15,6 @@ no_grad     step modules[whose parameters had no gradient at the last check, and
 
 from __future__ import annotations
 
-import functools
 from itertools import islice
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -68,10 +67,9 @@ class ModelModes:
         self._seen = 0  # models so far; a freed one's number is not used again
         self._backwards = 0  # of the running step
         self._hooks: List[Any] = []  # of parts of the model in this step
-        # Idle module -> whether it ran with gradients. Where it has its parameters only, and what
-        # it is part of reads them, it does not run.
-        self._graded: Dict[str, bool] = {}
-        self._read: Dict[str, bool] = {}  # whether what it is part of did
+        # Idle module, whether it is the one that ran, or what it is part of -> whether that ran
+        # with gradients. A module that only has its parameters never runs.
+        self._graded: Dict[Tuple[str, bool], bool] = {}
         # Hooks on the first dropout of models that do not train, and the ids of those that ran.
         self._waiting: List[Any] = []
         self._dropped: Set[int] = set()
@@ -136,15 +134,14 @@ class ModelModes:
         names = self._context.recorder.module_names
         for module, whole in idle:
             name = names.get(module)
+            for own, one in ((False, whole), (True, module)) if name else ():
 
-            def read(*_: Any, name: Any = name, to: Any = None) -> None:
-                # What a checkpoint runs again in the backward reads parameters with gradients.
-                if _in_backward() == -1 or to is self._read:
-                    to[name] = to.get(name, False) or torch.is_grad_enabled()
+                def read(*_: Any, key: Any = (name, own)) -> None:
+                    # What a checkpoint runs again in the backward reads parameters with gradients.
+                    if _in_backward() == -1 or not key[1]:
+                        self._graded[key] = self._graded.get(key, False) or torch.is_grad_enabled()
 
-            for one, to in ((module, self._graded), (whole, self._read)) if name else ():
-                hook = Hook(functools.partial(read, to=to))
-                self._hooks.append(one.register_forward_pre_hook(hook))
+                self._hooks.append(one.register_forward_pre_hook(Hook(read)))
 
     def _uninstall(self) -> None:
         for one in (*self._hooks, *self._waiting):
@@ -214,8 +211,8 @@ class ModelModes:
     def _counted(self) -> None:
         self._backwards += 1
         self._forget()
-        graded = {**self._read, **self._graded}
-        self._graded, self._read = {}, {}
+        graded = {name: one for (name, _), one in sorted(self._graded.items())}
+        self._graded = {}
         if graded:
             self._context.log.event(
                 "no_grad", step=self._context.recorder.current_step,

@@ -186,7 +186,8 @@ def _hidden(model: Any) -> Iterator[Tuple[str, Any]]:
     known = set(map(id, model.parameters()))
     for prefix, module in unwrapped(model).named_modules():
         for key, value in vars(module).items():
-            if _is_trained(value) and id(value) not in known:
+            leaf = type(value) is torch.Tensor and value.is_leaf and value.grad is not None
+            if leaf and value.grad.layout == torch.strided and value.grad.any():
                 yield f"{prefix}.{key}".lstrip("."), value
             few = type(value) in (list, tuple) and len(value) <= _MOST_NAMES and key[0] != "_"
             for at, part in enumerate(value if few else ()):
@@ -195,13 +196,6 @@ def _hidden(model: Any) -> Iterator[Tuple[str, Any]]:
                     for name, parameter in part.named_parameters():
                         if id(parameter) not in known:
                             yield f"{place}.{name}", parameter
-
-
-def _is_trained(value: Any) -> bool:
-    """Whether it is a tensor that no operation made, with gradients other than zero."""
-    leaf = type(value) is torch.Tensor and value.is_leaf and value.requires_grad
-    gradient = value.grad if leaf else None
-    return gradient is not None and gradient.layout == torch.strided and bool(gradient.any())
 
 
 def _tied(model: Any) -> List[List[str]]:

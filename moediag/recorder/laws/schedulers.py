@@ -1,7 +1,7 @@
 """Records, at checked steps, how often learning rate schedulers and their optimizers stepped, and
 the learning rates of optimizers that never step, while others do that have their parameters.
 
-rates       step number(counts the optimizers) name(its class) made(the user's line) rates
+rates       step number(of the optimizer) name(its class) made(the user's line) rates
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class Schedulers:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
-        self._made = ByObject()  # optimizer -> its number, the user's line that made it
-        self._optimizers = 0  # so far; a freed one's number is not used again
+        self._made = ByObject()  # optimizer -> the user's line that made it
         self._wrapped = context.first(WATCHER, self._called)
 
     def install(self) -> None:
@@ -59,10 +58,7 @@ class Schedulers:
         recorder.patches.replace(Optimizer, "add_param_group", making)
 
     def _making(self, optimizer: Any, frame: Any) -> None:
-        if self._made.get(optimizer) is None:
-            line = self._context.recorder.user_lines.innermost(frame)
-            self._made.set(optimizer, (self._optimizers, line))
-            self._optimizers += 1
+        self._made.setdefault(optimizer, self._context.recorder.user_lines.innermost(frame))
 
     def _watch_deepspeed(self) -> None:
         for kind in list(vars(sys.modules[_DEEPSPEED]).values()):
@@ -107,14 +103,11 @@ class Schedulers:
                     optimizers=len(optimizers),
                 )  # fmt: skip
 
-        scheduled = [self._optimizer(scheduler) for scheduler in self._schedulers.owners()]
         for one in self._made.owners():
-            number, line = self._made.get(one)
-            alone = not self._context.updates_of(one) and not any(one is of for of in scheduled)
-            if alone and self._replaced(one):
+            if not self._context.updates_of(one) and self._replaced(one):
                 self._context.log.event(
-                    "rates", step=step, number=number, name=type(one).__name__,
-                    made=line, rates=sorted(_rates(one)),
+                    "rates", step=step, number=id(one), name=type(one).__name__,
+                    made=self._made.get(one), rates=sorted(_rates(one)),
                 )  # fmt: skip
 
     def _replaced(self, optimizer: Any) -> bool:
@@ -122,8 +115,7 @@ class Schedulers:
         of them, and neither a scheduler nor its learning rates, as they would if the program set
         these by hand."""
         own, held = _parameters(optimizer), held_by_engines(self._context.recorder.models.owners())
-        stepped = self._context.stepped()
-        others = [one for one in stepped if own & held or own & _parameters(one)]
+        others = [one for one in self._context.stepped() if own & (held | _parameters(one))]
         scheduled = [self._optimizer(scheduler) for scheduler in self._schedulers.owners()]
         every = held.union(*map(_parameters, others))
         apart = all(_rates(optimizer).isdisjoint(_rates(one)) for one in others)

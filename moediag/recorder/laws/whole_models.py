@@ -2,8 +2,7 @@
 part, or copies: ZeRO, and weights that are kept in float32. All of them are equal on ranks that
 train one model, whoever updates them, and follow their copies.
 
-copied      step compared(parameters of which DeepSpeed has copies)
-            apart[those that differ from them by more than rounding does]
+copied      step apart[parameters that differ from DeepSpeed's copies of them]
 """
 
 from __future__ import annotations
@@ -96,20 +95,20 @@ class WholeModels:
             owned=[n for p, _, n in named if id(p) in owned],
             copies={at: read[place] for at, place in copies.items()},
         )  # fmt: skip
-        with_copies = [(n, _is_apart(p)) for p, _, n in named if _copy_of(p) is not None]
-        if with_copies:
-            apart = [name for name, differs in with_copies if differs]
-            self._context.log.event("copied", step=step, compared=len(with_copies), apart=apart)
+        found = [(name, _is_apart(parameter)) for parameter, _, name in named]
+        if any(apart is not None for _, apart in found):
+            names = [name for name, apart in found if apart]
+            self._context.log.event("copied", step=step, apart=names)
 
 
-def _copy_of(parameter: Any) -> Any:
-    """DeepSpeed's copy in float32 of the elements that this rank updates; None without one."""
-    copy = getattr(getattr(parameter, "_hp_mapping", None), "hp_fragment", None)
-    return None if copy is None or copy.numel() > _MOST_ELEMENTS else copy.detach()
-
-
-def _is_apart(parameter: Any) -> bool:
-    copy, place = _copy_of(parameter), parameter._hp_mapping.lp_fragment_address
+def _is_apart(parameter: Any) -> Optional[bool]:
+    """Whether the elements that this rank updates differ by more than rounding does from
+    DeepSpeed's copy of them in float32; None without one."""
+    known = getattr(parameter, "_hp_mapping", None)
+    copy = getattr(known, "hp_fragment", None)
+    if copy is None or copy.numel() > _MOST_ELEMENTS:
+        return None
+    place = known.lp_fragment_address
     own = parameter.detach().reshape(-1).narrow(0, place.start, place.numel)
     return bool((own.to(copy.device, copy.dtype) - copy).norm() > _APART * copy.norm())
 

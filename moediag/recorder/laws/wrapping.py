@@ -181,15 +181,10 @@ def _takes_no_autocast(accelerator: Any) -> bool:
     """Whether accelerate is asked for mixed precision, and a model of float32 that it prepared has
     no longer the forward that enters autocast."""
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    if not getattr(accelerator, "native_amp", False) or kind not in (*_DATA_PARALLEL, "NO"):
-        return False
-    models = map(unwrapped, getattr(accelerator, "_models", ()))
-    return any(
-        p.requires_grad and p.dtype == torch.float32
-        for model in models
-        if "_original_forward" not in vars(model)
-        for p in model.parameters()
-    )
+    asked = getattr(accelerator, "native_amp", False) and kind in (*_DATA_PARALLEL, "NO")
+    models = map(unwrapped, accelerator._models if asked else ())
+    lost = (model for model in models if "_original_forward" not in vars(model))
+    return any(p.requires_grad and p.dtype == torch.float32 for m in lost for p in m.parameters())
 
 
 def _tell_unwrapped(context: LawContext, accelerator: Any, model: Any) -> None:

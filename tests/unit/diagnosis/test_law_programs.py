@@ -172,7 +172,7 @@ class TestModels:
             return replace(laws, models=tuple(states))
 
         (text,) = diagnose(with_laws(job(2), add)).suspicious
-        assert ("bias is a plain tensor" in text and "torch.nn.Parameter" in text) is bool(tensors)
+        assert ("A plain tensor (bias)" in text and "torch.nn.Parameter" in text) is bool(tensors)
 
     @pytest.mark.parametrize(
         ("since", "more", "told"),

@@ -438,6 +438,42 @@ class TestScaledNorms:
         # In the first step no scaler has made a step.
         assert [n.scale for n in laws(tmp_path).norms] == [0.0, *([0.0 if unscales else 64.0] * 2)]
 
+    @pytest.mark.parametrize(
+        ("how", "told"),
+        [("forgotten", True), ("micro-batches", True), ("by the scaler", False),
+         ("unscaled", False), ("by hand", False), ("replaced", False), ("hooked", False),
+         ("not scaled", False), ("also a plain loss", False), ("off", False), ("few", False),
+         ("clipped", False)],
+    )  # fmt: skip
+    def test_gradients_of_a_scaled_loss_that_nothing_divides(
+        self, tmp_path: Path, how: str, told: bool
+    ) -> None:
+        """Clipping writes gradients, too: it hides whether something divided them."""
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=how != "off")
+        for p in net.parameters() if how == "hooked" else ():
+            p.register_hook(lambda gradient: gradient / 64.0)
+        for _ in range(2 if how == "few" else 7):
+            optimizer.zero_grad()
+            for at in range(1 + (how in ("micro-batches", "also a plain loss"))):
+                loss = net(torch.randn(2, 4)).sum()
+                plain = how == "not scaled" or (how == "also a plain loss" and not at)
+                loss = loss if plain else scaler.scale(loss)
+                loss.backward()
+            if how == "unscaled":
+                scaler.unscale_(optimizer)
+            if how == "clipped":
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            for p in net.parameters() if how in ("by hand", "replaced") else ():
+                p.grad = p.grad.div_(64.0) if how == "by hand" else p.grad / 64.0
+            scaler.step(optimizer) if how == "by the scaler" else optimizer.step()
+            if how in ("by the scaler", "unscaled"):
+                scaler.update()
+        text = suspicious(tmp_path)
+        place = f"the optimizer stepped at {Path(__file__).name}:"
+        assert (f"the loss of step 1 by 64, and {place}" in text) is told
+
     def clip(self, net: nn.Module) -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
 

@@ -64,6 +64,15 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+class Handles(List[Any]):
+    """Handles of hooks."""
+
+    def remove_all(self) -> None:
+        """Removes the hooks."""
+        while self:
+            self.pop().remove()
+
+
 class Observer:
     """Finds roots and hooks their blocks; :meth:`remove` removes all hooks."""
 
@@ -72,7 +81,7 @@ class Observer:
         self._roots = 0
         self._found = 0  # roots since the global hook was last installed
         self._again = 0  # how often it was installed again
-        self._handles: List[Any] = []
+        self._handles = Handles()
         self._global: Optional[Any] = None
         self._filter: Any = None
         self._first_step = recorder.current_step
@@ -123,9 +132,7 @@ class Observer:
     def remove(self) -> None:
         global _recorder
         self._disarm()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._handles.remove_all()
         _blocks.clear()
         if _recorder is self._recorder:
             _recorder = None

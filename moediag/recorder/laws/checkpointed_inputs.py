@@ -100,7 +100,7 @@ class CheckpointedInputs:
         """The region that begins; None if it is not followed: dynamo has compiled something, and a
         hook of all modules would make it compile again."""
         context = self._context
-        step = context.recorder.current_step
+        step = context.step
         if torch.compiler.is_compiling() or not context.recorder.active or not context.checking:
             return None
         if step != self._step:
@@ -108,7 +108,7 @@ class CheckpointedInputs:
         full = len(self._regions) >= _MOST_REGIONS
         if full or not torch.is_grad_enabled() or _compiled() or context.recorder.broken(WATCHER):
             return None
-        region = _Region(context.recorder.user_lines.innermost(sys._getframe(depth)))
+        region = _Region(context.line(sys._getframe(depth)))
         self._regions.append(region)
         return region
 

@@ -50,7 +50,7 @@ class DeclaredEqual:
 
     def _seen(self, tensor: Any, mesh: Any, placements: Any, frame: Any) -> None:
         context = self._context
-        step = context.recorder.current_step
+        step = context.step
         if mesh is None or torch._C._current_graph_task_id() != -1:
             return
         if step != self._step:
@@ -66,7 +66,7 @@ class DeclaredEqual:
         one: Dict[str, Any] = {
             "axes": axes, "ranks": list(found[1]), "part": found[0],
             "data": not DATA_AXES.isdisjoint(axes), "shape": list(tensor.shape),
-            "line": context.recorder.user_lines.innermost(frame),
+            "line": context.line(frame),
         }  # fmt: skip
         with torch.no_grad():
             if tensor.is_floating_point():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Set, Tuple
 
@@ -54,76 +53,62 @@ class Loading:
         self._wrapping = False  # FSDP1 wraps the parts of a model
 
     def install(self) -> None:
-        patches = self._context.recorder.patches
-        patches.replace(torch, "load", functools.partial(self._after, self._file))
-        patches.replace(torch, "save", functools.partial(self._after, self._saved))
-        patches.replace(
-            torch.nn.Module, "load_state_dict", functools.partial(self._after, self._module)
-        )
-        patches.replace(
-            torch_optimizer.Optimizer, "load_state_dict",
-            functools.partial(self._after, self._optimizer),
-        )  # fmt: skip
-        patches.replace(torch.nn.Module, "to_empty", functools.partial(self._after, self._emptied))
+        for owner, name, tell in (
+            (torch, "load", self._file), (torch, "save", self._saved),
+            (torch.nn.Module, "load_state_dict", self._module),
+            (torch.nn.Module, "to_empty", self._emptied),
+            (torch_optimizer.Optimizer, "load_state_dict", self._optimizer),
+        ):  # fmt: skip
+            make = self._context.after(WATCHER, tell)
+            self._context.recorder.patches.replace(owner, name, make)
         self._context.on_check.append(self._write)
         later = self._context.replace_late
         later(_FSDP1, "FullyShardedDataParallel", "__init__", self._flattening)
         later(_FSDP_PARAMETER, "FSDPParam", "_init_sharded_param", self._sharding)
         # What a load asks for: torch.distributed.checkpoint reads nothing else.
-        planned = functools.partial(self._after, self._planned)
+        planned = self._context.after(WATCHER, self._planned)
         later(_PLANNER, "DefaultLoadPlanner", "set_up_planner", planned)
 
-    def _after(self, tell: Any, original: Any) -> Any:
-        """Wraps ``original``: calls ``tell`` with its result and arguments."""
-
-        @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            self._context.guarded(WATCHER, tell, sys._getframe(1), result, *args)
-            return result
-
-        return function
-
     def _once(self, kind: str, frame: Any, **fields: Any) -> None:
-        line = self._context.recorder.user_lines.innermost(frame)
+        line = self._context.line(frame)
         if (kind, line) not in self._told:
             self._told.add((kind, line))
             self._context.log.event(kind, keep=True, line=line, **fields)
 
-    def _saved(self, frame: Any, _result: Any, content: Any, file: Any = None, *_: Any) -> None:
+    def _saved(
+        self, frame: Any, _result: Any, obj: Any = None, f: Any = None, *_: Any, **__: Any
+    ) -> None:
         self._context.saves += 1
-        if isinstance(file, (str, os.PathLike)) and _has_matrix(content, _MOST_DEPTH):
-            digest = hashlib.sha256(str(Path(file).absolute()).encode()).hexdigest()
+        if isinstance(f, (str, os.PathLike)) and _has_matrix(obj, _MOST_DEPTH):
+            digest = hashlib.sha256(str(Path(f).absolute()).encode()).hexdigest()
             self._once("saved", frame, file=digest[:16])
 
-    def _file(self, frame: Any, content: Any, *_: Any) -> None:
+    def _file(self, frame: Any, content: Any, *_: Any, **__: Any) -> None:
         if _has_optimizer(content, _MOST_DEPTH):
             self._once("optimizer_file", frame)
 
-    def _optimizer(self, frame: Any, *_: Any) -> None:
+    def _optimizer(self, frame: Any, *_: Any, **__: Any) -> None:
         self._once("optimizer_load", frame)
 
-    def _module(self, frame: Any, result: Any, module: Any, *_: Any) -> None:
+    def _module(self, frame: Any, result: Any, module: Any, *_: Any, **__: Any) -> None:
         self._loads += 1
         if self._loads > _MOST_LOADS:
             return
-        line = self._context.recorder.user_lines.innermost(frame)
         missing: List[str] = list(getattr(result, "missing_keys", ()))
         unexpected: List[str] = list(getattr(result, "unexpected_keys", ()))
-        left_out, loaded = set(missing), 0
-        for name, parameter in module.named_parameters():
-            if name not in left_out:
-                self._loaded.set(parameter, True)
-                loaded += 1
-        self._context.log.event(
-            "load", keep=True, line=line, step=self._context.recorder.current_step,
-            parameters=loaded, missing=missing[:_MOST_NAMES], unexpected=unexpected[:_MOST_NAMES],
+        left_out = set(missing)
+        loaded = [p for name, p in module.named_parameters() if name not in left_out]
+        for parameter in loaded:
+            self._loaded.set(parameter, True)
+        self._context.event(
+            "load", keep=True, line=self._context.line(frame), parameters=len(loaded),
+            missing=missing[:_MOST_NAMES], unexpected=unexpected[:_MOST_NAMES],
             counts=[len(missing), len(unexpected)],
         )  # fmt: skip
 
     # ------------------------------------------------------------------ torch's checkpoints
 
-    def _planned(self, frame: Any, _result: Any, planner: Any, *_: Any) -> None:
+    def _planned(self, frame: Any, _result: Any, planner: Any, *_: Any, **__: Any) -> None:
         asked, held = planner.state_dict, getattr(planner.metadata, "state_dict_metadata", {})
         owners = {key.rpartition(_GROUPS)[0] for key in asked if _GROUPS in key}
         for owner in sorted(owners):
@@ -183,8 +168,8 @@ class Loading:
 
     # ------------------------------------------------------------------ empty tensors
 
-    def _emptied(self, frame: Any, _result: Any, module: Any, *_: Any) -> None:
-        self._line = self._context.recorder.user_lines.innermost(frame)
+    def _emptied(self, frame: Any, _result: Any, module: Any, *_: Any, **__: Any) -> None:
+        self._line = self._context.line(frame)
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_floating_point() and local(tensor).numel() and not tensor.is_meta:
                 self._empty.set(tensor, _state_of(tensor))
@@ -194,10 +179,9 @@ class Loading:
         ``.data``, which is not counted."""
         empty = {id(t) for t in self._empty.owners() if _state_of(t) == self._empty.get(t)}
         names: Dict[str, None] = {}
-        for model in self._context.recorder.models.owners() if empty else ():
-            inner = unwrapped(model)
-            used = ((n, p) for n, p in inner.named_parameters() if bool(local(p).any()))
-            found = (n for n, t in (*used, *inner.named_buffers()) if id(t) in empty)
+        for model in map(unwrapped, self._context.recorder.models.owners() if empty else ()):
+            used = ((n, p) for n, p in model.named_parameters() if bool(local(p).any()))
+            found = (n for n, t in (*used, *model.named_buffers()) if id(t) in empty)
             names.update((plain_name(name), None) for name in found)
         if names:
             self._context.log.event("unwritten", keep=True, line=self._line, names=[*names])

@@ -10,7 +10,7 @@ import functools
 import weakref
 from typing import Any, Dict, Iterable, List, Tuple
 
-from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.context import LawContext, parameters_of
 
 NAME = "loss_scale"  # among the numbers of the optimizer
 
@@ -44,7 +44,7 @@ class LossScale:
         for scaler, optimizer in [(one(), two()) for one, two in self._pairs]:
             if scaler is None or optimizer is None or not scaler.is_enabled():
                 continue
-            if any(id(p) in ids for group in optimizer.param_groups for p in group["params"]):
+            if not ids.isdisjoint(map(id, parameters_of(optimizer))):
                 state = scaler._per_optimizer_states.get(id(optimizer))
                 ready = state is None or state["stage"].name == "READY"
                 return float(scaler.get_scale()) if ready else 0.0

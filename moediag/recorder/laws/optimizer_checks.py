@@ -11,7 +11,6 @@ discarded   model[the part of the key of its checks before the dot]
 from __future__ import annotations
 
 import collections
-import functools
 import hashlib
 import weakref
 from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
@@ -19,7 +18,7 @@ from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from moediag.recorder.core import ByObject
-from moediag.recorder.laws.context import LawContext, next_checked
+from moediag.recorder.laws.context import LawContext, next_checked, parameters_of
 from moediag.recorder.laws.loss_scale import LossScale
 from moediag.recorder.laws.replica_sets import PART, PLACED, Piece
 from moediag.recorder.step.numbers import Fingerprints, capturing
@@ -81,7 +80,8 @@ class OptimizerChecks:
         self.none = True  # the program has made no optimizer of torch: it updates by itself
 
     def install(self) -> None:
-        self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", self._making)
+        making = self._context.first(WATCHER, lambda *_: setattr(self, "none", False))
+        self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", making)
         self._context.after_backward.add(WATCHER, self._after_backward)
         self._context.before_step.add(WATCHER, self._step)
         self._context.after_step.add(WATCHER, self._updated)
@@ -90,25 +90,16 @@ class OptimizerChecks:
         """The parameters of the optimizers that stepped and still exist; of a program that updates
         by itself those of all models that train."""
         if self.none:
-            models = self._recorder.models.owners()
-            return [p for model in models for p in model.parameters() if p.requires_grad]
-        groups = [group for one in self._optimizers.owners() for group in one.param_groups]
-        return [parameter for group in groups for parameter in group["params"]]
-
-    def _making(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def add_param_group(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self.none = False
-            original(optimizer, *args, **kwargs)
-
-        return add_param_group
+            every = (p for model in self._context.models() for p in model.parameters)
+            return [p for p in every if p.requires_grad]
+        return [p for one in self._optimizers.owners() for p in parameters_of(one)]
 
     def _after_backward(self) -> None:
         """Where the program updates by itself, the next forward begins a step, and a checked one is
         read here, before an update."""
         self._backwards += 1
         if self.none:
-            step, self._recorder.stepped = self._recorder.current_step, True
+            step, self._recorder.stepped = self._context.step, True
             if self._context.checking and step != self._told and not capturing():
                 with torch.no_grad():
                     self._tell(step)
@@ -118,8 +109,8 @@ class OptimizerChecks:
         that an extra call of step() on one rank does not shift its numbers; where no model is seen
         running, the optimizer's own calls count. Several after one backward() are of one step:
         DeepSpeed makes one for each group of parameters."""
-        if self._recorder.current_step > 1:
-            return self._recorder.current_step
+        if self._context.step > 1:
+            return self._context.step
         again = known.count and known.backwards == self._backwards > 0
         return known.step if again else known.count + 1
 
@@ -128,18 +119,16 @@ class OptimizerChecks:
         context.closure = closure  # a gradient may be missing until it has run
         context.sets.stepped()
         context.steps += 1
-        context.updated = [p for group in optimizer.param_groups for p in group["params"]]
+        context.updated = parameters_of(optimizer)
         self.none = False  # also where it was made before anything was recorded
-        known = self._optimizers.get(optimizer)
-        if known is None:
-            known = self._optimizers.set(optimizer, Known())
+        known = self._optimizers.get(optimizer) or self._optimizers.set(optimizer, Known())
         step = self._step_of(known)
         known.backwards = self._backwards
         if known.groups and not context.sets.joins():
             known.past.append([known.count, *map(_issued, known.groups)])
         known.same = known.same + 1 if step == known.step else 0
         known.step = step
-        if known.same == 1 and self._recorder.current_step:
+        if known.same == 1 and context.step:
             self._recorder.look_for_models()
         if known.same == _STUCK:
             self._recorder.note_not_seen(
@@ -151,7 +140,7 @@ class OptimizerChecks:
                 del self._alive[model]
                 context.log.event("discarded", keep=True, model=model)
             with torch.no_grad():
-                self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
+                self._check(optimizer, known, step, context.line(frame))
                 self._tell(step)
         many = len(known.saved) >= _OFTEN and step < known.saved[-1] + _OFTEN
         if known.saves != context.saves and known.count and not many and not capturing():
@@ -295,9 +284,9 @@ class OptimizerChecks:
 
     def _owner(self, parameter: Any) -> Any:
         """The model that has the parameter; the parameter itself if none is known."""
-        models = [one() for _, one in self._recorder.roots]
-        alive = (model for model in models if model is not None)
-        return next((m for m in alive if any(p is parameter for p in m.parameters())), parameter)
+        models = (one() for _, one in self._recorder.roots)
+        alive = (self._context.parts(model) for model in models if model is not None)
+        return next((one.root for one in alive if id(parameter) in one.names), parameter)
 
     def clock(self, group: Any) -> Optional[int]:
         return _issued(None if group is None else self._recorder.groups.info(group))

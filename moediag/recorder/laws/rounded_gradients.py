@@ -11,7 +11,7 @@ from typing import Any, List
 
 import torch
 
-from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.context import LawContext, parameters_of
 from moediag.recorder.step.numbers import capturing
 from moediag.recorder.step.pieces import held, local, placed_alike
 
@@ -37,11 +37,9 @@ def install(context: LawContext) -> None:
             read = [_rounded(one) for one in _matrices(optimizer)]
             if read:
                 device = read[0].device
-                context.log.event(
-                    "rounded", step=context.recorder.current_step, matrices=len(read),
-                    optimizer=type(optimizer).__name__,
-                    rounded=int(torch.stack([one.to(device) for one in read]).sum()),
-                )  # fmt: skip
+                rounded = int(torch.stack([one.to(device) for one in read]).sum())
+                kind = type(optimizer).__name__
+                context.event("rounded", optimizer=kind, matrices=len(read), rounded=rounded)
 
     def after(_optimizer: Any) -> None:
         rows, halves[:] = list(halves), []
@@ -54,9 +52,7 @@ def install(context: LawContext) -> None:
                 for p, value, moves in rows
             ]
         elements, kept = torch.stack(counts).t().tolist()
-        context.log.event(
-            "halves", step=context.recorder.current_step, names=names, elements=elements, kept=kept
-        )
+        context.log.event("halves", step=context.step, names=names, elements=elements, kept=kept)
 
     context.before_step.add(WATCHER, before, checked=True)
     context.after_step.add(WATCHER, after, pending=halves)
@@ -75,8 +71,7 @@ def _of_16_bits(optimizer: Any) -> List[Any]:
 
 
 def _matrices(optimizer: Any) -> List[Any]:
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    local = [held(gradient) for gradient in gradients if gradient is not None]
+    local = [held(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
     return [one for one in local if _readable(one)][:_MOST]
 
 

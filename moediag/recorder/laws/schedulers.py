@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.late_imports import when_imported
-from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.context import LawContext, parameters_of
 
 WATCHER = "laws of schedulers"
 _DEEPSPEED = "deepspeed.runtime.lr_schedules"  # its schedulers are no torch schedulers
@@ -63,7 +63,7 @@ class Schedulers:
     def _called(self, scheduler: Any, frame: Any) -> None:
         known = self._schedulers.get(scheduler)
         stepped = self._context.updates_of(self._optimizer(scheduler)) > 0
-        line = self._context.recorder.user_lines.innermost
+        line = self._context.line
         if known is None:
             number, name = len(self._schedulers.owners()), type(scheduler).__name__
             known = self._schedulers.set(scheduler, _Scheduler(number, name, line(frame)))
@@ -107,4 +107,4 @@ class Schedulers:
 
 
 def _parameters(optimizer: Any) -> Set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return set(map(id, parameters_of(optimizer)))

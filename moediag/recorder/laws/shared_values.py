@@ -71,7 +71,7 @@ class SharedValues:
 
     def _follow_gathered(self, given: Any, frame: Any) -> None:
         if type(given) is torch.Tensor and given.requires_grad and given.dim() > 1:
-            line = self._context.recorder.user_lines.innermost(frame)
+            line = self._context.line(frame)
             row = {"line": line, "shape": list(given.shape), "reached": False}
             self._gathered.append(row)
             given.register_hook(lambda _gradient: row.update(reached=True))
@@ -80,11 +80,11 @@ class SharedValues:
         context = self._context
         row: Dict[str, Any] = {
             "function": type(node).__name__, "op": call.op, "ranks": list(group.ranks),
-            "line": context.recorder.user_lines.innermost(frame), "calls": 0,
+            "line": context.line(frame), "calls": 0,
         }  # fmt: skip
 
         def before(gradients: Any) -> None:
-            step = context.recorder.current_step
+            step = context.step
             if step != self._step:
                 self._step, self._rows, self._layers = step, [], []
                 self._prints = Fingerprints()

@@ -43,23 +43,20 @@ class WholeModels:
         owned = set(map(id, optimized))
         names = self._context.names.of(optimized)
         unknown = [p for p, name in zip(optimized, names) if name is None]  # noqa: B905
-        wrapped, plain = self._context.sets.wrapped(), self._context.sets.plain_models()
-        for model in [*wrapped, *plain]:
-            trained = [p for p in model.parameters() if p.requires_grad]
-            of_it = sum(id(p) in owned for p in trained)
-            if model in wrapped and (self._checks.none or 0 < of_it < len(trained)):
-                self._read(model, trained, step, owned)
-            part = of_it < len(trained) and (of_it or unknown)
-            if model not in wrapped and (self._checks.none or part):
-                self._read(model, trained, step, owned, unknown)
+        sets = self._context.sets
+        for models, others in ((sets.wrapped(), None), (sets.plain_models(), unknown)):
+            for model in models:
+                trained = [p for p in self._context.parts(model).parameters if p.requires_grad]
+                of_it = sum(id(p) in owned for p in trained)
+                if self._checks.none or (of_it < len(trained) and (of_it or others)):
+                    self._read(model, trained, step, owned, others)
 
     def _read(
-        self, model: Any, trained: List[Any], step: int, owned: Set[int], unknown: Any = None
+        self, model: Any, trained: List[Any], step: int, owned: Set[int], unknown: Any
     ) -> None:
         """``unknown``: parameters of optimizers that are in no model; None: the model is wrapped,
         and its gradients are those of DistributedDataParallel."""
-        names = self._context.names.of(trained)
-        named = [(p, 0, n) for p, n in zip(trained, names) if n is not None]  # noqa: B905
+        named = [(p, 0, name) for name, p in self._context.names.known(trained)]
         parameters = [p for p, _, _ in named]
         known = self._models.get(model) or self._models.set(model, _Model())
         pieces = self._context.sets.pieces(parameters)

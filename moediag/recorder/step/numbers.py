@@ -13,9 +13,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
+
+from moediag.recorder.step.pieces import held
 
 _CHUNK = 1 << 16  # positions with a weight of their own; rows of a chunk are weighted again
 _ROWS = 32  # chunks that are multiplied at once: 16 MiB of temporary memory
@@ -88,6 +90,12 @@ class Fingerprints:
             self._places.append((kind, len(values)))
             values.append(computed)
         return len(self._places) - 1
+
+    def by_name(self, tensors: Iterable[Tuple[str, Any]]) -> Callable[[Any], Dict[str, Any]]:
+        """Adds the local parts of tensors with names; returns what finds their fingerprints in the
+        result of :meth:`read`."""
+        places = {name: self.add(held(tensor)) for name, tensor in tensors}
+        return lambda read: {name: read[at] for name, at in places.items()}
 
     def read(self) -> List[Optional[str]]:
         """Returns each result as hexadecimal text; None where the tensor cannot be read."""

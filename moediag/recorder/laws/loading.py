@@ -161,9 +161,9 @@ class Loading:
         every = [(n, p) for n, p in module.named_parameters() if p.dim() > 1 and not p.is_meta]
         some, prints = every[:_MOST_NAMES], Fingerprints()
         with torch.no_grad():
-            at = [prints.add(_sample(parameter)) for _, parameter in some]
-        read = prints.read()
-        shards = {n: [read[k], bool(self._loaded.get(p)), True] for k, (n, p) in zip(at, some)}  # noqa: B905
+            prints.add_all(_sample(parameter) for _, parameter in some)
+        rows = zip(some, prints.read())  # noqa: B905
+        shards = {n: [read, bool(self._loaded.get(p)), True] for (n, p), read in rows}
         self._context.log.event("sharded", keep=True, step=1, shards=shards)
 
     # ------------------------------------------------------------------ empty tensors
@@ -199,13 +199,12 @@ class Loading:
         names = self._context.names.of(parameters)
         now = Fingerprints()
         with torch.no_grad():
-            places = [now.add(_sample(parameter)) for parameter in parameters]
-        before, present = self._prints.read(), now.read()
-        shards: Dict[str, List[Any]] = {}
-        for name, parameter, at in zip(names, parameters, places):  # noqa: B905 - Python 3.9
+            now.add_all(map(_sample, parameters))
+        before, shards = self._prints.read(), {}
+        for name, parameter, present in zip(names, parameters, now.read()):  # noqa: B905
             loaded, whole, shard = self._sharded.get(parameter)
             if name is not None:
-                shards[name] = [before[whole], loaded, before[shard] == present[at]]
+                shards[name] = [before[whole], loaded, before[shard] == present]
         self._context.log.event("sharded", keep=True, step=step, shards=shards)
         self._prints = Fingerprints()
 

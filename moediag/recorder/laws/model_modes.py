@@ -179,8 +179,7 @@ class ModelModes:
             if key in dropped:
                 prints = Fingerprints()
                 own = [local(p) for p in parts.parameters if p.dim() > 1]
-                for one in [p for p in own if 0 < p.numel() <= _SMALL][:_FEW]:
-                    prints.add(one)
+                prints.add_all([p for p in own if 0 < p.numel() <= _SMALL][:_FEW])
                 self._context.log.event(
                     "drops", step=step, model=type(parts.model).__name__,
                     module=self._context.name(first), weights=prints.read(),

@@ -80,10 +80,10 @@ class ModelValues:
             prefix = names.get(module)
             if prefix is None:
                 continue
-            for name, buffer in module.named_buffers(prefix, recurse=False) if over else ():
+            for name, buffer in module._buffers.items() if over else ():
                 plain = type(buffer) is torch.Tensor and buffer.is_floating_point()
                 if plain and 0 < buffer.numel() <= _MOST_ELEMENTS:
-                    buffers.append((name, buffer))
+                    buffers.append((f"{prefix}.{name}".lstrip("."), buffer))
             routers += _frozen_routers(module, prefix)
         frozen = [
             p for name, p in (model.named_parameters if over else ())

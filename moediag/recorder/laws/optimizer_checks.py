@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import torch
 
@@ -191,38 +191,33 @@ class OptimizerChecks:
         if not known.past:  # the first check
             known.past.append([known.count, *clocks])
         prints = Fingerprints()
-        values = [prints.add(local(p)) for p in parameters]
-        finite = [prints.add_finite(local(p)) for p in parameters]
+        values, finite = prints.add_all(parameters), prints.add_all(parameters, finite=True)
         gradients = [_gradient(p) for p in parameters]
-        of_gradients = [None if g is None else prints.add(g) for g in gradients]
-        finite_gradients = [None if g is None else prints.add_finite(g) for g in gradients]
+        made, finite_made = prints.add_all(gradients), prints.add_all(gradients, finite=True)
         for at, piece in enumerate(pieces):
             if piece.how == PLACED and gradients[at] is not None:
                 prints.add_sketch(at, gradients[at])
-        state, plain = _state(optimizer, parameters, prints)
+        tensors, plain = _state(optimizer, parameters)
+        state = {name: prints.add_all(row) for name, row in tensors.items()}
         scale = self._scale.of(optimizer)
         read = prints.read()
-
-        now = {name: read[at] for (_, _, name), at in zip(named, values)}  # noqa: B905
+        names = [name for _, _, name in named]
+        now = dict(zip(names, read[values]))  # noqa: B905
         known.still = [
             (n, p, now[n]) for p, _, n in named if now[n] and now[n] == known.values.get(n)
         ][:_MAX_STILL]  # fmt: skip
         known.values = now
-
-        def shown(places: Sequence[Optional[int]], absent: Optional[str] = None) -> List[Any]:
-            return [absent if at is None else read[at] for at in places]
-
         self._context.log.event(
             kind, pieces=number, step=step, count=known.count, age=_age(optimizer, parameters),
             clocks=clocks, past=list(known.past),
-            params=shown(values),
+            params=read[values],
             grads=[shown_gradient(p, g, one, self._context.closure) for p, g, one
-                   in zip(parameters, gradients, shown(of_gradients))],  # noqa: B905
+                   in zip(parameters, gradients, read[made])],  # noqa: B905
             sketches=prints.sketches(),
-            state={**{name: shown(places) for name, places in state.items()}, **plain},
+            state={**{name: read[places] for name, places in state.items()}, **plain},
             hyper=[{**_hyper(group), **scale} for group in optimizer.param_groups],
-            nonfinite=_nonfinite(named, finite, read),
-            nonfinite_grads=_nonfinite(named, finite_gradients, read),
+            nonfinite=_nonfinite(names, read[finite]),
+            nonfinite_grads=_nonfinite(names, read[finite_made]),
             scaler=hasattr(optimizer, "found_inf"),
             line=line,
         )  # fmt: skip
@@ -236,9 +231,8 @@ class OptimizerChecks:
         still, known.still = known.still, []
         prints = Fingerprints()
         with torch.no_grad():
-            places = [prints.add(local(parameter)) for _, parameter, _ in still]
-        read = prints.read()
-        names = [n for (n, _, v), at in zip(still, places) if read[at] != v]  # noqa: B905
+            prints.add_all(parameter for _, parameter, _ in still)
+        names = [n for (n, _, before), now in zip(still, prints.read()) if now != before]  # noqa: B905
         self._context.log.event("updated", step=known.step, names=names)
 
     def layout(
@@ -259,19 +253,13 @@ class OptimizerChecks:
             known.model = next(same, f"{digest}-{len(alike)}")
             self._alive[known.model] = weakref.ref(owner)
             known.ordinal = self._ordinals[known.model] = self._ordinals.get(known.model, -1) + 1
-        sets: Dict[Tuple[Tuple[int, ...], int], int] = {}
-        groups: List[Any] = []
-        in_set = []
-        for piece in pieces:
-            key = (piece.ranks, id(piece.group))
-            if key not in sets:
-                sets[key] = len(groups)
-                groups.append(piece.group)
-            in_set.append(sets[key])
+        keys = [(piece.ranks, id(piece.group)) for piece in pieces]
+        groups = {key: piece.group for key, piece in zip(keys, pieces)}  # noqa: B905
+        sets = {key: at for at, key in enumerate(groups)}
         fields = {
             "optimizer": optimizer, "key": f"{known.model}.{known.ordinal}",
             "names": names, "parts": [piece.part for piece in pieces],
-            "hows": [piece.how for piece in pieces], "in_set": in_set,
+            "hows": [piece.how for piece in pieces], "in_set": [sets[key] for key in keys],
             "in_group": [group for _, group, _ in named], "sets": [list(r) for r, _ in sets],
             "shapes": ["x".join(map(str, local(parameter).shape)) for parameter, _, _ in named],
         }  # fmt: skip
@@ -280,7 +268,7 @@ class OptimizerChecks:
         if number is None:
             number = self._layouts[text] = len(self._layouts)
             self._context.log.event("pieces", keep=True, id=number, **fields)
-        return number, groups
+        return number, list(groups.values())
 
     def _owner(self, parameter: Any) -> Any:
         """The model that has the parameter; the parameter itself if none is known."""
@@ -320,17 +308,16 @@ def shown_gradient(
 
 
 def _state(
-    optimizer: Any, parameters: List[Any], prints: Fingerprints
-) -> Tuple[Dict[str, List[Optional[int]]], Dict[str, List[Any]]]:
+    optimizer: Any, parameters: List[Any]
+) -> Tuple[Dict[str, List[Any]], Dict[str, List[Any]]]:
     """The tensors of the optimizer's state by name, and its numbers."""
-    tensors: Dict[str, List[Optional[int]]] = {}
+    tensors: Dict[str, List[Any]] = {}
     plain: Dict[str, List[Any]] = {}
     for at, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter)
         for name, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
-                row = tensors.setdefault(str(name), [None] * len(parameters))
-                row[at] = prints.add(local(value))
+                tensors.setdefault(str(name), [None] * len(parameters))[at] = value
             elif isinstance(value, (int, float)):
                 plain.setdefault(f"{name} ", [None] * len(parameters))[at] = repr(value)
     return tensors, plain
@@ -363,8 +350,5 @@ def _hyper(group: Dict[str, Any]) -> Dict[str, str]:
     return found
 
 
-def _nonfinite(
-    named: List[Any], places: Sequence[Optional[int]], read: List[Optional[str]]
-) -> List[str]:
-    found = [n for (_, _, n), at in zip(named, places) if at is not None and read[at] == "0"]  # noqa: B905
-    return found[:_MAX_NONFINITE]
+def _nonfinite(names: List[str], finite: List[Optional[str]]) -> List[str]:
+    return [n for n, one in zip(names, finite) if one == "0"][:_MAX_NONFINITE]  # noqa: B905

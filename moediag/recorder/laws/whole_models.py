@@ -11,7 +11,6 @@ from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.optimizer_checks import Known, OptimizerChecks, shown_gradient
 from moediag.recorder.step.numbers import Fingerprints
-from moediag.recorder.step.pieces import local
 
 _MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which takes memory
 
@@ -64,9 +63,9 @@ class WholeModels:
         if layout is None:
             return
         prints = Fingerprints()
-        places = [prints.add(local(p)) for p in parameters]
+        values = prints.add_all(parameters)
         gradients = [None if unknown is None else p.grad for p in parameters]
-        of_gradients = [None if g is None else prints.add(g) for g in gradients]
+        made = prints.add_all(gradients)
         if known.copies is None:
             known.copies = _copies(parameters, unknown or [])
         copies = {
@@ -79,10 +78,10 @@ class WholeModels:
         self._context.log.event(
             "check", pieces=layout[0], step=step, count=step - 1 if self._checks.none else 0,
             clocks=[self._checks.clock(group) for group in layout[1]],
-            params=[read[at] for at in places],
+            params=read[values],
             grads=[
-                None if unknown is None else shown_gradient(p, g, None if at is None else read[at])
-                for p, g, at in zip(parameters, gradients, of_gradients)  # noqa: B905
+                None if unknown is None else shown_gradient(p, g, one)
+                for p, g, one in zip(parameters, gradients, read[made])  # noqa: B905
             ],
             state={}, hyper=[],
             owned=[n for p, _, n in named if id(p) in owned],
@@ -95,17 +94,16 @@ def _copies(parameters: List[Any], unknown: List[Any]) -> Dict[int, Any]:
     in the parameter's dtype. Where several parameters have the same elements, none."""
     unknown = [copy for copy in unknown if copy.numel() <= _MOST_ELEMENTS]
     prints = Fingerprints()
-    own = [prints.add(local(p)) for p in parameters]
+    own = prints.add_all(parameters)
     of_dtype = {
-        dtype: [prints.add(copy.detach().to(dtype)) for copy in unknown]
+        dtype: prints.add_all(copy.detach().to(dtype) for copy in unknown)
         for dtype in {p.dtype for p in parameters}
     }
     read = prints.read()
     found: Dict[int, Any] = {}
-    for at, parameter in enumerate(parameters):
-        value = read[own[at]]
-        alike = [copy for copy, place in zip(unknown, of_dtype[parameter.dtype])  # noqa: B905
-                 if read[place] == value]  # fmt: skip
-        if value is not None and len(alike) == 1 and [read[one] for one in own].count(value) == 1:
+    for at, (parameter, value) in enumerate(zip(parameters, read[own])):  # noqa: B905
+        copies = zip(unknown, read[of_dtype[parameter.dtype]])  # noqa: B905
+        alike = [copy for copy, one in copies if one == value]
+        if value is not None and len(alike) == 1 and read[own].count(value) == 1:
             found[at] = weakref.ref(alike[0])
     return found

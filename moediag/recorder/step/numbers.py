@@ -45,10 +45,18 @@ class Fingerprints:
 
     def add(self, tensor: Any) -> int:
         """Returns the number of the fingerprint in :meth:`read`."""
-        computed = _fingerprint(tensor)
-        if computed is None:
-            return self._place(None)
-        return self._place(computed)
+        return self._place(_fingerprint(tensor))
+
+    def add_all(self, tensors: Iterable[Any], finite: bool = False) -> slice:
+        """Adds the local parts of tensors; None has the result None. Returns where the results are
+        in :meth:`read`. ``finite``: as :meth:`add_finite`."""
+        add, first = self.add_finite if finite else self.add, len(self._places)
+        for tensor in tensors:
+            if tensor is None:
+                self._place(None)
+            else:
+                add(held(tensor))
+        return slice(first, len(self._places))
 
     def add_finite(self, tensor: Any) -> int:
         """Like :meth:`add`; the result is "0" if the tensor has an element that is not finite."""
@@ -94,8 +102,9 @@ class Fingerprints:
     def by_name(self, tensors: Iterable[Tuple[str, Any]]) -> Callable[[Any], Dict[str, Any]]:
         """Adds the local parts of tensors with names; returns what finds their fingerprints in the
         result of :meth:`read`."""
-        places = {name: self.add(held(tensor)) for name, tensor in tensors}
-        return lambda read: {name: read[at] for name, at in places.items()}
+        of = dict(tensors)
+        names, places = list(of), self.add_all(of.values())
+        return lambda read: dict(zip(names, read[places]))  # noqa: B905 - Python 3.9
 
     def read(self) -> List[Optional[str]]:
         """Returns each result as hexadecimal text; None where the tensor cannot be read."""

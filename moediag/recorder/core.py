@@ -243,11 +243,8 @@ class Recorder:
         self.heartbeat.close()
 
     def _tell(self, those: List[Callable[[], None]]) -> None:
-        for tell in those if self.active else ():
-            try:
-                tell()
-            except Exception as error:
-                self.fault("end", error)
+        if self.active:
+            self._each(those, "end")
 
     # ------------------------------------------------------------------ for the watchers
 
@@ -297,6 +294,32 @@ class Recorder:
                 act()
             except Exception as error:
                 self.fault(watcher, error)
+
+    def carrying(
+        self, watcher: str, describe: Callable[..., Optional[CarriedParameters]]
+    ) -> Callable[[Any], Any]:
+        """Wraps a function that issues collectives: they carry what ``describe`` returns for its
+        arguments; None: as before."""
+
+        def make(original: Any) -> Any:
+            def function(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling() or not self.active:
+                    return original(*args, **kwargs)
+                thread = self.thread
+                held = thread.carried
+                try:
+                    thread.carried = describe(*args, **kwargs) or held
+                except Exception as error:
+                    self.fault(watcher, error)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    thread.carried = held
+
+            function.__name__ = getattr(original, "__name__", "function")
+            return function
+
+        return make
 
     def before(self, call: Call, group: Any) -> int:
         """Writes the ``collective`` event of ``call`` on ``group``; returns its index. The caller

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -23,8 +23,9 @@ def install(recorder: Recorder) -> None:
         recorder.note_not_seen(f"which parameters FSDP1's collectives carry: {error}")
         return
     fsdp = Fsdp1(recorder)
+    carrying = recorder.carrying(WATCHER, fsdp.carried)
     present = [
-        recorder.patches.replace(module, name, fsdp.carrying)
+        recorder.patches.replace(module, name, carrying)
         for name in ("_unshard", "_reduce_grad", "_reduce_grad_no_shard")
     ]
     if not all(present):
@@ -42,31 +43,15 @@ class Fsdp1:
         """Returns (state, handle) of each handle that was used; state: None if it is gone."""
         return [(self._states.get(handle)(), handle) for handle in self._states.owners()]
 
-    def carrying(self, original: Any) -> Callable[..., Any]:
-        """Wraps a function (state, handle, ...) that issues the handle's collectives."""
-        recorder = self._recorder
-        describe = self._describe
+    def carried(self, state: Any, handle: Any, *_: Any, **__: Any) -> Optional[CarriedParameters]:
+        """What the collectives of a handle carry."""
+        if handle is None:
+            return None
+        if self._states.get(handle) is None:
+            self._states.set(handle, weakref.ref(state))
+        return self._describe(handle)
 
-        def function(state: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not recorder.active or handle is None:
-                return original(state, handle, *args, **kwargs)
-            thread = recorder.thread
-            held = thread.carried
-            try:
-                thread.carried = describe(handle)
-                if self._states.get(handle) is None:
-                    self._states.set(handle, weakref.ref(state))
-            except Exception as error:
-                recorder.fault(WATCHER, error)
-            try:
-                return original(state, handle, *args, **kwargs)
-            finally:
-                thread.carried = held
-
-        function.__name__ = getattr(original, "__name__", "function")
-        return function
-
-    def _describe(self, handle: Any) -> Optional[CarriedParameters]:
+    def _describe(self, handle: Any) -> CarriedParameters:
         recorder = self._recorder
         phase = self._phase(handle)
         key = (len(recorder.roots), phase)

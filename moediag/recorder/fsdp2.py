@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
@@ -29,11 +29,12 @@ def install(recorder: Recorder) -> None:
         recorder.note_not_seen(f"which parameters FSDP2's collectives carry: {error}")
         return
     fsdp = Fsdp2(recorder)
+    carrying = recorder.carrying(WATCHER, fsdp.carried)
     wanted = [
         (module.FSDPParamGroup, "unshard", fsdp.inside_group),
         (module.FSDPParamGroup, "post_backward", fsdp.inside_group),
-        (module, "foreach_all_gather", fsdp.carrying),
-        (module, "foreach_reduce", fsdp.carrying),
+        (module, "foreach_all_gather", carrying),
+        (module, "foreach_reduce", carrying),
     ]
     absent = [
         name for owner, name, make in wanted if not recorder.patches.replace(owner, name, make)
@@ -72,27 +73,10 @@ class Fsdp2:
         method.__name__ = getattr(original, "__name__", "method")
         return method
 
-    def carrying(self, original: Any) -> Callable[..., Any]:
-        """Wraps a function whose first argument is the list of carried FSDPParams."""
-        recorder = self._recorder
-        describe = self._describe
-
-        def function(fsdp_params: Any, *args: Any, **kwargs: Any) -> Any:
-            thread = recorder.thread
-            if torch.compiler.is_compiling() or not recorder.active or thread.fsdp_group is None:
-                return original(fsdp_params, *args, **kwargs)
-            held = thread.carried
-            try:
-                thread.carried = describe(thread.fsdp_group, fsdp_params)
-            except Exception as error:
-                recorder.fault(WATCHER, error)
-            try:
-                return original(fsdp_params, *args, **kwargs)
-            finally:
-                thread.carried = held
-
-        function.__name__ = getattr(original, "__name__", "function")
-        return function
+    def carried(self, fsdp_params: Any, *_: Any, **__: Any) -> Optional[CarriedParameters]:
+        """What the collectives for ``fsdp_params`` carry."""
+        group = self._recorder.thread.fsdp_group
+        return None if group is None else self._describe(group, fsdp_params)
 
     def _describe(self, group: Any, carried: Any) -> CarriedParameters:
         by_roots = self._known.setdefault(group, {})

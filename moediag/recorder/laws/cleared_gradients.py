@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
 
@@ -21,11 +21,6 @@ _MOST_ELEMENTS = 1 << 16  # of one of them
 
 class _Followed:
     """A parameter between two steps."""
-
-    __slots__ = (
-        "accumulated", "cleared", "crossed", "handle", "looked", "mark", "mixed", "node", "other",
-        "parameter", "times", "used",
-    )  # fmt: skip
 
     def __init__(self, parameter: Any) -> None:
         self.parameter = parameter
@@ -93,15 +88,12 @@ class _Followed:
         return not self.accumulated and self.mark.unchanged()
 
 
-class _Update:
+class _Update(NamedTuple):
     """An update whose gradients are followed until the next one of its optimizer."""
 
-    __slots__ = ("optimizer", "parts", "step")
-
-    def __init__(self, optimizer: Any, parts: List[List[_Followed]], step: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.parts = parts  # by model
-        self.step = step  # the training step
+    optimizer: Any  # a weak reference
+    parts: List[List[_Followed]]  # by model
+    step: int  # the training step
 
 
 class ClearedGradients:
@@ -140,7 +132,9 @@ class ClearedGradients:
             own = parts.setdefault(of.get(id(parameter)), [])
             if len(own) < _SAMPLE:
                 own.append(_Followed(parameter))
-        self._updates.append(_Update(optimizer, list(parts.values()), self._context.step))
+        self._updates.append(
+            _Update(weakref.ref(optimizer), list(parts.values()), self._context.step)
+        )
         self._waiting += [one for part in parts.values() for one in part]
 
     def _forward(self, *_: Any) -> None:

@@ -141,32 +141,25 @@ class LawContext:
         begin = functools.partial(self.guarded, f"laws of {owner or module}", act)
         self.recorder.on_uninstall.append(when_imported(module, begin))
 
-    def first(self, watcher: str, act: Callable[[Any, Any], None]) -> Callable[[Any], Any]:
-        """Wraps a method: calls ``act(object, frame of the caller)`` first."""
-
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def method(of: Any, *args: Any, **kwargs: Any) -> Any:
-                if not torch.compiler.is_compiling():
-                    self.guarded(watcher, act, of, sys._getframe(1))
-                return original(of, *args, **kwargs)
-
-            return method
-
-        return make
-
-    def after(
-        self, watcher: str, tell: Callable[..., None], checked: bool = False
+    def around(
+        self,
+        watcher: str,
+        before: Optional[Callable[[Any, Any], None]] = None,
+        after: Optional[Callable[..., None]] = None,
+        checked: bool = False,
     ) -> Callable[[Any], Any]:
-        """Wraps a function: calls ``tell(frame of the caller, result, arguments)`` afterwards.
-        ``checked``: only in checked steps."""
+        """Wraps a function: calls ``before(first argument, frame of the caller)`` and ``after(frame
+        of the caller, result, arguments)``. ``checked``: only in checked steps."""
 
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def function(*args: Any, **kwargs: Any) -> Any:
+                seen = not torch.compiler.is_compiling() and (self.checking or not checked)
+                if seen and before is not None:
+                    self.guarded(watcher, before, args[0], sys._getframe(1))
                 result = original(*args, **kwargs)
-                if not torch.compiler.is_compiling() and (self.checking or not checked):
-                    self.guarded(watcher, tell, sys._getframe(1), result, *args, **kwargs)
+                if seen and after is not None:
+                    self.guarded(watcher, after, sys._getframe(1), result, *args, **kwargs)
                 return result
 
             return function

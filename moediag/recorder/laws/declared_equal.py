@@ -50,11 +50,10 @@ class DeclaredEqual:
 
     def _seen(self, tensor: Any, mesh: Any, placements: Any, frame: Any) -> None:
         context = self._context
-        step = context.step
         if mesh is None or torch._C._current_graph_task_id() != -1:
             return
-        if step != self._step:
-            self._step, self._tensors, self._places = step, [], []
+        if context.step != self._step:
+            self._step, self._tensors, self._places = context.step, [], []
             self._prints = Fingerprints()
         placed = axes_on(mesh, placements, tensor.dim())
         axes = [axis.name for axis in placed if axis.name and axis.placed.is_replicate()]
@@ -68,11 +67,10 @@ class DeclaredEqual:
             "data": not DATA_AXES.isdisjoint(axes), "shape": list(tensor.shape),
             "line": context.line(frame),
         }  # fmt: skip
-        with torch.no_grad():
-            if tensor.is_floating_point():
-                self._prints.add_sketch(len(self._tensors), tensor)
-            elif not tensor.is_complex():
-                self._places.append((one, self._prints.add(tensor)))
+        if tensor.is_floating_point():
+            self._prints.add_sketch(len(self._tensors), tensor)
+        elif not tensor.is_complex():
+            self._places.append((one, self._prints.add(tensor)))
         self._tensors.append(one)
 
     def _write(self, step: int) -> None:

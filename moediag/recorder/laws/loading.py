@@ -59,14 +59,14 @@ class Loading:
             (torch.nn.Module, "to_empty", self._emptied),
             (torch_optimizer.Optimizer, "load_state_dict", self._optimizer),
         ):  # fmt: skip
-            make = self._context.after(WATCHER, tell)
+            make = self._context.around(WATCHER, after=tell)
             self._context.recorder.patches.replace(owner, name, make)
         self._context.on_check.append(self._write)
         later = self._context.replace_late
         later(_FSDP1, "FullyShardedDataParallel", "__init__", self._flattening)
         later(_FSDP_PARAMETER, "FSDPParam", "_init_sharded_param", self._sharding)
         # What a load asks for: torch.distributed.checkpoint reads nothing else.
-        planned = self._context.after(WATCHER, self._planned)
+        planned = self._context.around(WATCHER, after=self._planned)
         later(_PLANNER, "DefaultLoadPlanner", "set_up_planner", planned)
 
     def _once(self, kind: str, frame: Any, **fields: Any) -> None:
@@ -132,14 +132,12 @@ class Loading:
     def _before_sharding(self, parameter: Any, whole: List[Tuple[int, bool]]) -> None:
         if distributed(parameter) or parameter.is_meta or self._written:
             return
-        with torch.no_grad():
-            place = self._prints.add(parameter.detach().reshape(-1)[:_SAMPLE])
+        place = self._prints.add(_sample(parameter))
         whole.append((place, bool(self._loaded.get(parameter))))
 
     def _after_sharding(self, sharded: Any, whole: List[Tuple[int, bool]]) -> None:
         if whole:
-            with torch.no_grad():
-                shard = self._prints.add(_sample(sharded))
+            shard = self._prints.add(_sample(sharded))
             self._sharded.set(sharded, (whole[0][1], whole[0][0], shard))
 
     # ------------------------------------------------------------------ parameters of FSDP1
@@ -160,8 +158,7 @@ class Loading:
     def _before_flattening(self, module: Any) -> None:
         every = [(n, p) for n, p in module.named_parameters() if p.dim() > 1 and not p.is_meta]
         some, prints = every[:_MOST_NAMES], Fingerprints()
-        with torch.no_grad():
-            prints.add_all(_sample(parameter) for _, parameter in some)
+        prints.add_all(_sample(parameter) for _, parameter in some)
         rows = zip(some, prints.read())  # noqa: B905
         shards = {n: [read, bool(self._loaded.get(p)), True] for (n, p), read in rows}
         self._context.log.event("sharded", keep=True, step=1, shards=shards)
@@ -198,8 +195,7 @@ class Loading:
             return
         names = self._context.names.of(parameters)
         now = Fingerprints()
-        with torch.no_grad():
-            now.add_all(map(_sample, parameters))
+        now.add_all(map(_sample, parameters))
         before, shards = self._prints.read(), {}
         for name, parameter, present in zip(names, parameters, now.read()):  # noqa: B905
             loaded, whole, shard = self._sharded.get(parameter)
@@ -211,8 +207,7 @@ class Loading:
 
 def _state_of(tensor: Any) -> Tuple[int, int, List[float]]:
     own = local(tensor)
-    with torch.no_grad():
-        first = own.detach().reshape(-1)[:_FIRST_ELEMENTS].view(torch.uint8).tolist()
+    first = own.reshape(-1)[:_FIRST_ELEMENTS].view(torch.uint8).tolist()
     return own._version, own.data_ptr(), first
 
 

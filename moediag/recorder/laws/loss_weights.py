@@ -120,7 +120,7 @@ class LossWeights:
         # second one. torch.jit.script compiles what it does not know to be a function of torch's.
         for name in ("cross_entropy_loss", "nll_loss_nd", *_VALUED):
             tell = self._valued if name in _VALUED else self._called
-            make = context.after(WATCHER, tell, checked=True)
+            make = context.around(WATCHER, after=tell, checked=True)
             recorder.patches.replace(torch._C._nn, name, make)
             _builtins._register_builtin(getattr(torch._C._nn, name), f"aten::{name}")
             _kept.append(getattr(torch._C._nn, name))

@@ -91,8 +91,8 @@ class ModelInputs:
         context.forward.add(WATCHER, self._called, checked=True)
         context.before_backward.add(WATCHER, self._computed, checked=True)
         context.on_check.append(self._tell_loss)
-        recorder.patches.replace(DataLoader, "__init__", context.first(WATCHER, self._makes))
-        drawn = context.after(WATCHER, self._draws)
+        recorder.patches.replace(DataLoader, "__init__", context.around(WATCHER, self._makes))
+        drawn = context.around(WATCHER, after=self._draws)
         recorder.patches.replace(_BaseDataLoaderIter, "_next_index", drawn)
         recorder.on_pass.append(guarded(self._began))
         recorder.on_batch.append(guarded(self._given))
@@ -117,8 +117,7 @@ class ModelInputs:
         if before >= _MAX_FORWARDS or capturing():
             return
         prints = Fingerprints()
-        with torch.no_grad():
-            _add(prints, (args, kwargs), 0)
+        _add(prints, (args, kwargs), 0)
         read = prints.read()
         if not read or None in read:
             return
@@ -189,7 +188,7 @@ class ModelInputs:
 def _sampler_of(loader: Any) -> Any:
     """What draws the samples: inside batch samplers that take a rank's part, as accelerate's do,
     and of which the loader itself does not know."""
-    of = getattr(loader, "batch_sampler", None)
+    of: Any = getattr(loader, "batch_sampler", None)
     while getattr(of, "batch_sampler", None) is not None:
         of = of.batch_sampler
     own = getattr(of, "sampler", None)

@@ -41,8 +41,6 @@ _SHORT = 8
 class _Ran:
     """One model in one step."""
 
-    __slots__ = ("changes", "idle", "modes", "now", "number", "parts", "settings", "step", "told")
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.now: Optional[bool] = None  # the mode of its last forward

@@ -35,11 +35,12 @@ class ModelValues:
         self._averages = ByObject()  # averaged models
 
     def install(self) -> None:
-        averaging = self._context.after(
-            WATCHER, lambda _frame, _result, average, /, *_, **__: self._averages.set(average, True)
-        )
+        averaging = self._context.around(WATCHER, after=self._averaging)
         self._context.on_step.append(self._write)
         self._context.replace_late(_AVERAGES, "AveragedModel", "__init__", averaging)
+
+    def _averaging(self, _frame: Any, _result: Any, average: Any, /, *_: Any, **__: Any) -> None:
+        self._averages.set(average, True)
 
     def _write(self, step: int) -> None:
         prints, owned, models = Fingerprints(), self._owned(), self._context.models()

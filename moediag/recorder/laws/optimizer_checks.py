@@ -40,11 +40,6 @@ KEPT = "kept"  # the check of the step after a save: a restart may begin with it
 class Known:
     """What is known of one optimizer."""
 
-    __slots__ = (
-        "backwards", "count", "due", "groups", "looked", "model", "ordinal", "past", "same",
-        "saved", "saves", "step", "still", "values",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.step = 0  # of the last call
         self.backwards = 0  # calls of backward() until the last call
@@ -80,7 +75,7 @@ class OptimizerChecks:
         self.none = True  # the program has made no optimizer of torch: it updates by itself
 
     def install(self) -> None:
-        making = self._context.first(WATCHER, lambda *_: setattr(self, "none", False))
+        making = self._context.around(WATCHER, lambda *_: setattr(self, "none", False))
         self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", making)
         self._context.after_backward.add(WATCHER, self._after_backward)
         self._context.before_step.add(WATCHER, self._step)
@@ -230,8 +225,7 @@ class OptimizerChecks:
             return
         still, known.still = known.still, []
         prints = Fingerprints()
-        with torch.no_grad():
-            prints.add_all(parameter for _, parameter, _ in still)
+        prints.add_all(parameter for _, parameter, _ in still)
         names = [n for (n, _, before), now in zip(still, prints.read()) if now != before]  # noqa: B905
         self._context.log.event("updated", step=known.step, names=names)
 

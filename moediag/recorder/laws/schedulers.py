@@ -20,8 +20,6 @@ _MOST_LINES = 2  # that call the step() of one
 class _Scheduler:
     """The calls of step() of one scheduler since its optimizer first stepped."""
 
-    __slots__ = ("calls", "kind", "lines", "made", "number", "prepared")
-
     def __init__(self, number: int, kind: str, made: str) -> None:
         self.number = number
         self.kind = kind
@@ -37,7 +35,7 @@ class Schedulers:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
-        self._wrapped = context.first(WATCHER, self._called)
+        self._wrapped = context.around(WATCHER, self._called)
 
     def install(self) -> None:
         recorder = self._context.recorder

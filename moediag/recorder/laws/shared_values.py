@@ -9,6 +9,7 @@ gathered    step rows[{line, shape, reached(whether the backward computed its gr
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -84,16 +85,14 @@ class SharedValues:
         }  # fmt: skip
 
         def before(gradients: Any) -> None:
-            step = context.step
-            if step != self._step:
-                self._step, self._rows, self._layers = step, [], []
+            if context.step != self._step:
+                self._step, self._rows, self._layers = context.step, [], []
                 self._prints = Fingerprints()
             given = next((one for one in gradients if one is not None), None)
             if given is None or len(self._rows) >= _MOST or row in self._rows:
                 return
             row["calls"] = -context.recorder.issued
-            with torch.no_grad():
-                self._prints.add_sketch(len(self._rows), given)
+            self._prints.add_sketch(len(self._rows), given)
             self._rows.append(row)
             self._layers.append(_layer(node))
 
@@ -101,8 +100,8 @@ class SharedValues:
             if row["calls"] < 0:
                 row["calls"] += context.recorder.issued
 
-        node.register_prehook(lambda gradients: context.guarded(WATCHER, before, gradients))
-        node.register_hook(lambda *given: context.guarded(WATCHER, after))
+        node.register_prehook(functools.partial(context.guarded, WATCHER, before))
+        node.register_hook(functools.partial(context.guarded, WATCHER, after))
 
     def _write(self, step: int) -> None:
         rows, self._rows = self._rows, []

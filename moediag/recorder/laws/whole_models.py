@@ -18,8 +18,6 @@ _MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which tak
 class _Model(Known):
     """What is known of one model."""
 
-    __slots__ = ("copies",)
-
     def __init__(self) -> None:
         super().__init__()
         # Position -> weak reference to the optimizer's copy of the parameter; None: not yet read.

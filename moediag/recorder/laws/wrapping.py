@@ -52,12 +52,12 @@ class Wrapping:
         context.before_step.add(WATCHER, self._stepped)
         context.before_backward.add(WATCHER, self._backward)
         for name, make in (
-            ("prepare_model", context.after(WATCHER, self._prepared)),
-            ("backward", context.first(WATCHER, self._divided)),
-            ("accumulate", context.first(WATCHER, lambda *_: self._asked.update(entered=True))),
+            ("prepare_model", context.around(WATCHER, after=self._prepared)),
+            ("backward", context.around(WATCHER, self._divided)),
+            ("accumulate", context.around(WATCHER, lambda *_: self._asked.update(entered=True))),
         ):
             context.replace_late(_ACCELERATOR, "Accelerator", name, make)
-        engine = context.first(WATCHER, self._divided_by_engine)
+        engine = context.around(WATCHER, self._divided_by_engine)
         context.replace_late(_ENGINE, "DeepSpeedEngine", "backward", engine)
         context.on_step.append(self._accumulates)
         context.after_step.add(WATCHER, lambda _: self._asked.update(backwards=0))

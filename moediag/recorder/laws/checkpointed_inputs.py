@@ -60,8 +60,6 @@ class CheckpointedInputs:
         self._running = threading.local()  # .calls: of the innermost region of the thread
         self._regions: List[_Region] = []
         self._step = 0
-
-    def install(self) -> None:
         self._context.on_check.append(self._write)
         later = functools.partial(self._context.replace_late, _MODULE)
         later("", "_checkpoint_without_reentrant_generator", self._generator)

@@ -104,9 +104,6 @@ class ClearedGradients:
         self._updates: List[_Update] = []
         self._waiting: List[_Followed] = []  # for the next forward
         self._before: List[Any] = []  # parameters of the running update, and their values
-
-    def install(self) -> None:
-        context = self._context
         context.forward.add(WATCHER, self._forward, pending=self._waiting)
         context.before_backward.add(WATCHER, self._backward, pending=self._updates)
         context.before_step.add(WATCHER, self._end, pending=self._updates)

@@ -29,8 +29,6 @@ class DeclaredEqual:
         self._tensors: List[Dict[str, Any]] = []
         self._prints = Fingerprints()
         self._places: List[Tuple[Dict[str, Any], int]] = []  # of tensors of integers
-
-    def install(self) -> None:
         self._context.on_check.append(self._write)
         self._context.replace_late(_MODULE, "DTensor", "from_local", self._wrapped)
 

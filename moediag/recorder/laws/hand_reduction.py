@@ -41,9 +41,6 @@ class HandReduction:
         self._handles = Handles()
         self._shards: List[Tuple[Any, Any]] = []  # a shard of FSDP2, the norm of its gradient
         self._over: List[int] = []  # the ranks of its mesh
-
-    def install(self) -> None:
-        context = self._context
         context.before_backward.add(WATCHER, self._before, checked=True)
         context.after_backward.add(WATCHER, self._handles.remove_all, pending=self._handles)
         context.after_backward.add(WATCHER, self._reduced, checked=True)

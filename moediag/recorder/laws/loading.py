@@ -51,8 +51,6 @@ class Loading:
         self._empty = ByObject()
         self._line = ""  # of to_empty
         self._wrapping = False  # FSDP1 wraps the parts of a model
-
-    def install(self) -> None:
         for owner, name, tell in (
             (torch, "load", self._file), (torch, "save", self._saved),
             (torch.nn.Module, "load_state_dict", self._module),

@@ -23,8 +23,6 @@ class LossScale:
         self._running: Any = None
         # Weak references to each scaler and an optimizer whose steps it makes.
         self._pairs: List[Tuple[Any, Any]] = []
-
-    def install(self) -> None:
         from torch.amp import grad_scaler
 
         self._context.recorder.patches.replace(grad_scaler.GradScaler, "step", self._wrapped)

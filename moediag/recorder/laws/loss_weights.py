@@ -113,9 +113,7 @@ class LossWeights:
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[Dict[str, Any], List[_Loss]]] = []
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
-
-    def install(self) -> None:
-        context, recorder = self._context, self._context.recorder
+        recorder = context.recorder
         # All cross entropies of torch.nn end in the first one, those of log probabilities in the
         # second one. torch.jit.script compiles what it does not know to be a function of torch's.
         for name in ("cross_entropy_loss", "nll_loss_nd", *_VALUED):

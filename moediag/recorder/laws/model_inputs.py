@@ -84,9 +84,7 @@ class ModelInputs:
         self._updates = -1  # optimizer steps when it did
         self._used: List[Any] = []  # weak references to iterators that gave batches since then
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
-
-    def install(self) -> None:
-        context, recorder = self._context, self._context.recorder
+        recorder = context.recorder
         guarded = functools.partial(functools.partial, context.guarded, WATCHER)
         context.forward.add(WATCHER, self._called, checked=True)
         context.before_backward.add(WATCHER, self._computed, checked=True)

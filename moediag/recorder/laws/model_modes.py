@@ -69,9 +69,6 @@ class ModelModes:
         # Hooks on the first dropout of models that do not train, and the ids of those that ran.
         self._waiting = Handles()
         self._dropped: Set[int] = set()
-
-    def install(self) -> None:
-        context = self._context
         context.forward.add(WATCHER, self._called)
         context.after_backward.add(WATCHER, self._counted)
         context.after_step.add(WATCHER, self._stepped)

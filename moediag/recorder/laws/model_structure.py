@@ -27,8 +27,6 @@ class ModelStructure:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._known = ByObject()  # models
-
-    def install(self) -> None:
         self._context.forward.add(WATCHER, self._called)
 
     def _called(self, root: Any, *_: Any) -> None:

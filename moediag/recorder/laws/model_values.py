@@ -33,8 +33,6 @@ class ModelValues:
         self._context = context
         self._owned = owned  # parameters of the optimizers that stepped
         self._averages = ByObject()  # averaged models
-
-    def install(self) -> None:
         averaging = self._context.around(WATCHER, after=self._averaging)
         self._context.on_step.append(self._write)
         self._context.replace_late(_AVERAGES, "AveragedModel", "__init__", averaging)

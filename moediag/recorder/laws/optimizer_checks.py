@@ -73,8 +73,6 @@ class OptimizerChecks:
         self._backwards = 0  # calls of backward() so far
         self._told = 0  # the last step of which ``on_step`` was told
         self.none = True  # the program has made no optimizer of torch: it updates by itself
-
-    def install(self) -> None:
         making = self._context.around(WATCHER, lambda *_: setattr(self, "none", False))
         self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", making)
         self._context.after_backward.add(WATCHER, self._after_backward)

@@ -36,8 +36,6 @@ class Schedulers:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
         self._wrapped = context.around(WATCHER, self._called)
-
-    def install(self) -> None:
         recorder = self._context.recorder
         # torch 2.13 has _update_lr. A frame around step() would be in its warnings, in place of the
         # caller's.

@@ -40,8 +40,6 @@ class SharedValues:
         self._layers: List[Optional[Tuple[Any, Any]]] = []  # of each row: bias and matrix, or None
         self._ran = False  # a forward of training, since the last backward
         self._gathered: List[Dict[str, Any]] = []
-
-    def install(self) -> None:
         self._context.recorder.on_call.append(self._called)
         self._context.recorder.on_forward.append(self._forward)
         self._context.recorder.hooks.after_backward(lambda: setattr(self, "_ran", False))

@@ -31,8 +31,6 @@ class WholeModels:
         self._context = context
         self._checks = checks
         self._models = ByObject()  # model -> _Model
-
-    def install(self) -> None:
         self._context.on_step.append(self._write)
 
     def _write(self, step: int) -> None:

@@ -45,9 +45,6 @@ class Wrapping:
         self._asked: Dict[str, Any] = {"backwards": 0, "entered": False, "line": ""}
         self._hooked = False
         self._sent: Set[int] = set()  # units of FSDP2 that had a gradient in an update
-
-    def install(self) -> None:
-        context = self._context
         context.sets.on_wrapped.append(self._wrapped)
         context.before_step.add(WATCHER, self._stepped)
         context.before_backward.add(WATCHER, self._backward)

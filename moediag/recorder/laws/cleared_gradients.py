@@ -48,15 +48,13 @@ class _Followed:
             return distributed(parameter)
         with torch.enable_grad():
             self.node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-        look = functools.partial(context.guarded, WATCHER, self._look)
-        self.handle = self.node.register_prehook(lambda _gradients: look())
+        look = functools.partial(context.guarded, WATCHER, self._adds)
+        self.handle = self.node.register_prehook(look)
         return True
 
-    def _look(self) -> None:
-        """A gradient is about to be added."""
-        if not capturing():
-            self.times += 1
-            self.look()
+    def _adds(self, _gradients: Any) -> None:
+        self.times += not capturing()
+        self.look()
 
     def look(self) -> None:
         """A gradient may be added. What the program changed in between, as a momentum that it keeps
@@ -66,11 +64,10 @@ class _Followed:
         first, self.accumulated = not self.accumulated, True
         self.looked = self.parameter.grad
         gradient = None if self.looked is None else local(self.looked)
-        with torch.no_grad():
-            if gradient is None or not bool(gradient.any()):
-                self.cleared, self.crossed = True, False
-            elif first and not torch.equal(gradient, self.used):
-                self.cleared = True
+        if gradient is None or not bool(gradient.any()):
+            self.cleared, self.crossed = True, False
+        elif first and not torch.equal(gradient, self.used):
+            self.cleared = True
         self.mixed = self.mixed or self.crossed
 
     def end(self) -> Optional[bool]:
@@ -156,8 +153,7 @@ class ClearedGradients:
 
     def _remember(self, optimizer: Any, *_: Any) -> None:
         if self._context.is_checked(1 + self._context.updates_of(optimizer)) and not capturing():
-            with torch.no_grad():
-                self._before = [(p, local(p).clone()) for p in _sorted(optimizer)[:_SAMPLE]]
+            self._before = [(p, local(p).clone()) for p in _sorted(optimizer)[:_SAMPLE]]
 
     def _tell(self, update: _Update, optimizer: Any, closure: bool, frame: Any) -> None:
         for followed in update.parts:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, Iterable
 
+from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext, parameters_of
 
 NAME = "loss_scale"  # among the numbers of the optimizer
@@ -21,8 +22,7 @@ class LossScale:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._running: Any = None
-        # Weak references to each scaler and an optimizer whose steps it makes.
-        self._pairs: List[Tuple[Any, Any]] = []
+        self._scalers = ByObject()  # optimizer -> weak reference to the scaler that makes its steps
         from torch.amp import grad_scaler
 
         self._context.recorder.patches.replace(grad_scaler.GradScaler, "step", self._wrapped)
@@ -39,8 +39,9 @@ class LossScale:
         """The scale by which the gradients of ``parameters`` are still multiplied; 0.0 if they are
         not, or that is not known: in the first step no scaler has made a step."""
         ids = set(map(id, parameters))
-        for scaler, optimizer in [(one(), two()) for one, two in self._pairs]:
-            if scaler is None or optimizer is None or not scaler.is_enabled():
+        for optimizer in self._scalers.owners():
+            scaler = self._scalers.get(optimizer)()
+            if scaler is None or not scaler.is_enabled():
                 continue
             if not ids.isdisjoint(map(id, parameters_of(optimizer))):
                 state = scaler._per_optimizer_states.get(id(optimizer))
@@ -48,15 +49,13 @@ class LossScale:
                 return float(scaler.get_scale()) if ready else 0.0
         return 0.0
 
-    def _remember(self, scaler: Any, optimizer: Any) -> None:
-        if all((one(), two()) != (scaler, optimizer) for one, two in self._pairs):
-            self._pairs.append((weakref.ref(scaler), weakref.ref(optimizer)))
-
     def _wrapped(self, original: Any) -> Any:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before, self._running = self._running, scaler
-            self._context.guarded("laws of norms", self._remember, scaler, optimizer)
+            self._context.guarded(
+                "laws of norms", self._scalers.set, optimizer, weakref.ref(scaler)
+            )
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:

@@ -60,8 +60,7 @@ class _Part:
 
     def got(self, gradient: Any) -> None:
         """The gradient of its result."""
-        with torch.no_grad():
-            self.share = (self.value.double() * gradient.detach().double()).sum()
+        self.share = (self.value.double() * gradient.detach().double()).sum()
 
 
 class _Loss(_Part):
@@ -77,16 +76,15 @@ class _Loss(_Part):
 
     def got(self, gradient: Any) -> None:
         super().got(gradient)
-        with torch.no_grad():
-            gradient = gradient.detach().double()
-            if self.reduction == "none":
-                own = gradient[self.valid] if gradient.shape == self.valid.shape else gradient[:0]
-                if own.numel():
-                    self.weights = torch.stack((own.sum(), own.min(), own.max()))
-                return
-            count = self.valid.sum().double()
-            each = gradient / count if self.reduction == "mean" else gradient
-            self.weights = torch.stack((each * count, each, each))
+        gradient = gradient.detach().double()
+        if self.reduction == "none":
+            own = gradient[self.valid] if gradient.shape == self.valid.shape else gradient[:0]
+            if own.numel():
+                self.weights = torch.stack((own.sum(), own.min(), own.max()))
+            return
+        count = self.valid.sum().double()
+        each = gradient / count if self.reduction == "mean" else gradient
+        self.weights = torch.stack((each * count, each, each))
 
     def read(self) -> List[float]:
         return [int(self.valid.sum()), *self.shape, *self.weights.tolist(), *self.labels.tolist()]

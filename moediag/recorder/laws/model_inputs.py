@@ -39,8 +39,6 @@ _ENDS = 4  # of its elements that are read, at the beginning and at the end
 class _Pass:
     """One pass over a data loader."""
 
-    __slots__ = ("began", "has_data", "known", "sampler", "shuffled")
-
     def __init__(self, loader: Any, made: str) -> None:
         """``made``: the line that made the loader."""
         sampler = _sampler_of(loader)

@@ -61,12 +61,11 @@ class ModelStructure:
             return
         if ids.dtype not in (torch.int32, torch.int64) or result.shape[:-1] != ids.shape:
             return
-        with torch.no_grad():
-            empty = torch.eq(result, 0).all(-1)
-            tokens, places = torch.unique(ids, return_inverse=True)
-            given = torch.zeros(len(tokens), dtype=torch.int64, device=ids.device)
-            given.index_add_(0, places.reshape(-1), (~empty).reshape(-1).to(torch.int64))
-            zeros = tokens[given == 0][:_MOST_ZEROS].tolist()
+        empty = torch.eq(result, 0).all(-1)
+        tokens, places = torch.unique(ids, return_inverse=True)
+        given = torch.zeros(len(tokens), dtype=torch.int64, device=ids.device)
+        given.index_add_(0, places.reshape(-1), (~empty).reshape(-1).to(torch.int64))
+        zeros = tokens[given == 0][:_MOST_ZEROS].tolist()
         name = context.name(module) or type(module).__name__
         context.event("embedding", zeros=zeros, tokens=len(tokens), module=name)
 

@@ -38,7 +38,7 @@ KEPT = "kept"  # the check of the step after a save: a restart may begin with it
 
 
 class Known:
-    """What is known of one optimizer."""
+    """What is known of one optimizer, or of a whole model."""
 
     def __init__(self) -> None:
         self.step = 0  # of the last call
@@ -57,6 +57,8 @@ class Known:
         self.values: Dict[str, Optional[str]] = {}  # of parameters at the last check
         # Parameters with the value of the check before: name, parameter, value.
         self.still: List[Tuple[str, Any, Optional[str]]] = []
+        # Of a model, by position: a weak reference to the optimizer's copy of the parameter.
+        self.copies: Optional[Dict[int, Any]] = None
 
 
 class OptimizerChecks:
@@ -141,7 +143,7 @@ class OptimizerChecks:
             known.saved.append(step)
             with torch.no_grad():
                 self._check(optimizer, known, step, "", KEPT)
-        known.count += 1
+        known.count, context.updated = known.count + 1, None  # it keeps parameters alive
 
     def _tell(self, step: int) -> None:
         first, self._told = step != self._told, step
@@ -194,8 +196,8 @@ class OptimizerChecks:
         state = {name: prints.add_all(row) for name, row in tensors.items()}
         scale = self._scale.of(optimizer)
         read = prints.read()
-        names = [name for _, _, name in named]
-        now = dict(zip(names, read[values]))  # noqa: B905
+        told = [name for _, _, name in named]
+        now = dict(zip(told, read[values]))  # noqa: B905
         known.still = [
             (n, p, now[n]) for p, _, n in named if now[n] and now[n] == known.values.get(n)
         ][:_MAX_STILL]  # fmt: skip
@@ -209,8 +211,8 @@ class OptimizerChecks:
             sketches=prints.sketches(),
             state={**{name: read[places] for name, places in state.items()}, **plain},
             hyper=[{**_hyper(group), **scale} for group in optimizer.param_groups],
-            nonfinite=_nonfinite(names, read[finite]),
-            nonfinite_grads=_nonfinite(names, read[finite_made]),
+            nonfinite=_nonfinite(told, read[finite]),
+            nonfinite_grads=_nonfinite(told, read[finite_made]),
             scaler=hasattr(optimizer, "found_inf"),
             line=line,
         )  # fmt: skip

@@ -85,9 +85,8 @@ class ReplicaSets:
             if not ddp.require_backward_grad_sync:
                 self._unreduced.add(ddp)
         for group in self._recorder.fsdp2_groups():
-            if not (
-                getattr(group, "all_reduce_grads", True) and getattr(group, "reduce_grads", True)
-            ):
+            reduces = (getattr(group, f"{name}_grads", True) for name in ("all_reduce", "reduce"))
+            if not all(reduces):
                 self._unreduced.add(group)
         for state, handle in self._recorder.fsdp1_handles():
             if not getattr(state, "_sync_gradients", True):

@@ -5,7 +5,7 @@ train one model, whoever updates them, and follow their copies."""
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Set
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
@@ -15,22 +15,13 @@ from moediag.recorder.step.numbers import Fingerprints
 _MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which takes memory
 
 
-class _Model(Known):
-    """What is known of one model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Position -> weak reference to the optimizer's copy of the parameter; None: not yet read.
-        self.copies: Optional[Dict[str, Any]] = None
-
-
 class WholeModels:
     """Reads each such model once in a checked step, before the first optimizer's update."""
 
     def __init__(self, context: LawContext, checks: OptimizerChecks) -> None:
         self._context = context
         self._checks = checks
-        self._models = ByObject()  # model -> _Model
+        self._models = ByObject()  # model -> Known
         self._context.on_step.append(self._write)
 
     def _write(self, step: int) -> None:
@@ -53,7 +44,7 @@ class WholeModels:
         and its gradients are those of DistributedDataParallel."""
         named = [(p, 0, name) for name, p in self._context.names.known(trained)]
         parameters = [p for p, _, _ in named]
-        known = self._models.get(model) or self._models.set(model, _Model())
+        known = self._models.get(model) or self._models.set(model, Known())
         pieces = self._context.sets.pieces(parameters)
         layout = self._checks.layout("", known, named, pieces)
         if layout is None:

@@ -53,7 +53,7 @@ class Fsdp1:
 
     def _describe(self, handle: Any) -> CarriedParameters:
         recorder = self._recorder
-        phase = self._phase(handle)
+        phase = recorder.phase_of(handle._training_state)
         key = (len(recorder.roots), phase)
         of_handle: Dict[Any, CarriedParameters] = self._known.setdefault(handle, {})
         known = of_handle.get(key)
@@ -68,12 +68,3 @@ class Fsdp1:
                 json.dumps(module), phase, names, names, sizes
             )
         return known
-
-    def _phase(self, handle: Any) -> str:
-        state = getattr(handle._training_state, "name", "")
-        if state.startswith("BACKWARD"):
-            return "backward"
-        if state == "FORWARD":
-            in_backward = torch._C._current_graph_task_id() != -1
-            return "recompute" if in_backward else "forward"
-        return self._recorder.current_phase()

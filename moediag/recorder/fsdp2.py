@@ -92,7 +92,9 @@ class Fsdp2:
             names = tuple(self._fqn(parameter) for parameter in carried)
             sizes = "[" + ",".join(str(_numel(parameter)) for parameter in carried) + "]"
             wire = sets[ids] = (self._recorder.log.names(names), sizes)
-        return CarriedParameters(module, self._phase(group), wire[0], of, wire[1])
+        return CarriedParameters(
+            module, self._recorder.phase_of(group._training_state), wire[0], of, wire[1]
+        )
 
     def _learn(self, group: Any) -> Tuple[str, str, Dict[Any, Tuple[str, str]]]:
         names = tuple(self._fqn(parameter) for parameter in group.fsdp_params)
@@ -108,15 +110,6 @@ class Fsdp2:
         if module is None:
             return plain_name(getattr(parameter, "_param_fqn", None) or info.param_name)
         return plain_name(f"{module}.{info.param_name}" if module else info.param_name)
-
-    def _phase(self, group: Any) -> str:
-        state = getattr(group._training_state, "name", "")
-        if state in ("PRE_BACKWARD", "POST_BACKWARD"):
-            return "backward"
-        if state == "FORWARD":
-            in_backward = torch._C._current_graph_task_id() != -1
-            return "recompute" if in_backward else "forward"
-        return self._recorder.current_phase()
 
 
 def _numel(parameter: Any) -> int:

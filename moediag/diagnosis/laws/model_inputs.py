@@ -19,6 +19,7 @@ from moediag.result.wording import at_line, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
 _CONSTANT = 3  # steps with the same values
+_MANY = 64  # elements that are no numbers for a log
 _LOSS = 1e-3  # by which losses of the same computation may differ
 
 
@@ -65,7 +66,7 @@ def same_part(facts: Facts) -> Findings:
     """Ranks of a watched job that average their gradients trained on the same samples: they asked a
     DistributedSampler for the same part, or their loaders read the same part of a dataset."""
     found = _shared(facts.of(_steps), facts.of(averaging), facts.of(_losses))
-    if found is None:
+    if found is None or (facts.of(_divides_layers) and not found.same_part):
         return
     if found.same_part and not found.every_part:
         yield Broken(
@@ -90,6 +91,25 @@ def meets_in_forward(evidence: Evidence) -> bool:
         for seen in evidence.ranks.values()
         for call in seen.collectives
     )
+
+
+def _divides_layers(evidence: Evidence) -> bool:
+    """Whether ranks hold other parameters under the same names and add up as many elements of
+    activations in the forward as in the backward, in several steps: they divide layers, and have
+    to work on the same samples."""
+    for seen in evidence.ranks.values():
+        sizes: dict[str, set[tuple[int, int]]] = {"forward": set(), "backward": set()}
+        for call in seen.collectives:
+            if call.op == "all_reduce" and call.phase in sizes and call.numel_in >= _MANY:
+                sizes[call.phase].add((call.step, call.numel_in))
+        if len({step for step, _ in sizes["forward"] & sizes["backward"]}) < _ENOUGH:
+            return False
+    firsts: dict[str, set[str | None]] = defaultdict(set)
+    for own in recorded(evidence).values():
+        for check in own.checks[:1]:
+            for piece, value in zip(check.pieces, check.params, strict=False):
+                firsts[piece.name].add(value)
+    return any(len(values) > 1 for values in firsts.values())
 
 
 @law()

@@ -19,6 +19,7 @@ from torch.nn.modules import module as torch_module
 
 from moediag.protocol.names import plain_name
 from moediag.recorder.core import Block, Recorder
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.routing import expert_counts, tokens_of
 
 WATCHER = "modules"
@@ -111,7 +112,7 @@ class Observer:
         if outer is None or outer is not self._stepped_in:
             self._stepped_in = outer
             return
-        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        owned = set(map(id, parameters_of(optimizer)))
         for root in recorder.models.owners():
             known = _blocks.get(id(root))
             running = known is not None and known[1] == outer.fqn and recorder.models.get(root)

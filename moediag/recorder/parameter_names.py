@@ -50,6 +50,10 @@ class ParameterNames:
         return [(n, p) for n, p in zip(self.of(parameters), parameters) if n]  # noqa: B905
 
 
+def parameters_of(optimizer: Any) -> List[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _told_apart(found: List[Optional[Tuple[str, int]]]) -> List[Optional[str]]:
     """The names, with a number where models in the list have the same."""
     models: Dict[str, Dict[int, int]] = {}

@@ -10,7 +10,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
 
-from moediag.recorder.laws.context import LawContext, parameters_of
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import capturing
 from moediag.recorder.step.pieces import GradientMark, distributed, local
 

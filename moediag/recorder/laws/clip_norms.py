@@ -12,8 +12,9 @@ from typing import Any, List, Optional
 
 import torch
 
-from moediag.recorder.laws.context import LawContext, parameters_of
+from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.loss_scale import LossScale
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.hooks import clipping
 from moediag.recorder.step.numbers import capturing
 from moediag.recorder.step.pieces import GradientMark

@@ -84,6 +84,8 @@ class LawContext:
         # "what = value" of the running step: how many have it, the first one's name
         self.settings: Dict[str, Tuple[int, str]] = {}
         self.closure = False  # the running one was given a closure
+        # The parameters of the optimizers that stepped, or that the program itself updates.
+        self.owned: Callable[[], List[Any]] = list
         self.updated: Optional[List[Any]] = None  # its parameters; None without an optimizer
         # Called with a checked step when its first optimizer is about to step, and any.
         self.on_step: List[Callable[[int], None]] = []
@@ -205,10 +207,6 @@ class LawContext:
 
 def several_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def parameters_of(optimizer: Any) -> List[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def is_checked(step: int, every: int = 0) -> bool:

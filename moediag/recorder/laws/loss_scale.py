@@ -11,7 +11,8 @@ import weakref
 from typing import Any, Dict, Iterable
 
 from moediag.recorder.core import ByObject
-from moediag.recorder.laws.context import LawContext, parameters_of
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.parameter_names import parameters_of
 
 NAME = "loss_scale"  # among the numbers of the optimizer
 

@@ -16,7 +16,7 @@ no_grad     step modules[whose parameters had no gradient at the last check, and
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch.nn.modules import batchnorm, dropout
@@ -58,9 +58,8 @@ class ModelModes:
     """A model is trained where an optimizer that steps has a parameter with a gradient of it: the
     teacher of a distillation is not."""
 
-    def __init__(self, context: LawContext, owned: Callable[[], List[Any]]) -> None:
+    def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._owned = owned  # parameters of the optimizers that stepped
         self._models = ByObject()  # model -> _Ran
         self._seen = 0  # models so far; a freed one's number is not used again
         self._backwards = 0  # of the running step
@@ -138,7 +137,7 @@ class ModelModes:
         self._hooks.remove_all()  # of a part that did not run
         # An optimizer of inputs, as an attack's, trains no model.
         updated = self._context.updated
-        owned = set(map(id, self._owned() if updated is None else updated))
+        owned = set(map(id, self._context.owned() if updated is None else updated))
         self._write_drops(step, owned)
         given, self._context.settings = self._context.settings, {}
         given[f"backwards of an update = {self._backwards}"] = 1, ""

@@ -4,7 +4,7 @@ frozen routers and models, and how often averages of a model were updated."""
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -29,9 +29,8 @@ _GROUPS = ("bit16_groups", "fp16_groups", "bf16_groups")  # of DeepSpeed's optim
 class ModelValues:
     """Reads them once for each checked step, before the first optimizer's update."""
 
-    def __init__(self, context: LawContext, owned: Callable[[], List[Any]]) -> None:
+    def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._owned = owned  # parameters of the optimizers that stepped
         self._averages = ByObject()  # averaged models
         averaging = self._context.around(WATCHER, after=self._averaging)
         self._context.on_step.append(self._write)
@@ -41,7 +40,7 @@ class ModelValues:
         self._averages.set(average, True)
 
     def _write(self, step: int) -> None:
-        prints, owned, models = Fingerprints(), self._owned(), self._context.models()
+        prints, owned, models = Fingerprints(), self._context.owned(), self._context.models()
         described = [self._model(model, prints) for model in models]
         ids = set(map(id, owned))
         known, left = self._context.names.of(owned), _left(models, ids)

@@ -18,9 +18,10 @@ from typing import Any, Deque, Dict, List, Optional, Tuple
 import torch
 
 from moediag.recorder.core import ByObject
-from moediag.recorder.laws.context import LawContext, next_checked, parameters_of
+from moediag.recorder.laws.context import LawContext, next_checked
 from moediag.recorder.laws.loss_scale import LossScale
 from moediag.recorder.laws.replica_sets import PART, PLACED, Piece
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local, placed_alike
 
@@ -77,6 +78,7 @@ class OptimizerChecks:
         self.none = True  # the program has made no optimizer of torch: it updates by itself
         making = self._context.around(WATCHER, lambda *_: setattr(self, "none", False))
         self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", making)
+        context.owned = self.owned
         self._context.after_backward.add(WATCHER, self._after_backward)
         self._context.before_step.add(WATCHER, self._step)
         self._context.after_step.add(WATCHER, self._updated)
@@ -120,7 +122,7 @@ class OptimizerChecks:
         step = self._step_of(known)
         known.backwards = self._backwards
         if known.groups and not context.sets.joins():
-            known.past.append([known.count, *map(_issued, known.groups)])
+            known.past.append([known.count, *map(issued, known.groups)])
         known.same = known.same + 1 if step == known.step else 0
         known.step = step
         if known.same == 1 and context.step:
@@ -180,9 +182,8 @@ class OptimizerChecks:
         layout = self.layout(type(optimizer).__name__, known, named, pieces)
         if layout is None:
             return
-        number, groups = layout
-        known.groups = [None if g is None else self._recorder.groups.info(g) for g in groups]
-        clocks = [*map(_issued, known.groups)]
+        number, known.groups = layout
+        clocks = [*map(issued, known.groups)]
         if not known.past:  # the first check
             known.past.append([known.count, *clocks])
         prints = Fingerprints()
@@ -233,7 +234,7 @@ class OptimizerChecks:
         self, optimizer: str, known: Known, named: List[Any], pieces: List[Piece]
     ) -> Optional[Tuple[int, List[Any]]]:
         """The id of what the optimizer of this class has ("": a whole model), written at first use,
-        and the group of each set."""
+        and what is known of the group of each set."""
         names = [name for _, _, name in named]
         digest = hashlib.sha1(  # noqa: S324
             "\n".join([optimizer, *names]).encode()
@@ -262,7 +263,8 @@ class OptimizerChecks:
         if number is None:
             number = self._layouts[text] = len(self._layouts)
             self._context.log.event("pieces", keep=True, id=number, **fields)
-        return number, list(groups.values())
+        info = self._recorder.groups.info
+        return number, [None if group is None else info(group) for group in groups.values()]
 
     def _owner(self, parameter: Any) -> Any:
         """The model that has the parameter; the parameter itself if none is known."""
@@ -270,11 +272,8 @@ class OptimizerChecks:
         alive = (self._context.parts(model) for model in models if model is not None)
         return next((one.root for one in alive if id(parameter) in one.names), parameter)
 
-    def clock(self, group: Any) -> Optional[int]:
-        return _issued(None if group is None else self._recorder.groups.info(group))
 
-
-def _issued(known: Any) -> Optional[int]:
+def issued(known: Any) -> Optional[int]:
     """Calls on a group so far: the same on all members at the same point of the program."""
     return None if known is None else known.issued
 

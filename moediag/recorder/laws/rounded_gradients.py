@@ -12,7 +12,8 @@ from typing import Any, List
 
 import torch
 
-from moediag.recorder.laws.context import LawContext, parameters_of
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import capturing
 from moediag.recorder.step.pieces import local, placed_alike
 

@@ -9,7 +9,8 @@ from torch.optim import lr_scheduler
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.late_imports import when_imported
-from moediag.recorder.laws.context import LawContext, parameters_of
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.parameter_names import parameters_of
 
 WATCHER = "laws of schedulers"
 _DEEPSPEED = "deepspeed.runtime.lr_schedules"  # its schedulers are no torch schedulers

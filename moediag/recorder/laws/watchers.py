@@ -32,8 +32,8 @@ def record(recorder: Recorder, folder: str) -> None:
     clip_norms.install(context, scale)
     checks = OptimizerChecks(context, scale)
     WholeModels(context, checks)
-    ModelValues(context, checks.owned)
-    ModelModes(context, checks.owned)
+    ModelValues(context)
+    ModelModes(context)
     rounded_gradients.install(context)
     returned_weights.install(context)
     for watcher in (

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Set
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.optimizer_checks import Known, OptimizerChecks, shown_gradient
+from moediag.recorder.laws.optimizer_checks import Known, OptimizerChecks, issued, shown_gradient
 from moediag.recorder.step.numbers import Fingerprints
 
 _MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which takes memory
@@ -64,7 +64,7 @@ class WholeModels:
         read = prints.read()
         self._context.log.event(
             "check", pieces=layout[0], step=step, count=step - 1 if self._checks.none else 0,
-            clocks=[self._checks.clock(group) for group in layout[1]],
+            clocks=[*map(issued, layout[1])],
             params=read[values],
             grads=[
                 None if unknown is None else shown_gradient(p, g, one)

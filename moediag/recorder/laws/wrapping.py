@@ -19,9 +19,10 @@ from typing import Any, Dict, List, Set, Tuple
 
 import torch
 
-from moediag.recorder.laws.context import LawContext, parameters_of
+from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.replica_sets import unreduced
 from moediag.recorder.modules import Hook
+from moediag.recorder.parameter_names import parameters_of
 
 WATCHER = "laws"
 _MOST_CALLS = 1000  # of a wrapper for one update

@@ -40,7 +40,11 @@ from moediag.diagnosis.laws.loss_weights import (
     targets_of_first_rank,
 )
 from moediag.diagnosis.laws.model_inputs import constant_samples, same_order, same_part
-from moediag.diagnosis.laws.model_modes import dropout_beside_training, left_in_evaluation
+from moediag.diagnosis.laws.model_modes import (
+    autocast_removed,
+    dropout_beside_training,
+    left_in_evaluation,
+)
 from moediag.diagnosis.laws.model_structure import layers_missing, tokens_embedded_as_zeros
 from moediag.diagnosis.laws.model_values import (
     averages_apart,
@@ -121,6 +125,7 @@ LAWS: tuple[Law, ...] = (
     clipped_before_backward,
     exchanges_one_way,
     dropout_beside_training,
+    autocast_removed,
     schedulers_ahead,
     schedulers_misplaced,
     schedulers_unused,

@@ -14,10 +14,10 @@ from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.model_parts import ModelParts
 from moediag.recorder.laws.replica_sets import is_engine
 from moediag.recorder.routing import expert_counts
-from moediag.recorder.step.numbers import Fingerprints
+from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local
 
-WATCHER = "laws"
+WATCHER = "laws of model values"
 _AVERAGES = "torch.optim.swa_utils"
 _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
@@ -27,17 +27,32 @@ _GROUPS = ("bit16_groups", "fp16_groups", "bf16_groups")  # of DeepSpeed's optim
 
 
 class ModelValues:
-    """Reads them once for each checked step, before the first optimizer's update."""
+    """Reads them once for each checked step, before the first optimizer's update; after it if its
+    closure computes the gradients."""
 
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._averages = ByObject()  # averaged models
+        self._late: List[int] = []  # the step that is read after its update
         averaging = self._context.around(WATCHER, after=self._averaging)
-        self._context.on_step.append(self._write)
-        self._context.replace_late(_AVERAGES, "AveragedModel", "__init__", averaging)
+        context.on_step.append(self._due)
+        context.after_step.add(WATCHER, self._updated, pending=self._late)
+        context.replace_late(_AVERAGES, "AveragedModel", "__init__", averaging)
 
     def _averaging(self, _frame: Any, _result: Any, average: Any, /, *_: Any, **__: Any) -> None:
         self._averages.set(average, True)
+
+    def _due(self, step: int) -> None:
+        if self._context.closure:
+            self._late.append(step)
+        else:
+            self._write(step)
+
+    def _updated(self, _optimizer: Any) -> None:
+        step = self._late.pop()
+        if not capturing():
+            with torch.no_grad():
+                self._write(step)
 
     def _write(self, step: int) -> None:
         prints, owned, models = Fingerprints(), self._context.owned(), self._context.models()
@@ -47,11 +62,11 @@ class ModelValues:
         # Not where an optimizer has copies of the parameters, with gradients of their own, but for
         # DeepSpeed, which says which parameters they are.
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
-            held = _held_by_engines([model.root for model in models])
+            held = held_by_engines([model.root for model in models])
             left = [p for p in left if held and id(p) not in held]
         hidden = [pair for model in models for pair in _hidden(model)][:_MOST_NAMES]
-        hidden = [(n, p) for n, p in hidden if p.grad is not None and id(p) not in ids]
-        left_out = prints.by_name([*self._context.names.known(left), *hidden])
+        others = [(n, p) for n, p in hidden if p.grad is not None and id(p) not in ids]
+        left_out = prints.by_name([*self._context.names.known(left), *others])
         followers = [
             (type(model.model).__name__, prints.by_name(self._idle(model, ids))) for model in models
         ]
@@ -61,6 +76,7 @@ class ModelValues:
         found = left_out(read)
         self._context.log.event(
             "model", step=step, models=described, left_out=found,
+            tensors=[name for name, p in hidden if not isinstance(p, torch.nn.Parameter)],
             replaced=list(found) if left and self._replaced(owned, known, left) else [],
             unowned=self._unowned(ids) if found else [],
             averages=[int(average.n_averaged) for average in self._averages.owners()],
@@ -124,7 +140,7 @@ def _left(models: List[ModelParts], owned: Set[int]) -> List[Any]:
     return list(islice(left, _MOST_NAMES))
 
 
-def _held_by_engines(models: List[Any]) -> Set[int]:
+def held_by_engines(models: List[Any]) -> Set[int]:
     """The ids of the parameters of which DeepSpeed's optimizers have copies."""
     optimizers = [getattr(root, "optimizer", None) for root in models if is_engine(root)]
     groups = (getattr(of, name, ()) for of in optimizers for name in _GROUPS)
@@ -141,10 +157,12 @@ def _is_replica(root: Any, name: str, parameter: Any) -> bool:
 
 
 def _hidden(model: ModelParts) -> Iterator[Tuple[str, Any]]:
-    """Parameters of modules that are in plain lists of a model's modules, where ``parameters()``
-    does not see them."""
+    """Parameters of modules that are in plain lists of a model's modules, and tensors that are
+    trained like parameters and are none: ``parameters()`` does not see them."""
     for prefix, module in model.of_model:
         for key, value in vars(module).items():
+            if _is_trained(value) and id(value) not in model.names:
+                yield f"{prefix}.{key}".lstrip("."), value
             few = type(value) in (list, tuple) and len(value) <= _MOST_NAMES and key[0] != "_"
             for at, part in enumerate(value if few else ()):
                 if isinstance(part, torch.nn.Module):
@@ -152,6 +170,13 @@ def _hidden(model: ModelParts) -> Iterator[Tuple[str, Any]]:
                     for name, parameter in part.named_parameters():
                         if id(parameter) not in model.names:
                             yield f"{place}.{name}", parameter
+
+
+def _is_trained(value: Any) -> bool:
+    """Whether it is a tensor that no operation made, with gradients other than zero."""
+    leaf = type(value) is torch.Tensor and value.is_leaf and value.requires_grad
+    gradient = value.grad if leaf else None
+    return gradient is not None and gradient.layout == torch.strided and bool(gradient.any())
 
 
 def _tied(model: ModelParts) -> List[List[str]]:

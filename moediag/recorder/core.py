@@ -15,7 +15,7 @@ import threading
 import traceback
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -50,17 +50,14 @@ class Block:
         self.routed: Optional[Tuple[Any, int]] = None  # indices and size of its last top-k
 
 
-class CarriedParameters:
+class CarriedParameters(NamedTuple):
     """The FSDP group whose collective is being issued: interned names (JSON) and sizes."""
 
-    __slots__ = ("carries", "module", "of", "phase", "sizes")
-
-    def __init__(self, module: str, phase: str, carries: str, of: str, sizes: str) -> None:
-        self.module = module
-        self.phase = phase
-        self.carries = carries
-        self.of = of
-        self.sizes = sizes
+    module: str
+    phase: str
+    carries: str
+    of: str
+    sizes: str
 
 
 class ByObject:
@@ -243,11 +240,8 @@ class Recorder:
         self.heartbeat.close()
 
     def _tell(self, those: List[Callable[[], None]]) -> None:
-        for tell in those if self.active else ():
-            try:
-                tell()
-            except Exception as error:
-                self.fault("end", error)
+        if self.active:
+            self._each(those, "end")
 
     # ------------------------------------------------------------------ for the watchers
 
@@ -297,6 +291,32 @@ class Recorder:
                 act()
             except Exception as error:
                 self.fault(watcher, error)
+
+    def carrying(
+        self, watcher: str, describe: Callable[..., Optional[CarriedParameters]]
+    ) -> Callable[[Any], Any]:
+        """Wraps a function that issues collectives: they carry what ``describe`` returns for its
+        arguments; None: as before."""
+
+        def make(original: Any) -> Any:
+            def function(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling() or not self.active:
+                    return original(*args, **kwargs)
+                thread = self.thread
+                held = thread.carried
+                try:
+                    thread.carried = describe(*args, **kwargs) or held
+                except Exception as error:
+                    self.fault(watcher, error)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    thread.carried = held
+
+            function.__name__ = getattr(original, "__name__", "function")
+            return function
+
+        return make
 
     def before(self, call: Call, group: Any) -> int:
         """Writes the ``collective`` event of ``call`` on ``group``; returns its index. The caller
@@ -359,6 +379,15 @@ class Recorder:
         with contextlib.suppress(Exception):
             text = masked(" ".join(str(error).split()))[:_MAX_FAILED]
             self.event("failed", n=number, type=type(error).__name__, message=text)
+
+    def phase_of(self, training_state: Any) -> str:
+        """The phase that the state of an FSDP unit shows; without one this thread's."""
+        name = getattr(training_state, "name", "")
+        if "BACKWARD" in name:
+            return "backward"
+        if name != "FORWARD":
+            return self.current_phase()
+        return "recompute" if torch._C._current_graph_task_id() != -1 else "forward"
 
     def current_phase(self) -> str:
         """This thread's phase: forward, backward, recompute, optimizer or other."""

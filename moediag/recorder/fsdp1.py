@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -23,8 +23,9 @@ def install(recorder: Recorder) -> None:
         recorder.note_not_seen(f"which parameters FSDP1's collectives carry: {error}")
         return
     fsdp = Fsdp1(recorder)
+    carrying = recorder.carrying(WATCHER, fsdp.carried)
     present = [
-        recorder.patches.replace(module, name, fsdp.carrying)
+        recorder.patches.replace(module, name, carrying)
         for name in ("_unshard", "_reduce_grad", "_reduce_grad_no_shard")
     ]
     if not all(present):
@@ -42,33 +43,17 @@ class Fsdp1:
         """Returns (state, handle) of each handle that was used; state: None if it is gone."""
         return [(self._states.get(handle)(), handle) for handle in self._states.owners()]
 
-    def carrying(self, original: Any) -> Callable[..., Any]:
-        """Wraps a function (state, handle, ...) that issues the handle's collectives."""
+    def carried(self, state: Any, handle: Any, *_: Any, **__: Any) -> Optional[CarriedParameters]:
+        """What the collectives of a handle carry."""
+        if handle is None:
+            return None
+        if self._states.get(handle) is None:
+            self._states.set(handle, weakref.ref(state))
+        return self._describe(handle)
+
+    def _describe(self, handle: Any) -> CarriedParameters:
         recorder = self._recorder
-        describe = self._describe
-
-        def function(state: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not recorder.active or handle is None:
-                return original(state, handle, *args, **kwargs)
-            thread = recorder.thread
-            held = thread.carried
-            try:
-                thread.carried = describe(handle)
-                if self._states.get(handle) is None:
-                    self._states.set(handle, weakref.ref(state))
-            except Exception as error:
-                recorder.fault(WATCHER, error)
-            try:
-                return original(state, handle, *args, **kwargs)
-            finally:
-                thread.carried = held
-
-        function.__name__ = getattr(original, "__name__", "function")
-        return function
-
-    def _describe(self, handle: Any) -> Optional[CarriedParameters]:
-        recorder = self._recorder
-        phase = self._phase(handle)
+        phase = recorder.phase_of(handle._training_state)
         key = (len(recorder.roots), phase)
         of_handle: Dict[Any, CarriedParameters] = self._known.setdefault(handle, {})
         known = of_handle.get(key)
@@ -83,12 +68,3 @@ class Fsdp1:
                 json.dumps(module), phase, names, names, sizes
             )
         return known
-
-    def _phase(self, handle: Any) -> str:
-        state = getattr(handle._training_state, "name", "")
-        if state.startswith("BACKWARD"):
-            return "backward"
-        if state == "FORWARD":
-            in_backward = torch._C._current_graph_task_id() != -1
-            return "recompute" if in_backward else "forward"
-        return self._recorder.current_phase()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
@@ -29,11 +29,12 @@ def install(recorder: Recorder) -> None:
         recorder.note_not_seen(f"which parameters FSDP2's collectives carry: {error}")
         return
     fsdp = Fsdp2(recorder)
+    carrying = recorder.carrying(WATCHER, fsdp.carried)
     wanted = [
         (module.FSDPParamGroup, "unshard", fsdp.inside_group),
         (module.FSDPParamGroup, "post_backward", fsdp.inside_group),
-        (module, "foreach_all_gather", fsdp.carrying),
-        (module, "foreach_reduce", fsdp.carrying),
+        (module, "foreach_all_gather", carrying),
+        (module, "foreach_reduce", carrying),
     ]
     absent = [
         name for owner, name, make in wanted if not recorder.patches.replace(owner, name, make)
@@ -72,27 +73,10 @@ class Fsdp2:
         method.__name__ = getattr(original, "__name__", "method")
         return method
 
-    def carrying(self, original: Any) -> Callable[..., Any]:
-        """Wraps a function whose first argument is the list of carried FSDPParams."""
-        recorder = self._recorder
-        describe = self._describe
-
-        def function(fsdp_params: Any, *args: Any, **kwargs: Any) -> Any:
-            thread = recorder.thread
-            if torch.compiler.is_compiling() or not recorder.active or thread.fsdp_group is None:
-                return original(fsdp_params, *args, **kwargs)
-            held = thread.carried
-            try:
-                thread.carried = describe(thread.fsdp_group, fsdp_params)
-            except Exception as error:
-                recorder.fault(WATCHER, error)
-            try:
-                return original(fsdp_params, *args, **kwargs)
-            finally:
-                thread.carried = held
-
-        function.__name__ = getattr(original, "__name__", "function")
-        return function
+    def carried(self, fsdp_params: Any, *_: Any, **__: Any) -> Optional[CarriedParameters]:
+        """What the collectives for ``fsdp_params`` carry."""
+        group = self._recorder.thread.fsdp_group
+        return None if group is None else self._describe(group, fsdp_params)
 
     def _describe(self, group: Any, carried: Any) -> CarriedParameters:
         by_roots = self._known.setdefault(group, {})
@@ -108,7 +92,9 @@ class Fsdp2:
             names = tuple(self._fqn(parameter) for parameter in carried)
             sizes = "[" + ",".join(str(_numel(parameter)) for parameter in carried) + "]"
             wire = sets[ids] = (self._recorder.log.names(names), sizes)
-        return CarriedParameters(module, self._phase(group), wire[0], of, wire[1])
+        return CarriedParameters(
+            module, self._recorder.phase_of(group._training_state), wire[0], of, wire[1]
+        )
 
     def _learn(self, group: Any) -> Tuple[str, str, Dict[Any, Tuple[str, str]]]:
         names = tuple(self._fqn(parameter) for parameter in group.fsdp_params)
@@ -124,15 +110,6 @@ class Fsdp2:
         if module is None:
             return plain_name(getattr(parameter, "_param_fqn", None) or info.param_name)
         return plain_name(f"{module}.{info.param_name}" if module else info.param_name)
-
-    def _phase(self, group: Any) -> str:
-        state = getattr(group._training_state, "name", "")
-        if state in ("PRE_BACKWARD", "POST_BACKWARD"):
-            return "backward"
-        if state == "FORWARD":
-            in_backward = torch._C._current_graph_task_id() != -1
-            return "recompute" if in_backward else "forward"
-        return self._recorder.current_phase()
 
 
 def _numel(parameter: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, List
 
 from moediag.recorder.core import Recorder
-from moediag.recorder.parameter_names import ParameterNames
+from moediag.recorder.parameter_names import ParameterNames, parameters_of
 
 WATCHER = "gradients"
 
@@ -27,13 +27,9 @@ class Gradients:
             return
         try:
             recorder.flush()
-            missing = [
-                parameter
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-                # In FSDP1, a parameter whose shard is on another rank is empty and has no gradient.
-                if parameter.grad is None and parameter.requires_grad and parameter.numel()
-            ]
+            # In FSDP1, a parameter whose shard is on another rank is empty and has no gradient.
+            missing = [p for p in parameters_of(optimizer)
+                       if p.grad is None and p.requires_grad and p.numel()]  # fmt: skip
             if missing:
                 self._write(missing)
         except Exception as error:
@@ -47,15 +43,11 @@ class Gradients:
 
     def _write(self, missing: List[Any]) -> None:
         recorder = self._recorder
-        fqns = self._fqns(missing)
+        fqns = [name for name, _ in self._names.known(missing)]
+        if len(fqns) < len(missing):
+            recorder.note_not_seen(
+                "names of parameters without a gradient that belong to no module seen running"
+            )
         names = recorder.log.names(tuple(fqns)) if fqns else "null"
         if names != "null":
             recorder.event("no_gradient", step=recorder.current_step, names=int(names))
-
-    def _fqns(self, parameters: List[Any]) -> List[str]:
-        known = [fqn for fqn in self._names.of(parameters) if fqn is not None]
-        if len(known) < len(parameters):
-            self._recorder.note_not_seen(
-                "names of parameters without a gradient that belong to no module seen running"
-            )
-        return known

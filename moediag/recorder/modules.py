@@ -19,6 +19,7 @@ from torch.nn.modules import module as torch_module
 
 from moediag.protocol.names import plain_name
 from moediag.recorder.core import Block, Recorder
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.routing import expert_counts, tokens_of
 
 WATCHER = "modules"
@@ -64,6 +65,15 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+class Handles(List[Any]):
+    """Handles of hooks."""
+
+    def remove_all(self) -> None:
+        """Removes the hooks."""
+        while self:
+            self.pop().remove()
+
+
 class Observer:
     """Finds roots and hooks their blocks; :meth:`remove` removes all hooks."""
 
@@ -72,7 +82,7 @@ class Observer:
         self._roots = 0
         self._found = 0  # roots since the global hook was last installed
         self._again = 0  # how often it was installed again
-        self._handles: List[Any] = []
+        self._handles = Handles()
         self._global: Optional[Any] = None
         self._filter: Any = None
         self._first_step = recorder.current_step
@@ -102,7 +112,7 @@ class Observer:
         if outer is None or outer is not self._stepped_in:
             self._stepped_in = outer
             return
-        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        owned = set(map(id, parameters_of(optimizer)))
         for root in recorder.models.owners():
             known = _blocks.get(id(root))
             running = known is not None and known[1] == outer.fqn and recorder.models.get(root)
@@ -123,9 +133,7 @@ class Observer:
     def remove(self) -> None:
         global _recorder
         self._disarm()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._handles.remove_all()
         _blocks.clear()
         if _recorder is self._recorder:
             _recorder = None

@@ -45,6 +45,14 @@ class ParameterNames:
             self._unknown = sum(self._names.get(parameter) is None for parameter in parameters)
         return _told_apart([self._names.get(parameter) for parameter in parameters])
 
+    def known(self, parameters: List[Any]) -> List[Tuple[str, Any]]:
+        """The parameters that have a name, with it."""
+        return [(n, p) for n, p in zip(self.of(parameters), parameters) if n]  # noqa: B905
+
+
+def parameters_of(optimizer: Any) -> List[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
 
 def _told_apart(found: List[Optional[Tuple[str, int]]]) -> List[Optional[str]]:
     """The names, with a number where models in the list have the same."""

@@ -7,6 +7,7 @@ recomputed  step line(that called checkpoint) compared(calls of modules)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -16,6 +17,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.modules import Handles
 from moediag.recorder.step.numbers import Fingerprints, capturing
 
 WATCHER = "laws of recomputation"
@@ -35,8 +37,7 @@ class _Calls:
     def add(self, module: Any, args: Tuple[Any, ...]) -> None:
         given = next((one for one in args if type(one) is torch.Tensor), None)
         if given is not None and len(self.modules) < _MOST_CALLS and not capturing():
-            with torch.no_grad():
-                self.prints.add_sketch(len(self.modules), given)
+            self.prints.add_sketch(len(self.modules), given)
             self.modules.append(module)
 
 
@@ -59,8 +60,6 @@ class CheckpointedInputs:
         self._running = threading.local()  # .calls: of the innermost region of the thread
         self._regions: List[_Region] = []
         self._step = 0
-
-    def install(self) -> None:
         self._context.on_check.append(self._write)
         later = functools.partial(self._context.replace_late, _MODULE)
         later("", "_checkpoint_without_reentrant_generator", self._generator)
@@ -89,7 +88,8 @@ class CheckpointedInputs:
             def run(*given: Any, **more: Any) -> Any:
                 if first:
                     first.clear()
-                    return self._following(region.forward, function, *given, **more)
+                    with self._followed(region.forward):
+                        return function(*given, **more)
                 return self._again(region, function)(*given, **more)
 
             return original(run, *args)
@@ -100,7 +100,7 @@ class CheckpointedInputs:
         """The region that begins; None if it is not followed: dynamo has compiled something, and a
         hook of all modules would make it compile again."""
         context = self._context
-        step = context.recorder.current_step
+        step = context.step
         if torch.compiler.is_compiling() or not context.recorder.active or not context.checking:
             return None
         if step != self._step:
@@ -108,44 +108,36 @@ class CheckpointedInputs:
         full = len(self._regions) >= _MOST_REGIONS
         if full or not torch.is_grad_enabled() or _compiled() or context.recorder.broken(WATCHER):
             return None
-        region = _Region(context.recorder.user_lines.innermost(sys._getframe(depth)))
+        region = _Region(context.line(sys._getframe(depth)))
         self._regions.append(region)
         return region
 
     def _around(self, region: _Region, generator: Any) -> Iterator[Any]:
-        before, handle = self._begin(region.forward)
-        try:
+        with self._followed(region.forward):
             yield from generator
-        finally:
-            self._end(before, handle)
 
     def _again(self, region: _Region, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             once, region.began_again = not region.began_again, True
             if not once:
                 return function(*args, **kwargs)
-            return self._following(region.again, function, *args, **kwargs)
+            with self._followed(region.again):
+                return function(*args, **kwargs)
 
         return run
 
-    def _following(self, calls: _Calls, function: Any, *args: Any, **kwargs: Any) -> Any:
-        before, handle = self._begin(calls)
-        try:
-            return function(*args, **kwargs)
-        finally:  # a recomputation that has all that it needs stops by an exception
-            self._end(before, handle)
-
-    def _begin(self, calls: _Calls) -> Tuple[Any, Any]:
+    @contextlib.contextmanager
+    def _followed(self, calls: _Calls) -> Iterator[None]:
         before = getattr(self._running, "calls", None)
         self._running.calls = calls
-        if before is not None:  # a region inside another one: there is a hook
-            return before, None
-        return None, torch_module.register_module_forward_pre_hook(self._called)
-
-    def _end(self, before: Any, handle: Any) -> None:
-        if handle is not None:
-            handle.remove()
-        self._running.calls = before
+        handles = Handles()
+        if before is None:  # else it is a region inside another one: there is a hook
+            handles.append(torch_module.register_module_forward_pre_hook(self._called))
+        try:
+            yield
+        finally:  # a recomputation that has all that it needs stops by an exception
+            handles.remove_all()
+            self._running.calls = before
 
     def _called(self, module: Any, args: Any) -> None:
         calls = getattr(self._running, "calls", None)

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
 
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import capturing
-from moediag.recorder.step.pieces import distributed, local
+from moediag.recorder.step.pieces import GradientMark, distributed, local
 
 WATCHER = "laws of cleared gradients"
 _SAMPLE = 3  # parameters of a model that are followed
@@ -22,21 +23,16 @@ _MOST_ELEMENTS = 1 << 16  # of one of them
 class _Followed:
     """A parameter between two steps."""
 
-    __slots__ = (
-        "accumulated", "cleared", "crossed", "handle", "looked", "mark", "mixed", "node", "other",
-        "parameter", "times", "used",
-    )  # fmt: skip
-
     def __init__(self, parameter: Any) -> None:
         self.parameter = parameter
         self.accumulated = False
         self.times = 0  # that autograd added to it
         self.cleared = False
         self.crossed = False  # another optimizer stepped since autograd first added to it
-        self.other: Any = None  # a parameter of that one, its gradient and the gradient's version
+        self.other: Optional[GradientMark] = None  # a gradient of that one
         self.mixed = False  # after that autograd added to it again, and nothing had cleared it
         self.used = local(parameter.grad).clone()  # by the update
-        self.mark = _marked(parameter)
+        self.mark = GradientMark(parameter)
         self.looked: Any = None  # the gradient of the last look
         self.handle: Any = None
 
@@ -53,15 +49,13 @@ class _Followed:
             return distributed(parameter)
         with torch.enable_grad():
             self.node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-        look = functools.partial(context.guarded, WATCHER, self._look)
-        self.handle = self.node.register_prehook(lambda _gradients: look())
+        look = functools.partial(context.guarded, WATCHER, self._adds)
+        self.handle = self.node.register_prehook(look)
         return True
 
-    def _look(self) -> None:
-        """A gradient is about to be added."""
-        if not capturing():
-            self.times += 1
-            self.look()
+    def _adds(self, _gradients: Any) -> None:
+        self.times += not capturing()
+        self.look()
 
     def look(self) -> None:
         """A gradient may be added. What the program changed in between, as a momentum that it keeps
@@ -71,11 +65,10 @@ class _Followed:
         first, self.accumulated = not self.accumulated, True
         self.looked = self.parameter.grad
         gradient = None if self.looked is None else local(self.looked)
-        with torch.no_grad():
-            if gradient is None or not bool(gradient.any()):
-                self.cleared, self.crossed = True, False
-            elif first and not torch.equal(gradient, self.used):
-                self.cleared = True
+        if gradient is None or not bool(gradient.any()):
+            self.cleared, self.crossed = True, False
+        elif first and not torch.equal(gradient, self.used):
+            self.cleared = True
         self.mixed = self.mixed or self.crossed
 
     def end(self) -> Optional[bool]:
@@ -90,18 +83,15 @@ class _Followed:
 
     def used_again(self) -> bool:
         """Whether the next update has the gradient of this one, to which no backward added."""
-        return not self.accumulated and _same(self.mark)
+        return not self.accumulated and self.mark.unchanged()
 
 
-class _Update:
+class _Update(NamedTuple):
     """An update whose gradients are followed until the next one of its optimizer."""
 
-    __slots__ = ("optimizer", "parts", "step")
-
-    def __init__(self, optimizer: Any, parts: List[List[_Followed]], step: int) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.parts = parts  # by model
-        self.step = step  # the training step
+    optimizer: Any  # a weak reference
+    parts: List[List[_Followed]]  # by model
+    step: int  # the training step
 
 
 class ClearedGradients:
@@ -112,9 +102,6 @@ class ClearedGradients:
         self._updates: List[_Update] = []
         self._waiting: List[_Followed] = []  # for the next forward
         self._before: List[Any] = []  # parameters of the running update, and their values
-
-    def install(self) -> None:
-        context = self._context
         context.forward.add(WATCHER, self._forward, pending=self._waiting)
         context.before_backward.add(WATCHER, self._backward, pending=self._updates)
         context.before_step.add(WATCHER, self._end, pending=self._updates)
@@ -132,16 +119,17 @@ class ClearedGradients:
             return
         if before and all(torch.equal(local(p), value) for p, value in before):
             return  # it accumulates, and updates in another call
-        every = _sorted(optimizer)
         models = [one() for _, one in self._context.recorder.roots]
-        of = {id(p): n for n, m in enumerate(models) if m is not None for p in m.parameters()}
+        known = [self._context.parts(model) for model in models if model is not None]
+        of = {id(p): number for number, model in enumerate(known) for p in model.parameters}
         parts: Dict[Any, List[_Followed]] = {}  # a program may clear one model of several
-        for parameter in every:
+        for parameter in _sorted(optimizer):
             own = parts.setdefault(of.get(id(parameter)), [])
             if len(own) < _SAMPLE:
                 own.append(_Followed(parameter))
-        step = self._context.recorder.current_step
-        self._updates.append(_Update(optimizer, list(parts.values()), step))
+        self._updates.append(
+            _Update(weakref.ref(optimizer), list(parts.values()), self._context.step)
+        )
         self._waiting += [one for part in parts.values() for one in part]
 
     def _forward(self, *_: Any) -> None:
@@ -159,15 +147,14 @@ class ClearedGradients:
         self._updates[:] = [one for one in others if one.optimizer() is not None]
         for update in ended:
             self._tell(update, optimizer, closure, frame)
-        used = mark(optimizer) if self._updates else None
+        used = _used(optimizer) if self._updates else None
         for one in self._followed():
             one.crossed = one.accumulated
             one.other = one.other if one.mixed else used
 
     def _remember(self, optimizer: Any, *_: Any) -> None:
         if self._context.is_checked(1 + self._context.updates_of(optimizer)) and not capturing():
-            with torch.no_grad():
-                self._before = [(p, local(p).clone()) for p in _sorted(optimizer)[:_SAMPLE]]
+            self._before = [(p, local(p).clone()) for p in _sorted(optimizer)[:_SAMPLE]]
 
     def _tell(self, update: _Update, optimizer: Any, closure: bool, frame: Any) -> None:
         for followed in update.parts:
@@ -182,7 +169,7 @@ class ClearedGradients:
                 crossed=all(one.mixed for one in followed) if followed[0].other else None,
                 mixed=all(one.mixed and _untouched(one.other) for one in followed),
                 names=self._context.names.of([one.parameter for one in followed]),
-                line=self._context.recorder.user_lines.innermost(frame),
+                line=self._context.line(frame),
             )  # fmt: skip
 
     def _forget(self) -> None:
@@ -192,35 +179,22 @@ class ClearedGradients:
 
 def _sorted(optimizer: Any) -> List[Any]:
     """The parameters that can be followed, the smallest first."""
-    every = [p for group in optimizer.param_groups for p in group["params"] if _followed(p)]
-    return sorted(every, key=lambda p: local(p).numel())
+    return sorted(filter(_followed, parameters_of(optimizer)), key=lambda p: local(p).numel())
 
 
-def mark(optimizer: Any) -> Any:
-    """A parameter of the optimizer with a gradient, that gradient and its version."""
-    every = (p for group in optimizer.param_groups for p in group["params"])
-    one = next((p for p in every if type(p.grad) is torch.Tensor), None)
-    return None if one is None else _marked(one)
+def _used(optimizer: Any) -> Optional[GradientMark]:
+    """A gradient of the optimizer."""
+    marks = (GradientMark(p) for p in parameters_of(optimizer) if type(p.grad) is torch.Tensor)
+    return next(marks, None)
 
 
-def _marked(parameter: Any) -> Any:
-    """The gradient is kept, so that no later one has its place in memory."""
-    return parameter, parameter.grad, local(parameter.grad)._version
-
-
-def _same(used: Any) -> bool:
-    """Whether nobody replaced or wrote the gradient since."""
-    parameter, gradient, version = used
-    return parameter.grad is gradient and local(gradient)._version == version
-
-
-def _untouched(used: Any) -> bool:
+def _untouched(used: Optional[GradientMark]) -> bool:
     """Whether no backward added to a gradient since: one that trains both optimizers accumulates
     on purpose for the one that steps less often."""
     if used is None:
         return False
-    now = used[0].grad
-    return now is None or _same(used) or not bool(now.any())
+    now = used.parameter.grad
+    return now is None or used.unchanged() or not bool(now.any())
 
 
 def _followed(parameter: Any) -> bool:

@@ -14,9 +14,10 @@ import torch
 
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.loss_scale import LossScale
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.hooks import clipping
 from moediag.recorder.step.numbers import capturing
-from moediag.recorder.step.pieces import local
+from moediag.recorder.step.pieces import GradientMark
 
 WATCHER = "laws of norms"
 _DEEPSPEED = "deepspeed.runtime.engine"
@@ -28,22 +29,18 @@ class _Call:
     def __init__(self, parameters: List[Any], step: int, line: str) -> None:
         self.parameters, self.step, self.line = parameters, step, line
         self.left = parameters  # those to whose gradients no backward added since
-        self.before: List[Any] = []  # each of them, its gradient before a backward, the version
+        self.before: List[GradientMark] = []  # of each of them, before a backward
         self.unclipped = False  # a backward added to all gradients that there are
 
     def begin(self) -> None:
-        self.before = [(p, p.grad, _version(p.grad)) for p in self.left]
+        self.before = list(map(GradientMark, self.left))
 
     def end(self) -> None:
         if self.before:  # else the call was made in this backward
-            rows, self.before = self.before, []
-            self.left = [p for p, g, version in rows if p.grad is g and _version(g) == version]
+            self.left = [mark.parameter for mark in self.before if mark.unchanged()]
+            self.before = []
             added = len(self.left) < len(self.parameters)
             self.unclipped = added and all(p.grad is None for p in self.left)
-
-
-def _version(gradient: Any) -> int:
-    return -1 if gradient is None else local(gradient)._version
 
 
 def install(context: LawContext, scale: LossScale) -> None:
@@ -58,7 +55,7 @@ def install(context: LawContext, scale: LossScale) -> None:
 
     def before_backward(_loss: Any) -> None:
         # Those before updates without an optimizer of torch are not kept.
-        waiting[:] = [call for call in waiting if call.step >= recorder.current_step - 1]
+        waiting[:] = [call for call in waiting if call.step >= context.step - 1]
         for call in waiting:
             call.begin()
 
@@ -67,9 +64,9 @@ def install(context: LawContext, scale: LossScale) -> None:
             call.end()
 
     def updated(optimizer: Any) -> None:
-        for call in take([p for group in optimizer.param_groups for p in group["params"]]):
+        for call in take(parameters_of(optimizer)):
             if call.unclipped:
-                context.log.event("unclipped", step=call.step, line=call.line)
+                context.event("unclipped", step=call.step, line=call.line)
 
     def record(
         parameters: List[Any], max_norm: float, norm: Any, frame: Any, squares: Any = None
@@ -78,12 +75,12 @@ def install(context: LawContext, scale: LossScale) -> None:
         known = context.names.of(parameters) if context.checking else []
         if hasattr(norm, "placements") or not known or None in known:
             return
-        line, number = recorder.user_lines.innermost(frame), float(norm)
+        line, number = context.line(frame), float(norm)
         if math.isfinite(max_norm) and not 0 < number <= max_norm:  # else it may only measure
-            waiting.append(_Call(parameters, recorder.current_step, line))
-        context.log.event(
-            "norm", step=recorder.current_step, names=known, norm=repr(number),
-            max_norm=float(max_norm), line=line, scale=scale.still_in(parameters),
+            waiting.append(_Call(parameters, context.step, line))
+        context.event(
+            "norm", names=known, norm=repr(number), max_norm=float(max_norm), line=line,
+            scale=scale.still_in(parameters),
             squares=None if squares is None else squares.tolist(),
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from moediag.protocol import ENV_ALLOW, ENV_LAWS, laws_file, older_laws_file
 from moediag.recorder.core import ByObject, Recorder
 from moediag.recorder.late_imports import when_imported
+from moediag.recorder.laws.model_parts import ModelParts
 from moediag.recorder.laws.replica_sets import ReplicaSets
 from moediag.recorder.log import EventLog
 from moediag.recorder.parameter_names import ParameterNames
@@ -44,17 +45,20 @@ class Moment:
             self._always.append((watcher, act, pending))
 
     def __call__(self, *args: Any) -> None:
-        recorder = self._context.recorder
+        context, recorder = self._context, self._context.recorder
         if torch.compiler.is_compiling() or not recorder.active:
             return
-        faults = recorder.faults
-        for watcher, act, pending in self._checked if self._context.checking else self._always:
-            if not pending or (faults and recorder.broken(watcher)):
-                continue
-            try:
-                act(*args)
-            except Exception as error:
-                recorder.fault(watcher, error)
+        faults, context.known = recorder.faults, {}
+        try:
+            for watcher, act, pending in self._checked if context.checking else self._always:
+                if not pending or (faults and recorder.broken(watcher)):
+                    continue
+                try:
+                    act(*args)
+                except Exception as error:
+                    recorder.fault(watcher, error)
+        finally:
+            context.known = None  # it keeps models alive
 
 
 class LawContext:
@@ -72,13 +76,16 @@ class LawContext:
         recorder.allow = self.allow
         for law in json.loads(os.environ.get(ENV_ALLOW) or "[]"):
             self.allow(law)
-        self.sets = ReplicaSets(recorder)
+        self.known: Optional[Dict[int, ModelParts]] = None  # id of a model -> parts, in a moment
+        self.sets = ReplicaSets(recorder, self.parts)
         self.names = ParameterNames(recorder, self.sets.wrapped)
         self.steps = 0  # calls of step() of all optimizers
         self.saves = 0  # calls of torch.save
         # "what = value" of the running step: how many have it, the first one's name
         self.settings: Dict[str, Tuple[int, str]] = {}
         self.closure = False  # the running one was given a closure
+        # The parameters of the optimizers that stepped, or that the program itself updates.
+        self.owned: Callable[[], List[Any]] = list
         self.updated: Optional[List[Any]] = None  # its parameters; None without an optimizer
         # Called with a checked step when its first optimizer is about to step, and any.
         self.on_step: List[Callable[[int], None]] = []
@@ -96,6 +103,35 @@ class LawContext:
         self.after_step.add("laws of updates", self._updated)
         self._checking = 0, False  # a step, whether it is checked
 
+    @property
+    def step(self) -> int:
+        """The running step."""
+        return self.recorder.current_step
+
+    def event(self, kind: str, keep: bool = False, **fields: Any) -> None:
+        """Writes an event of the running step."""
+        self.log.event(kind, keep, **{"step": self.recorder.current_step, **fields})
+
+    def line(self, frame: Any) -> str:
+        """The innermost line of the user's code."""
+        return self.recorder.user_lines.innermost(frame)
+
+    def name(self, module: Any) -> str:
+        """Its name in a model that was seen running, or ""."""
+        return self.recorder.module_names.get(module) or ""
+
+    def parts(self, root: Any) -> ModelParts:
+        """What is in a model, or in a part of one; the same object during a moment."""
+        if self.known is None:
+            return ModelParts(root)
+        if id(root) not in self.known:
+            self.known[id(root)] = ModelParts(root)
+        return self.known[id(root)]
+
+    def models(self) -> List[ModelParts]:
+        """What is in each model that was seen running."""
+        return [self.parts(root) for root in self.recorder.models.owners()]
+
     def replace_late(self, module: str, owner: str, name: str, make: Callable[[Any], Any]) -> None:
         """Sets ``owner.name`` of a module ("": of itself) to ``make(current value)`` once it is
         imported."""
@@ -107,17 +143,28 @@ class LawContext:
         begin = functools.partial(self.guarded, f"laws of {owner or module}", act)
         self.recorder.on_uninstall.append(when_imported(module, begin))
 
-    def first(self, watcher: str, act: Callable[[Any, Any], None]) -> Callable[[Any], Any]:
-        """Wraps a method: calls ``act(object, frame of the caller)`` first."""
+    def around(
+        self,
+        watcher: str,
+        before: Optional[Callable[[Any, Any], None]] = None,
+        after: Optional[Callable[..., None]] = None,
+        checked: bool = False,
+    ) -> Callable[[Any], Any]:
+        """Wraps a function: calls ``before(first argument, frame of the caller)`` and ``after(frame
+        of the caller, result, arguments)``. ``checked``: only in checked steps."""
 
         def make(original: Any) -> Any:
             @functools.wraps(original)
-            def method(of: Any, *args: Any, **kwargs: Any) -> Any:
-                if not torch.compiler.is_compiling():
-                    self.guarded(watcher, act, of, sys._getframe(1))
-                return original(of, *args, **kwargs)
+            def function(*args: Any, **kwargs: Any) -> Any:
+                seen = not torch.compiler.is_compiling() and (self.checking or not checked)
+                if seen and before is not None:
+                    self.guarded(watcher, before, args[0], sys._getframe(1))
+                result = original(*args, **kwargs)
+                if seen and after is not None:
+                    self.guarded(watcher, after, sys._getframe(1), result, *args, **kwargs)
+                return result
 
-            return method
+            return function
 
         return make
 
@@ -148,12 +195,12 @@ class LawContext:
         """The optimizers that have made an update and still exist, in the order of their first."""
         return self._updates.owners()
 
-    def guarded(self, watcher: str, act: Callable[..., Any], *args: Any) -> None:
+    def guarded(self, watcher: str, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Calls ``act``; a failure is recorded and does not reach the job."""
         recorder = self.recorder
         if not torch.compiler.is_compiling() and recorder.active and not recorder.broken(watcher):
             try:
-                act(*args)
+                act(*args, **kwargs)
             except Exception as error:
                 recorder.fault(watcher, error)
 

@@ -29,8 +29,6 @@ class DeclaredEqual:
         self._tensors: List[Dict[str, Any]] = []
         self._prints = Fingerprints()
         self._places: List[Tuple[Dict[str, Any], int]] = []  # of tensors of integers
-
-    def install(self) -> None:
         self._context.on_check.append(self._write)
         self._context.replace_late(_MODULE, "DTensor", "from_local", self._wrapped)
 
@@ -50,11 +48,10 @@ class DeclaredEqual:
 
     def _seen(self, tensor: Any, mesh: Any, placements: Any, frame: Any) -> None:
         context = self._context
-        step = context.recorder.current_step
         if mesh is None or torch._C._current_graph_task_id() != -1:
             return
-        if step != self._step:
-            self._step, self._tensors, self._places = step, [], []
+        if context.step != self._step:
+            self._step, self._tensors, self._places = context.step, [], []
             self._prints = Fingerprints()
         placed = axes_on(mesh, placements, tensor.dim())
         axes = [axis.name for axis in placed if axis.name and axis.placed.is_replicate()]
@@ -66,13 +63,12 @@ class DeclaredEqual:
         one: Dict[str, Any] = {
             "axes": axes, "ranks": list(found[1]), "part": found[0],
             "data": not DATA_AXES.isdisjoint(axes), "shape": list(tensor.shape),
-            "line": context.recorder.user_lines.innermost(frame),
+            "line": context.line(frame),
         }  # fmt: skip
-        with torch.no_grad():
-            if tensor.is_floating_point():
-                self._prints.add_sketch(len(self._tensors), tensor)
-            elif not tensor.is_complex():
-                self._places.append((one, self._prints.add(tensor)))
+        if tensor.is_floating_point():
+            self._prints.add_sketch(len(self._tensors), tensor)
+        elif not tensor.is_complex():
+            self._places.append((one, self._prints.add(tensor)))
         self._tensors.append(one)
 
     def _write(self, step: int) -> None:

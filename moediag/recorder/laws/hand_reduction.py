@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 
 from moediag.recorder.laws.context import LawContext, several_ranks
+from moediag.recorder.modules import Handles
 from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local
 
@@ -37,26 +38,23 @@ class HandReduction:
         self._rows: Dict[int, Tuple[Any, List[int]]] = {}
         self._prints = Fingerprints()
         self._made = 0  # sketches
-        self._handles: List[Any] = []
+        self._handles = Handles()
         self._shards: List[Tuple[Any, Any]] = []  # a shard of FSDP2, the norm of its gradient
         self._over: List[int] = []  # the ranks of its mesh
-
-    def install(self) -> None:
-        context = self._context
         context.before_backward.add(WATCHER, self._before, checked=True)
-        context.after_backward.add(WATCHER, self._after, pending=self._handles)
+        context.after_backward.add(WATCHER, self._handles.remove_all, pending=self._handles)
         context.after_backward.add(WATCHER, self._reduced, checked=True)
         context.on_check.append(self._write)
 
     def _before(self, _loss: Any) -> None:
-        self._after()  # of a backward that raised
-        step = self._context.recorder.current_step
+        self._handles.remove_all()  # of a backward that raised
+        step = self._context.step
         if step != self._step:
             self._step, self._rows, self._prints = step, {}, Fingerprints()
         if capturing() or not several_ranks():
             return
         models = self._context.sets.plain_models()
-        every = (p for model in models for p in model.parameters() if _small(p))
+        every = (p for m in models for p in self._context.parts(m).parameters if _small(p))
         for parameter in islice(every, _MOST):
             row = self._rows.setdefault(id(parameter), (parameter, []))[1]
             if parameter.grad is None:
@@ -69,10 +67,6 @@ class HandReduction:
         row.append(self._made)
         self._made += 1
 
-    def _after(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
     def _reduced(self) -> None:
         """FSDP2 has reduced the gradients of its shards."""
         if not capturing() and several_ranks():
@@ -80,21 +74,19 @@ class HandReduction:
             shards = (one.sharded_param for of in groups for one in getattr(of, "fsdp_params", ()))
             found = (p for p in shards if p.grad is not None and local(p.grad).numel())
             self._shards = [(p, _norm(p)) for p in islice(found, _FEW)]
-            mesh: List[int] = next(
-                (one.mesh_info.mesh.mesh.flatten().tolist() for one in groups), []
-            )
-            self._over = sorted(mesh)
-            if groups and self._context.recorder.current_step == _ENOUGH:
+            meshes = (one.mesh_info.mesh.mesh.flatten().tolist() for one in groups)
+            self._over = sorted(next(meshes, []))
+            if groups and self._context.step == _ENOUGH:
                 self._tell_divisors(groups)
 
     def _tell_divisors(self, groups: List[Any]) -> None:
         rows = []
         for of in groups:
             trained = [p for p in (one.sharded_param for one in of.fsdp_params) if p.requires_grad]
-            names = self._context.names.of(trained[:1])
             chosen = of.gradient_divide_factor
             divisor = of.mesh_info.mesh.size() if chosen is None else chosen
-            rows += [[name, divisor, chosen is not None] for name in names if name is not None]
+            for name, _ in self._context.names.known(trained[:1]):
+                rows.append([name, divisor, chosen is not None])
         self._context.log.event("divisors", keep=True, step=_ENOUGH, units=rows)
 
     def _write(self, step: int) -> None:

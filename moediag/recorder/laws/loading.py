@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Set, Tuple
 
@@ -52,78 +51,62 @@ class Loading:
         self._empty = ByObject()
         self._line = ""  # of to_empty
         self._wrapping = False  # FSDP1 wraps the parts of a model
-
-    def install(self) -> None:
-        patches = self._context.recorder.patches
-        patches.replace(torch, "load", functools.partial(self._after, self._file))
-        patches.replace(torch, "save", functools.partial(self._after, self._saved))
-        patches.replace(
-            torch.nn.Module, "load_state_dict", functools.partial(self._after, self._module)
-        )
-        patches.replace(
-            torch_optimizer.Optimizer, "load_state_dict",
-            functools.partial(self._after, self._optimizer),
-        )  # fmt: skip
-        patches.replace(torch.nn.Module, "to_empty", functools.partial(self._after, self._emptied))
+        for owner, name, tell in (
+            (torch, "load", self._file), (torch, "save", self._saved),
+            (torch.nn.Module, "load_state_dict", self._module),
+            (torch.nn.Module, "to_empty", self._emptied),
+            (torch_optimizer.Optimizer, "load_state_dict", self._optimizer),
+        ):  # fmt: skip
+            make = self._context.around(WATCHER, after=tell)
+            self._context.recorder.patches.replace(owner, name, make)
         self._context.on_check.append(self._write)
         later = self._context.replace_late
         later(_FSDP1, "FullyShardedDataParallel", "__init__", self._flattening)
         later(_FSDP_PARAMETER, "FSDPParam", "_init_sharded_param", self._sharding)
         # What a load asks for: torch.distributed.checkpoint reads nothing else.
-        planned = functools.partial(self._after, self._planned)
+        planned = self._context.around(WATCHER, after=self._planned)
         later(_PLANNER, "DefaultLoadPlanner", "set_up_planner", planned)
 
-    def _after(self, tell: Any, original: Any) -> Any:
-        """Wraps ``original``: calls ``tell`` with its result and arguments."""
-
-        @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            self._context.guarded(WATCHER, tell, sys._getframe(1), result, *args)
-            return result
-
-        return function
-
     def _once(self, kind: str, frame: Any, **fields: Any) -> None:
-        line = self._context.recorder.user_lines.innermost(frame)
+        line = self._context.line(frame)
         if (kind, line) not in self._told:
             self._told.add((kind, line))
             self._context.log.event(kind, keep=True, line=line, **fields)
 
-    def _saved(self, frame: Any, _result: Any, content: Any, file: Any = None, *_: Any) -> None:
+    def _saved(
+        self, frame: Any, _result: Any, obj: Any = None, f: Any = None, *_: Any, **__: Any
+    ) -> None:
         self._context.saves += 1
-        if isinstance(file, (str, os.PathLike)) and _has_matrix(content, _MOST_DEPTH):
-            digest = hashlib.sha256(str(Path(file).absolute()).encode()).hexdigest()
+        if isinstance(f, (str, os.PathLike)) and _has_matrix(obj, _MOST_DEPTH):
+            digest = hashlib.sha256(str(Path(f).absolute()).encode()).hexdigest()
             self._once("saved", frame, file=digest[:16])
 
-    def _file(self, frame: Any, content: Any, *_: Any) -> None:
+    def _file(self, frame: Any, content: Any, *_: Any, **__: Any) -> None:
         if _has_optimizer(content, _MOST_DEPTH):
             self._once("optimizer_file", frame)
 
-    def _optimizer(self, frame: Any, *_: Any) -> None:
+    def _optimizer(self, frame: Any, *_: Any, **__: Any) -> None:
         self._once("optimizer_load", frame)
 
-    def _module(self, frame: Any, result: Any, module: Any, *_: Any) -> None:
+    def _module(self, frame: Any, result: Any, module: Any, *_: Any, **__: Any) -> None:
         self._loads += 1
         if self._loads > _MOST_LOADS:
             return
-        line = self._context.recorder.user_lines.innermost(frame)
         missing: List[str] = list(getattr(result, "missing_keys", ()))
         unexpected: List[str] = list(getattr(result, "unexpected_keys", ()))
-        left_out, loaded = set(missing), 0
-        for name, parameter in module.named_parameters():
-            if name not in left_out:
-                self._loaded.set(parameter, True)
-                loaded += 1
-        self._context.log.event(
-            "load", keep=True, line=line, step=self._context.recorder.current_step,
-            parameters=loaded, missing=missing[:_MOST_NAMES], unexpected=unexpected[:_MOST_NAMES],
+        left_out = set(missing)
+        loaded = [p for name, p in module.named_parameters() if name not in left_out]
+        for parameter in loaded:
+            self._loaded.set(parameter, True)
+        self._context.event(
+            "load", keep=True, line=self._context.line(frame), parameters=len(loaded),
+            missing=missing[:_MOST_NAMES], unexpected=unexpected[:_MOST_NAMES],
             counts=[len(missing), len(unexpected)],
         )  # fmt: skip
 
     # ------------------------------------------------------------------ torch's checkpoints
 
-    def _planned(self, frame: Any, _result: Any, planner: Any, *_: Any) -> None:
+    def _planned(self, frame: Any, _result: Any, planner: Any, *_: Any, **__: Any) -> None:
         asked, held = planner.state_dict, getattr(planner.metadata, "state_dict_metadata", {})
         owners = {key.rpartition(_GROUPS)[0] for key in asked if _GROUPS in key}
         for owner in sorted(owners):
@@ -147,14 +130,12 @@ class Loading:
     def _before_sharding(self, parameter: Any, whole: List[Tuple[int, bool]]) -> None:
         if distributed(parameter) or parameter.is_meta or self._written:
             return
-        with torch.no_grad():
-            place = self._prints.add(parameter.detach().reshape(-1)[:_SAMPLE])
+        place = self._prints.add(_sample(parameter))
         whole.append((place, bool(self._loaded.get(parameter))))
 
     def _after_sharding(self, sharded: Any, whole: List[Tuple[int, bool]]) -> None:
         if whole:
-            with torch.no_grad():
-                shard = self._prints.add(_sample(sharded))
+            shard = self._prints.add(_sample(sharded))
             self._sharded.set(sharded, (whole[0][1], whole[0][0], shard))
 
     # ------------------------------------------------------------------ parameters of FSDP1
@@ -175,16 +156,15 @@ class Loading:
     def _before_flattening(self, module: Any) -> None:
         every = [(n, p) for n, p in module.named_parameters() if p.dim() > 1 and not p.is_meta]
         some, prints = every[:_MOST_NAMES], Fingerprints()
-        with torch.no_grad():
-            at = [prints.add(_sample(parameter)) for _, parameter in some]
-        read = prints.read()
-        shards = {n: [read[k], bool(self._loaded.get(p)), True] for k, (n, p) in zip(at, some)}  # noqa: B905
+        prints.add_all(_sample(parameter) for _, parameter in some)
+        rows = zip(some, prints.read())  # noqa: B905
+        shards = {n: [read, bool(self._loaded.get(p)), True] for (n, p), read in rows}
         self._context.log.event("sharded", keep=True, step=1, shards=shards)
 
     # ------------------------------------------------------------------ empty tensors
 
-    def _emptied(self, frame: Any, _result: Any, module: Any, *_: Any) -> None:
-        self._line = self._context.recorder.user_lines.innermost(frame)
+    def _emptied(self, frame: Any, _result: Any, module: Any, *_: Any, **__: Any) -> None:
+        self._line = self._context.line(frame)
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_floating_point() and local(tensor).numel() and not tensor.is_meta:
                 self._empty.set(tensor, _state_of(tensor))
@@ -194,10 +174,9 @@ class Loading:
         ``.data``, which is not counted."""
         empty = {id(t) for t in self._empty.owners() if _state_of(t) == self._empty.get(t)}
         names: Dict[str, None] = {}
-        for model in self._context.recorder.models.owners() if empty else ():
-            inner = unwrapped(model)
-            used = ((n, p) for n, p in inner.named_parameters() if bool(local(p).any()))
-            found = (n for n, t in (*used, *inner.named_buffers()) if id(t) in empty)
+        for model in map(unwrapped, self._context.recorder.models.owners() if empty else ()):
+            used = ((n, p) for n, p in model.named_parameters() if bool(local(p).any()))
+            found = (n for n, t in (*used, *model.named_buffers()) if id(t) in empty)
             names.update((plain_name(name), None) for name in found)
         if names:
             self._context.log.event("unwritten", keep=True, line=self._line, names=[*names])
@@ -214,22 +193,19 @@ class Loading:
             return
         names = self._context.names.of(parameters)
         now = Fingerprints()
-        with torch.no_grad():
-            places = [now.add(_sample(parameter)) for parameter in parameters]
-        before, present = self._prints.read(), now.read()
-        shards: Dict[str, List[Any]] = {}
-        for name, parameter, at in zip(names, parameters, places):  # noqa: B905 - Python 3.9
+        now.add_all(map(_sample, parameters))
+        before, shards = self._prints.read(), {}
+        for name, parameter, present in zip(names, parameters, now.read()):  # noqa: B905
             loaded, whole, shard = self._sharded.get(parameter)
             if name is not None:
-                shards[name] = [before[whole], loaded, before[shard] == present[at]]
+                shards[name] = [before[whole], loaded, before[shard] == present]
         self._context.log.event("sharded", keep=True, step=step, shards=shards)
         self._prints = Fingerprints()
 
 
 def _state_of(tensor: Any) -> Tuple[int, int, List[float]]:
     own = local(tensor)
-    with torch.no_grad():
-        first = own.detach().reshape(-1)[:_FIRST_ELEMENTS].view(torch.uint8).tolist()
+    first = own.reshape(-1)[:_FIRST_ELEMENTS].view(torch.uint8).tolist()
     return own._version, own.data_ptr(), first
 
 

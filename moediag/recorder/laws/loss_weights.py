@@ -18,9 +18,8 @@ loss_value  step value   of the last backward
 from __future__ import annotations
 
 import functools
-import sys
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 from torch.jit import _builtins
@@ -61,8 +60,7 @@ class _Part:
 
     def got(self, gradient: Any) -> None:
         """The gradient of its result."""
-        with torch.no_grad():
-            self.share = (self.value.double() * gradient.detach().double()).sum()
+        self.share = (self.value.double() * gradient.detach().double()).sum()
 
 
 class _Loss(_Part):
@@ -78,16 +76,15 @@ class _Loss(_Part):
 
     def got(self, gradient: Any) -> None:
         super().got(gradient)
-        with torch.no_grad():
-            gradient = gradient.detach().double()
-            if self.reduction == "none":
-                own = gradient[self.valid] if gradient.shape == self.valid.shape else gradient[:0]
-                if own.numel():
-                    self.weights = torch.stack((own.sum(), own.min(), own.max()))
-                return
-            count = self.valid.sum().double()
-            each = gradient / count if self.reduction == "mean" else gradient
-            self.weights = torch.stack((each * count, each, each))
+        gradient = gradient.detach().double()
+        if self.reduction == "none":
+            own = gradient[self.valid] if gradient.shape == self.valid.shape else gradient[:0]
+            if own.numel():
+                self.weights = torch.stack((own.sum(), own.min(), own.max()))
+            return
+        count = self.valid.sum().double()
+        each = gradient / count if self.reduction == "mean" else gradient
+        self.weights = torch.stack((each * count, each, each))
 
     def read(self) -> List[float]:
         return [int(self.valid.sum()), *self.shape, *self.weights.tolist(), *self.labels.tolist()]
@@ -114,15 +111,12 @@ class LossWeights:
         self._new: List[_Loss] = []  # since the last backward
         self._backwards: List[Tuple[Dict[str, Any], List[_Loss]]] = []
         self._after: Tuple[Any, Any, int] = None, None, 0  # a parameter, its gradient and version
-
-    def install(self) -> None:
-        context, recorder = self._context, self._context.recorder
+        recorder = context.recorder
         # All cross entropies of torch.nn end in the first one, those of log probabilities in the
         # second one. torch.jit.script compiles what it does not know to be a function of torch's.
         for name in ("cross_entropy_loss", "nll_loss_nd", *_VALUED):
-            make = functools.partial(
-                self._wrapped, self._valued if name in _VALUED else self._called
-            )
+            tell = self._valued if name in _VALUED else self._called
+            make = context.around(WATCHER, after=tell, checked=True)
             recorder.patches.replace(torch._C._nn, name, make)
             _builtins._register_builtin(getattr(torch._C._nn, name), f"aten::{name}")
             _kept.append(getattr(torch._C._nn, name))
@@ -131,18 +125,7 @@ class LossWeights:
         context.after_step.add(WATCHER, self._updated, pending=self._waiting)
         context.on_check.append(self._write)
 
-    def _wrapped(self, tell: Callable[..., None], original: Any) -> Any:
-        @functools.wraps(original)
-        def loss(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if not torch.compiler.is_compiling() and self._context.checking:
-                frame = sys._getframe(1)
-                self._context.guarded(WATCHER, tell, result, args, kwargs, frame)
-            return result
-
-        return loss
-
-    def _valued(self, result: Any, *_: Any) -> None:
+    def _valued(self, _frame: Any, result: Any, *_: Any, **__: Any) -> None:
         again = torch._C._current_graph_task_id() != -1
         plain = type(result) is torch.Tensor and result.numel() <= _MOST_VALUES
         if plain and result.requires_grad and not (again or capturing()):
@@ -154,9 +137,7 @@ class LossWeights:
         result.grad_fn.metadata[_PART] = part
         result.register_hook(functools.partial(self._context.guarded, WATCHER, part.got))
 
-    def _called(
-        self, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], frame: Any
-    ) -> None:
+    def _called(self, frame: Any, result: Any, *args: Any, **kwargs: Any) -> None:
         given = {**dict(zip(_ARGUMENTS, args)), **kwargs}  # noqa: B905 - Python 3.9
         logits, target = given["input"], given["target"]
         again = torch._C._current_graph_task_id() != -1
@@ -169,13 +150,13 @@ class LossWeights:
         loss = _Loss(result, logits, target, given.get("ignore_index", -100), reduction)
         self._begin()
         self._new.append(loss)
-        self._line = self._context.recorder.user_lines.innermost(frame)
+        self._line = self._context.line(frame)
         smoothing = given.get("label_smoothing", 0.0)
         self._context.settings[f"label_smoothing of cross_entropy = {smoothing}"] = 1, self._line
         self._follow(result, loss)
 
     def _begin(self) -> None:
-        step = self._context.recorder.current_step
+        step = self._context.step
         if step != self._step:
             self._step, self._new, self._backwards = step, [], []
 
@@ -191,10 +172,9 @@ class LossWeights:
             parts = self._parts(loss)
             about = {"direct": direct, "added": added, "means": means, "rest": parts}
             self._backwards.append((about, new))
+            keep = functools.partial(self._context.guarded, WATCHER, _keep, means)
             for node in _means_of(loss) if several_ranks() else ():
-                node.register_prehook(
-                    lambda given: self._context.guarded(WATCHER, _keep, means, given[0])
-                )
+                node.register_prehook(keep)
 
     def _parts(self, loss: Any) -> List[_Part]:
         """The loss and all its parts; [] if the values of some are unknown, or rounded."""
@@ -218,16 +198,12 @@ class LossWeights:
 
     def _parameters(self) -> Iterator[Any]:
         """Those with a gradient of elements in order."""
-        for model in self._context.recorder.models.owners():
-            for one in model.parameters():
-                if one.grad is not None and one.grad.layout is torch.strided:
-                    yield one
+        every = (one for model in self._context.models() for one in model.parameters)
+        return (p for p in every if p.grad is not None and p.grad.layout is torch.strided)
 
     def _made(self) -> None:
-        if self._backwards:
-            one = next(self._parameters(), None)
-            if one is not None:
-                self._after = one, one.grad, one.grad._version
+        for one in islice(self._parameters(), bool(self._backwards)):
+            self._after = one, one.grad, one.grad._version
 
     def _write(self, step: int) -> None:
         """A closure of the optimizer may make the last backward of the update."""
@@ -283,8 +259,9 @@ def _means_of(loss: Any) -> List[Any]:
     ]
 
 
-def _keep(found: List[Any], gradient: Any) -> None:
+def _keep(found: List[Any], gradients: Any) -> None:
     """Keeps the gradient of one number."""
+    gradient = gradients[0]
     if gradient is not None and gradient.numel() == 1:
         found.append(gradient.detach().clone())
 

@@ -39,8 +39,6 @@ _ENDS = 4  # of its elements that are read, at the beginning and at the end
 class _Pass:
     """One pass over a data loader."""
 
-    __slots__ = ("began", "has_data", "known", "sampler", "shuffled")
-
     def __init__(self, loader: Any, made: str) -> None:
         """``made``: the line that made the loader."""
         sampler = _sampler_of(loader)
@@ -84,31 +82,30 @@ class ModelInputs:
         self._updates = -1  # optimizer steps when it did
         self._used: List[Any] = []  # weak references to iterators that gave batches since then
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
-
-    def install(self) -> None:
-        recorder, guarded = self._context.recorder, self._context.guarded
-        self._context.forward.add(WATCHER, self._called, checked=True)
-        recorder.patches.replace(DataLoader, "__init__", self._context.first(WATCHER, self._makes))
-        recorder.patches.replace(_BaseDataLoaderIter, "_next_index", self._drawing)
-        recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
-        recorder.on_batch.append(functools.partial(guarded, WATCHER, self._given))
-        recorder.on_pass_end.append(functools.partial(guarded, WATCHER, self._ended))
-        recorder.hooks.before_backward(functools.partial(guarded, WATCHER, self._computed))
-        self._context.on_check.append(self._tell_loss)
+        recorder = context.recorder
+        guarded = functools.partial(functools.partial, context.guarded, WATCHER)
+        context.forward.add(WATCHER, self._called, checked=True)
+        context.before_backward.add(WATCHER, self._computed, checked=True)
+        context.on_check.append(self._tell_loss)
+        recorder.patches.replace(DataLoader, "__init__", context.around(WATCHER, self._makes))
+        drawn = context.around(WATCHER, after=self._draws)
+        recorder.patches.replace(_BaseDataLoaderIter, "_next_index", drawn)
+        recorder.on_pass.append(guarded(self._began))
+        recorder.on_batch.append(guarded(self._given))
+        recorder.on_pass_end.append(guarded(self._ended))
 
     # ------------------------------------------------------------------ inputs of models
 
     def _computed(self, loss: Any) -> None:
-        step = self._context.recorder.current_step
-        if self._loss[0] != step and self._context.checking and loss.numel() == 1:
-            self._loss = step, loss.detach()
+        if self._loss[0] != self._context.step and loss.numel() == 1:
+            self._loss = self._context.step, loss.detach()
 
     def _tell_loss(self, step: int) -> None:
         if self._loss[0] == step and not capturing():
             self._context.log.event("loss", step=step, loss=float(self._loss[1]))
 
     def _called(self, root: Any, args: Any, kwargs: Any) -> None:
-        step = self._context.recorder.current_step
+        step = self._context.step
         if not unwrapped(root).training:
             return
         before = self._forwards[1] if self._forwards[0] == step else 0
@@ -116,8 +113,7 @@ class ModelInputs:
         if before >= _MAX_FORWARDS or capturing():
             return
         prints = Fingerprints()
-        with torch.no_grad():
-            _add(prints, (args, kwargs), 0)
+        _add(prints, (args, kwargs), 0)
         read = prints.read()
         if not read or None in read:
             return
@@ -141,18 +137,12 @@ class ModelInputs:
 
     # ------------------------------------------------------------------ data loaders
 
-    def _drawing(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def _next_index(iterator: Any) -> Any:
-            drawn = original(iterator)
-            if self._drawn.get(iterator) is None:
-                self._drawn.set(iterator, (repr(drawn)[:_ORDER], _random_states()))
-            return drawn
-
-        return _next_index
+    def _draws(self, _frame: Any, drawn: Any, iterator: Any) -> None:
+        if self._drawn.get(iterator) is None:
+            self._drawn.set(iterator, (repr(drawn)[:_ORDER], _random_states()))
 
     def _makes(self, loader: Any, frame: Any) -> None:
-        self._made.set(loader, self._context.recorder.user_lines.innermost(frame))
+        self._made.set(loader, self._context.line(frame))
 
     def _began(self, loader: Any, iterator: Any) -> None:
         self._passes.set(iterator, _Pass(loader, self._made.get(loader) or ""))
@@ -173,7 +163,7 @@ class ModelInputs:
             alone = getattr(iterator, "_num_workers", 1) == 0 and states == _random_states()
             if not of.has_data and not alone:
                 of.known["data"] = ""
-            of.known["line"] = self._context.recorder.user_lines.innermost(frame)
+            of.known["line"] = self._context.line(frame)
 
     def _ended(self, iterator: Any, _frame: Any) -> None:
         """A pass in which an optimizer stepped is a pass of training."""
@@ -187,10 +177,8 @@ class ModelInputs:
         order = of.known["epoch"], of.known["seed"]
         seen[order] = seen.get(order, 0) + 1
         if seen[order] == 2:
-            self._context.log.event(
-                "same_order", keep=True, line=of.known["line"], epoch=of.known["epoch"],
-                sampler=of.known["sampler"], step=self._context.recorder.current_step,
-            )  # fmt: skip
+            shown = {name: of.known[name] for name in ("line", "epoch", "sampler")}
+            self._context.event("same_order", keep=True, **shown)
 
 
 def _sampler_of(loader: Any) -> Any:

@@ -16,14 +16,15 @@ no_grad     step modules[whose parameters had no gradient at the last check, and
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch.nn.modules import batchnorm, dropout
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.modules import Hook, unwrapped
+from moediag.recorder.laws.model_parts import ModelParts
+from moediag.recorder.modules import Handles, Hook, unwrapped
 from moediag.recorder.step.numbers import Fingerprints
 from moediag.recorder.step.pieces import local
 
@@ -39,8 +40,6 @@ _SHORT = 8
 
 class _Ran:
     """One model in one step."""
-
-    __slots__ = ("changes", "idle", "modes", "now", "number", "parts", "settings", "step", "told")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -60,30 +59,26 @@ class ModelModes:
     """A model is trained where an optimizer that steps has a parameter with a gradient of it: the
     teacher of a distillation is not."""
 
-    def __init__(self, context: LawContext, owned: Callable[[], List[Any]]) -> None:
+    def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._owned = owned  # parameters of the optimizers that stepped
         self._models = ByObject()  # model -> _Ran
         self._seen = 0  # models so far; a freed one's number is not used again
         self._backwards = 0  # of the running step
-        self._hooks: List[Any] = []  # of parts of the model in this step
+        self._hooks = Handles()  # of parts of the model in this step
         # Idle module, whether it is the one that ran, or what it is part of -> whether that ran
         # with gradients. A module that only has its parameters never runs.
         self._graded: Dict[Tuple[str, bool], bool] = {}
         # Hooks on the first dropout of models that do not train, and the ids of those that ran.
-        self._waiting: List[Any] = []
+        self._waiting = Handles()
         self._dropped: Set[int] = set()
-
-    def install(self) -> None:
-        context = self._context
         context.forward.add(WATCHER, self._called)
         context.after_backward.add(WATCHER, self._counted)
         context.after_step.add(WATCHER, self._stepped)
-        context.recorder.on_uninstall.append(self._uninstall)
+        context.recorder.on_uninstall += [self._hooks.remove_all, self._waiting.remove_all]
         context.on_check.append(self._write)
 
     def _called(self, root: Any, *_: Any) -> None:
-        step = self._context.recorder.current_step
+        step = self._context.step
         ran = self._models.get(root)
         if ran is None:
             ran = self._models.set(root, _Ran(self._seen))
@@ -97,43 +92,41 @@ class ModelModes:
         if ran.step != step:
             ran.step, ran.modes, ran.told = step, set(), set()
             if self._context.checking:
-                ran.settings, ran.parts = _settings(root), list(_in_evaluation(unwrapped(root)))
-                self._read_autocast(unwrapped(root), ran.settings)
+                parts = self._context.parts(root)
+                ran.settings, ran.parts = _settings(parts), list(_in_evaluation(model))
+                self._read_autocast(parts, ran.settings)
             self._follow(ran)
         ran.modes.add(training)
         if training != ran.now:
             ran.now = training
             ran.changes += 1
             if ran.changes <= MOST_CHANGES:
-                self._context.log.event(
-                    "mode_change", keep=True, step=step, model=ran.number, training=training
-                )
+                self._context.event("mode_change", keep=True, model=ran.number, training=training)
 
-    def _read_autocast(self, model: Any, settings: Dict[str, List[Any]]) -> None:
+    def _read_autocast(self, parts: ModelParts, settings: Dict[str, List[Any]]) -> None:
         """Where the program replaced the model's forward, as accelerate does to enter autocast in
         it, the state counts in which its first part with parameters runs."""
-        parts = list(islice(model.modules(), 1, _MOST_MODULES)) if "forward" in vars(model) else []
-        inner = next(
-            (p for p in parts if next(p.parameters(recurse=False), None) is not None), None
+        inside = (
+            m for _, m in parts.of_model[1:] if next(m.parameters(recurse=False), None) is not None
         )
+        inner = next(inside, None) if "forward" in vars(parts.model) else None
 
         def read(*_: Any) -> None:
             if not any(what.startswith("autocast") for what in settings):
                 settings[f"autocast = {_autocast() or 'off'}"] = [1, ""]
 
-        self._forget()
-        if inner is None or any(map(_is_compiled, parts)):
+        self._hooks.remove_all()
+        if inner is None or parts.compiled:
             read()
         else:
-            self._hooks = [inner.register_forward_pre_hook(Hook(read))]
+            self._hooks.append(inner.register_forward_pre_hook(Hook(read)))
 
     def _follow(self, ran: _Ran) -> None:
         """Notes until the backward whether idle modules run with gradients: an autograd.Function
         runs its forward without, and gives none to parameters that are not its arguments."""
         idle, ran.idle = ran.idle, []
-        names = self._context.recorder.module_names
         for module, whole in idle:
-            name = names.get(module)
+            name = self._context.name(module)
             for own, one in ((False, whole), (True, module)) if name else ():
 
                 def read(*_: Any, key: Any = (name, own)) -> None:
@@ -143,66 +136,53 @@ class ModelModes:
 
                 self._hooks.append(one.register_forward_pre_hook(Hook(read)))
 
-    def _uninstall(self) -> None:
-        for one in (*self._hooks, *self._waiting):
-            one.remove()
-
-    def _forget(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
-
     def _write(self, step: int) -> None:
-        self._forget()  # a part that did not run
+        self._hooks.remove_all()  # of a part that did not run
         # An optimizer of inputs, as an attack's, trains no model.
         updated = self._context.updated
-        owned = set(map(id, self._owned() if updated is None else updated))
+        owned = set(map(id, self._context.owned() if updated is None else updated))
         self._write_drops(step, owned)
         given, self._context.settings = self._context.settings, {}
         given[f"backwards of an update = {self._backwards}"] = 1, ""
         for root in self._models.owners():
             ran = self._models.get(root)
-            new = ran.modes - ran.told if ran.step == self._context.recorder.current_step else ()
-            if not new or not any(p.grad is not None and id(p) in owned for p in root.parameters()):
+            new = ran.modes - ran.told if ran.step == self._context.step else ()
+            parts = self._context.parts(root)
+            if not new or not any(p.grad is not None and id(p) in owned for p in parts.parameters):
                 continue
             ran.told |= new
-            ran.idle = _idle(root, owned)
+            ran.idle = _idle(parts, owned)
             for training in sorted(new):
                 self._context.log.event(
                     "mode", step=step, model=ran.number, name=type(root).__name__,
-                    training=training, kinds=_kinds(root),
+                    training=training, kinds=_kinds(parts.modules),
                 )  # fmt: skip
+            frozen = [[n, _kinds(p.modules())] for n, p in ran.parts if _is_trained(p, owned)]
             self._context.log.event(
                 "settings", step=step, over=list(self._context.sets.averaged(root)),
-                of={**ran.settings, **given},
-                parts=[[n, _kinds(part)] for n, part in ran.parts if _is_trained(part, owned)],
+                of={**ran.settings, **given}, parts=frozen,
             )  # fmt: skip
 
     def _write_drops(self, step: int, owned: Set[int]) -> None:
         """Of models that did not train since the check before; others are followed from now on."""
-        while self._waiting:
-            self._waiting.pop().remove()
+        self._waiting.remove_all()
         dropped, self._dropped = self._dropped, set()
-        for root in self._context.recorder.models.owners():
-            parameters, modules = (
-                list(root.parameters()),
-                list(islice(root.modules(), _MOST_MODULES)),
-            )
-            first = next((m for m in modules if isinstance(m, dropout._DropoutNd) and m.p), None)
-            trains = any(p.grad is not None or id(p) in owned for p in parameters)
-            if first is None or trains or any(map(_is_compiled, modules)):
+        for parts in self._context.models():
+            drops = (m for m in parts.modules if isinstance(m, dropout._DropoutNd) and m.p)
+            first = next(drops, None)
+            if first is None or parts.trains(owned) or parts.compiled:
                 continue
-            if id(root) in dropped:
+            key = id(parts.root)
+            if key in dropped:
                 prints = Fingerprints()
-                own = [local(p) for p in parameters if p.dim() > 1]
-                for one in [p for p in own if 0 < p.numel() <= _SMALL][:_FEW]:
-                    prints.add(one)
+                own = [local(p) for p in parts.parameters if p.dim() > 1]
+                prints.add_all([p for p in own if 0 < p.numel() <= _SMALL][:_FEW])
                 self._context.log.event(
-                    "drops", step=step, model=type(unwrapped(root)).__name__,
-                    module=self._context.recorder.module_names.get(first) or "",
-                    weights=prints.read(),
+                    "drops", step=step, model=type(parts.model).__name__,
+                    module=self._context.name(first), weights=prints.read(),
                 )  # fmt: skip
 
-            def ran(_recorder: Any, module: Any, _args: Any, key: int = id(root)) -> None:
+            def ran(_recorder: Any, module: Any, _args: Any, key: int = key) -> None:
                 if module.training and not torch.is_grad_enabled() and _in_backward() == -1:
                     self._dropped.add(key)
 
@@ -210,24 +190,22 @@ class ModelModes:
 
     def _counted(self) -> None:
         self._backwards += 1
-        self._forget()
+        self._hooks.remove_all()
         graded = {name: one for (name, _), one in sorted(self._graded.items())}
         self._graded = {}
         if graded:
-            self._context.log.event(
-                "no_grad", step=self._context.recorder.current_step,
-                modules=[name for name, with_gradients in graded.items() if not with_gradients],
-            )  # fmt: skip
+            self._context.event("no_grad", modules=[name for name, with_gradients in graded.items()
+                                                    if not with_gradients])  # fmt: skip
 
     def _stepped(self, _optimizer: Any) -> None:
         self._backwards = 0
 
 
-def _settings(root: Any) -> Dict[str, List[Any]]:
+def _settings(parts: ModelParts) -> Dict[str, List[Any]]:
     """Plain attributes of the modules of a model, those of torch and numbers of others, and which
     parameters are frozen, each with how many have it and the first one's name."""
     found: Dict[str, List[Any]] = {}
-    for name, module in islice(unwrapped(root).named_modules(), _MOST_MODULES):
+    for name, module in parts.of_model[:_MOST_MODULES]:
         kind = type(module)
         plain = (
             (bool, int, float, str) if kind.__module__.startswith("torch.nn.modules.") else float
@@ -237,7 +215,7 @@ def _settings(root: Any) -> Dict[str, List[Any]]:
             told = key != "training" or _depends_on_mode(module)
             if known and told and len(repr(value)) <= _SHORT:
                 found.setdefault(f"{key} of {kind.__name__} = {value!r}", [0, name])[0] += 1
-    for name, parameter in islice(root.named_parameters(), _MOST_MODULES):
+    for name, parameter in parts.named_parameters[:_MOST_MODULES]:
         told = [f"requires_grad of parameters = {parameter.requires_grad}"]
         if parameter._backward_hooks:
             hooks = len(parameter._backward_hooks)
@@ -247,22 +225,17 @@ def _settings(root: Any) -> Dict[str, List[Any]]:
     return found
 
 
-def _idle(root: Any, owned: Set[int]) -> List[Tuple[Any, Any]]:
+def _idle(parts: ModelParts, owned: Set[int]) -> List[Tuple[Any, Any]]:
     """Some modules of which an optimizer trains parameters, none of which has a gradient, and what
     each is part of. None of a compiled model: a hook makes torch.compile trace a program again."""
-    modules = list(islice(root.modules(), _MOST_MODULES))
-    if any(map(_is_compiled, modules)):
+    if parts.compiled or all(p.grad is not None for p in parts.parameters):
         return []
-    found = ((m, list(m.parameters(recurse=False))) for m in modules)
-    of = {id(part): module for module in modules for part in module.children()}
+    found = ((m, list(m.parameters(recurse=False))) for m in parts.modules)
+    of = {id(part): module for module in parts.modules for part in module.children()}
     idle = ((m, of.get(id(m), m)) for m, own in found
             if any(id(p) in owned and p.requires_grad for p in own)
             and all(p.grad is None for p in own))  # fmt: skip
     return list(islice(idle, _MOST_IDLE))
-
-
-def _is_compiled(module: Any) -> bool:
-    return hasattr(module, "_orig_mod") or bool(getattr(module, "_compiled_call_impl", None))
 
 
 def _in_evaluation(module: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:
@@ -275,9 +248,9 @@ def _in_evaluation(module: Any, prefix: str = "") -> Iterator[Tuple[str, Any]]:
             yield prefix + name, part
 
 
-def _kinds(module: Any) -> List[str]:
-    """The classes of its modules that depend on the mode."""
-    return sorted({type(one).__name__ for one in module.modules() if _depends_on_mode(one)})
+def _kinds(modules: Iterable[Any]) -> List[str]:
+    """The classes of those that depend on the mode."""
+    return sorted({type(one).__name__ for one in modules if _depends_on_mode(one)})
 
 
 def _is_trained(part: Any, owned: Set[int]) -> bool:

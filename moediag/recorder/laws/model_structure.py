@@ -27,30 +27,28 @@ class ModelStructure:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._known = ByObject()  # models
-
-    def install(self) -> None:
         self._context.forward.add(WATCHER, self._called)
 
     def _called(self, root: Any, *_: Any) -> None:
         if self._known.get(root):
             return
         self._known.set(root, True)
-        names = self._context.recorder.module_names
+        parts = self._context.parts(root)
         lists: Dict[str, List[List[Any]]] = {}
         embeddings: List[Any] = []
-        for module in root.modules():
+        for module in parts.modules:
             children = dict(module.named_children())
             if children and all(name.isdigit() for name in children):
                 held = [(next(one.parameters(), None) is not None) for one in children.values()]
                 if len(held) <= max(map(int, children)) or not all(held):
                     kinds = [type(one).__name__ for one in children.values()]
                     rows = zip(map(int, children), kinds, held)  # noqa: B905 - Python 3.9
-                    lists[names.get(module) or ""] = [list(row) for row in rows]
+                    lists[self._context.name(module)] = [list(row) for row in rows]
             if _embeds(module) and len(embeddings) < _MOST_EMBEDDINGS:
                 embeddings.append(module)
         self._context.log.event("layers", keep=True, lists=lists)
         # Dynamo traces the hooks of modules that it compiles.
-        for module in [] if any(map(_compiled, root.modules())) else embeddings:
+        for module in [] if parts.compiled else embeddings:
             handle = module.register_forward_hook(Hook(self._embedded))
             self._context.recorder.on_uninstall.append(handle.remove)
 
@@ -63,21 +61,13 @@ class ModelStructure:
             return
         if ids.dtype not in (torch.int32, torch.int64) or result.shape[:-1] != ids.shape:
             return
-        with torch.no_grad():
-            empty = torch.eq(result, 0).all(-1)
-            tokens, places = torch.unique(ids, return_inverse=True)
-            given = torch.zeros(len(tokens), dtype=torch.int64, device=ids.device)
-            given.index_add_(0, places.reshape(-1), (~empty).reshape(-1).to(torch.int64))
-            zeros = tokens[given == 0][:_MOST_ZEROS].tolist()
-        context.log.event(
-            "embedding", step=context.recorder.current_step, zeros=zeros, tokens=len(tokens),
-            module=context.recorder.module_names.get(module) or type(module).__name__,
-        )  # fmt: skip
-
-
-def _compiled(module: Any) -> bool:
-    found = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
-    return bool(found)
+        empty = torch.eq(result, 0).all(-1)
+        tokens, places = torch.unique(ids, return_inverse=True)
+        given = torch.zeros(len(tokens), dtype=torch.int64, device=ids.device)
+        given.index_add_(0, places.reshape(-1), (~empty).reshape(-1).to(torch.int64))
+        zeros = tokens[given == 0][:_MOST_ZEROS].tolist()
+        name = context.name(module) or type(module).__name__
+        context.event("embedding", zeros=zeros, tokens=len(tokens), module=name)
 
 
 def _embeds(module: Any) -> bool:

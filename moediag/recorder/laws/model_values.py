@@ -3,20 +3,21 @@ frozen routers and models, and how often averages of a model were updated."""
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from itertools import islice
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
 from moediag.protocol.names import is_router, plain_name
+from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.model_parts import ModelParts
 from moediag.recorder.laws.replica_sets import is_engine
-from moediag.recorder.modules import unwrapped
 from moediag.recorder.routing import expert_counts
 from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local
 
-_WATCHER = "laws of model values"
+WATCHER = "laws of model values"
 _AVERAGES = "torch.optim.swa_utils"
 _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
@@ -29,25 +30,17 @@ class ModelValues:
     """Reads them once for each checked step, before the first optimizer's update; after it if its
     closure computes the gradients."""
 
-    def __init__(self, context: LawContext, owned: Callable[[], List[Any]]) -> None:
+    def __init__(self, context: LawContext) -> None:
         self._context = context
-        self._owned = owned  # parameters of the optimizers that stepped
-        self._averages: List[Any] = []  # weak references to averaged models
+        self._averages = ByObject()  # averaged models
         self._late: List[int] = []  # the step that is read after its update
+        averaging = self._context.around(WATCHER, after=self._averaging)
+        context.on_step.append(self._due)
+        context.after_step.add(WATCHER, self._updated, pending=self._late)
+        context.replace_late(_AVERAGES, "AveragedModel", "__init__", averaging)
 
-    def install(self) -> None:
-        self._context.on_step.append(self._due)
-        self._context.after_step.add(_WATCHER, self._updated, pending=self._late)
-        self._context.replace_late(_AVERAGES, "AveragedModel", "__init__", self._averaging)
-
-    def _averaging(self, init: Any) -> Any:
-        known = self._averages
-
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            init(self, *args, **kwargs)
-            known.append(weakref.ref(self))
-
-        return __init__
+    def _averaging(self, _frame: Any, _result: Any, average: Any, /, *_: Any, **__: Any) -> None:
+        self._averages.set(average, True)
 
     def _due(self, step: int) -> None:
         if self._context.closure:
@@ -62,106 +55,89 @@ class ModelValues:
                 self._write(step)
 
     def _write(self, step: int) -> None:
-        prints = Fingerprints()
-        models = [self._model(model, prints) for model in self._context.recorder.models.owners()]
-        owned, names = self._owned(), self._context.names
-        known, left = names.of(owned), self._left(owned)
+        prints, owned, models = Fingerprints(), self._context.owned(), self._context.models()
+        described = [self._model(model, prints) for model in models]
+        ids = set(map(id, owned))
+        known, left = self._context.names.of(owned), _left(models, ids)
         # Not where an optimizer has copies of the parameters, with gradients of their own, but for
         # DeepSpeed, which says which parameters they are.
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
-            held = held_by_engines(self._context.recorder.models.owners())
+            held = held_by_engines([model.root for model in models])
             left = [p for p in left if held and id(p) not in held]
-        found = {n: prints.add(local(p)) for n, p in zip(names.of(left), left) if n}  # noqa: B905
-        hidden = [
-            pair for model in self._context.recorder.models.owners() for pair in _hidden(model)
-        ]
-        ids = set(map(id, owned))
-        found.update(
-            (name, prints.add(local(p)))
-            for name, p in hidden[:_MOST_NAMES]
-            if p.grad is not None and id(p) not in ids
-        )
+        hidden = [pair for model in models for pair in _hidden(model)][:_MOST_NAMES]
+        others = [(n, p) for n, p in hidden if p.grad is not None and id(p) not in ids]
+        left_out = prints.by_name([*self._context.names.known(left), *others])
         followers = [
-            (type(unwrapped(model)).__name__, {n: prints.add(p) for n, p in self._idle(model, ids)})
-            for model in self._context.recorder.models.owners()
+            (type(model.model).__name__, prints.by_name(self._idle(model, ids))) for model in models
         ]
         read = prints.read()
-        for model in models:
-            model["buffers"] = {name: read[at] for name, at in model["buffers"].items()}
-        alive = [average for average in (one() for one in self._averages) if average is not None]
+        for one in described:
+            one["buffers"] = one["buffers"](read)
+        found = left_out(read)
         self._context.log.event(
-            "model", step=step, models=models,
-            left_out={name: read[at] for name, at in found.items()},
+            "model", step=step, models=described, left_out=found,
             tensors=[name for name, p in hidden if not isinstance(p, torch.nn.Parameter)],
             replaced=list(found) if left and self._replaced(owned, known, left) else [],
-            unowned=self._unowned(owned) if found else [],
-            averages=[int(average.n_averaged) for average in alive],
-            followers=[(k, {n: read[at] for n, at in of.items()}) for k, of in followers],
-            tied=[names for model in self._context.recorder.models.owners()
-                  for names in _tied(model)],
+            unowned=self._unowned(ids) if found else [],
+            averages=[int(average.n_averaged) for average in self._averages.owners()],
+            followers=[(kind, of(read)) for kind, of in followers],
+            tied=[names for model in models for names in _tied(model)],
             idle=bool(owned) and not self._context.closure and all(p.grad is None for p in owned),
         )  # fmt: skip
 
-    def _model(self, model: Any, prints: Fingerprints) -> Dict[str, Any]:
-        over = self._context.sets.data_parallel(model)
+    def _model(self, model: ModelParts, prints: Fingerprints) -> Dict[str, Any]:
+        over = self._context.sets.data_parallel(model.root)
         names = self._context.recorder.module_names
-        buffers: Dict[str, int] = {}
+        buffers: List[Tuple[str, Any]] = []
         routers: List[str] = []
-        for module in model.modules():
+        for module in model.modules:
             prefix = names.get(module)
             if prefix is None:
                 continue
-            for name, buffer in module.named_buffers(prefix, recurse=False) if over else ():
+            for name, buffer in module._buffers.items() if over else ():
                 plain = type(buffer) is torch.Tensor and buffer.is_floating_point()
                 if plain and 0 < buffer.numel() <= _MOST_ELEMENTS:
-                    buffers[name] = prints.add(buffer)
+                    buffers.append((f"{prefix}.{name}".lstrip("."), buffer))
             routers += _frozen_routers(module, prefix)
         frozen = [
-            p for name, p in (model.named_parameters() if over else ())
-            if not p.requires_grad and _is_replica(model, name, p)
+            p for name, p in (model.named_parameters if over else ())
+            if not p.requires_grad and _is_replica(model.root, name, p)
         ]  # fmt: skip
-        some = frozen[:: 1 + len(frozen) // _MOST_NAMES]
-        for name, p in zip(self._context.names.of(some), some):  # noqa: B905
-            if name is not None:
-                buffers[name] = prints.add(p.detach().reshape(-1)[:_SAMPLE])
-        return {"over": list(over), "buffers": buffers, "frozen_routers": routers}
+        some = self._context.names.known(frozen[:: 1 + len(frozen) // _MOST_NAMES])
+        buffers += [(name, p.detach().reshape(-1)[:_SAMPLE]) for name, p in some]
+        shown = prints.by_name(buffers)
+        return {"over": list(over), "buffers": shown, "frozen_routers": routers}
 
-    def _idle(self, model: Any, owned: Set[int]) -> List[Any]:
+    def _idle(self, model: ModelParts, owned: Set[int]) -> List[Any]:
         """Some matrices, with names, of a model that does not train; [] of one that does."""
-        if any(p.grad is not None or id(p) in owned for p in model.parameters()):
+        if model.trains(owned):
             return []
-        plain = [p for p in model.parameters() if type(p.data) is torch.Tensor and p.dim() > 1]
+        plain = [p for p in model.parameters if type(p.data) is torch.Tensor and p.dim() > 1]
         small = [p for p in plain if p.numel() <= _MOST_ELEMENTS]
-        some = small[:: 1 + len(small) // _MOST_FROZEN]
-        return [(n, p) for n, p in zip(self._context.names.of(some), some) if n]  # noqa: B905
+        return self._context.names.known(small[:: 1 + len(small) // _MOST_FROZEN])
 
-    def _left(self, owned: List[Any]) -> List[Any]:
-        """Parameters with a gradient that are not in ``owned``."""
-        ids = set(map(id, owned))
-        return [
-            parameter
-            for model in self._context.recorder.models.owners()
-            for parameter in model.parameters()
-            if parameter.grad is not None and id(parameter) not in ids and local(parameter).numel()
-        ][:_MOST_NAMES]
-
-    def _unowned(self, owned: List[Any]) -> List[str]:
+    def _unowned(self, owned: Set[int]) -> List[str]:
         """Classes of the models in DistributedDataParallel of which no optimizer has a parameter,
         though they have gradients."""
-        ids = set(map(id, owned))
-        found = []
-        for model in self._context.sets.wrapped():
-            parameters = list(model.parameters())
-            used = any(one.grad is not None for one in parameters)
-            if used and ids.isdisjoint(map(id, parameters)):
-                found.append(type(model).__name__)
-        return found
+        models = map(self._context.parts, self._context.sets.wrapped())
+        return [
+            type(model.root).__name__
+            for model in models
+            if model.trains(()) and owned.isdisjoint(map(id, model.parameters))
+        ]
 
     def _replaced(self, owned: List[Any], known: List[Optional[str]], left: List[Any]) -> bool:
         """Whether ``left`` replaced parameters: optimizers have as many of the same shapes that
         have no gradient and belong to no module."""
         orphans = [p for n, p in zip(known, owned) if n is None and p.grad is None]  # noqa: B905
         return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
+
+
+def _left(models: List[ModelParts], owned: Set[int]) -> List[Any]:
+    """Parameters with a gradient that are not in ``owned``."""
+    every = (p for model in models for p in model.parameters)
+    left = (p for p in every if p.grad is not None and id(p) not in owned and local(p).numel())
+    return list(islice(left, _MOST_NAMES))
 
 
 def held_by_engines(models: List[Any]) -> Set[int]:
@@ -180,33 +156,34 @@ def _is_replica(root: Any, name: str, parameter: Any) -> bool:
     return wrapper and kept and not (sharded or ignored or "expert" in name.lower())
 
 
-def _hidden(model: Any) -> Iterator[Tuple[str, Any]]:
+def _hidden(model: ModelParts) -> Iterator[Tuple[str, Any]]:
     """Parameters of modules that are in plain lists of a model's modules, and tensors that are
     trained like parameters and are none: ``parameters()`` does not see them."""
-    known = set(map(id, model.parameters()))
-    for prefix, module in unwrapped(model).named_modules():
+    for prefix, module in model.of_model:
         for key, value in vars(module).items():
-            leaf = type(value) is torch.Tensor and value.is_leaf and value.grad is not None
-            if leaf and value.grad.layout == torch.strided and value.grad.any():
+            if _is_trained(value) and id(value) not in model.names:
                 yield f"{prefix}.{key}".lstrip("."), value
             few = type(value) in (list, tuple) and len(value) <= _MOST_NAMES and key[0] != "_"
             for at, part in enumerate(value if few else ()):
                 if isinstance(part, torch.nn.Module):
                     place = f"{prefix}.{key}[{at}]".lstrip(".")
                     for name, parameter in part.named_parameters():
-                        if id(parameter) not in known:
+                        if id(parameter) not in model.names:
                             yield f"{place}.{name}", parameter
 
 
-def _tied(model: Any) -> List[List[str]]:
+def _is_trained(value: Any) -> bool:
+    """Whether it is a tensor that no operation made, with gradients other than zero."""
+    leaf = type(value) is torch.Tensor and value.is_leaf and value.requires_grad
+    gradient = value.grad if leaf else None
+    return gradient is not None and gradient.layout == torch.strided and bool(gradient.any())
+
+
+def _tied(model: ModelParts) -> List[List[str]]:
     """The names of each parameter that has several."""
-    names: Dict[int, List[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        plain = plain_name(name)
-        own = names.setdefault(id(parameter), [])
-        if plain not in own:
-            own.append(plain)
-    return [own for own in names.values() if len(own) > 1]
+    several = (names for names in model.names.values() if len(names) > 1)
+    plain = (list(dict.fromkeys(map(plain_name, names))) for names in several)
+    return [names for names in plain if len(names) > 1]
 
 
 def _frozen_routers(module: Any, prefix: str) -> List[str]:

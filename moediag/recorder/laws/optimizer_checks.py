@@ -11,10 +11,9 @@ discarded   model[the part of the key of its checks before the dot]
 from __future__ import annotations
 
 import collections
-import functools
 import hashlib
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import torch
 
@@ -22,6 +21,7 @@ from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext, next_checked
 from moediag.recorder.laws.loss_scale import LossScale
 from moediag.recorder.laws.replica_sets import PART, PLACED, Piece
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local, placed_alike
 
@@ -39,12 +39,7 @@ KEPT = "kept"  # the check of the step after a save: a restart may begin with it
 
 
 class Known:
-    """What is known of one optimizer."""
-
-    __slots__ = (
-        "backwards", "count", "due", "groups", "looked", "model", "ordinal", "past", "same",
-        "saved", "saves", "step", "still", "values",
-    )  # fmt: skip
+    """What is known of one optimizer, or of a whole model."""
 
     def __init__(self) -> None:
         self.step = 0  # of the last call
@@ -63,6 +58,8 @@ class Known:
         self.values: Dict[str, Optional[str]] = {}  # of parameters at the last check
         # Parameters with the value of the check before: name, parameter, value.
         self.still: List[Tuple[str, Any, Optional[str]]] = []
+        # Of a model, by position: a weak reference to the optimizer's copy of the parameter.
+        self.copies: Optional[Dict[int, Any]] = None
 
 
 class OptimizerChecks:
@@ -79,9 +76,9 @@ class OptimizerChecks:
         self._backwards = 0  # calls of backward() so far
         self._told = 0  # the last step of which ``on_step`` was told
         self.none = True  # the program has made no optimizer of torch: it updates by itself
-
-    def install(self) -> None:
-        self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", self._making)
+        making = self._context.around(WATCHER, lambda *_: setattr(self, "none", False))
+        self._recorder.patches.replace(torch.optim.Optimizer, "add_param_group", making)
+        context.owned = self.owned
         self._context.after_backward.add(WATCHER, self._after_backward)
         self._context.before_step.add(WATCHER, self._step)
         self._context.after_step.add(WATCHER, self._updated)
@@ -90,25 +87,16 @@ class OptimizerChecks:
         """The parameters of the optimizers that stepped and still exist; of a program that updates
         by itself those of all models that train."""
         if self.none:
-            models = self._recorder.models.owners()
-            return [p for model in models for p in model.parameters() if p.requires_grad]
-        groups = [group for one in self._optimizers.owners() for group in one.param_groups]
-        return [parameter for group in groups for parameter in group["params"]]
-
-    def _making(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def add_param_group(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self.none = False
-            original(optimizer, *args, **kwargs)
-
-        return add_param_group
+            every = (p for model in self._context.models() for p in model.parameters)
+            return [p for p in every if p.requires_grad]
+        return [p for one in self._optimizers.owners() for p in parameters_of(one)]
 
     def _after_backward(self) -> None:
         """Where the program updates by itself, the next forward begins a step, and a checked one is
         read here, before an update."""
         self._backwards += 1
         if self.none:
-            step, self._recorder.stepped = self._recorder.current_step, True
+            step, self._recorder.stepped = self._context.step, True
             if self._context.checking and step != self._told and not capturing():
                 with torch.no_grad():
                     self._tell(step)
@@ -118,8 +106,8 @@ class OptimizerChecks:
         that an extra call of step() on one rank does not shift its numbers; where no model is seen
         running, the optimizer's own calls count. Several after one backward() are of one step:
         DeepSpeed makes one for each group of parameters."""
-        if self._recorder.current_step > 1:
-            return self._recorder.current_step
+        if self._context.step > 1:
+            return self._context.step
         again = known.count and known.backwards == self._backwards > 0
         return known.step if again else known.count + 1
 
@@ -128,18 +116,16 @@ class OptimizerChecks:
         context.closure = closure  # a gradient may be missing until it has run
         context.sets.stepped()
         context.steps += 1
-        context.updated = [p for group in optimizer.param_groups for p in group["params"]]
+        context.updated = parameters_of(optimizer)
         self.none = False  # also where it was made before anything was recorded
-        known = self._optimizers.get(optimizer)
-        if known is None:
-            known = self._optimizers.set(optimizer, Known())
+        known = self._optimizers.get(optimizer) or self._optimizers.set(optimizer, Known())
         step = self._step_of(known)
         known.backwards = self._backwards
         if known.groups and not context.sets.joins():
-            known.past.append([known.count, *map(_issued, known.groups)])
+            known.past.append([known.count, *map(issued, known.groups)])
         known.same = known.same + 1 if step == known.step else 0
         known.step = step
-        if known.same == 1 and self._recorder.current_step:
+        if known.same == 1 and context.step:
             self._recorder.look_for_models()
         if known.same == _STUCK:
             self._recorder.note_not_seen(
@@ -151,7 +137,7 @@ class OptimizerChecks:
                 del self._alive[model]
                 context.log.event("discarded", keep=True, model=model)
             with torch.no_grad():
-                self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
+                self._check(optimizer, known, step, context.line(frame))
                 self._tell(step)
         many = len(known.saved) >= _OFTEN and step < known.saved[-1] + _OFTEN
         if known.saves != context.saves and known.count and not many and not capturing():
@@ -159,7 +145,7 @@ class OptimizerChecks:
             known.saved.append(step)
             with torch.no_grad():
                 self._check(optimizer, known, step, "", KEPT)
-        known.count += 1
+        known.count, context.updated = known.count + 1, None  # it keeps parameters alive
 
     def _tell(self, step: int) -> None:
         first, self._told = step != self._told, step
@@ -203,44 +189,38 @@ class OptimizerChecks:
         layout = self.layout(type(optimizer).__name__, known, named, pieces)
         if layout is None:
             return
-        number, groups = layout
-        known.groups = [None if g is None else self._recorder.groups.info(g) for g in groups]
-        clocks = [*map(_issued, known.groups)]
+        number, known.groups = layout
+        clocks = [*map(issued, known.groups)]
         if not known.past:  # the first check
             known.past.append([known.count, *clocks])
         prints = Fingerprints()
-        values = [prints.add(local(p)) for p in parameters]
-        finite = [prints.add_finite(local(p)) for p in parameters]
+        values, finite = prints.add_all(parameters), prints.add_all(parameters, finite=True)
         gradients = [_gradient(p) for p in parameters]
-        of_gradients = [None if g is None else prints.add(g) for g in gradients]
-        finite_gradients = [None if g is None else prints.add_finite(g) for g in gradients]
+        made, finite_made = prints.add_all(gradients), prints.add_all(gradients, finite=True)
         for at, piece in enumerate(pieces):
             if piece.how == PLACED and gradients[at] is not None:
                 prints.add_sketch(at, gradients[at])
-        state, plain = _state(optimizer, parameters, prints)
+        tensors, plain = _state(optimizer, parameters)
+        state = {name: prints.add_all(row) for name, row in tensors.items()}
         scale = self._scale.of(optimizer)
         read = prints.read()
-
-        now = {name: read[at] for (_, _, name), at in zip(named, values)}  # noqa: B905
+        told = [name for _, _, name in named]
+        now = dict(zip(told, read[values]))  # noqa: B905
         known.still = [
             (n, p, now[n]) for p, _, n in named if now[n] and now[n] == known.values.get(n)
         ][:_MAX_STILL]  # fmt: skip
         known.values = now
-
-        def shown(places: Sequence[Optional[int]], absent: Optional[str] = None) -> List[Any]:
-            return [absent if at is None else read[at] for at in places]
-
         self._context.log.event(
             kind, pieces=number, step=step, count=known.count, age=_age(optimizer, parameters),
             clocks=clocks, past=list(known.past),
-            params=shown(values),
+            params=read[values],
             grads=[shown_gradient(p, g, one, self._context.closure) for p, g, one
-                   in zip(parameters, gradients, shown(of_gradients))],  # noqa: B905
+                   in zip(parameters, gradients, read[made])],  # noqa: B905
             sketches=prints.sketches(),
-            state={**{name: shown(places) for name, places in state.items()}, **plain},
+            state={**{name: read[places] for name, places in state.items()}, **plain},
             hyper=[{**_hyper(group), **scale} for group in optimizer.param_groups],
-            nonfinite=_nonfinite(named, finite, read),
-            nonfinite_grads=_nonfinite(named, finite_gradients, read),
+            nonfinite=_nonfinite(told, read[finite]),
+            nonfinite_grads=_nonfinite(told, read[finite_made]),
             scaler=hasattr(optimizer, "found_inf"),
             line=line,
         )  # fmt: skip
@@ -253,17 +233,15 @@ class OptimizerChecks:
             return
         still, known.still = known.still, []
         prints = Fingerprints()
-        with torch.no_grad():
-            places = [prints.add(local(parameter)) for _, parameter, _ in still]
-        read = prints.read()
-        names = [n for (n, _, v), at in zip(still, places) if read[at] != v]  # noqa: B905
+        prints.add_all(parameter for _, parameter, _ in still)
+        names = [n for (n, _, before), now in zip(still, prints.read()) if now != before]  # noqa: B905
         self._context.log.event("updated", step=known.step, names=names)
 
     def layout(
         self, optimizer: str, known: Known, named: List[Any], pieces: List[Piece]
     ) -> Optional[Tuple[int, List[Any]]]:
         """The id of what the optimizer of this class has ("": a whole model), written at first use,
-        and the group of each set."""
+        and what is known of the group of each set."""
         names = [name for _, _, name in named]
         digest = hashlib.sha1(  # noqa: S324
             "\n".join([optimizer, *names]).encode()
@@ -277,19 +255,13 @@ class OptimizerChecks:
             known.model = next(same, f"{digest}-{len(alike)}")
             self._alive[known.model] = weakref.ref(owner)
             known.ordinal = self._ordinals[known.model] = self._ordinals.get(known.model, -1) + 1
-        sets: Dict[Tuple[Tuple[int, ...], int], int] = {}
-        groups: List[Any] = []
-        in_set = []
-        for piece in pieces:
-            key = (piece.ranks, id(piece.group))
-            if key not in sets:
-                sets[key] = len(groups)
-                groups.append(piece.group)
-            in_set.append(sets[key])
+        keys = [(piece.ranks, id(piece.group)) for piece in pieces]
+        groups = {key: piece.group for key, piece in zip(keys, pieces)}  # noqa: B905
+        sets = {key: at for at, key in enumerate(groups)}
         fields = {
             "optimizer": optimizer, "key": f"{known.model}.{known.ordinal}",
             "names": names, "parts": [piece.part for piece in pieces],
-            "hows": [piece.how for piece in pieces], "in_set": in_set,
+            "hows": [piece.how for piece in pieces], "in_set": [sets[key] for key in keys],
             "in_group": [group for _, group, _ in named], "sets": [list(r) for r, _ in sets],
             "shapes": ["x".join(map(str, local(parameter).shape)) for parameter, _, _ in named],
         }  # fmt: skip
@@ -298,19 +270,17 @@ class OptimizerChecks:
         if number is None:
             number = self._layouts[text] = len(self._layouts)
             self._context.log.event("pieces", keep=True, id=number, **fields)
-        return number, groups
+        info = self._recorder.groups.info
+        return number, [None if group is None else info(group) for group in groups.values()]
 
     def _owner(self, parameter: Any) -> Any:
         """The model that has the parameter; the parameter itself if none is known."""
-        models = [one() for _, one in self._recorder.roots]
-        alive = (model for model in models if model is not None)
-        return next((m for m in alive if any(p is parameter for p in m.parameters())), parameter)
-
-    def clock(self, group: Any) -> Optional[int]:
-        return _issued(None if group is None else self._recorder.groups.info(group))
+        models = (one() for _, one in self._recorder.roots)
+        alive = (self._context.parts(model) for model in models if model is not None)
+        return next((one.root for one in alive if id(parameter) in one.names), parameter)
 
 
-def _issued(known: Any) -> Optional[int]:
+def issued(known: Any) -> Optional[int]:
     """Calls on a group so far: the same on all members at the same point of the program."""
     return None if known is None else known.issued
 
@@ -338,17 +308,16 @@ def shown_gradient(
 
 
 def _state(
-    optimizer: Any, parameters: List[Any], prints: Fingerprints
-) -> Tuple[Dict[str, List[Optional[int]]], Dict[str, List[Any]]]:
+    optimizer: Any, parameters: List[Any]
+) -> Tuple[Dict[str, List[Any]], Dict[str, List[Any]]]:
     """The tensors of the optimizer's state by name, and its numbers."""
-    tensors: Dict[str, List[Optional[int]]] = {}
+    tensors: Dict[str, List[Any]] = {}
     plain: Dict[str, List[Any]] = {}
     for at, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter)
         for name, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
-                row = tensors.setdefault(str(name), [None] * len(parameters))
-                row[at] = prints.add(local(value))
+                tensors.setdefault(str(name), [None] * len(parameters))[at] = value
             elif isinstance(value, (int, float)):
                 plain.setdefault(f"{name} ", [None] * len(parameters))[at] = repr(value)
     return tensors, plain
@@ -381,8 +350,5 @@ def _hyper(group: Dict[str, Any]) -> Dict[str, str]:
     return found
 
 
-def _nonfinite(
-    named: List[Any], places: Sequence[Optional[int]], read: List[Optional[str]]
-) -> List[str]:
-    found = [n for (_, _, n), at in zip(named, places) if at is not None and read[at] == "0"]  # noqa: B905
-    return found[:_MAX_NONFINITE]
+def _nonfinite(names: List[str], finite: List[Optional[str]]) -> List[str]:
+    return [n for n, one in zip(names, finite) if one == "0"][:_MAX_NONFINITE]  # noqa: B905

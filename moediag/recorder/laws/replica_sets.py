@@ -14,8 +14,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch.distributed as dist
 
 from moediag.axes import AXES
-from moediag.recorder.core import Recorder
+from moediag.recorder.core import ByObject, Recorder
 from moediag.recorder.laws import megatron
+from moediag.recorder.laws.model_parts import ModelParts
 from moediag.recorder.step.pieces import axes_of, distributed, flat_parameters, same_part
 
 # How equality is kept. REDUCED: by a reduction of the gradients. PLACED: each rank computes the
@@ -39,9 +40,10 @@ class Piece(NamedTuple):
 class ReplicaSets:
     """Knows the wrappers of this rank; :meth:`pieces` looks up parameters."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, parts: Callable[[Any], ModelParts] = ModelParts) -> None:
         self._recorder = recorder
-        self._ddp: List[Any] = []  # weak references to instances
+        self._parts = parts
+        self._known = ByObject()  # instances of DistributedDataParallel
         # Called with each new instance; must not raise.
         self.on_wrapped: List[Callable[[Any], None]] = []
         self._unreduced: "weakref.WeakSet[Any]" = weakref.WeakSet()  # wrappers, see stepped()
@@ -49,12 +51,12 @@ class ReplicaSets:
     def install(self) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        known, on_wrapped = self._ddp, self.on_wrapped
+        known, on_wrapped = self._known, self.on_wrapped
 
         def make(init: Any) -> Any:
             def _ddp_init_helper(self: Any, *args: Any, **kwargs: Any) -> None:
                 init(self, *args, **kwargs)
-                known.append(weakref.ref(self))
+                known.set(self, True)
                 for tell in on_wrapped:
                     tell(self)
 
@@ -65,29 +67,26 @@ class ReplicaSets:
 
     def wrapped(self) -> List[Any]:
         """The models in DistributedDataParallel, without it."""
-        alive = (reference() for reference in self._ddp)
-        return [ddp.module for ddp in alive if ddp is not None]
+        return [ddp.module for ddp in self._known.owners()]
 
     def plain_models(self) -> List[Any]:
         """The models that were seen running and have no wrapper."""
-        inside = {id(p) for model in self.wrapped() for p in model.parameters()}
+        inside = {id(p) for model in self.wrapped() for p in self._parts(model).parameters}
         return [
             model
             for model in self._recorder.models.owners()
-            if not any(distributed(p) or id(p) in inside for p in model.parameters())
+            if not any(distributed(p) or id(p) in inside for p in self._parts(model).parameters)
         ]
 
     def stepped(self) -> None:
         """Notes what does not reduce gradients when an optimizer steps: local SGD steps inside
         ``no_sync``, or without FSDP2's all-reduce."""
-        for reference in self._ddp:
-            ddp = reference()
-            if ddp is not None and not ddp.require_backward_grad_sync:
+        for ddp in self._known.owners():
+            if not ddp.require_backward_grad_sync:
                 self._unreduced.add(ddp)
         for group in self._recorder.fsdp2_groups():
-            if not (
-                getattr(group, "all_reduce_grads", True) and getattr(group, "reduce_grads", True)
-            ):
+            reduces = (getattr(group, f"{name}_grads", True) for name in ("all_reduce", "reduce"))
+            if not all(reduces):
                 self._unreduced.add(group)
         for state, handle in self._recorder.fsdp1_handles():
             if not getattr(state, "_sync_gradients", True):
@@ -106,7 +105,7 @@ class ReplicaSets:
         """The ranks over which the wrapper of a whole model averages gradients; () if unknown. Of
         FSDP2 only if no other dimension of a mesh may be folded into its own."""
         root = getattr(root, "_orig_mod", root)  # torch.compile
-        if any(one() is root for one in self._ddp):
+        if self._known.get(root):
             return _ranks(root.process_group)
         if is_engine(root):
             return _ranks(root.data_parallel_group) if root.data_parallel_group else ()
@@ -124,21 +123,19 @@ class ReplicaSets:
         groups = self._recorder.fsdp2_groups()
         divided = any(getattr(group, "gradient_divide_factor", None) for group in groups)
         models = self._recorder.models.owners()
-        trained = [m for m in models if any(p.requires_grad for p in m.parameters())]
+        trained = [m for m in models if any(p.requires_grad for p in self._parts(m).parameters)]
         over = {self.data_parallel(model) for model in trained}
         # The pieces of DistributedDataParallel show what it reduces.
-        return [] if len(over) != 1 or divided or self._ddp else list(over.pop())
+        return [] if len(over) != 1 or divided or self._known.owners() else list(over.pop())
 
     def joins(self) -> bool:
         """Whether a rank without samples may answer the calls of others (``Join``)."""
-        alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]
-        return any(ddp._join_config.enable for ddp in alive)
+        return any(ddp._join_config.enable for ddp in self._known.owners())
 
     def hooked(self) -> bool:
         """Whether the program gave a wrapper a communication hook."""
-        alive = (reference() for reference in self._ddp)
         states = (state for state, _ in self._recorder.fsdp1_handles())
-        return any(getattr(one, "_comm_hooks", None) for one in alive) or any(
+        return any(getattr(one, "_comm_hooks", None) for one in self._known.owners()) or any(
             getattr(one, "_comm_hook", None) is not None for one in states
         )
 
@@ -162,28 +159,21 @@ class ReplicaSets:
         """The same, also if the model that is called contains the wrapper: a task with its loss,
         say. What is outside the wrapper may differ between ranks."""
         known = self.data_parallel(root)
-        return known or self._inside(root)
-
-    def _inside(self, root: Any) -> Tuple[int, ...]:
-        parts = {id(module) for module in root.modules()}
-        alive = [reference() for reference in self._ddp]
-        inside = [ddp for ddp in alive if ddp is not None and id(ddp) in parts]
-        wrapped = {id(parameter) for ddp in inside for parameter in ddp.parameters()}
+        if known:
+            return known
+        parts = self._parts(root)
+        inside = [module for module in parts.modules if self._known.get(module)]
+        wrapped = {id(p) for ddp in inside for p in self._parts(ddp).parameters}
         ranks = {_ranks(ddp.process_group) for ddp in inside}
-        if len(ranks) != 1 or any(
-            parameter.requires_grad and id(parameter) not in wrapped
-            for parameter in root.parameters()
-        ):
-            return ()
-        return ranks.pop()
+        whole = all(id(p) in wrapped for p in parts.parameters if p.requires_grad)
+        return ranks.pop() if len(ranks) == 1 and whole else ()
 
     def _of_ddp(self, declared: Dict[int, Piece]) -> None:
-        alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]
-        for ddp in alive:
+        for ddp in self._known.owners():
             group = ddp.process_group
             how = LOCAL if ddp in self._unreduced or getattr(ddp, "_comm_hooks", None) else REDUCED
             piece = Piece("", how, _ranks(group), group)
-            for name, parameter in ddp.module.named_parameters():
+            for name, parameter in self._parts(ddp.module).named_parameters:
                 if name not in ddp.parameters_to_ignore and not distributed(parameter):
                     declared.setdefault(id(parameter), piece)
 

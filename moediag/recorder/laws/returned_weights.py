@@ -13,6 +13,7 @@ import torch
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import capturing
 from moediag.recorder.step.pieces import held
 
@@ -31,7 +32,7 @@ class _Samples:
     that is read in every step."""
 
     def __init__(self, optimizer: Any) -> None:
-        every = [p for group in optimizer.param_groups for p in group["params"] if _readable(p)]
+        every = list(filter(_readable, parameters_of(optimizer)))
         chosen = next((p for p in reversed(every) if p.dim() > 1), every[-1] if every else None)
         self.parameter: Any = None if chosen is None else weakref.ref(chosen)
         self.name: Optional[str] = None
@@ -51,7 +52,7 @@ class _Samples:
         if own.numel() < _LEAST:
             return
         sample = torch.as_strided_copy(own, (min(own.numel(), _SAMPLE),), (1,))
-        self.rows.append((context.recorder.current_step, sample))
+        self.rows.append((context.step, sample))
 
     def read(self, context: LawContext) -> None:
         """Values of the first update are not told: a search or a fold begins anew. Nor are samples

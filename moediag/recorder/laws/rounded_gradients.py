@@ -7,13 +7,15 @@ halves      step names[] elements[with a gradient] kept[of these]   of parameter
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, List
 
 import torch
 
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.parameter_names import parameters_of
 from moediag.recorder.step.numbers import capturing
-from moediag.recorder.step.pieces import held, local, placed_alike
+from moediag.recorder.step.pieces import local, placed_alike
 
 WATCHER = "laws of gradients"
 _MOST = 64  # matrices
@@ -30,33 +32,27 @@ def install(context: LawContext) -> None:
     def before(optimizer: Any, _closure: bool, _frame: Any) -> None:
         if capturing():
             return
-        with torch.no_grad():
-            halves[:] = [
-                (p, local(p).clone(), local(p.grad) != 0) for p in _of_16_bits(optimizer)[:_FEW]
-            ]
-            read = [_rounded(one) for one in _matrices(optimizer)]
-            if read:
-                device = read[0].device
-                context.log.event(
-                    "rounded", step=context.recorder.current_step, matrices=len(read),
-                    optimizer=type(optimizer).__name__,
-                    rounded=int(torch.stack([one.to(device) for one in read]).sum()),
-                )  # fmt: skip
+        halves[:] = [
+            (p, local(p).clone(), local(p.grad) != 0) for p in _of_16_bits(optimizer)[:_FEW]
+        ]
+        read = [_rounded(one) for one in _matrices(optimizer)]
+        if read:
+            device = read[0].device
+            rounded = int(torch.stack([one.to(device) for one in read]).sum())
+            kind = type(optimizer).__name__
+            context.event("rounded", optimizer=kind, matrices=len(read), rounded=rounded)
 
     def after(_optimizer: Any) -> None:
         rows, halves[:] = list(halves), []
         names = context.names.of([parameter for parameter, _, _ in rows])
         if None in names:
             return
-        with torch.no_grad():
-            counts = [
-                torch.stack((moves.sum(), (moves & (local(p) == value)).sum()))
-                for p, value, moves in rows
-            ]
+        counts = [
+            torch.stack((moves.sum(), (moves & (local(p) == value)).sum()))
+            for p, value, moves in rows
+        ]
         elements, kept = torch.stack(counts).t().tolist()
-        context.log.event(
-            "halves", step=context.recorder.current_step, names=names, elements=elements, kept=kept
-        )
+        context.log.event("halves", step=context.step, names=names, elements=elements, kept=kept)
 
     context.before_step.add(WATCHER, before, checked=True)
     context.after_step.add(WATCHER, after, pending=halves)
@@ -75,9 +71,8 @@ def _of_16_bits(optimizer: Any) -> List[Any]:
 
 
 def _matrices(optimizer: Any) -> List[Any]:
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    local = [held(gradient) for gradient in gradients if gradient is not None]
-    return [one for one in local if _readable(one)][:_MOST]
+    every = (local(p.grad) for p in parameters_of(optimizer) if p.grad is not None)
+    return list(islice(filter(_readable, every), _MOST))
 
 
 def _readable(gradient: Any) -> bool:

@@ -15,6 +15,7 @@ from moediag.recorder.core import ByObject
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.model_values import held_by_engines
+from moediag.recorder.parameter_names import parameters_of
 
 WATCHER = "laws of schedulers"
 _DEEPSPEED = "deepspeed.runtime.lr_schedules"  # its schedulers are no torch schedulers
@@ -24,8 +25,6 @@ _MOST_LINES = 2  # that call the step() of one
 
 class _Scheduler:
     """The calls of step() of one scheduler since its optimizer first stepped."""
-
-    __slots__ = ("calls", "kind", "lines", "made", "number", "prepared")
 
     def __init__(self, number: int, kind: str, made: str) -> None:
         self.number = number
@@ -43,9 +42,7 @@ class Schedulers:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
         self._made = ByObject()  # optimizer -> the user's line that made it
-        self._wrapped = context.first(WATCHER, self._called)
-
-    def install(self) -> None:
+        self._wrapped = context.around(WATCHER, self._called)
         recorder = self._context.recorder
         # torch 2.13 has _update_lr. A frame around step() would be in its warnings, in place of the
         # caller's.
@@ -54,7 +51,7 @@ class Schedulers:
             recorder.patches.replace(kind, "step", self._wrapped)
         recorder.on_uninstall.append(when_imported(_DEEPSPEED, self._watch_deepspeed))
         self._context.on_step.append(self._write)
-        making = self._context.first(WATCHER, self._making)
+        making = self._context.around(WATCHER, self._making)
         recorder.patches.replace(Optimizer, "add_param_group", making)
 
     def _making(self, optimizer: Any, frame: Any) -> None:
@@ -74,7 +71,7 @@ class Schedulers:
     def _called(self, scheduler: Any, frame: Any) -> None:
         known = self._schedulers.get(scheduler)
         stepped = self._context.updates_of(self._optimizer(scheduler)) > 0
-        line = self._context.recorder.user_lines.innermost
+        line = self._context.line
         if known is None:
             number, name = len(self._schedulers.owners()), type(scheduler).__name__
             known = self._schedulers.set(scheduler, _Scheduler(number, name, line(frame)))
@@ -128,4 +125,4 @@ def _rates(optimizer: Any) -> Set[float]:
 
 
 def _parameters(optimizer: Any) -> Set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return set(map(id, parameters_of(optimizer)))

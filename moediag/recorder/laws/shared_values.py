@@ -9,6 +9,7 @@ gathered    step rows[{line, shape, reached(whether the backward computed its gr
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -39,8 +40,6 @@ class SharedValues:
         self._layers: List[Optional[Tuple[Any, Any]]] = []  # of each row: bias and matrix, or None
         self._ran = False  # a forward of training, since the last backward
         self._gathered: List[Dict[str, Any]] = []
-
-    def install(self) -> None:
         self._context.recorder.on_call.append(self._called)
         self._context.recorder.on_forward.append(self._forward)
         self._context.recorder.hooks.after_backward(lambda: setattr(self, "_ran", False))
@@ -71,7 +70,7 @@ class SharedValues:
 
     def _follow_gathered(self, given: Any, frame: Any) -> None:
         if type(given) is torch.Tensor and given.requires_grad and given.dim() > 1:
-            line = self._context.recorder.user_lines.innermost(frame)
+            line = self._context.line(frame)
             row = {"line": line, "shape": list(given.shape), "reached": False}
             self._gathered.append(row)
             given.register_hook(lambda _gradient: row.update(reached=True))
@@ -80,20 +79,18 @@ class SharedValues:
         context = self._context
         row: Dict[str, Any] = {
             "function": type(node).__name__, "op": call.op, "ranks": list(group.ranks),
-            "line": context.recorder.user_lines.innermost(frame), "calls": 0,
+            "line": context.line(frame), "calls": 0,
         }  # fmt: skip
 
         def before(gradients: Any) -> None:
-            step = context.recorder.current_step
-            if step != self._step:
-                self._step, self._rows, self._layers = step, [], []
+            if context.step != self._step:
+                self._step, self._rows, self._layers = context.step, [], []
                 self._prints = Fingerprints()
             given = next((one for one in gradients if one is not None), None)
             if given is None or len(self._rows) >= _MOST or row in self._rows:
                 return
             row["calls"] = -context.recorder.issued
-            with torch.no_grad():
-                self._prints.add_sketch(len(self._rows), given)
+            self._prints.add_sketch(len(self._rows), given)
             self._rows.append(row)
             self._layers.append(_layer(node))
 
@@ -101,8 +98,8 @@ class SharedValues:
             if row["calls"] < 0:
                 row["calls"] += context.recorder.issued
 
-        node.register_prehook(lambda gradients: context.guarded(WATCHER, before, gradients))
-        node.register_hook(lambda *given: context.guarded(WATCHER, after))
+        node.register_prehook(functools.partial(context.guarded, WATCHER, before))
+        node.register_hook(functools.partial(context.guarded, WATCHER, after))
 
     def _write(self, step: int) -> None:
         rows, self._rows = self._rows, []

@@ -29,17 +29,15 @@ def record(recorder: Recorder, folder: str) -> None:
     recorder.on_uninstall.append(context.log.close)
     context.sets.install()
     scale = LossScale(context)
-    scale.install()
     clip_norms.install(context, scale)
     checks = OptimizerChecks(context, scale)
-    checks.install()
-    WholeModels(context, checks).install()
-    ModelValues(context, checks.owned).install()
-    ModelModes(context, checks.owned).install()
+    WholeModels(context, checks)
+    ModelValues(context)
+    ModelModes(context)
     rounded_gradients.install(context)
     returned_weights.install(context)
     for watcher in (
         ClearedGradients, DeclaredEqual, Loading, ModelInputs, Wrapping, Schedulers,
         ModelStructure, LossWeights, HandReduction, SharedValues, CheckpointedInputs,
     ):  # fmt: skip
-        watcher(context).install()
+        watcher(context)

@@ -8,27 +8,15 @@ copied      step apart[parameters that differ from DeepSpeed's copies of them]
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Set
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext
-from moediag.recorder.laws.optimizer_checks import Known, OptimizerChecks, shown_gradient
+from moediag.recorder.laws.optimizer_checks import Known, OptimizerChecks, issued, shown_gradient
 from moediag.recorder.step.numbers import Fingerprints
-from moediag.recorder.step.pieces import local
 
 _MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which takes memory
 _APART = 0.05  # of the norm of a copy
-
-
-class _Model(Known):
-    """What is known of one model."""
-
-    __slots__ = ("copies",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Position -> weak reference to the optimizer's copy of the parameter; None: not yet read.
-        self.copies: Optional[Dict[str, Any]] = None
 
 
 class WholeModels:
@@ -37,9 +25,7 @@ class WholeModels:
     def __init__(self, context: LawContext, checks: OptimizerChecks) -> None:
         self._context = context
         self._checks = checks
-        self._models = ByObject()  # model -> _Model
-
-    def install(self) -> None:
+        self._models = ByObject()  # model -> Known
         self._context.on_step.append(self._write)
 
     def _write(self, step: int) -> None:
@@ -47,33 +33,30 @@ class WholeModels:
         owned = set(map(id, optimized))
         names = self._context.names.of(optimized)
         unknown = [p for p, name in zip(optimized, names) if name is None]  # noqa: B905
-        wrapped, plain = self._context.sets.wrapped(), self._context.sets.plain_models()
-        for model in [*wrapped, *plain]:
-            trained = [p for p in model.parameters() if p.requires_grad]
-            of_it = sum(id(p) in owned for p in trained)
-            if model in wrapped and (self._checks.none or 0 < of_it < len(trained)):
-                self._read(model, trained, step, owned)
-            part = of_it < len(trained) and (of_it or unknown)
-            if model not in wrapped and (self._checks.none or part):
-                self._read(model, trained, step, owned, unknown)
+        sets = self._context.sets
+        for models, others in ((sets.wrapped(), None), (sets.plain_models(), unknown)):
+            for model in models:
+                trained = [p for p in self._context.parts(model).parameters if p.requires_grad]
+                of_it = sum(id(p) in owned for p in trained)
+                if self._checks.none or (of_it < len(trained) and (of_it or others)):
+                    self._read(model, trained, step, owned, others)
 
     def _read(
-        self, model: Any, trained: List[Any], step: int, owned: Set[int], unknown: Any = None
+        self, model: Any, trained: List[Any], step: int, owned: Set[int], unknown: Any
     ) -> None:
         """``unknown``: parameters of optimizers that are in no model; None: the model is wrapped,
         and its gradients are those of DistributedDataParallel."""
-        names = self._context.names.of(trained)
-        named = [(p, 0, n) for p, n in zip(trained, names) if n is not None]  # noqa: B905
+        named = [(p, 0, name) for name, p in self._context.names.known(trained)]
         parameters = [p for p, _, _ in named]
-        known = self._models.get(model) or self._models.set(model, _Model())
+        known = self._models.get(model) or self._models.set(model, Known())
         pieces = self._context.sets.pieces(parameters)
         layout = self._checks.layout("", known, named, pieces)
         if layout is None:
             return
         prints = Fingerprints()
-        places = [prints.add(local(p)) for p in parameters]
+        values = prints.add_all(parameters)
         gradients = [None if unknown is None else p.grad for p in parameters]
-        of_gradients = [None if g is None else prints.add(g) for g in gradients]
+        made = prints.add_all(gradients)
         if known.copies is None:
             known.copies = _copies(parameters, unknown or [])
         copies = {
@@ -85,11 +68,11 @@ class WholeModels:
         read = prints.read()
         self._context.log.event(
             "check", pieces=layout[0], step=step, count=step - 1 if self._checks.none else 0,
-            clocks=[self._checks.clock(group) for group in layout[1]],
-            params=[read[at] for at in places],
+            clocks=[*map(issued, layout[1])],
+            params=read[values],
             grads=[
-                None if unknown is None else shown_gradient(p, g, None if at is None else read[at])
-                for p, g, at in zip(parameters, gradients, of_gradients)  # noqa: B905
+                None if unknown is None else shown_gradient(p, g, one)
+                for p, g, one in zip(parameters, gradients, read[made])  # noqa: B905
             ],
             state={}, hyper=[],
             owned=[n for p, _, n in named if id(p) in owned],
@@ -118,17 +101,16 @@ def _copies(parameters: List[Any], unknown: List[Any]) -> Dict[int, Any]:
     in the parameter's dtype. Where several parameters have the same elements, none."""
     unknown = [copy for copy in unknown if copy.numel() <= _MOST_ELEMENTS]
     prints = Fingerprints()
-    own = [prints.add(local(p)) for p in parameters]
+    own = prints.add_all(parameters)
     of_dtype = {
-        dtype: [prints.add(copy.detach().to(dtype)) for copy in unknown]
+        dtype: prints.add_all(copy.detach().to(dtype) for copy in unknown)
         for dtype in {p.dtype for p in parameters}
     }
     read = prints.read()
     found: Dict[int, Any] = {}
-    for at, parameter in enumerate(parameters):
-        value = read[own[at]]
-        alike = [copy for copy, place in zip(unknown, of_dtype[parameter.dtype])  # noqa: B905
-                 if read[place] == value]  # fmt: skip
-        if value is not None and len(alike) == 1 and [read[one] for one in own].count(value) == 1:
+    for at, (parameter, value) in enumerate(zip(parameters, read[own])):  # noqa: B905
+        copies = zip(unknown, read[of_dtype[parameter.dtype]])  # noqa: B905
+        alike = [copy for copy, one in copies if one == value]
+        if value is not None and len(alike) == 1 and read[own].count(value) == 1:
             found[at] = weakref.ref(alike[0])
     return found

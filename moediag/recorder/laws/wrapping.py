@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Set, Tuple
 
 import torch
 
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.replica_sets import unreduced
 from moediag.recorder.modules import Hook, unwrapped
+from moediag.recorder.parameter_names import parameters_of
 
 WATCHER = "laws"
 _MOST_CALLS = 1000  # of a wrapper for one update
@@ -45,19 +46,16 @@ class Wrapping:
         self._asked: Dict[str, Any] = {"backwards": 0, "entered": False, "line": ""}
         self._hooked = False
         self._sent: Set[int] = set()  # units of FSDP2 that had a gradient in an update
-
-    def install(self) -> None:
-        context = self._context
         context.sets.on_wrapped.append(self._wrapped)
         context.before_step.add(WATCHER, self._stepped)
         context.before_backward.add(WATCHER, self._backward)
         for name, make in (
-            ("prepare_model", self._preparing),
-            ("backward", context.first(WATCHER, self._divided)),
-            ("accumulate", context.first(WATCHER, lambda *_: self._asked.update(entered=True))),
+            ("prepare_model", context.around(WATCHER, after=self._prepared)),
+            ("backward", context.around(WATCHER, self._divided)),
+            ("accumulate", context.around(WATCHER, lambda *_: self._asked.update(entered=True))),
         ):
             context.replace_late(_ACCELERATOR, "Accelerator", name, make)
-        engine = context.first(WATCHER, self._divided_by_engine)
+        engine = context.around(WATCHER, self._divided_by_engine)
         context.replace_late(_ENGINE, "DeepSpeedEngine", "backward", engine)
         context.on_step.append(self._accumulates)
         context.after_step.add(WATCHER, lambda _: self._asked.update(backwards=0))
@@ -75,7 +73,7 @@ class Wrapping:
         self._asked["backwards"] += 1
         self._asked.update(micro_batches=micro_batches, by=by)
         if self._context.checking:
-            self._asked["line"] = self._recorder.user_lines.innermost(frame)
+            self._asked["line"] = self._context.line(frame)
 
     def _accumulates(self, step: int) -> None:
         if self._asked["backwards"] and self._asked["micro_batches"] > 1:
@@ -90,22 +88,16 @@ class Wrapping:
             wrapper = known()
             if wrapper is None or module is not wrapper.module:
                 return  # a copy, which has the hooks of the original
-            bare = (
-                type(wrapper)._active_ddp_module is None and torch._C._current_graph_task_id() == -1
-            )
-            if bare and torch.is_grad_enabled() and module.training:
+            running = type(wrapper)._active_ddp_module is not None
+            again = torch._C._current_graph_task_id() != -1
+            if module.training and torch.is_grad_enabled() and not (running or again):
                 handle.pop("it").remove()
                 self._recorder.look_for_models()  # its calls are steps from now on
-                line = self._recorder.user_lines.innermost(sys._getframe(1))
-                step = self._recorder.current_step
-                self._context.log.event("bare", keep=True, step=step, line=line)
+                self._context.event("bare", keep=True, line=self._context.line(sys._getframe(1)))
 
         def called(_recorder: Any, module: Any, _args: Any) -> None:
-            if (
-                torch.is_grad_enabled()
-                and module.module.training
-                and len(self._calls) < _MOST_CALLS
-            ):
+            training = torch.is_grad_enabled() and module.module.training
+            if training and len(self._calls) < _MOST_CALLS:
                 self._calls.append(bool(module.require_backward_grad_sync))
 
         outer = ddp.register_forward_pre_hook(Hook(called))
@@ -120,61 +112,47 @@ class Wrapping:
 
     def _stepped(self, optimizer: Any, closure: bool, frame: Any) -> None:
         """``closure``: it makes the last backward of the update, later."""
-        if not self._hooked and self._context.checking and self._context.sets.hooked():
+        checking = self._context.checking
+        if not self._hooked and checking and self._context.sets.hooked():
             self._hooked = True
-            self._context.log.event("hooked", keep=True, step=self._recorder.current_step)
+            self._context.event("hooked", keep=True)
         made, calls = self._backwards, self._backwards + self._calls
         self._calls, self._backwards = [], []
-        if self._context.checking and any(calls) and not all(calls):
-            step = self._recorder.current_step
-            self._context.log.event("unsynced", step=step, calls=calls)
+        if checking and any(calls) and not all(calls):
+            self._context.event("unsynced", calls=calls)
         kind = "unreduced" if calls and not any(calls) else ""
         last = any(made) and not made[-1] and len(self._context.sets.wrapped()) == 1
-        keeps = not closure and self._context.checking and self._keeps(optimizer)
+        keeps, unsent = self._kept(optimizer) if checking else (False, False)
+        keeps = keeps and not closure
         if keeps or (last and not closure):
             kind = "late"
-        elif not kind and self._context.checking and self._unsent(optimizer):
+        elif not kind and unsent:
             kind = "unsent"
         if kind:
             self._updates[kind] += 1
             if self._updates[kind] == (1 if kind == "unreduced" else _ENOUGH):
-                line = self._recorder.user_lines.innermost(frame)
-                self._context.log.event(
-                    kind, keep=True, step=self._recorder.current_step, line=line, keeps=keeps
-                )
+                self._context.event(kind, keep=True, line=self._context.line(frame), keeps=keeps)
 
-    def _keeps(self, optimizer: Any) -> bool:
-        """Whether FSDP2 has gradients for this update, and others that it did not reduce."""
-        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        return any(
-            id(one.sharded_param) in owned and one.sharded_param.grad is not None
-            for group in filter(unreduced, self._recorder.fsdp2_groups())
-            for one in group.fsdp_params
-        )
-
-    def _unsent(self, optimizer: Any) -> bool:
-        """Whether units of FSDP2 whose parameters this update has keep gradients that were never
-        reduced in a checked step, beside others that were."""
-        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        kept = False
+    def _kept(self, optimizer: Any) -> Tuple[bool, bool]:
+        """Whether units of FSDP2 whose parameters this update has keep gradients that they did not
+        reduce: some that have gradients for the update; some that never had any in a checked step,
+        beside others that had."""
+        owned, keeps, unsent = {*map(id, parameters_of(optimizer))}, False, False
         for group in self._recorder.fsdp2_groups():
             shards = [one.sharded_param for one in group.fsdp_params]
-            if any(id(one) in owned for one in shards):
-                if any(one.grad is not None for one in shards):
-                    self._sent.add(id(group))
-                kept = kept or (unreduced(group) and id(group) not in self._sent)
-        return kept and bool(self._sent)
+            with_gradients = [p for p in shards if p.grad is not None]
+            if not owned.isdisjoint(map(id, shards)):
+                self._sent.update([id(group)] if with_gradients else [])
+                if unreduced(group):
+                    keeps = keeps or not owned.isdisjoint(map(id, with_gradients))
+                    unsent = unsent or id(group) not in self._sent
+        return keeps, unsent and bool(self._sent)
 
-    def _preparing(self, prepare_model: Any) -> Any:
-        context = self._context
-
-        def prepare(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-            found = prepare_model(self, model, *args, **kwargs)
-            if not (args[1:2] == (True,) or kwargs.get("evaluation_mode", False)):  # evaluates
-                context.guarded(WATCHER, _tell_unwrapped, context, self, found)
-            return found
-
-        return prepare
+    def _prepared(
+        self, frame: Any, found: Any, accelerator: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        if not (args[2:3] == (True,) or kwargs.get("evaluation_mode", False)):  # evaluates
+            _tell_unwrapped(self._context, accelerator, found, frame)
 
 
 def _takes_no_autocast(accelerator: Any) -> bool:
@@ -187,7 +165,7 @@ def _takes_no_autocast(accelerator: Any) -> bool:
     return any(p.requires_grad and p.dtype == torch.float32 for m in lost for p in m.parameters())
 
 
-def _tell_unwrapped(context: LawContext, accelerator: Any, model: Any) -> None:
+def _tell_unwrapped(context: LawContext, accelerator: Any, model: Any, frame: Any) -> None:
     """Whether accelerate trains replicas and returned one that nothing keeps equal."""
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     plain = all(type(p.data) is torch.Tensor for p in model.parameters())
@@ -195,5 +173,5 @@ def _tell_unwrapped(context: LawContext, accelerator: Any, model: Any) -> None:
     wrapped = any(hasattr(one, "module") for one in (model, getattr(model, "_orig_mod", model)))
     replicas = kind in _DATA_PARALLEL and accelerator.num_processes > 1 and plain and trained
     if replicas and not wrapped and not hasattr(model, "_fsdp_state"):
-        line = context.recorder.user_lines.innermost(sys._getframe(3))
+        line = context.line(frame)
         context.log.event("unwrapped", keep=True, model=type(model).__name__, line=line)

@@ -13,9 +13,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
+
+from moediag.recorder.step.pieces import held
 
 _CHUNK = 1 << 16  # positions with a weight of their own; rows of a chunk are weighted again
 _ROWS = 32  # chunks that are multiplied at once: 16 MiB of temporary memory
@@ -43,10 +45,18 @@ class Fingerprints:
 
     def add(self, tensor: Any) -> int:
         """Returns the number of the fingerprint in :meth:`read`."""
-        computed = _fingerprint(tensor)
-        if computed is None:
-            return self._place(None)
-        return self._place(computed)
+        return self._place(_fingerprint(tensor))
+
+    def add_all(self, tensors: Iterable[Any], finite: bool = False) -> slice:
+        """Adds the local parts of tensors; None has the result None. Returns where the results are
+        in :meth:`read`. ``finite``: as :meth:`add_finite`."""
+        add, first = self.add_finite if finite else self.add, len(self._places)
+        for tensor in tensors:
+            if tensor is None:
+                self._place(None)
+            else:
+                add(held(tensor))
+        return slice(first, len(self._places))
 
     def add_finite(self, tensor: Any) -> int:
         """Like :meth:`add`; the result is "0" if the tensor has an element that is not finite."""
@@ -88,6 +98,13 @@ class Fingerprints:
             self._places.append((kind, len(values)))
             values.append(computed)
         return len(self._places) - 1
+
+    def by_name(self, tensors: Iterable[Tuple[str, Any]]) -> Callable[[Any], Dict[str, Any]]:
+        """Adds the local parts of tensors with names; returns what finds their fingerprints in the
+        result of :meth:`read`."""
+        of = dict(tensors)
+        names, places = list(of), self.add_all(of.values())
+        return lambda read: dict(zip(names, read[places]))  # noqa: B905 - Python 3.9
 
     def read(self) -> List[Optional[str]]:
         """Returns each result as hexadecimal text; None where the tensor cannot be read."""

@@ -89,6 +89,23 @@ def local(tensor: Any) -> torch.Tensor:
     return result
 
 
+class GradientMark:
+    """The gradient of a parameter, None or not, as it is now. It is kept, so that no later one has
+    its place in memory."""
+
+    def __init__(self, parameter: Any) -> None:
+        self.parameter = parameter
+        self._gradient = parameter.grad
+        self._version = self._read()
+
+    def _read(self) -> int:
+        return -1 if self._gradient is None else local(self._gradient)._version
+
+    def unchanged(self) -> bool:
+        """Whether nothing replaced or wrote it since."""
+        return self.parameter.grad is self._gradient and self._read() == self._version
+
+
 def placed_alike(one: Any, other: Any) -> bool:
     """Whether two tensors are both plain, or DTensors with the same placements: a gradient that is
     still to be reduced is not placed like its parameter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from tests.unit.recorder.laws import example_law
 
 def test_each_checked_step_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Watchers(watchers.ModelModes):
-        def install(self) -> None:
-            super().install()
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
             example_law.install(self._context)
 
     monkeypatch.setenv(ENV_LAWS, "0")

@@ -458,10 +458,8 @@ def test_a_model_that_accelerate_returned_without_a_wrapper(
 ) -> None:
     told_of: list[dict[str, Any]] = []
     log = SimpleNamespace(event=lambda name, **fields: told_of.append({"e": name, **fields}))
-    lines = SimpleNamespace(innermost=lambda frame: "train.py:7 main")
-    recorder = SimpleNamespace(user_lines=lines)
-    context: Any = SimpleNamespace(recorder=recorder, log=log)
+    context: Any = SimpleNamespace(line=lambda frame: "train.py:7 main", log=log)
     accelerator = SimpleNamespace(distributed_type=kind, num_processes=processes)
-    wrapping._tell_unwrapped(context, accelerator, model)
+    wrapping._tell_unwrapped(context, accelerator, model, None)
     wanted = {"e": "unwrapped", "keep": True, "model": "Linear", "line": "train.py:7 main"}
     assert told_of == [wanted] * told

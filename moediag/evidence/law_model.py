@@ -119,6 +119,8 @@ class ModelInputs:
     rows: int = 0
     #: Into how many parts its loader divides the samples.
     divided: int = 1
+    #: The updates so far when its loader began to give batches; -1 if unknown.
+    began: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,9 @@ class Cleared:
     #: Autograd added to them before another optimizer's update and after it, and nothing cleared
     #: them in between.
     mixed: bool = False
+    #: The same, where the later backward may also have added to the other optimizer's gradients;
+    #: None if no other optimizer made an update in between.
+    crossed: bool | None = None
     #: The second update used the gradients of the first one: no backward came between them.
     again: bool = False
 

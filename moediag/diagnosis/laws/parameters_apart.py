@@ -42,6 +42,10 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     if facts.of(exchanges) and not (apart.still or apart.unsynchronised):
         apart = replace(apart, names=apart.every)
     many, names = plural(len(apart.names), "parameter"), listed(apart.names)
+    if not any("." in name for name in apart.names):  # of no module, or of one that is a model
+        every = (one for own in facts.of(recorded).values() for one in own.checks)
+        by = next(c for c in every if any(piece.name in apart.names for piece in c.pieces))
+        names += f", updated by {by.optimizer}.step(){at_line(by.line)}"
     one = len(apart.names) == 1
     was, differ = ("was", "differs") if one else ("were", "differ")
     if apart.still:
@@ -78,9 +82,12 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             "what all of them hold must stay equal."
         )
         if apart.beside:
+            what, place = "are DTensors", "the plan of parallelism"
+            if facts.of(wraps_a_part):
+                what, place = "are kept equal by a wrapper", "it"
             why = (
-                "all matrices are DTensors: parameters outside the plan of parallelism must stay "
-                "equal, and nothing adds up their gradients."
+                f"all matrices {what}: parameters outside {place} must stay equal, and nothing "
+                "adds up their gradients."
             )
         return Suspicious(
             f"{many} ({names}) {was} equal on all ranks at first and {differ} since step "

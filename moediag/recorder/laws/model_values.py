@@ -13,9 +13,10 @@ from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.replica_sets import is_engine
 from moediag.recorder.modules import unwrapped
 from moediag.recorder.routing import expert_counts
-from moediag.recorder.step.numbers import Fingerprints
+from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local
 
+_WATCHER = "laws of model values"
 _AVERAGES = "torch.optim.swa_utils"
 _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
@@ -25,15 +26,18 @@ _GROUPS = ("bit16_groups", "fp16_groups", "bf16_groups")  # of DeepSpeed's optim
 
 
 class ModelValues:
-    """Reads them once for each checked step, before the first optimizer's update."""
+    """Reads them once for each checked step, before the first optimizer's update; after it if its
+    closure computes the gradients."""
 
     def __init__(self, context: LawContext, owned: Callable[[], List[Any]]) -> None:
         self._context = context
         self._owned = owned  # parameters of the optimizers that stepped
         self._averages: List[Any] = []  # weak references to averaged models
+        self._late: List[int] = []  # the step that is read after its update
 
     def install(self) -> None:
-        self._context.on_step.append(self._write)
+        self._context.on_step.append(self._due)
+        self._context.after_step.add(_WATCHER, self._updated, pending=self._late)
         self._context.replace_late(_AVERAGES, "AveragedModel", "__init__", self._averaging)
 
     def _averaging(self, init: Any) -> Any:
@@ -44,6 +48,18 @@ class ModelValues:
             known.append(weakref.ref(self))
 
         return __init__
+
+    def _due(self, step: int) -> None:
+        if self._context.closure:
+            self._late.append(step)
+        else:
+            self._write(step)
+
+    def _updated(self, _optimizer: Any) -> None:
+        step = self._late.pop()
+        if not capturing():
+            with torch.no_grad():
+                self._write(step)
 
     def _write(self, step: int) -> None:
         prints = Fingerprints()

@@ -141,9 +141,7 @@ class TestMicroBatches:
         assert "--allow micro-batches-unequal" in text
 
     @pytest.mark.parametrize("counts", [(12, 8), (18, 9)], ids=["padding", "few masked tokens"])
-    def test_small_differences_and_those_by_chance_are_notes(
-        self, counts: tuple[int, int]
-    ) -> None:
+    def test_small_differences_and_those_by_chance_are_notes(self, counts: tuple[int, int]) -> None:
         of = diagnose(with_events(job(1), losses=losses(*counts)))
         assert not of.suspicious and f"{counts[1]} to {counts[0]} target tokens" in of.notes[0]
 

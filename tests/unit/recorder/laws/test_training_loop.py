@@ -184,6 +184,25 @@ class TestClearedGradients:
         assert {one.mixed for one in found if "weight" in one.names and one.times > 1} <= {early}
         assert any(one.mixed for one in found) is early
 
+    @pytest.mark.parametrize("early", [False, True])
+    def test_two_optimizers_that_both_keep_the_other_one_s_gradients(
+        self, tmp_path: Path, early: bool
+    ) -> None:
+        one, two = nn.Linear(4, 4), nn.Linear(4, 1)
+        of_one = torch.optim.SGD(one.parameters(), lr=0.1)
+        of_two = torch.optim.SGD(two.parameters(), lr=0.1)
+        for _ in range(4):
+            for optimizer in (of_two, of_one):
+                if not early:
+                    optimizer.zero_grad()
+                two(one(torch.randn(2, 4))).sum().backward()
+                optimizer.step()
+                if early:
+                    optimizer.zero_grad()
+        found = [one for one in laws(tmp_path).cleared if one.times > 1]
+        assert {one.crossed for one in found} - {None} == {early}
+        assert not any(one.mixed for one in found)
+
     def test_a_body_that_accumulates_while_its_head_steps(self, tmp_path: Path) -> None:
         body, head = nn.Linear(4, 4), nn.Linear(4, 1)
         of_body = torch.optim.SGD(body.parameters(), lr=0.1)
@@ -197,6 +216,7 @@ class TestClearedGradients:
                 of_body.zero_grad()
         assert laws(tmp_path).cleared
         assert not any(one.mixed for one in laws(tmp_path).cleared)
+        assert not all(one.crossed for one in laws(tmp_path).cleared)
 
     def test_a_momentum_that_is_kept_in_the_gradients(self, tmp_path: Path) -> None:
         net = model()
@@ -698,6 +718,7 @@ def test_the_line_that_made_the_data_loader(tmp_path: Path) -> None:
         optimizer.step()
     source = Path(__file__).read_text().splitlines()
     (made,) = {one.made for one in laws(tmp_path).inputs}
+    assert {one.began for one in laws(tmp_path).inputs} == {0}
     assert "shuffle=True" in source[int(made.split(":")[1].split()[0]) - 1]
 
 
@@ -715,6 +736,42 @@ def test_an_optimizer_of_other_parameters_is_idle(tmp_path: Path) -> None:
         backward(net)
         own.step()
     assert not laws(tmp_path).models[-1].idle
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_a_learned_temperature_that_belongs_to_no_module(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """Others may be an optimizer's own copies or parts."""
+    net, temperature = model(), nn.Parameter(torch.ones(shape))
+    optimizer = torch.optim.SGD([*net.parameters(), temperature], lr=0.1)
+    for _ in range(3):
+        (net(torch.ones(2, 4)).sum() * temperature.sum()).backward()
+        optimizer.step()
+    names = [check.pieces[-1].name for check in laws(tmp_path).checks if check.optimizer]
+    assert set(names) == {"2.bias" if shape else "SGD's parameter 4"}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_parameter_of_the_loss_whose_gradient_a_closure_computes(
+    tmp_path: Path, trains: bool
+) -> None:
+    """All gradients are cleared before each update, as Lightning's validation does."""
+    net = model()
+    net.register_parameter("weight", nn.Parameter(torch.ones(()), requires_grad=trains))
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+
+    def closure() -> Any:
+        loss = net(torch.ones(2, 4)).sum() * net.weight
+        loss.backward()
+        return loss
+
+    net[2].requires_grad_(False)
+    for _ in range(4):
+        net.zero_grad()
+        optimizer.step(closure)
+    states = laws(tmp_path).models
+    assert [set(state.left_out) for state in states] == [{"weight"} if trains else set()] * 3
 
 
 @pytest.mark.parametrize("clears", ["before the step", "in the closure"])

@@ -48,7 +48,7 @@ class LossScale:
 
     def _scales(self, loss: Any) -> None:
         """Whether a scaler returned the loss: it is a product with the tensor of its scale."""
-        by = getattr(getattr(loss, "grad_fn", None), "_saved_other", None)
+        by: Any = getattr(getattr(loss, "grad_fn", None), "_saved_other", None)
         place = by.data_ptr() if torch.is_tensor(by) else 0
         made = [s._scale for s in self._made.owners() if s._scale is not None]
         scale = next((float(one) for one in made if one.data_ptr() == place), 0.0)

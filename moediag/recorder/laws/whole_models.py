@@ -87,7 +87,7 @@ class WholeModels:
 def _is_apart(parameter: Any) -> Optional[bool]:
     """Whether the elements that this rank updates differ by more than rounding does from
     DeepSpeed's copy of them in float32; None without one."""
-    known = getattr(parameter, "_hp_mapping", None)
+    known: Any = getattr(parameter, "_hp_mapping", None)
     copy = getattr(known, "hp_fragment", None)
     if copy is None or copy.numel() > _MOST_ELEMENTS:
         return None

@@ -8,7 +8,7 @@ copied      step apart[parameters that differ from DeepSpeed's copies of them]
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Optional, Set
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.laws.context import LawContext

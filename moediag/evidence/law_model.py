@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import field
 from typing import Annotated, Any, TypeVar
@@ -82,6 +82,10 @@ class LawCheck:
     owned: tuple[Name, ...] = ()
     #: Position -> the optimizer's copy of the parameter, in the parameter's dtype.
     copies: Mapping[int, str | None] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(piece.name for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +303,19 @@ class RankLaws:
     #: The first step after each save.
     kept: tuple[LawCheck, ...] = ()
 
+    @property
+    def pieces(self) -> list[LawPiece]:
+        """Those of all checks."""
+        return [piece for check in self.checks for piece in check.pieces]
+
+    def values(self, key: str = "") -> dict[str, list[str | None]]:
+        """The fingerprints of each parameter over the checks, of one optimizer or of all."""
+        found: dict[str, list[str | None]] = {}
+        for check in (one for one in self.checks if key in ("", one.key)):
+            for piece, value in zip(check.pieces, check.params, strict=False):
+                found.setdefault(piece.name, []).append(value)
+        return found
+
     def of(self, kind: str, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, ...]:
         """What ``read`` makes of each event of a kind that only one law knows, without events that
         it cannot read."""
@@ -307,3 +324,12 @@ class RankLaws:
             with suppress(*UNREADABLE):
                 found.append(read(event))
         return tuple(found)
+
+    def rows(self, kind: str, **fields: Callable[[Any], Any]) -> tuple[tuple[Any, ...], ...]:
+        """The fields of these names of each event of a kind, each as its function reads it."""
+        return self.of(kind, lambda event: tuple(read(event[n]) for n, read in fields.items()))
+
+
+def plain_names(names: Iterable[Any]) -> tuple[str, ...]:
+    """Names of parameters in an event, as users know them."""
+    return tuple(map(plain_name, names))

@@ -12,7 +12,7 @@ from moediag.evidence.law_model import DeclaredTensor
 from moediag.evidence.model import Evidence
 from moediag.protocol.tolerance import LARGE
 from moediag.result import Verdict
-from moediag.result.wording import at_line, ranks
+from moediag.result.wording import at_line, few, ranks
 
 _ENOUGH = 2  # steps
 
@@ -106,7 +106,7 @@ def _sentence(
     first: DeclaredTensor, who: tuple[int, ...], steps: list[int], what: str, much: str = ""
 ) -> str:
     return (
-        f"In all compared steps ({', '.join(map(str, steps[:6]))}) {what} "
+        f"In all compared steps ({few(steps)}) {what} "
         f"({first.shape}){at_line(first.line)} differs between {ranks(who)}{much}, though the "
         f"program declares it to be the same on all ranks of {', '.join(first.axes)} "
         "(DTensor.from_local with Replicate)."

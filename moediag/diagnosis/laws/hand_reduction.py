@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import exchanges
+from moediag.diagnosis.laws.large_calls import elements, exchanges
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.parameters_apart import wraps_a_part
 from moediag.diagnosis.numbers.law_splits import checks_of
@@ -22,7 +21,7 @@ from moediag.evidence.law_model import NO_GRADIENT, PLAIN, REDUCED, ZERO_GRADIEN
 from moediag.evidence.model import Evidence
 from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
-from moediag.result.wording import listed, plural
+from moediag.result.wording import at_line, counted, few, listed, plural
 
 _ENOUGH = 3  # steps
 _FEW = 3  # matrices
@@ -37,10 +36,9 @@ def gradients_stale(facts: Facts) -> Findings:
     found = [name for name in sorted(names) if _stale(name, steps, factors)]
     if found and len(factors) >= _ENOUGH:
         text = (
-            f"In all checked steps the update used gradients of {plural(len(found), 'parameter')} "
-            f"({listed(found)}) that the backward of the step before had made, or that had not "
-            "changed since the first step; those of the other parameters were reduced after their "
-            "own backward."
+            f"In all checked steps the update used gradients of {counted(found)} that the "
+            "backward of the step before had made, or that had not changed since the first step; "
+            "those of the other parameters were reduced after their own backward."
         )
         every = [one for ranks in steps.values() for one in ranks.values()]
         if all(len({one.used[name] for one in every if name in one.used}) > 1 for name in found):
@@ -63,8 +61,8 @@ def reduced_again(facts: Facts) -> Findings:
     if found is not None:
         steps, many, line = found
         yield Suspicious(
-            f"In steps {', '.join(map(str, steps[:6]))} the program adds up tensors of the sizes "
-            f"of {plural(many, 'parameter')} over all ranks{f' at {line}' if line else ''}, though "
+            f"In steps {few(steps)} the program adds up tensors of the sizes "
+            f"of {plural(many, 'parameter')} over all ranks{at_line(line)}, though "
             "DistributedDataParallel averages their gradients: these are added up twice, and "
             "multiplied by the number of ranks if nothing divides them."
         )
@@ -74,8 +72,9 @@ def reduced_again(facts: Facts) -> Findings:
 def divisors_apart(facts: Facts) -> Findings:
     """The program chose by what FSDP2 divides the gradients of some units of a model, and those of
     others are divided by another number."""
-    rows = [one for own in facts.of(recorded).values() for one in own.of("divisors", _divisors)]
-    for units in rows[:1]:
+    every = facts.of(recorded).values()
+    rows = [one for own in every for one in own.rows("divisors", units=_divisors)]
+    for (units,) in rows[:1]:
         of: dict[float, list[str]] = defaultdict(list)
         for name, divisor, _ in units:
             of[divisor].append(name)
@@ -89,22 +88,18 @@ def divisors_apart(facts: Facts) -> Findings:
             )
 
 
-def _divisors(event: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
-    return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in event["units"]]
+def _divisors(units: Iterable[Any]) -> list[tuple[str, float, bool]]:
+    return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in units]
 
 
 def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
     """The steps, the matrices of the model, and the line."""
-    pieces = {
-        (piece.name, piece.how, piece.ranks, piece.shape)
-        for own in recorded(evidence).values()
-        for check in own.checks
-        for piece in check.pieces
-    }
+    every = (piece for own in recorded(evidence).values() for piece in own.pieces)
+    pieces = {(piece.name, piece.how, piece.ranks, piece.shape) for piece in every}
     world = tuple(sorted(evidence.ranks))
     if not pieces or any(how != REDUCED or ranks != world for _, how, ranks, _ in pieces):
         return None
-    sizes = Counter(math.prod(map(int, s.split("x"))) for _, _, _, s in pieces if "x" in s)
+    sizes = Counter(elements(shape) for _, _, _, shape in pieces if "x" in shape)
     of: dict[tuple[int, int, str], Counter[int]] = defaultdict(Counter)
     for rank, seen in evidence.ranks.items():
         for call in seen.collectives:
@@ -193,8 +188,8 @@ def starts_apart(facts: Facts) -> Findings:
         )
     if apart:
         yield Suspicious(
-            f"{plural(len(apart), 'parameter')} ({listed(apart)}) began with different values on "
-            f"each rank, though {why}: the ranks {what}.",
+            f"{counted(apart)} began with different values on each rank, though {why}: the ranks "
+            f"{what}.",
             apart,
         )
 

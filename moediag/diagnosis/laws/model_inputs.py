@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.large_calls import least_matrix, stages
@@ -15,7 +13,7 @@ from moediag.evidence.law_model import ModelInputs
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result import Verdict
-from moediag.result.wording import at_line, ranks
+from moediag.result.wording import at_line, few, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
 _CONSTANT = 3  # steps with the same values
@@ -42,19 +40,19 @@ class SharedSamples:
     @property
     def sentence(self) -> str:
         """Which samples were the same, and how they were asked for."""
-        first, at = self.first, f" at {self.first.line}" if self.first.line else ""
+        first = self.first
         others = "others" if len(self.ranks) > 2 else "other"
         which = "In all compared steps" if self.all else "In the first compared steps"
         text = (
-            f"{which} ({', '.join(map(str, self.steps[:6]))}) the model of "
+            f"{which} ({few(self.steps)}) the model of "
             f"{ranks(self.ranks)} was called with the same values, though these ranks average "
             f"their gradients: each repeats the work of the {others}."
         )
         if self.same_part:
-            text += f" Each asked its {first.sampler}{at} for part {first.number} of "
-            text += f"{first.replicas}."
+            text += f" Each asked its {first.sampler}{at_line(first.line)} for part "
+            text += f"{first.number} of {first.replicas}."
         elif first.sampler:
-            text += f" Their samples come from a {first.sampler}{at}."
+            text += f" Their samples come from a {first.sampler}{at_line(first.line)}."
         if first.made and first.sampler:
             text += f" Its data loader was made at {first.made}."
         return text
@@ -165,11 +163,10 @@ def averaging(evidence: Evidence) -> set[tuple[int, ...]]:
 
 def _losses(evidence: Evidence) -> dict[int, dict[int, float]]:
     """The first loss of each step, by rank."""
-
-    def read(event: Mapping[str, Any]) -> tuple[int, float]:
-        return int(event["step"]), float(event["loss"])
-
-    return {rank: dict(own.of("loss", read)) for rank, own in recorded(evidence).items()}
+    rows = {
+        rank: own.rows("loss", step=int, loss=float) for rank, own in recorded(evidence).items()
+    }
+    return {rank: dict(of) for rank, of in rows.items()}
 
 
 def _shared(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.unreduced_calls import lines_of
-from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck
+from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck, plain_names
 from moediag.evidence.model import Collective, Evidence
 from moediag.protocol.names import is_router, plain_name
-from moediag.records import dataclass
 from moediag.result import Verdict
-from moediag.result.wording import at_line, listed, plural, ranks
+from moediag.result.wording import at_line, counted, listed, plural, ranks
 
 _ENOUGH = 3  # checked steps
 _MOST_NAMES = 20  # that a check lists
@@ -45,57 +43,33 @@ def _name(of: _Checks) -> str:
     return next(iter(of.values()))[0].optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class NotFinite:
-    """Parameters that were finite at a check of a rank, and not at the next one."""
-
-    rank: int
-    earlier: LawCheck
-    check: LawCheck
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(n for n in self.check.nonfinite if n not in self.earlier.nonfinite)
-
-
 @law(Verdict.NONFINITE)
 def parameters_not_finite(facts: Facts) -> Findings:
     """Parameters of a watched job became nan or infinite."""
     every = [one for one in map(_not_finite, facts.of(_optimizers)) if one]
     if not every:
         return
-    found = min(every, key=lambda one: one[0].check.step)
-    names = dict.fromkeys(name for one in found for name in one.names)
-    grads = dict.fromkeys(name for one in found for name in one.earlier.nonfinite_grads)
-    already = dict.fromkeys(name for one in found for name in one.earlier.nonfinite)
-    first, before = found[0].check, max(one.earlier.step for one in found)
+    found = min(every, key=lambda rows: rows[0][2].step)
+    of_ranks = [[n for n in new.nonfinite if n not in old.nonfinite] for _, old, new in found]
+    names = dict.fromkeys(name for of in of_ranks for name in of)
+    grads = dict.fromkeys(name for _, old, _ in found for name in old.nonfinite_grads)
+    already = dict.fromkeys(name for _, old, _ in found for name in old.nonfinite)
+    first, before = found[0][2], max(old.step for _, old, _ in found)
     text = (
         f"When the optimizer{at_line(first.line)} stepped in step {first.step}, {listed(names)} "
-        f"had elements that are not finite, on {ranks(one.rank for one in found)}; in step "
+        f"had elements that are not finite, on {ranks(rank for rank, _, _ in found)}; in step "
         f"{before} they were finite."
     )
     if grads:
         text += f" In step {before} the gradient of {listed(grads)} was not finite."
     if already:
         text += f" {listed(already)} had elements that are not finite before that."
-    since = [
-        check
-        for of in facts.of(_optimizers)
-        for checks in of.values()
-        for check in checks
-        if check.step >= before
-    ]
+    rows = (checks for of in facts.of(_optimizers) for checks in of.values())
+    later = [check for checks in rows for check in checks if check.step >= first.step]
     # A scaler that overflows once is healthy.
-    later = {check.step for check in since if check.step >= first.step}
-    spread = bool(grads) or all(
-        any(check.nonfinite_grads for check in since if check.step == step) for step in later
-    )
-    seen = any(
-        grad not in (None, NO_GRADIENT)
-        for check in since
-        if check.step >= first.step
-        for grad in check.grads
-    )
+    overflows = {check.step for check in later if check.nonfinite_grads}
+    spread = bool(grads) or overflows == {check.step for check in later}
+    seen = any(grad not in (None, NO_GRADIENT) for check in later for grad in check.grads)
     if seen and not spread and len(names) < _MOST_NAMES:
         # An expert that is pruned by a bias of -inf, for example: no gradient is affected.
         yield Suspicious(f"{text} All gradients are finite, so it may be intended.", tuple(names))
@@ -109,24 +83,26 @@ def parameters_not_finite(facts: Facts) -> Findings:
     )
 
 
-def _not_finite(of: _Checks) -> list[NotFinite]:
-    """The ranks on which it shows first. Before the first check, parameters may be meant so."""
+def _not_finite(of: _Checks) -> list[tuple[int, LawCheck, LawCheck]]:
+    """The ranks on which it shows first, the last check at which parameters were finite, and the
+    next one. Before the first check, they may be meant so."""
     found = []
     for rank, checks in of.items():
         for earlier, check in pairwise(checks):
             known = len(earlier.nonfinite) < _MOST_NAMES  # else some may be left out
             if known and set(check.nonfinite) - set(earlier.nonfinite):
-                found.append(NotFinite(rank, earlier, check))
+                found.append((rank, earlier, check))
                 break
-    first = min((one.check.step for one in found), default=0)
-    return [one for one in found if one.check.step == first]
+    first = min((check.step for _, _, check in found), default=0)
+    return [one for one in found if one[2].step == first]
 
 
 @law(suspects=True)
 def parameters_not_initialised(facts: Facts) -> Findings:
     """Parameters were not finite before the first update, or nothing was written into them or into
     buffers that `to_empty` made."""
-    rows = [own.of("unwritten", _unwritten) for own in facts.of(recorded).values()]
+    every = facts.of(recorded).values()
+    rows = [own.rows("unwritten", line=str, names=plain_names) for own in every]
     if rows and all(rows):  # else other ranks may send them
         line, found = rows[0][0]
         unwritten = [name for name in found if all(name in of for ((_, of), *_) in rows)]
@@ -144,10 +120,6 @@ def parameters_not_initialised(facts: Facts) -> Findings:
             f"Before the first update, {listed(names)} had elements that are not finite: "
             "they may never have been initialised."
         )
-
-
-def _unwritten(event: Mapping[str, Any]) -> tuple[str, list[str]]:
-    return str(event["line"]), [plain_name(name) for name in event["names"]]
 
 
 @law(Verdict.WRONG_GRADIENTS, suspects=True)
@@ -219,20 +191,16 @@ def exchanges_one_way(facts: Facts) -> Findings:
     """Ranks of a watched job send each other activations in the forward and nothing in the
     backward, and parameters never had a gradient."""
     call = facts.of(_one_way)
-    names = [
-        name
-        for of in _long(facts)
-        for name, seen in _gradients(of).items()
-        if seen == {NO_GRADIENT}
-    ]
+    of_names = (one for of in _long(facts) for one in _gradients(of).items())
+    names = [name for name, seen in of_names if seen == {NO_GRADIENT}]
     if call is not None and names:
         yield Suspicious(
-            f"{plural(len(names), 'parameter')} ({listed(names)}) had no gradient in all checked "
-            "steps, on every rank. The ranks send each other activations by all_to_all in the "
-            f"forward{at_line(call.site)}, and in the backward nothing goes back: "
-            "torch.distributed's all_to_all has no backward, so what comes before it gets no "
-            "gradient. Use torch.distributed.nn.functional.all_to_all_single, or an "
-            "autograd.Function that exchanges the gradients.",
+            f"{counted(names)} had no gradient in all checked steps, on every rank. The ranks send "
+            f"each other activations by all_to_all in the forward{at_line(call.site)}, and in the "
+            "backward nothing goes back: torch.distributed's all_to_all has no backward, so what "
+            "comes before it gets no gradient. Use "
+            "torch.distributed.nn.functional.all_to_all_single, or an autograd.Function that "
+            "exchanges the gradients.",
             tuple(names),
         )
 
@@ -253,12 +221,9 @@ def _one_way(evidence: Evidence) -> Collective | None:
 def _cut(evidence: Evidence) -> frozenset[str]:
     """Modules whose parameters had no gradient and that ran without gradients in the next forward,
     whenever they were looked at, on all ranks."""
-    rows = [row for own in recorded(evidence).values() for row in own.of("no_grad", _modules)]
+    every = (own.rows("no_grad", modules=plain_names) for own in recorded(evidence).values())
+    rows = [frozenset(names) for of in every for (names,) in of]
     return frozenset.intersection(*rows) if len(rows) >= _ENOUGH else frozenset()
-
-
-def _modules(event: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(plain_name(name) for name in event["modules"])
 
 
 def _gradients(of: _Checks) -> dict[str, set[str | None]]:
@@ -284,12 +249,12 @@ def _starved(of: _Checks, names: Sequence[str], zero: bool, what: str = "paramet
 @law()
 def learning_rate_zero(facts: Facts) -> Findings:
     """The learning rates of an optimizer were 0 in all checked steps on all ranks."""
-    names: dict[str, None] = {}
+    zero = []
     for of in _long(facts):
-        groups = [group for checks in of.values() for check in checks for group in check.hyper]
-        if groups and all(group.get("lr") in ("0", "0.0") for group in groups):
-            names[_name(of)] = None
-    for name in names:
+        checks = (check for rows in of.values() for check in rows)
+        rates = {group.get("lr") for check in checks for group in check.hyper}
+        zero += [_name(of)] if rates and rates <= {"0", "0.0"} else []
+    for name in dict.fromkeys(zero):
         yield f"The learning rate of {name} was 0 in all checked steps: its updates change nothing."
 
 
@@ -299,9 +264,9 @@ def updates_undone(facts: Facts) -> Findings:
     back."""
     names = _undone(facts)
     text = (
-        f"The optimizer changed {plural(len(names), 'parameter')} ({listed(names)}) in its "
-        f"updates, and before each next update {'they' if len(names) > 1 else 'it'} had the "
-        "first value again: after the update something writes old values into the model"
+        f"The optimizer changed {counted(names)} in its updates, and before each next update "
+        f"{'they' if len(names) > 1 else 'it'} had the first value again: after the update "
+        "something writes old values into the model"
     )
     # A scale may be pressed against a bound, and a mask may prune a whole layer.
     if names and facts.of(_free).isdisjoint(names):
@@ -334,8 +299,10 @@ def _undone(facts: Facts) -> tuple[str, ...]:
     for of in _long(facts):
         updates: dict[int, set[str]] = defaultdict(set)
         for rank in of:
-            for step, names in facts.of(recorded)[rank].of("updated", _updated):
-                updates[step] |= names
+            for step, changed in facts.of(recorded)[rank].rows(
+                "updated", step=int, names=plain_names
+            ):
+                updates[step] |= {*changed}
         still = _still(of)
         if set(still) < {piece.name for checks in of.values() for piece in checks[0].pieces}:
             often = [n for n in still if sum(n in of for of in updates.values()) >= _ENOUGH - 1]
@@ -343,16 +310,15 @@ def _undone(facts: Facts) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _updated(event: Mapping[str, Any]) -> tuple[int, frozenset[str]]:
-    return int(event["step"]), frozenset(plain_name(name) for name in event["names"])
-
-
 @law(suspects=True)
 def weights_returned(facts: Facts) -> Findings:
     """Parameters had again the values of a much earlier update, so what was trained in between is
     lost."""
-    rows = [own.of("returned", _returned) for own in facts.of(recorded).values()]
-    returns = dict.fromkeys(one for of in rows for one in of)
+    returns = dict.fromkeys(
+        one
+        for own in facts.of(recorded).values()
+        for one in own.rows("returned", step=int, name=plain_name, since=int)
+    )
     # Several tasks that begin from the same weights return to other ones later.
     if returns and len({since for _, _, since in returns}) == 1:
         step, _, since = next(iter(returns))
@@ -365,10 +331,6 @@ def weights_returned(facts: Facts) -> Findings:
             "as a backup that is not renewed, and what was trained in between is lost.",
             names,
         )
-
-
-def _returned(event: Mapping[str, Any]) -> tuple[int, str, int]:
-    return int(event["step"]), plain_name(event["name"]), int(event["since"])
 
 
 @law(suspects=True)
@@ -385,9 +347,8 @@ def parameters_still(facts: Facts) -> Findings:
     )
     if names:
         yield Suspicious(
-            f"{plural(len(names), 'parameter')} ({listed(names)}) did not change between the "
-            "checked steps, though gradients and learning rate were not zero: updates may round to "
-            "nothing in the parameters' dtype.",
+            f"{counted(names)} did not change between the checked steps, though gradients and "
+            "learning rate were not zero: updates may round to nothing in the parameters' dtype.",
             names,
         )
 
@@ -435,8 +396,7 @@ def copies_apart(facts: Facts) -> Findings:
     if found:
         names = tuple(found)
         yield Broken(
-            f"The optimizer updated its copies of {plural(len(names), 'parameter')} "
-            f"({listed(names)}), and the model kept the first "
+            f"The optimizer updated its copies of {counted(names)}, and the model kept the first "
             f"{'values' if len(names) > 1 else 'value'} in all checked steps, though it computes "
             "gradients with them: the updates were never copied into the model.",
             pattern="copies",

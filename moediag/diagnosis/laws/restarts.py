@@ -27,7 +27,7 @@ def restart_forgets(facts: Facts) -> Findings:
                     f"a save, and {check.optimizer} {text}."
                 )
                 found.setdefault(said, []).append(rank)
-                names[said] = tuple(piece.name for piece in check.pieces)
+                names[said] = check.names
     for text, who in found.items():
         yield Suspicious(f"After the restart, {ranks(who)} {text}", names[text])
 

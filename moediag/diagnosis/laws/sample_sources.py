@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.model_inputs import averaging, same_part
+from moediag.diagnosis.numbers import agreement
 from moediag.evidence.law_model import ModelInputs, RankLaws
 from moediag.evidence.model import Evidence
-from moediag.result.wording import at_line, ranks
+from moediag.result.wording import at_line, few_on_each, ranks
 
 _ENOUGH = 2  # steps
 _LAST = 3  # compared steps
@@ -36,15 +37,15 @@ def samplers_apart(facts: Facts) -> Findings:
             )
             return
         single = {s: of for s, of in steps.items() if all(one.replicas for one in of.values())}
-        for what, read in (("seed", _seed), ("epoch", _epoch)):
-            found = [step for step, of in single.items() if len(set(map(read, of.values()))) > 1]
+        for what in ("seed", "epoch"):
+            told = {s: {r: getattr(one, what) for r, one in of.items()} for s, of in single.items()}
+            found = [step for step, of in told.items() if len(set(of.values())) > 1]
             if len(found) >= _ENOUGH:
-                first = single[found[0]]
                 yield Suspicious(
-                    f"In step {found[0]} the {_named(first)} shuffled with a different {what} on "
-                    f"each of these ranks ({_told(first, read)}): their parts belong to different "
-                    "orders, so some samples come twice in a pass and others never."
-                    + (" Call set_epoch on every rank." if what == "epoch" else "")
+                    f"In step {found[0]} the {_named(single[found[0]])} shuffled with a different "
+                    f"{what} on each of these ranks ({few_on_each(told[found[0]])}): their parts "
+                    "belong to different orders, so some samples come twice in a pass and others "
+                    "never." + (" Call set_epoch on every rank." if what == "epoch" else "")
                 )
                 return
         same = [step for step, of in single.items() if _one_part(list(of.values()))]
@@ -90,7 +91,7 @@ def ranks_unlike(facts: Facts) -> Findings:
         if len(over) < 2 or not set(over) <= laws.keys():
             continue
         rows = {rank: _settings(laws[rank], over) for rank in over}
-        steps = sorted(set.intersection(*(set(row) for row in rows.values())))[-_LAST:]
+        steps = [*agreement.together({rank: row.items() for rank, row in rows.items()})][-_LAST:]
         if len(steps) < _ENOUGH:
             continue
         last = {rank: [row[step] for step in steps] for rank, row in rows.items()}
@@ -184,10 +185,10 @@ def _divided_in_part(facts: Facts) -> Findings:
     """Two loaders of the same updates, of which only one is divided among the ranks."""
     laws = facts.of(recorded)
     for over in sorted(facts.of(averaging)):
-        rows = [dict(laws[rank].of("beside", _beside)) for rank in over if rank in laws]
-        steps = set.intersection(*map(set, rows)) if rows else set()
+        rows = {rank: laws[rank].of("beside", _beside) for rank in over if rank in laws}
+        steps = agreement.together(rows)
         if len(rows) == len(over) > 1 and len(steps) >= _ENOUGH:
-            loader, divided = rows[0][min(steps)]
+            loader, divided = next(iter(steps.values()))[over[0]]
             yield Suspicious(
                 f"For the same updates each rank draws from all samples of one dataset (the "
                 f"{loader}), and from its part of those of another, which a sampler divides"
@@ -202,14 +203,6 @@ def _beside(event: Mapping[str, Any]) -> tuple[int, tuple[str, str]]:
     at = f" of the loader{at_line(str(event['made']))}, {int(event['given'])} samples"
     of = f" (loader{at_line(str(event['divided']))})" if event["divided"] else ""
     return int(event["step"]), (f"{event['sampler']}{at}", of)
-
-
-def _seed(one: ModelInputs) -> int:
-    return one.seed
-
-
-def _epoch(one: ModelInputs) -> int:
-    return one.epoch
 
 
 def _foreign(one: ModelInputs) -> bool:
@@ -247,7 +240,3 @@ def _named(of: Mapping[int, ModelInputs]) -> str:
     first = next(iter(of.values()))
     line = first.made or first.line
     return first.sampler + (f" of the loader at {line}" if line else "")
-
-
-def _told(of: Mapping[int, ModelInputs], read: Callable[[ModelInputs], int]) -> str:
-    return ", ".join(f"{read(one)} on {ranks((rank,))}" for rank, one in list(of.items())[:4])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from typing import TypeVar
 
 from moediag.result.wording import by_value as sides
 
-__all__ = ["apart", "far", "minority", "sides"]
+__all__ = ["apart", "far", "minority", "sides", "together"]
+
+T = TypeVar("T")
 
 
 def minority(sides: Iterable[Sequence[int]]) -> tuple[int, ...]:
@@ -24,6 +28,15 @@ def apart(values: Iterable[float], tolerance: float) -> bool:
     low, high = min(known, default=0.0), max(known, default=0.0)
     within = isfinite(high - low) and high - low <= tolerance * max(abs(low), abs(high))
     return high != low and not within
+
+
+def together(rows: Mapping[int, Iterable[tuple[int, T]]]) -> dict[int, dict[int, T]]:
+    """By step and rank, what ranks recorded of steps: only of steps that all of them have."""
+    found: dict[int, dict[int, T]] = defaultdict(dict)
+    for rank, of in rows.items():
+        for step, one in of:
+            found[step][rank] = one
+    return {step: of for step, of in sorted(found.items()) if len(of) == len(rows)}
 
 
 def far(sketches: Sequence[tuple[float, float]]) -> float:

@@ -16,7 +16,7 @@ from moediag.records import dataclass
 #: Calls that add up tensors of ranks.
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
-_Sketch = tuple[float, float]  # sum with pseudo-random signs, norm
+Sketch = tuple[float, float]  # sum with pseudo-random signs, norm
 
 _CLOSE = 0.01  # of the factors of different parameters
 _CLEAR = 0.05  # of the norms: a sum that is much smaller is mostly rounding
@@ -28,9 +28,9 @@ class OwnGradients:
     """Gradients of one rank in one step."""
 
     step: int
-    made: Mapping[str, _Sketch]
+    made: Mapping[str, Sketch]
     """By the backward."""
-    used: Mapping[str, _Sketch]
+    used: Mapping[str, Sketch]
     """By the update."""
 
 
@@ -89,7 +89,7 @@ def not_reduced(evidence: Evidence) -> frozenset[str]:
     return frozenset(name for name, own in found.items() if own)
 
 
-def multiple(made: Sequence[_Sketch], used: _Sketch) -> float | None:
+def multiple(made: Sequence[Sketch], used: Sketch) -> float | None:
     """The number by which the sum of ``made`` was multiplied, if it is ``used``; None where the sum
     says too little."""
     total = sum(one for one, _ in made)
@@ -98,7 +98,7 @@ def multiple(made: Sequence[_Sketch], used: _Sketch) -> float | None:
     return used[0] / total
 
 
-def is_multiple(made: Sequence[_Sketch], used: _Sketch, factor: float) -> bool:
+def is_multiple(made: Sequence[Sketch], used: Sketch, factor: float) -> bool:
     """Whether ``used`` may be the sum of ``made`` times ``factor``."""
     total = factor * sum(one for one, _ in made)
     least = abs(factor) * sum(norm for _, norm in made)
@@ -107,14 +107,11 @@ def is_multiple(made: Sequence[_Sketch], used: _Sketch, factor: float) -> bool:
 
 def _read(event: Mapping[str, Any]) -> OwnGradients:
     names = [str(name) for name in event["names"]]
-    made, used = ([_pair(one) for one in event[kind]] for kind in ("made", "used"))
-    return OwnGradients(
-        int(event["step"]),
-        dict(zip(names, made, strict=True)),
-        dict(zip(names, used, strict=True)),
-    )
+    made, used = (dict(zip(names, map(sketch, event[at]), strict=True)) for at in ("made", "used"))
+    return OwnGradients(int(event["step"]), made, used)
 
 
-def _pair(values: Sequence[Any]) -> _Sketch:
+def sketch(values: Sequence[Any]) -> Sketch:
+    """Reads a sum with pseudo-random signs and a norm."""
     total, norm = map(float, values)
     return total, norm

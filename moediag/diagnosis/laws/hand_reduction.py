@@ -57,9 +57,8 @@ def gradients_stale(facts: Facts) -> Findings:
 def reduced_again(facts: Facts) -> Findings:
     """A job whose wrapper averages the gradients also adds up tensors of their sizes itself, in
     every step."""
-    found = facts.of(_added_again)
-    if found is not None:
-        steps, many, line = found
+    steps, many, line = _added_again(facts.evidence)
+    if len(steps) >= _ENOUGH:
         yield Suspicious(
             f"In steps {few(steps)} the program adds up tensors of the sizes "
             f"of {plural(many, 'parameter')} over all ranks{at_line(line)}, though "
@@ -92,13 +91,13 @@ def _divisors(units: Iterable[Any]) -> list[tuple[str, float, bool]]:
     return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in units]
 
 
-def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
-    """The steps, the matrices of the model, and the line."""
+def _added_again(evidence: Evidence) -> tuple[list[int], int, str]:
+    """The steps, the number of matrices of the model, and the line; [] if there are none."""
     every = (piece for own in recorded(evidence).values() for piece in own.pieces)
     pieces = {(piece.name, piece.how, piece.ranks, piece.shape) for piece in every}
     world = tuple(sorted(evidence.ranks))
     if not pieces or any(how != REDUCED or ranks != world for _, how, ranks, _ in pieces):
-        return None
+        return [], 0, ""
     sizes = Counter(elements(shape) for _, _, _, shape in pieces if "x" in shape)
     of: dict[tuple[int, int, str], Counter[int]] = defaultdict(Counter)
     for rank, seen in evidence.ranks.items():
@@ -112,7 +111,7 @@ def _added_again(evidence: Evidence) -> tuple[list[int], int, str] | None:
         common = sorted(set.intersection(*steps))
         if len(common) >= _ENOUGH and sizes.total() >= _FEW:
             return common, sizes.total(), site
-    return None
+    return [], 0, ""
 
 
 @law(suspects=True)

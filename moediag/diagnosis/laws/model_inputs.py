@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moediag.diagnosis.facts import Facts
-from moediag.diagnosis.laws.large_calls import least_matrix, stages
+from moediag.diagnosis.laws.large_calls import least_matrix, meets_in_forward, stages
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS
@@ -78,16 +78,6 @@ def same_part(facts: Facts) -> Findings:
         yield Broken(found.sentence, pattern="same samples", next_step=step)
     else:  # made-up data, or ranks that split each sample between them
         yield Suspicious(found.sentence)
-
-
-def meets_in_forward(evidence: Evidence) -> bool:
-    """Whether ranks communicate in the forward, as those that split a sample between them do. DDP
-    only broadcasts buffers there."""
-    return any(
-        call.phase == "forward" and call.op != "broadcast"
-        for seen in evidence.ranks.values()
-        for call in seen.collectives
-    )
 
 
 @law()

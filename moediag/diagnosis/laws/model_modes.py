@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -111,7 +111,8 @@ def _other_optimizers(checks: Sequence[LawCheck], since: int) -> bool:
 def _parts_left(facts: Facts) -> Findings:
     """Parts that all ranks trained in evaluation mode in all checked steps from some step on, while
     the model was in training mode."""
-    rows = [own.of("settings", _parts) for own in facts.of(recorded).values()]
+    every = facts.of(recorded).values()
+    rows = [own.rows("settings", step=int, parts=_parts) for own in every]
     found = [_since(of) for of in rows]
     names = [n for n in (found[0] if found else ()) if all(n in of for of in found)]
     for name in names[:1]:
@@ -125,8 +126,8 @@ def _parts_left(facts: Facts) -> Findings:
         )
 
 
-def _parts(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[str, ...]]]:
-    return int(event["step"]), {str(name): tuple(map(str, of)) for name, of in event["parts"]}
+def _parts(rows: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+    return {str(name): tuple(map(str, of)) for name, of in rows}
 
 
 def _since(

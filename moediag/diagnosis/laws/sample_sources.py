@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.laws.large_calls import splits_samples
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.model_inputs import averaging, same_part
 from moediag.diagnosis.numbers import agreement
@@ -57,7 +58,7 @@ def samplers_apart(facts: Facts) -> Findings:
                 "samples, and nobody on the others. Give it each rank's own `rank`."
             )
             return
-        split = facts.of(_splits_samples)
+        split = facts.of(splits_samples)
         whole = [step for step, of in steps.items() if _undivided(list(of.values()), split)]
         if len(whole) >= _ENOUGH and not same_part.broken(facts):
             every = steps[whole[0]]
@@ -115,7 +116,7 @@ _Settings = dict[str, dict[str, tuple[int, str]]]  # what -> value -> how many, 
 def _settings(own: RankLaws, over: tuple[int, ...]) -> dict[int, _Settings]:
     """By step, of the models whose gradients a wrapper averages over these ranks, if there is
     one."""
-    every = own.of("settings", _of_model)
+    every = own.rows("settings", step=int, over=tuple, of=_texts)
     found: dict[int, _Settings] = {}
     for step, averages, texts in every:
         if averages == (over if any(one for _, one, _ in every) else ()):
@@ -133,11 +134,8 @@ def _settings(own: RankLaws, over: tuple[int, ...]) -> dict[int, _Settings]:
     return found
 
 
-def _of_model(
-    event: Mapping[str, Any],
-) -> tuple[int, tuple[int, ...], dict[str, tuple[int, str]]]:
-    texts = {str(text): (int(number), str(name)) for text, (number, name) in event["of"].items()}
-    return int(event["step"]), tuple(event["over"]), texts
+def _texts(settings: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    return {str(text): (int(number), str(name)) for text, (number, name) in settings.items()}
 
 
 def _weights(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, str]]]:
@@ -213,16 +211,6 @@ def _one_part(of: Sequence[ModelInputs]) -> bool:
     """Whether ranks ask for the same part of one order, of several."""
     asked = {(one.replicas, one.number, one.seed, one.epoch, one.made, one.given) for one in of}
     return len(asked) == 1 and of[0].replicas > 1
-
-
-def _splits_samples(evidence: Evidence) -> bool:
-    """Whether ranks exchange activations in the forward, as those do that have parts of the same
-    samples."""
-    return any(
-        call.phase == "forward" and call.op != "broadcast" and not call.parameters
-        for seen in evidence.ranks.values()
-        for call in seen.collectives
-    )
 
 
 def _undivided(of: Sequence[ModelInputs], split: bool) -> bool:

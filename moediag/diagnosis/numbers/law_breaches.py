@@ -8,7 +8,7 @@ before gradients, and gradients before the optimizer's state.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 
 from moediag.diagnosis.numbers import agreement
@@ -33,10 +33,9 @@ from moediag.evidence.law_model import (
     PLAIN,
     REDUCED,
     ZERO_GRADIENT,
-    LawCheck,
     LawPiece,
 )
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Evidence, recorded
 from moediag.records import dataclass
 
 _ENOUGH = 3  # checked steps
@@ -158,7 +157,7 @@ def law_facts(evidence: Evidence) -> LawFacts:
         apart_kept=_apart(evidence, _plain(evidence, _discarded(evidence))),
         numbers=_numbers_apart(evidence, plain) if plain.kept and not plain.apart else None,
         written=written[0] if written else None,
-        recorded=any(seen.laws is not None for seen in evidence.ranks.values()),
+        recorded=bool(recorded(evidence)),
         not_checked=_not_checked(evidence, found, {*plain.kept} == plain.matrices),
     )
 
@@ -231,12 +230,9 @@ def _of_parameters(history: History, parameters: Split) -> Breach:
 
 def _discarded(evidence: Evidence) -> Set[str]:
     """The models that all ranks discarded while they trained others."""
-    every = [
-        frozenset(seen.laws.of("discarded", lambda event: str(event["model"])))
-        for seen in evidence.ranks.values()
-        if seen.laws is not None
-    ]
-    return frozenset.intersection(*every) if every else frozenset()
+    rows = (own.rows("discarded", model=str) for own in recorded(evidence).values())
+    every = [{model for (model,) in of} for of in rows]
+    return set.intersection(*every) if every else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +309,8 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     """Parameters that nothing keeps equal, and that all ranks had in common at first."""
     matrices, apart, grads = plain.matrices & plain.equal, dict(plain.apart), plain.grads
     # A norm that a plan of tensor parallelism leaves out: all matrices are DTensors.
-    beside = not plain.matrices and PLACED in _hows(evidence)
+    pieces = [piece for own in recorded(evidence).values() for piece in own.pieces]
+    beside = not plain.matrices and any(piece.how == PLACED for piece in pieces)
     if not apart or not (matrices or beside):
         return None
     whole = set(filter(plain.moved, plain.matrices)) <= apart.keys() and not beside
@@ -335,7 +332,7 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
         if not matrices & apart.keys():
             return None
         every = tuple(apart)
-    groups = {piece.ranks for check in _all(evidence) for piece in check.pieces if piece.ranks}
+    groups = {piece.ranks for piece in pieces if piece.ranks}
     still = {_still(plain.values[n]) if all(map(_known, grads[n])) else () for n in apart}
     return Apart(
         names=tuple(apart),
@@ -368,13 +365,10 @@ def _numbers_apart(evidence: Evidence, plain: _Plain) -> Breach | None:
     return Breach(history, None, history.first(HYPER), None) if HYPER in last.splits else None
 
 
-def _hows(evidence: Evidence) -> set[str]:
-    return {piece.how for check in _all(evidence) for piece in check.pieces}
-
-
 def _unsynchronised(evidence: Evidence) -> set[str]:
     """Parameters whose wrapper did not reduce gradients in some updates until their last check."""
-    hows = {piece.name: piece.how for check in _all(evidence) for piece in check.pieces}
+    every = (piece for own in recorded(evidence).values() for piece in own.pieces)
+    hows = {piece.name: piece.how for piece in every}
     return {name for name, how in hows.items() if how == LOCAL}
 
 
@@ -394,20 +388,12 @@ def _alone(piece: LawPiece) -> bool:
     return piece.how == PLAIN or (piece.how in (REDUCED, LOCAL) and len(piece.ranks) == 1)
 
 
-def _all(evidence: Evidence) -> Iterator[LawCheck]:
-    for seen in evidence.ranks.values():
-        yield from seen.laws.checks if seen.laws is not None else ()
-
-
 def _not_checked(evidence: Evidence, found: tuple[History, ...], kept: bool) -> tuple[str, ...]:
     """``kept``: all parameters without a wrapper stayed equal on all ranks."""
-    recorded = {r: seen.laws for r, seen in evidence.ranks.items() if seen.laws is not None}
-    if not recorded:
-        return ()
-    checks = [check for laws in recorded.values() for check in laws.checks]
-    if not checks:
+    every = recorded(evidence).values()
+    if every and not any(own.checks for own in every):
         return ("laws: no optimizer of torch stepped on parameters of a model that was seen",)
-    hows = {piece.how for check in checks for piece in check.pieces}
+    hows = {piece.how for own in every for piece in own.pieces}
     texts = []
     if LOCAL in hows:
         texts.append(

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moediag.evidence.model import Evidence
+from moediag.diagnosis.numbers.agreement import together
+from moediag.evidence.model import Evidence, recorded
 from moediag.records import dataclass
 
 #: Calls that add up tensors of ranks.
@@ -47,12 +48,9 @@ class Reduced:
 
 def own_gradients(evidence: Evidence) -> dict[int, dict[int, OwnGradients]]:
     """By step and rank; only steps that all ranks of the job recorded."""
-    found: dict[int, dict[int, OwnGradients]] = {}
-    for rank, seen in sorted(evidence.ranks.items()):
-        for one in seen.laws.of("own_gradients", _read) if seen.laws is not None else ():
-            found.setdefault(one.step, {})[rank] = one
-    world = evidence.world_size
-    return {step: of for step, of in sorted(found.items()) if len(of) == world > 1}
+    rows = {rank: own.of("own_gradients", _read) for rank, own in recorded(evidence).items()}
+    found = together({rank: [(one.step, one) for one in of] for rank, of in rows.items()})
+    return found if len(rows) == evidence.world_size > 1 else {}
 
 
 def reductions(evidence: Evidence) -> tuple[Reduced, ...]:

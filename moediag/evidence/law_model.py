@@ -22,6 +22,11 @@ NO_GRADIENT = ""
 ZERO_GRADIENT = "zero"
 
 
+def trains(gradients: Iterable[str | None]) -> bool:
+    """Whether all of these gradients are known and have other elements than zero."""
+    return {None, NO_GRADIENT, ZERO_GRADIENT}.isdisjoint(gradients)
+
+
 @dataclass(frozen=True, slots=True)
 class LawPiece:
     """The part of a parameter that a rank holds."""
@@ -123,16 +128,6 @@ class ModelInputs:
     rows: int = 0
     #: Into how many parts its loader divides the samples.
     divided: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class SameOrder:
-    """A DistributedSampler that shuffles gave the same order in two complete passes of training."""
-
-    line: str
-    epoch: int
-    sampler: str
-    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,15 +277,10 @@ class RankLaws:
 
     checks: tuple[LawCheck, ...] = ()
     inputs: tuple[ModelInputs, ...] = ()
-    same_order: tuple[SameOrder, ...] = ()
     norms: tuple[ClipNorm, ...] = ()
     declared: tuple[DeclaredTensor, ...] = ()
     models: tuple[ModelState, ...] = ()
     loads: tuple[Load, ...] = ()
-    #: Lines that loaded a file with the state of an optimizer.
-    optimizer_files: tuple[str, ...] = ()
-    #: Lines that loaded the state of an optimizer.
-    optimizer_loads: tuple[str, ...] = ()
     shards: Mapping[str, Shard] = field(default_factory=dict)
     cleared: tuple[Cleared, ...] = ()
     modes: tuple[Mode, ...] = ()

@@ -99,13 +99,13 @@ def _on_each(step: int, norms: Mapping[int, ClipNorm]) -> str:
 
 def _rescaled(facts: Facts) -> Findings:
     """Whether ranks multiplied the reduced gradients of FSDP2's shards by different numbers."""
-    factors: dict[tuple[int, ...], dict[int, dict[int, float]]] = defaultdict(dict)
+    factors: dict[tuple[int, ...], dict[int, list[tuple[int, float]]]] = defaultdict(dict)
     for rank, own in facts.of(recorded).items():
         for step, ranks, factor in own.of("rescaled", _factor):
             if factor:
-                factors[ranks].setdefault(step, {})[rank] = factor
-    for ranks, steps in factors.items():
-        rows = {step: of for step, of in steps.items() if of.keys() == set(ranks)}
+                factors[ranks].setdefault(rank, []).append((step, factor))
+    for ranks, of_ranks in factors.items():
+        rows = agreement.together(of_ranks) if of_ranks.keys() == set(ranks) else {}
         apart = [s for s, of in rows.items() if max(of.values()) > (1 + _APART) * min(of.values())]
         if len(apart) >= _ENOUGH:
             yield Suspicious(

@@ -84,16 +84,14 @@ def _declared(evidence: Evidence) -> Iterator[tuple[tuple[int, ...], Mapping[int
     for rank, own in recorded(evidence).items():
         for one in own.declared:
             if not one.data and rank in one.ranks:
-                steps = found.setdefault(one.ranks, {})
-                steps.setdefault(one.step, {}).setdefault(rank, []).append(one)
-    for who, steps in found.items():
+                steps = found.setdefault(one.ranks, {}).setdefault(rank, defaultdict(list))
+                steps[one.step].append(one)
+    for who, of in found.items():
+        every = agreement.together({rank: steps.items() for rank, steps in of.items()})
+        rows = {s: [by_rank[r] for r in who] for s, by_rank in every.items() if {*of} == {*who}}
         yield (
             who,
-            {
-                step: list(zip(*(by_rank[rank] for rank in who), strict=True))
-                for step, by_rank in sorted(steps.items())
-                if set(by_rank) == set(who) and _alike(list(by_rank.values()))
-            },
+            {s: [*zip(*of_rank, strict=True)] for s, of_rank in rows.items() if _alike(of_rank)},
         )
 
 

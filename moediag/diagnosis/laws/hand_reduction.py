@@ -17,7 +17,7 @@ from moediag.diagnosis.numbers.reduced_gradients import (
     own_gradients,
     reductions,
 )
-from moediag.evidence.law_model import NO_GRADIENT, PLAIN, REDUCED, ZERO_GRADIENT
+from moediag.evidence.law_model import PLAIN, REDUCED, trains
 from moediag.evidence.model import Evidence
 from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
@@ -142,8 +142,7 @@ def parameters_averaged(facts: Facts) -> Findings:
 
 def _apart(gradients: Sequence[str | None]) -> bool:
     """Whether each rank has a gradient of its own."""
-    known = {None, NO_GRADIENT, ZERO_GRADIENT}.isdisjoint(gradients)
-    return known and len({*gradients}) == len(gradients)
+    return trains(gradients) and len({*gradients}) == len(gradients)
 
 
 @law(suspects=True)
@@ -165,7 +164,8 @@ def starts_apart(facts: Facts) -> Findings:
                     grads[piece.name].append({check.grads[at] for check in by_rank.values()})
     sends = facts.of(exchanges)
     if sends:
-        reduced |= {name for name, of in grads.items() if len(of) >= _ENOUGH and all(map(_one, of))}
+        one = {n for n, of in grads.items() if all(len(row) == 1 and trains(row) for row in of)}
+        reduced |= {name for name in one if len(grads[name]) >= _ENOUGH}
     began = {n: rows for (_, n), rows in found.items() if rows and len(rows[0] - {None}) > 1}
     apart, why = tuple(filter(reduced.__contains__, began)), "their gradients are added up"
     what = "compute gradients of different models. Broadcast the parameters from one rank first"
@@ -191,11 +191,6 @@ def starts_apart(facts: Facts) -> Findings:
             f"{what}.",
             apart,
         )
-
-
-def _one(gradients: set[str | None]) -> bool:
-    """Whether all ranks use the same gradient."""
-    return len(gradients) == 1 and gradients.isdisjoint((None, NO_GRADIENT, ZERO_GRADIENT))
 
 
 def _equal_later(rows: list[set[str | None]]) -> bool:

@@ -112,15 +112,14 @@ def _begun_without_state(own: RankLaws) -> LawCheck | None:
 def optimizer_forgotten(facts: Facts) -> Findings:
     """A checkpoint has the state of an optimizer, and no optimizer loaded it."""
     laws = facts.of(recorded)
-    if any(own.optimizer_loads for own in laws.values()):
+    if any(own.rows("optimizer_load", line=str) for own in laws.values()):
         return
     for own in laws.values():
-        if not own.optimizer_files or not any(load.parameters for load in own.loads):
-            continue
+        files = own.rows("optimizer_file", line=str)
         begun = _begun_without_state(own)
-        if begun is not None:
+        if files and begun is not None and any(load.parameters for load in own.loads):
             yield (
-                f"The checkpoint loaded{at_line(own.optimizer_files[0])} has the state of an "
+                f"The checkpoint loaded{at_line(files[0][0])} has the state of an "
                 f"optimizer, which no optimizer loaded: {begun.optimizer} began without state, "
                 "with the model's parameters loaded."
             )

@@ -18,6 +18,7 @@ from moediag.diagnosis.laws.mean_losses import (
     micro_batches_added,
     unscaled_steps,
 )
+from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
@@ -338,15 +339,11 @@ def _losses(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
 def _whole_steps(evidence: Evidence) -> dict[int, dict[int, StepLosses]]:
     """By step and rank; only steps that all ranks recorded, but for stages of a pipeline that have
     no loss."""
-    found: dict[int, dict[int, StepLosses]] = defaultdict(dict)
-    losses = _losses(evidence)
-    for rank, steps in losses.items():
-        for step, one in steps.items():
-            found[step][rank] = one
     laws, sends = recorded(evidence), {rank for rank, _ in stages(evidence)}
-    without = [r for r in losses if r in sends and not laws[r].others.get("losses")]
-    world, many = evidence.world_size, evidence.world_size - len(without)
-    return {step: of for step, of in sorted(found.items()) if len(of) == many and world > 1}
+    without = {r for r in laws if r in sends and not laws[r].others.get("losses")}
+    rows = {r: steps.items() for r, steps in _losses(evidence).items() if r not in without}
+    every = len(laws) == evidence.world_size > 1
+    return agreement.together(rows) if every else {}
 
 
 def _gathers(evidence: Evidence, rank: int, step: int, tokens: int) -> bool:

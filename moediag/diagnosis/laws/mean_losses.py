@@ -27,10 +27,10 @@ def means_added(facts: Facts) -> Findings:
     is, and divides the sum by another number than that of its ranks. A loss that ranks compute
     together may be a sum of parts."""
     steps, number = defaultdict[int, list[int]](list), facts.evidence.world_size
+    means = [row for own in facts.of(recorded).values() for row in own.of("losses", _means)]
     for one in facts.of(reductions):
-        clip, events = facts.of(clip_factors).get(one.step, 1.0), []
-        for own in facts.of(recorded).values():
-            events += [of for step, of in own.of("losses", _means) if step == one.step]
+        clip = facts.of(clip_factors).get(one.step, 1.0)
+        events = [of for step, of in means if step == one.step]
         alone = len(events) == number and all(len(of) == 1 for of in events)
         whole = alone and all(any(abs(abs(w) - 1) < _CLOSE for w in of[0]) for of in events)
         by = clip / one.factor if whole and one.factor > 0 else 0.0

@@ -91,13 +91,15 @@ def constant_samples(facts: Facts) -> Findings:
 @law()
 def same_order(facts: Facts) -> Findings:
     """A DistributedSampler that shuffles gave the same order in two passes of training."""
-    orders = {r: own.same_order[0] for r, own in facts.of(recorded).items() if own.same_order}
+    fields = {"sampler": str, "line": str, "epoch": int, "step": int}
+    rows = {rank: own.rows("same_order", **fields) for rank, own in facts.of(recorded).items()}
+    orders = {rank: of[0] for rank, of in rows.items() if of}
     if orders:
-        order = next(iter(orders.values()))
+        sampler, line, epoch, step = next(iter(orders.values()))
         yield (
-            f"{order.sampler}{at_line(order.line)} gave {ranks(orders)} the same shuffled order in "
-            f"two passes of training (epoch {order.epoch}, the second one until step "
-            f"{order.step}): nothing called set_epoch in between."
+            f"{sampler}{at_line(line)} gave {ranks(orders)} the same shuffled order in two passes "
+            f"of training (epoch {epoch}, the second one until step {step}): nothing called "
+            "set_epoch in between."
         )
 
 

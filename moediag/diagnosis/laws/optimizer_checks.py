@@ -11,7 +11,13 @@ from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.large_calls import elements
 from moediag.diagnosis.laws.law import Broken, Findings, Suspicious, law, recorded
 from moediag.diagnosis.laws.unreduced_calls import lines_of
-from moediag.evidence.law_model import NO_GRADIENT, ZERO_GRADIENT, LawCheck, plain_names
+from moediag.evidence.law_model import (
+    NO_GRADIENT,
+    ZERO_GRADIENT,
+    LawCheck,
+    plain_names,
+    trains,
+)
 from moediag.evidence.model import Collective, Evidence
 from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
@@ -129,10 +135,8 @@ def adapters_untrained(facts: Facts) -> Findings:
     for of in _long(facts):
         gradients = _gradients(of)
         without = {n for n, seen in gradients.items() if seen == {NO_GRADIENT}}
-        zeros = {
-            n for n, seen in gradients.items()
-            if seen == {ZERO_GRADIENT} or seen == {ZERO_GRADIENT, NO_GRADIENT}
-        }  # fmt: skip
+        none = {n for n, seen in gradients.items() if seen <= {ZERO_GRADIENT, NO_GRADIENT}}
+        zeros = {name for name in none if ZERO_GRADIENT in gradients[name]}
         adapters = {name for name in gradients if _ADAPTER.search(name)}
         dead = adapters if adapters <= without | zeros and not facts.of(_complete_later) else set()
         if dead:
@@ -412,7 +416,7 @@ def _not_copied(checks: Sequence[LawCheck]) -> list[str]:
     trained = [
         (piece.name, {check.params[at] for check in checks}, [c.copies.get(at) for c in checks])
         for at, piece in enumerate(checks[0].pieces)
-        if not {check.grads[at] for check in checks} & {None, NO_GRADIENT, ZERO_GRADIENT}
+        if trains(check.grads[at] for check in checks)
     ]
     still = [
         name

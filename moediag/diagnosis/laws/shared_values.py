@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moediag.diagnosis.facts import Facts
@@ -72,11 +72,13 @@ def shared_gradients_lost(facts: Facts) -> Findings:
 
 def _cut(facts: Facts) -> Findings:
     """What all ranks gathered at one line in several steps, and what no backward reached."""
-    rows = {rank: own.of("gathered", _unreached) for rank, own in facts.of(recorded).items()}
+    rows = {
+        rank: [((line, step), True) for step, of in own.of("gathered", _unreached) for line in of]
+        for rank, own in facts.of(recorded).items()
+    }
     steps: dict[str, list[int]] = defaultdict(list)
-    for step, of in agreement.together(rows).items():
-        for line in sorted(set.intersection(*of.values())):
-            steps[line].append(step)
+    for line, step in agreement.together(rows):
+        steps[line].append(step)
     for line, common in steps.items():
         if len(common) >= _ENOUGH:
             yield Suspicious(
@@ -136,21 +138,17 @@ def _rows(evidence: Evidence) -> tuple[tuple[int, tuple[Shared, ...]], ...]:
     """Steps, and what all ranks of a group recorded of one place of the program."""
     found: dict[tuple[int, tuple[int, ...]], dict[int, list[Shared]]] = defaultdict(dict)
     for rank, own in recorded(evidence).items():
-        for step, rows in own.of("shared", _read):
+        for step, rows in own.rows("shared", step=int, rows=_read):
             for row in rows:
                 found[step, row.ranks].setdefault(rank, []).append(row)
-    return tuple(_places(found))
-
-
-def _places(
-    found: Mapping[tuple[int, tuple[int, ...]], Mapping[int, list[Shared]]],
-) -> Iterator[tuple[int, tuple[Shared, ...]]]:
+    places: list[tuple[int, tuple[Shared, ...]]] = []
     for (step, who), by_rank in sorted(found.items()):
         alike = {tuple((one.function, one.op) for one in rows) for rows in by_rank.values()}
         if set(by_rank) == set(who) and len(who) > 1 and len(alike) == 1:
-            for place in zip(*(by_rank[rank] for rank in who), strict=True):
-                yield step, place
+            every = zip(*(by_rank[rank] for rank in who), strict=True)
+            places += [(step, place) for place in every]
+    return tuple(places)
 
 
-def _read(event: Mapping[str, Any]) -> tuple[int, tuple[Shared, ...]]:
-    return int(event["step"]), tuple(build(Shared, row) for row in event["rows"])
+def _read(rows: Sequence[Any]) -> list[Shared]:
+    return [build(Shared, row) for row in rows]

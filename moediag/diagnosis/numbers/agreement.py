@@ -12,6 +12,7 @@ from moediag.result.wording import by_value as sides
 __all__ = ["apart", "far", "minority", "sides", "together"]
 
 T = TypeVar("T")
+Place = TypeVar("Place", int, tuple[str, int])
 
 
 def minority(sides: Iterable[Sequence[int]]) -> tuple[int, ...]:
@@ -30,9 +31,10 @@ def apart(values: Iterable[float], tolerance: float) -> bool:
     return high != low and not within
 
 
-def together(rows: Mapping[int, Iterable[tuple[int, T]]]) -> dict[int, dict[int, T]]:
-    """By step and rank, what ranks recorded of steps: only of steps that all of them have."""
-    found: dict[int, dict[int, T]] = defaultdict(dict)
+def together(rows: Mapping[int, Iterable[tuple[Place, T]]]) -> dict[Place, dict[int, T]]:
+    """By step (or line and step) and rank, the last that each rank recorded of it: only of those
+    that all of them have."""
+    found: dict[Place, dict[int, T]] = defaultdict(dict)
     for rank, of in rows.items():
         for step, one in of:
             found[step][rank] = one

@@ -27,13 +27,12 @@ from moediag.diagnosis.numbers.law_splits import (
 )
 from moediag.evidence.law_model import (
     LOCAL,
-    NO_GRADIENT,
     PART,
     PLACED,
     PLAIN,
     REDUCED,
-    ZERO_GRADIENT,
     LawPiece,
+    trains,
 )
 from moediag.evidence.model import Evidence, recorded
 from moediag.records import dataclass
@@ -134,8 +133,6 @@ class LawFacts:
     without a wrapper."""
     written: Breach | None = None
     """Parameters of wrappers that only the program writes, and that differ."""
-    recorded: bool = False
-    """Ranks recorded for the laws."""
     not_checked: tuple[str, ...] = ()
 
 
@@ -157,7 +154,6 @@ def law_facts(evidence: Evidence) -> LawFacts:
         apart_kept=_apart(evidence, _plain(evidence, _discarded(evidence))),
         numbers=_numbers_apart(evidence, plain) if plain.kept and not plain.apart else None,
         written=written[0] if written else None,
-        recorded=bool(recorded(evidence)),
         not_checked=_not_checked(evidence, found, {*plain.kept} == plain.matrices),
     )
 
@@ -314,7 +310,7 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     if not apart or not (matrices or beside):
         return None
     whole = set(filter(plain.moved, plain.matrices)) <= apart.keys() and not beside
-    alike = [n for n in matrices if len(grads[n][0]) == 1 and _known(grads[n][0])]
+    alike = [n for n in matrices if len(grads[n][0]) == 1 and trains(grads[n][0])]
     unlike = [name for name in apart if len(grads[name][0]) > 1]
     alone = not whole and not plain.kept
     every = tuple(apart)
@@ -333,7 +329,7 @@ def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
             return None
         every = tuple(apart)
     groups = {piece.ranks for piece in pieces if piece.ranks}
-    still = {_still(plain.values[n]) if all(map(_known, grads[n])) else () for n in apart}
+    still = {_still(plain.values[n]) if all(map(trains, grads[n])) else () for n in apart}
     return Apart(
         names=tuple(apart),
         since=min(apart.values()),
@@ -370,10 +366,6 @@ def _unsynchronised(evidence: Evidence) -> set[str]:
     every = (piece for own in recorded(evidence).values() for piece in own.pieces)
     hows = {piece.name: piece.how for piece in every}
     return {name for name, how in hows.items() if how == LOCAL}
-
-
-def _known(gradients: set[str | None]) -> bool:
-    return gradients.isdisjoint((None, NO_GRADIENT, ZERO_GRADIENT))
 
 
 def _still(rows: Sequence[Mapping[int, str | None]]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@ micro-batches are added up."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,8 @@ _NEAR = 0.02  # of factors
 _CLOSE = 1e-3  # of weights that are meant to be equal
 _DIVISOR = 16  # the largest one that may be a wrong number of ranks
 _MANY = 64  # elements that are no numbers for a log
+# Optimizers whose updates do not depend on the size of gradients.
+_NORMALIZES = re.compile(r"adam|lamb|lion|rmsprop|adafactor|sophia|muon", re.IGNORECASE)
 
 
 def means_added(facts: Facts) -> Findings:
@@ -57,7 +60,8 @@ def means_added(facts: Facts) -> Findings:
 
 def micro_batches_added(facts: Facts) -> Findings:
     """Whether all micro-batches of an update have a mean as it is in their losses. They are no
-    tasks that are added up, if a wrapper reduces the gradients of the last one only."""
+    tasks that are added up, if a wrapper reduces the gradients of the last one only. Some programs
+    leave the factor to an optimizer that divides by the size of gradients: then it is a note."""
     found: dict[int, list[tuple[int, int]]] = {}
     for rank, own in facts.of(recorded).items():
         calls = dict(own.rows("unsynced", step=int, calls=list))
@@ -71,12 +75,15 @@ def micro_batches_added(facts: Facts) -> Findings:
     steps = agreement.together(found)
     if len(steps) >= _ENOUGH and facts.of(averaged_by_wrapper):
         number = next(iter(next(iter(steps.values())).values()))
-        yield Suspicious(
+        text = (
             f"In steps {few(steps)} each update has {number} micro-batches, of which the wrapper "
             "reduces the last one, and the loss of each has a mean that is not divided by their "
             f"number: the gradients are {number} times those of the mean over all samples. Divide "
             "each loss by the number of micro-batches."
         )
+        every = facts.of(recorded).values()
+        normalizes = all(_NORMALIZES.search(c.optimizer) for own in every for c in own.checks)
+        yield text if normalizes and not any(own.norms for own in every) else Suspicious(text)
 
 
 def _accumulated(event: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ from moediag.result.wording import at_line, few, ranks
 
 _ENOUGH = 2  # steps; one may be equal by chance, such as a warm-up
 _CONSTANT = 3  # steps with the same values
+_MANY = 64  # elements that are no numbers for a log
 _LOSS = 1e-3  # by which losses of the same computation may differ
 
 
@@ -63,7 +64,7 @@ def same_part(facts: Facts) -> Findings:
     """Ranks of a watched job that average their gradients trained on the same samples: they asked a
     DistributedSampler for the same part, or their loaders read the same part of a dataset."""
     found = _shared(facts.of(_steps), facts.of(averaging), facts.of(_losses))
-    if found is None:
+    if found is None or (facts.of(_divides_layers) and not found.same_part):
         return
     if found.same_part and not found.every_part:
         yield Broken(
@@ -78,6 +79,22 @@ def same_part(facts: Facts) -> Findings:
         yield Broken(found.sentence, pattern="same samples", next_step=step)
     else:  # made-up data, or ranks that split each sample between them
         yield Suspicious(found.sentence)
+
+
+def _divides_layers(evidence: Evidence) -> bool:
+    """Whether ranks hold other parameters under the same names and add up as many elements of
+    activations in the forward as in the backward, in several steps: they divide layers, and have
+    to work on the same samples."""
+    for seen in evidence.ranks.values():
+        sizes: dict[str, set[tuple[int, int]]] = {"forward": set(), "backward": set()}
+        for call in seen.collectives:
+            if call.op == "all_reduce" and call.phase in sizes and call.numel_in >= _MANY:
+                sizes[call.phase].add((call.step, call.numel_in))
+        if len({step for step, _ in sizes["forward"] & sizes["backward"]}) < _ENOUGH:
+            return False
+    checks = (check for own in recorded(evidence).values() for check in own.checks[:1])
+    values = {one for check in checks for one in zip(check.names, check.params, strict=False)}
+    return len(values) > len({name for name, _ in values})
 
 
 @law()

@@ -180,7 +180,15 @@ def adapters_untrained(facts: Facts) -> Findings:
                     )
                     continue
                 nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))
-                yield nothing if zero and len(names) == len(gradients) > 1 else text
+                every = len(names) == len(gradients) > 1
+                yield nothing if every and (zero or _others_train(facts, of)) else text
+
+
+def _others_train(facts: Facts, of: _Checks) -> bool:
+    """Whether another optimizer had gradients."""
+    none = {None, NO_GRADIENT, ZERO_GRADIENT}
+    others = (one for one in facts.of(_optimizers) if one is not of)
+    return any(not set(c.grads) <= none for one in others for cs in one.values() for c in cs)
 
 
 def _complete_later(evidence: Evidence) -> bool:
@@ -250,15 +258,29 @@ def _starved(of: _Checks, names: Sequence[str], zero: bool, what: str = "paramet
     )
 
 
-@law()
+@law(suspects=True)
 def learning_rate_zero(facts: Facts) -> Findings:
-    """The learning rates of an optimizer were 0 in all checked steps on all ranks."""
-    zero = []
+    """The learning rates of an optimizer were 0 in all checked steps on all ranks; or from some
+    step on, for at least half of the updates that were made."""
+    names: dict[str, None] = {}
     for of in _long(facts):
-        checks = (check for rows in of.values() for check in rows)
-        rates = {group.get("lr") for check in checks for group in check.hyper}
-        zero += [_name(of)] if rates and rates <= {"0", "0.0"} else []
-    for name in dict.fromkeys(zero):
+        steps: dict[int, bool] = defaultdict(lambda: True)  # whether all rates are 0
+        lines: dict[int, str] = {}
+        for check in (check for checks in of.values() for check in checks if check.hyper):
+            steps[check.step] &= all(group.get("lr") in ("0", "0.0") for group in check.hyper)
+            lines[check.step] = check.line
+        if steps and all(steps.values()):
+            names[_name(of)] = None
+        last = max((step for step, zero in steps.items() if not zero), default=0)
+        since = sorted(step for step in steps if step > last)
+        if last and len(since) > 1 and since[-1] >= 2 * since[0]:
+            yield Suspicious(
+                f"The learning rate of {_name(of)} is 0 from step {since[0]} (of "
+                f"{since[-1]} or more) on{at_line(lines[since[0]])}, on all ranks: updates change "
+                "nothing any more. A schedule ends too early where it counts micro-batches, or the "
+                "updates of all ranks, or gets a number of steps that is divided by them."
+            )
+    for name in names:
         yield f"The learning rate of {name} was 0 in all checked steps: its updates change nothing."
 
 

@@ -100,7 +100,7 @@ def ranks_unlike(facts: Facts) -> Findings:
         # One that changes from step to step, as the numbers of tokens do, is not compared.
         kept = [w for w in whats if all(_kept(w, of) for of in last.values())]
         known = {rank: {w: of[0].get(w, {}) for w in kept} for rank, of in last.items()}
-        apart = [w for w in kept if len({repr(found[w]) for found in known.values()}) > 1]
+        apart = [w for w in kept if len({repr(_numbers(found[w])) for found in known.values()}) > 1]
         if apart:
             told = "; ".join(_setting(what, known) for what in apart[:4])
             more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
@@ -145,16 +145,21 @@ def _weights(event: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, str]]]
 
 def _kept(what: str, steps: Sequence[_Settings]) -> bool:
     """Whether it is the same in all of these steps of a rank."""
-    return all(one.get(what) == steps[0].get(what) for one in steps)
+    return len({repr(_numbers(one.get(what, {}))) for one in steps}) == 1
+
+
+def _numbers(values: Mapping[str, tuple[int, str]]) -> list[tuple[str, int]]:
+    """How many have each value, by value: ranks may have other experts, with other names."""
+    return sorted((value, number) for value, (number, _) in values.items())
 
 
 def _setting(what: str, known: Mapping[int, _Settings]) -> str:
     """One setting on each rank, with the first module that has a value which others have not."""
     rows = {rank: found[what] for rank, found in known.items()}
-    same = set.intersection(*(set(row.items()) for row in rows.values()))
+    same = set.intersection(*(set(_numbers(row)) for row in rows.values()))
     told, names = [], dict[str, None]()
     for rank, row in list(rows.items())[:4]:
-        own = {value: of for value, of in row.items() if (value, of) not in same}
+        own = {value: of for value, of in row.items() if (value, of[0]) not in same}
         values = ", ".join(v + (f" of {n}" if n > 1 else "") for v, (n, _) in own.items())
         told.append(f"{values or 'none'} on rank {rank}")
         names |= dict.fromkeys(name for _, name in own.values() if name)

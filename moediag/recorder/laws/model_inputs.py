@@ -196,9 +196,9 @@ class ModelInputs:
 def _sampler_of(loader: Any) -> Any:
     """What draws the samples: inside batch samplers that take a rank's part, as accelerate's do,
     and of which the loader itself does not know."""
-    of = getattr(loader, "batch_sampler", None)
-    while getattr(of, "batch_sampler", None) is not None:
-        of = of.batch_sampler
+    of: Any = getattr(loader, "batch_sampler", None)
+    for _ in range(_MAX_INSIDE):
+        of = getattr(of, "batch_sampler", None) or of
     own = getattr(of, "sampler", None)
     return getattr(loader, "sampler", None) if own is None else own
 

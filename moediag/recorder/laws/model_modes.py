@@ -76,8 +76,7 @@ class ModelModes:
         context.forward.add(WATCHER, self._called)
         context.after_backward.add(WATCHER, self._counted)
         context.after_step.add(WATCHER, self._stepped)
-        context.recorder.on_uninstall.append(self._forget)
-        context.recorder.on_uninstall.append(lambda: [one.remove() for one in self._waiting])
+        context.recorder.on_uninstall.append(self._uninstall)
         context.on_check.append(self._write)
 
     def _called(self, root: Any, *_: Any) -> None:
@@ -140,6 +139,10 @@ class ModelModes:
 
             if name:
                 self._hooks.append(module.register_forward_pre_hook(Hook(read)))
+
+    def _uninstall(self) -> None:
+        for one in (*self._hooks, *self._waiting):
+            one.remove()
 
     def _forget(self) -> None:
         while self._hooks:

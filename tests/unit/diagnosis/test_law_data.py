@@ -159,6 +159,32 @@ class TestSamples:
         found = ["the model of ranks 0, 2 was called" in text for text in of.suspicious]
         assert found == [True] * (axis == "dp") and of.verdict == "clean"
 
+    @pytest.mark.parametrize(
+        ("sizes", "apart", "quiet"),
+        [((64, 64), True, True), ((64, 48), True, False), ((64, 64), False, False)],
+        ids=["divided layers", "other sizes", "whole layers"],
+    )
+    def test_ranks_that_divide_layers_beside_a_wrapper(
+        self, sizes: tuple[int, int], apart: bool, quiet: bool
+    ) -> None:
+        """They have to work on the same samples."""
+
+        def divided(rank: int, one: LawCheck) -> LawCheck:
+            return replace(one, params=(*one.params[:-1], f"of {rank}")) if apart else one
+
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            return replace(laws, inputs=tuple(ModelInputs(s, 0, f"{s}", (0, 1)) for s in STEPS))
+
+        calls = tuple(
+            Collective(at, "tp", at, "all_reduce", size, size, "float32", phase, step=step)
+            for at, step in enumerate(STEPS)
+            for phase, size in zip(("forward", "backward"), sizes, strict=True)
+        )
+        evidence = job(2, divided, PLAIN)
+        ranks = {r: replace(seen, collectives=calls) for r, seen in evidence.ranks.items()}
+        found = with_laws(replace(evidence, ranks=ranks), add).suspicious
+        assert any("was called with the same values" in text for text in found) is not quiet
+
     def test_the_same_samples_without_a_loader_are_suspicious(self) -> None:
         of = self.found(lambda rank, step: f"{max(rank, 1)} {step}", ranks=4)
         assert of.verdict == "clean"
@@ -209,6 +235,22 @@ class TestGradients:
         of = self.found(lambda check: (*check.grads[:2], value))
         assert of.verdict == "clean"
         assert "1 parameter of AdamW (head.weight) had " + says in of.notes[0]
+
+    @pytest.mark.parametrize("other", [True, False])
+    def test_an_optimizer_whose_parameters_never_have_a_gradient(self, other: bool) -> None:
+        """While another one trains. Alone, it is the law of jobs without gradients."""
+
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, grads=(NO_GRADIENT,) * 3)
+
+        evidence, busy = job(2, change, PLAIN, names=("a", "b", "c")), job(2, how=PLAIN)
+        ranks = {}
+        for rank, seen in evidence.ranks.items():
+            own, more = seen.laws or RankLaws(), busy.ranks[rank].laws or RankLaws()
+            checks = own.checks + tuple(replace(c, key="b") for c in more.checks if other)
+            ranks[rank] = replace(seen, laws=replace(own, checks=checks))
+        texts = diagnose(replace(evidence, ranks=ranks)).suspicious
+        assert any("The updates train nothing" in text for text in texts) is other
 
     @pytest.mark.parametrize(
         ("modules", "steps", "found"),
@@ -370,6 +412,18 @@ class TestGradients:
         assert note == (
             "The learning rate of AdamW was 0 in all checked steps: its updates change nothing."
         )
+
+    @pytest.mark.parametrize(
+        ("since", "found"), [(3, True), (6, False)], ids=["half of it", "its last step"]
+    )
+    def test_a_schedule_that_ends_too_early(self, since: int, found: bool) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, hyper=({"lr": "0.1" if check.step < since else "0.0"},))
+
+        texts = diagnose(job(2, change)).suspicious
+        assert [f"is 0 from step {since} (of 6 or more)" in text for text in texts] == [
+            True
+        ] * found
 
     def test_a_warm_up_from_zero_is_no_note(self) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:

@@ -178,8 +178,10 @@ class TestSettings:
         "events",
         [{}, {"settings": settings()}, {"settings": settings(**{"a = 1": 1}, since=STEPS[-2])},
          {"settings": settings(**{"a = 1": 1}, over=(0, 1, 2))},
-         {"settings": lambda rank: [] if rank else settings(**{"a = 1": 1})(1)}],
-        ids=["not recorded", "alike", "in some steps", "of others", "a rank without records"],
+         {"settings": lambda rank: [] if rank else settings(**{"a = 1": 1})(1)},
+         {"settings": settings(**{"p of Dropout = 0.1": 12})}],
+        ids=["not recorded", "alike", "in some steps", "of others", "a rank without records",
+             "of other modules"],
     )  # fmt: skip
     def test_healthy_and_without_evidence(self, events: Any) -> None:
         assert not self.found(**events)

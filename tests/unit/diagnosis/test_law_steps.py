@@ -140,9 +140,10 @@ class TestMicroBatches:
         assert "4 to 12 target tokens" in text and "3 times as much as another one" in text
         assert "--allow micro-batches-unequal" in text
 
-    def test_padding_that_makes_a_smaller_difference_is_a_note(self) -> None:
-        of = diagnose(with_events(job(1), losses=losses(12, 8)))
-        assert not of.suspicious and "8 to 12 target tokens" in of.notes[0]
+    @pytest.mark.parametrize("counts", [(12, 8), (18, 9)], ids=["padding", "few masked tokens"])
+    def test_small_differences_and_those_by_chance_are_notes(self, counts: tuple[int, int]) -> None:
+        of = diagnose(with_events(job(1), losses=losses(*counts)))
+        assert not of.suspicious and f"{counts[1]} to {counts[0]} target tokens" in of.notes[0]
 
     @pytest.mark.parametrize("counts", [(12, 12), (12, 10), (12,)])
     def test_micro_batches_of_about_the_same_size(self, counts: tuple[int, ...]) -> None:
@@ -319,8 +320,10 @@ class TestScale:
         events = tuple({"step": s, "changed": changed, "backwards": rows} for s in STEPS)
         unsynced = tuple({"step": step, "calls": calls} for step in STEPS)
         more = {"own_gradients": (), "losses": events, "unsynced": unsynced}
-        texts = self.found(0, evidence=job(2), **more)
+        plainly = job(2, lambda _, check: replace(check, optimizer="SGD"))
+        texts = self.found(0, evidence=plainly, **more)
         assert any("are 2 times those of the mean over all" in text for text in texts) == found
+        assert not self.found(0, evidence=job(2), **more), "AdamW divides by the size of gradients"
         assert not self.found(0, evidence=plain(), **more)
 
 

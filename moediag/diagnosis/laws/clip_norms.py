@@ -37,12 +37,11 @@ _EXACT = 1e-5  # of norms of equal tensors that were scaled
 def local_norms(facts: Facts) -> Findings:
     """Ranks of a watched job clipped FSDP1 shards of the same gradients by different norms, or
     multiplied those of FSDP2 by different numbers."""
-    shards: dict[str, tuple[int, ...]] = {}
+    laws = facts.of(recorded)
+    parts = [p for own in laws.values() for p in own.pieces if p.part.startswith("shard ")]
+    shards = {piece.name: piece.ranks for piece in reversed(parts) if piece.how == PART}
     calls: dict[tuple[int, tuple[str, ...], int], dict[int, ClipNorm]] = defaultdict(dict)
-    for rank, own in facts.of(recorded).items():
-        for piece in own.pieces:
-            if piece.how == PART and piece.part.startswith("shard "):
-                shards.setdefault(piece.name, piece.ranks)
+    for rank, own in laws.items():
         times: Counter[tuple[int, tuple[str, ...]]] = Counter()
         for norm in own.norms:
             place = norm.step, norm.names
@@ -60,31 +59,6 @@ def local_norms(facts: Facts) -> Findings:
                     lasting=True,
                 )
     yield from _rescaled(facts)
-    yield from _of_own_parts(facts)
-
-
-def _of_own_parts(facts: Facts) -> Findings:
-    """Whether each rank clipped the part of a model that its own optimizer has, by the norm of that
-    part. Stages of a pipeline often do."""
-    laws, found = facts.of(recorded), dict[int, dict[int, ClipNorm]]()
-    held = [{piece.name for piece in own.pieces} for own in laws.values()]
-    for step in {norm.step for own in laws.values() for norm in own.norms}:
-        calls = {rank: [n for n in own.norms if n.step == step] for rank, own in laws.items()}
-        if len(laws) < 2 or any(len(of) != 1 for of in calls.values()):
-            continue
-        norms = {rank: of[0] for rank, of in calls.items()}
-        names = [{*one.names} for one in norms.values()]
-        every = set.union(*names)
-        parts = sum(map(len, names)) == len(every) and all(every <= own for own in held)
-        factors = [one.factor for one in norms.values()]
-        if parts and min(factors) < 1 and agreement.apart(factors, _APART):
-            found[step] = norms
-    if len(found) >= _ENOUGH:
-        yield Suspicious(
-            f"{_on_each(min(found), found[min(found)])}, each that of the rank's own part of one "
-            "model: parts of one gradient are scaled by different factors. Add up the squared "
-            "norms over the ranks."
-        )
 
 
 def _on_each(step: int, norms: Mapping[int, ClipNorm]) -> str:

@@ -18,7 +18,6 @@ from moediag.diagnosis.numbers.reduced_gradients import (
     reductions,
 )
 from moediag.evidence.law_model import PLAIN, REDUCED, trains
-from moediag.evidence.model import Evidence
 from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
 from moediag.result.wording import at_line, counted, few, listed, plural
@@ -57,14 +56,30 @@ def gradients_stale(facts: Facts) -> Findings:
 def reduced_again(facts: Facts) -> Findings:
     """A job whose wrapper averages the gradients also adds up tensors of their sizes itself, in
     every step."""
-    steps, many, line = _added_again(facts.evidence)
-    if len(steps) >= _ENOUGH:
-        yield Suspicious(
-            f"In steps {few(steps)} the program adds up tensors of the sizes "
-            f"of {plural(many, 'parameter')} over all ranks{at_line(line)}, though "
-            "DistributedDataParallel averages their gradients: these are added up twice, and "
-            "multiplied by the number of ranks if nothing divides them."
-        )
+    every = (piece for own in facts.of(recorded).values() for piece in own.pieces)
+    pieces = {(piece.name, piece.how, piece.ranks, piece.shape) for piece in every}
+    world = tuple(sorted(facts.evidence.ranks))
+    if not pieces or any(how != REDUCED or ranks != world for _, how, ranks, _ in pieces):
+        return
+    sizes = Counter(elements(shape) for _, _, _, shape in pieces if "x" in shape)
+    of: dict[tuple[int, int, str], Counter[int]] = defaultdict(Counter)
+    for rank, seen in facts.evidence.ranks.items():
+        for call in seen.collectives:
+            mine = call.phase == "other" and call.op == "all_reduce" and "float" in call.dtype
+            if mine and call.step > 1 and call.numel_in in sizes:
+                of[rank, call.step, call.site][call.numel_in] += 1
+    whole = {place for place, counts in of.items() if not sizes - counts}
+    for site in dict.fromkeys(site for _, _, site in whole):
+        steps = [{s for r, s, at in whole if r == rank and at == site} for rank in world]
+        common = sorted(set.intersection(*steps))
+        if len(common) >= _ENOUGH and sizes.total() >= _FEW:
+            yield Suspicious(
+                f"In steps {few(common)} the program adds up tensors of the sizes of "
+                f"{plural(sizes.total(), 'parameter')} over all ranks{at_line(site)}, though "
+                "DistributedDataParallel averages their gradients: these are added up twice, and "
+                "multiplied by the number of ranks if nothing divides them."
+            )
+            return
 
 
 @law(suspects=True)
@@ -89,29 +104,6 @@ def divisors_apart(facts: Facts) -> Findings:
 
 def _divisors(units: Iterable[Any]) -> list[tuple[str, float, bool]]:
     return [(plain_name(name), float(by), bool(chosen)) for name, by, chosen in units]
-
-
-def _added_again(evidence: Evidence) -> tuple[list[int], int, str]:
-    """The steps, the number of matrices of the model, and the line; [] if there are none."""
-    every = (piece for own in recorded(evidence).values() for piece in own.pieces)
-    pieces = {(piece.name, piece.how, piece.ranks, piece.shape) for piece in every}
-    world = tuple(sorted(evidence.ranks))
-    if not pieces or any(how != REDUCED or ranks != world for _, how, ranks, _ in pieces):
-        return [], 0, ""
-    sizes = Counter(elements(shape) for _, _, _, shape in pieces if "x" in shape)
-    of: dict[tuple[int, int, str], Counter[int]] = defaultdict(Counter)
-    for rank, seen in evidence.ranks.items():
-        for call in seen.collectives:
-            mine = call.phase == "other" and call.op == "all_reduce" and "float" in call.dtype
-            if mine and call.step > 1 and call.numel_in in sizes:
-                of[rank, call.step, call.site][call.numel_in] += 1
-    whole = {place for place, counts in of.items() if not sizes - counts}
-    for site in dict.fromkeys(site for _, _, site in whole):
-        steps = [{s for r, s, at in whole if r == rank and at == site} for rank in world]
-        common = sorted(set.intersection(*steps))
-        if len(common) >= _ENOUGH and sizes.total() >= _FEW:
-            return common, sizes.total(), site
-    return [], 0, ""
 
 
 @law(suspects=True)

@@ -64,7 +64,7 @@ def tokens_embedded_as_zeros(facts: Facts) -> Findings:
     parts = set()  # of the vocabulary, or they begin with zeros
     for own in facts.of(recorded).values():
         for module, step, tokens, zeros in own.rows(
-            "embedding", module=str, step=int, tokens=int, zeros=_tokens
+            "embedding", module=str, step=int, tokens=int, zeros=lambda of: set(map(int, of))
         ):
             parts |= {module} if _MOST_ZEROS * len(zeros) > tokens else set()
             for token in zeros:
@@ -86,7 +86,3 @@ def _layers(lists: Mapping[str, Iterable[Any]]) -> dict[str, _List]:
         str(name): {int(at): (str(kind), bool(holds)) for at, kind, holds in rows}
         for name, rows in lists.items()
     }
-
-
-def _tokens(numbers: Iterable[Any]) -> set[int]:
-    return set(map(int, numbers))

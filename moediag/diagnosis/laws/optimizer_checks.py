@@ -180,15 +180,11 @@ def adapters_untrained(facts: Facts) -> Findings:
                     )
                     continue
                 nothing = Suspicious(f"{text} The updates train nothing.", tuple(names))
+                others = (rows for one in facts.of(_optimizers) for rows in one.values())
+                # This one has none, or only some of zeros.
+                others_train = any(trains((g,)) for rows in others for c in rows for g in c.grads)
                 every = len(names) == len(gradients) > 1
-                yield nothing if every and (zero or _others_train(facts, of)) else text
-
-
-def _others_train(facts: Facts, of: _Checks) -> bool:
-    """Whether another optimizer had gradients."""
-    none = {None, NO_GRADIENT, ZERO_GRADIENT}
-    others = (one for one in facts.of(_optimizers) if one is not of)
-    return any(not set(c.grads) <= none for one in others for cs in one.values() for c in cs)
+                yield nothing if every and (zero or others_train) else text
 
 
 def _complete_later(evidence: Evidence) -> bool:
@@ -202,32 +198,25 @@ def _complete_later(evidence: Evidence) -> bool:
 def exchanges_one_way(facts: Facts) -> Findings:
     """Ranks of a watched job send each other activations in the forward and nothing in the
     backward, and parameters never had a gradient."""
-    call = facts.of(_one_way)
+    found: list[Collective] = []
+    for seen in facts.evidence.ranks.values():
+        calls = [c for c in seen.collectives if c.op == "all_to_all" and "float" in c.dtype]
+        forward = [call for call in calls if call.phase == "forward"]
+        if len({call.step for call in forward}) < _ENOUGH or len(forward) < len(calls):
+            return
+        found += forward[:1]
     of_names = (one for of in _long(facts) for one in _gradients(of).items())
     names = [name for name, seen in of_names if seen == {NO_GRADIENT}]
-    if call is not None and names:
+    if found and names:
         yield Suspicious(
             f"{counted(names)} had no gradient in all checked steps, on every rank. The ranks send "
-            f"each other activations by all_to_all in the forward{at_line(call.site)}, and in the "
-            "backward nothing goes back: torch.distributed's all_to_all has no backward, so what "
+            f"each other activations by all_to_all in the forward{at_line(found[0].site)}, and in "
+            "the backward nothing goes back: torch.distributed's all_to_all has no backward, so what "
             "comes before it gets no gradient. Use "
             "torch.distributed.nn.functional.all_to_all_single, or an autograd.Function that "
             "exchanges the gradients.",
             tuple(names),
         )
-
-
-def _one_way(evidence: Evidence) -> Collective | None:
-    """The first exchange of activations, if every rank makes some in the forward of several steps
-    and none in the backward."""
-    found: list[Collective] = []
-    for seen in evidence.ranks.values():
-        calls = [c for c in seen.collectives if c.op == "all_to_all" and "float" in c.dtype]
-        forward = [call for call in calls if call.phase == "forward"]
-        if len({call.step for call in forward}) < _ENOUGH or len(forward) < len(calls):
-            return None
-        found += forward[:1]
-    return found[0] if found else None
 
 
 def _cut(evidence: Evidence) -> frozenset[str]:
@@ -275,8 +264,8 @@ def learning_rate_zero(facts: Facts) -> Findings:
         since = sorted(step for step in steps if step > last)
         if last and len(since) > 1 and since[-1] >= 2 * since[0]:
             yield Suspicious(
-                f"The learning rate of {_name(of)} is 0 from step {since[0]} (of "
-                f"{since[-1]} or more) on{at_line(lines[since[0]])}, on all ranks: updates change "
+                f"The learning rate of {_name(of)} is 0 from step {since[0]} (of {since[-1]} or "
+                f"more) on{at_line(lines[since[0]])}, on all ranks: updates change "
                 "nothing any more. A schedule ends too early where it counts micro-batches, or the "
                 "updates of all ranks, or gets a number of steps that is divided by them."
             )

@@ -170,8 +170,7 @@ def _wraps_others(evidence: Evidence) -> bool:
 
 
 def _pieces(evidence: Evidence) -> list[LawPiece]:
-    checks = (one for own in recorded(evidence).values() for one in own.checks[:1])
-    return [piece for one in checks for piece in one.pieces]
+    return [p for own in recorded(evidence).values() for c in own.checks[:1] for p in c.pieces]
 
 
 def _why_unwrapped(apart: Apart, facts: Facts) -> tuple[str, str]:

@@ -138,7 +138,9 @@ def _rows(evidence: Evidence) -> tuple[tuple[int, tuple[Shared, ...]], ...]:
     """Steps, and what all ranks of a group recorded of one place of the program."""
     found: dict[tuple[int, tuple[int, ...]], dict[int, list[Shared]]] = defaultdict(dict)
     for rank, own in recorded(evidence).items():
-        for step, rows in own.rows("shared", step=int, rows=_read):
+        for step, rows in own.rows(
+            "shared", step=int, rows=lambda rows: [build(Shared, row) for row in rows]
+        ):
             for row in rows:
                 found[step, row.ranks].setdefault(rank, []).append(row)
     places: list[tuple[int, tuple[Shared, ...]]] = []
@@ -148,7 +150,3 @@ def _rows(evidence: Evidence) -> tuple[tuple[int, tuple[Shared, ...]], ...]:
             every = zip(*(by_rank[rank] for rank in who), strict=True)
             places += [(step, place) for place in every]
     return tuple(places)
-
-
-def _read(rows: Sequence[Any]) -> list[Shared]:
-    return [build(Shared, row) for row in rows]

@@ -8,6 +8,7 @@ before gradients, and gradients before the optimizer's state.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 
@@ -236,14 +237,14 @@ class _Plain:
     """Parameters that no wrapper keeps equal, in the steps that all ranks recorded."""
 
     steps: tuple[int, ...]
-    equal: frozenset[str]
+    equal: Set[str]
     """Those that were equal on all ranks at first."""
     apart: Mapping[str, int]
     """Of these, the ones that differ later, with the first step."""
-    matrices: frozenset[str]
+    matrices: Set[str]
     """Only matrices count as equal by more than chance: biases of zeros and norms of ones are equal
     on ranks that hold different parts of a model."""
-    zeros: frozenset[str]
+    zeros: Set[str]
     """Matrices that had only zeros at first, as the last ones of adapters have."""
     values: Mapping[str, Sequence[Mapping[int, str | None]]]
     """The values by rank in each step."""
@@ -261,13 +262,9 @@ class _Plain:
 
 def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
     """Leaves out the parameters of the models ``without``."""
-    equal: set[str] = set()
-    apart: dict[str, int] = {}
-    values: dict[str, list[dict[int, str | None]]] = {}
-    grads: dict[str, list[set[str | None]]] = {}
-    matrices: set[str] = set()
-    zeros: set[str] = set()
-    steps: dict[int, None] = {}
+    found: list[tuple[int, str, dict[int, str | None]]] = []
+    shapes: dict[str, str] = {}
+    grads: dict[str, list[set[str | None]]] = defaultdict(list)
     local = _unsynchronised(evidence)
     for (key, step), by_rank in checks_of(evidence).items():
         if len(by_rank) < max(evidence.world_size, 2) or key.partition(".")[0] in without:
@@ -279,26 +276,26 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
             row = {rank: check.params[at] for rank, check in by_rank.items()}
             pieces = [check.pieces[at] for check in by_rank.values()]
             shards = len({one.part for one in pieces}) > 1  # of FSDP2, which may begin equal
-            if None in row.values() or shards:
-                continue
-            if piece.name not in local and not all(map(_alone, pieces)):
-                continue
-            steps[step] = None
-            matrices |= {piece.name} if "x" in piece.shape else set()
-            grads.setdefault(piece.name, []).append({c.grads[at] for c in by_rank.values()})
-            one = len(set(row.values())) == 1
-            if piece.name not in values:
-                equal |= {piece.name} if one else set()
-                numbers = map(int, filter(None, piece.shape.split("x")))
-                zeros |= {piece.name} if set(row.values()) == {f"{math.prod(numbers):x}"} else set()
-            elif not one and piece.name in equal:
-                apart.setdefault(piece.name, step)
-            values.setdefault(piece.name, []).append(row)
+            plain = piece.name in local or all(map(_alone, pieces))
+            if plain and not shards and None not in row.values():
+                found.append((step, piece.name, row))
+                shapes.setdefault(piece.name, piece.shape)
+                grads[piece.name].append({check.grads[at] for check in by_rank.values()})
+    values: dict[str, list[dict[int, str | None]]] = defaultdict(list)
+    apart: dict[str, int] = {}
+    for step, name, row in found:
+        values[name].append(row)
+        if len({*values[name][0].values()}) == 1 < len({*row.values()}):
+            apart.setdefault(name, step)
+    firsts = {name: {*rows[0].values()} for name, rows in values.items()}
+    equal = {name for name, of in firsts.items() if len(of) == 1}
+    sizes = {n: math.prod(map(int, s.split("x"))) for n, s in shapes.items() if "x" in s}
+    matrices, zeros = sizes.keys(), {n for n, size in sizes.items() if firsts[n] == {f"{size:x}"}}
     # A bias is a slice, too, where the matrix of its layer is: all biases begin with zeros.
     slices = {name.rpartition(".")[0] for name in matrices - equal}
     apart = {n: s for n, s in apart.items() if n in matrices or n.rpartition(".")[0] not in slices}
-    known = frozenset(equal), apart, frozenset(matrices), frozenset(zeros & matrices)
-    return _Plain(tuple(steps), *known, values, grads)
+    steps = tuple(dict.fromkeys(step for step, _, _ in found))
+    return _Plain(steps, equal, apart, matrices, zeros, values, grads)
 
 
 def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:

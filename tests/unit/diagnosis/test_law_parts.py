@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.law_model import PLAIN, ClipNorm, ModelState, RankLaws, Shard
+from moediag.evidence.law_model import ClipNorm, ModelState, RankLaws, Shard
 from moediag.evidence.model import Evidence
 from moediag.result import Diagnosis
 from tests.unit.law_evidence import STEPS, job
@@ -62,25 +62,6 @@ class TestFlattened:
     def test_all_none_or_equal(self) -> None:
         assert self.found((True, True)) == self.found((False, False)) == "clean"
         assert self.found((True, False), "aa") == "clean"
-
-
-class TestOwnNorms:
-    def found(self, names: Sequence[Sequence[str]], norms: Sequence[float]) -> bool:
-        def own(rank: int) -> tuple[ClipNorm, ...]:
-            of = tuple(names[rank])
-            return tuple(ClipNorm(step, of, norms[rank], 1.0, "t.py:8 f") for step in STEPS)
-
-        of = diagnose(with_laws(job(2, how=PLAIN), norms=own))
-        return any("of the rank's own part of one model" in text for text in of.suspicious)
-
-    def test_the_parts_of_an_optimizer_that_is_divided(self) -> None:
-        assert self.found((["net.weight"], ["net.bias"]), (2.0, 3.0))
-
-    def test_one_norm_nothing_to_clip_the_same_part_and_other_models(self) -> None:
-        assert not self.found((["net.weight"], ["net.bias"]), (2.0, 2.0))
-        assert not self.found((["net.weight"], ["net.bias"]), (0.2, 0.3))
-        assert not self.found((["net.weight"], ["net.weight"]), (2.0, 3.0))
-        assert not self.found((["embed.weight"], ["head.weight"]), (2.0, 3.0))
 
 
 @pytest.mark.parametrize(("norm", "found"), [(0.0, True), (2.0, False)])

@@ -211,8 +211,8 @@ def exchanges_one_way(facts: Facts) -> Findings:
         yield Suspicious(
             f"{counted(names)} had no gradient in all checked steps, on every rank. The ranks send "
             f"each other activations by all_to_all in the forward{at_line(found[0].site)}, and in "
-            "the backward nothing goes back: torch.distributed's all_to_all has no backward, so what "
-            "comes before it gets no gradient. Use "
+            "the backward nothing goes back: torch.distributed's all_to_all has no backward, so "
+            "what comes before it gets no gradient. Use "
             "torch.distributed.nn.functional.all_to_all_single, or an autograd.Function that "
             "exchanges the gradients.",
             tuple(names),

@@ -128,6 +128,8 @@ class ModelInputs:
     rows: int = 0
     #: Into how many parts its loader divides the samples.
     divided: int = 1
+    #: The updates so far when its loader began to give batches; -1 if unknown.
+    began: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,8 @@ class ModelState:
     buffers: tuple[tuple[tuple[int, ...], Mapping[Name, str | None]], ...] = ()
     #: Parameters with a gradient that no optimizer has, and their fingerprints.
     left_out: Mapping[Name, str | None] = field(default_factory=dict)
+    #: Those of them that are plain tensors, which ``parameters()`` does not return.
+    tensors: tuple[Name, ...] = ()
     #: Those of them that replaced parameters of the same shapes, which the optimizers still have.
     replaced: tuple[Name, ...] = ()
     #: Routers that do not train although their experts do.
@@ -215,6 +219,9 @@ class Cleared:
     #: Autograd added to them before another optimizer's update and after it, and nothing cleared
     #: them in between.
     mixed: bool = False
+    #: The same, where the later backward may also have added to the other optimizer's gradients;
+    #: None if no other optimizer made an update in between.
+    crossed: bool | None = None
     #: The second update used the gradients of the first one: no backward came between them.
     again: bool = False
 

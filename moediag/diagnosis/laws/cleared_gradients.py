@@ -62,10 +62,12 @@ def gradients_used_twice(facts: Facts) -> Findings:
 def gradients_mixed(facts: Facts) -> Findings:
     """An optimizer's update also uses gradients of a backward that came before the update of
     another optimizer, as those that a generator's loss leaves in a discriminator."""
+    each_other = facts.of(_each_other)
     for (optimizer, names), by_rank in facts.of(_optimizers).items():
         records = [one for of in by_rank.values() for one in of]
         steps = sorted({one.step for one in records})
-        if len(steps) < _ENOUGH or not all(one.mixed and not one.kept for one in records):
+        mixed = each_other or all(one.mixed for one in records)
+        if len(steps) < _ENOUGH or not mixed or any(one.kept for one in records):
             continue
         yield Suspicious(
             f"After the checked steps ({few(steps)}) the next "
@@ -75,6 +77,21 @@ def gradients_mixed(facts: Facts) -> Findings:
             "right before its own backward.",
             names,
         )
+
+
+def _each_other(evidence: Evidence) -> bool:
+    """Whether each of several optimizers always uses gradients of before another one's update. One
+    that steps less often than the others accumulates on purpose; all of them cannot."""
+    every = (one for own in recorded(evidence).values() for one in own.cleared)
+    records = [one for one in every if one.crossed is not None]
+    names = {name for one in records for name in one.names}
+    held = {
+        check.key: names.isdisjoint(piece.name for piece in check.pieces)
+        for own in recorded(evidence).values()
+        for check in own.checks
+        if check.optimizer
+    }
+    return len(held) > 1 and not any(held.values()) and all(one.crossed for one in records)
 
 
 def _optimizers(evidence: Evidence) -> dict[tuple[str, tuple[str, ...]], dict[int, list[Cleared]]]:

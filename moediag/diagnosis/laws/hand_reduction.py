@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -140,7 +141,16 @@ def _apart(gradients: Sequence[str | None]) -> bool:
 @law(suspects=True)
 def starts_apart(facts: Facts) -> Findings:
     """Parameters whose gradients a job adds up over its ranks, or that its first update makes
-    equal, begin with other values on each rank. So do routers that its wrapper ignores."""
+    equal, begin with other values on each rank. So do routers that its wrapper ignores. Or a
+    wrapper averages gradients of experts of different numbers."""
+    if unlike := facts.of(_other_experts):
+        told = " and ".join(f"{listed(names)} on rank {rank}" for rank, names in unlike.items())
+        yield Suspicious(
+            "The wrapper averages gradients by position, and has experts of different "
+            f"numbers there ({told}): each rank trains its experts with the gradients of others. "
+            "Tell the wrapper to ignore experts, by the names that they have in what it wraps.",
+            tuple(name for names in unlike.values() for name in names),
+        )
     often = Counter(name for one in facts.of(reductions) for name in one.names)
     reduced = {name for name, steps in often.items() if steps >= _ENOUGH}
     found: dict[tuple[str, str], list[set[str | None]]] = defaultdict(list)
@@ -183,6 +193,25 @@ def starts_apart(facts: Facts) -> Findings:
             f"{what}.",
             apart,
         )
+
+
+def _other_experts(evidence: Evidence) -> dict[int, list[str]]:
+    """By rank, experts that a wrapper averages over all ranks, and that are called the same but
+    for their numbers; empty if all ranks have the same ones."""
+    world = tuple(sorted(evidence.ranks))
+    averaged = {
+        rank: {
+            p.name  # also of whole models
+            for p in own.pieces
+            if p.how == REDUCED and p.ranks == world and "expert" in p.name
+        }
+        for rank, own in recorded(evidence).items()
+    }
+    common = set.intersection(*averaged.values()) if averaged else set()
+    own = {rank: sorted(names - common) for rank, names in averaged.items()}
+    kinds = {tuple(sorted(re.sub(r"\d+", "", name) for name in names)) for names in own.values()}
+    many = len(own) == evidence.world_size > 1 and all(own.values())
+    return own if many and len(kinds) == 1 else {}
 
 
 def _equal_later(rows: list[set[str | None]]) -> bool:

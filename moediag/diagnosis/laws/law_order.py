@@ -70,6 +70,7 @@ LAWS: tuple[Law, ...] = (
     clip_norms.clipped_before_backward,
     optimizer_checks.exchanges_one_way,
     model_modes.dropout_beside_training,
+    model_modes.autocast_removed,
     schedulers.schedulers_ahead,
     schedulers.schedulers_misplaced,
     schedulers.schedulers_unused,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -20,6 +20,7 @@ from moediag.diagnosis.laws.mean_losses import (
 )
 from moediag.diagnosis.numbers import agreement
 from moediag.diagnosis.numbers.reduced_gradients import REDUCTIONS, reductions
+from moediag.evidence.law_model import RankLaws
 from moediag.evidence.model import Evidence
 from moediag.records import dataclass
 from moediag.result.wording import at_line, few, few_on_each
@@ -256,7 +257,17 @@ def targets_of_first_rank(facts: Facts) -> Findings:
 @law(suspects=True)
 def accumulation_not_entered(facts: Facts) -> Findings:
     """accelerate or DeepSpeed divides each loss by the micro-batches that it is asked to
-    accumulate, and the program updates after each backward."""
+    accumulate, and the program updates after each backward. Or the first update has one micro-batch
+    and all later ones have several."""
+    many = {_later_micro_batches(own) for own in facts.of(recorded).values()}
+    if len(many) == 1 and (number := many.pop()):
+        lines = [one.line for own in facts.of(recorded).values() for one in own.checks if one.line]
+        yield Suspicious(
+            f"The first update{at_line(lines[0] if lines else '')} came after one micro-batch, and "
+            f"each later one after {number}: updates come after the first micro-batch of {number} "
+            "and not after the last, so the last ones of an epoch are left over. Count from 1, as "
+            "in (step + 1) % accumulation == 0."
+        )
     for own in facts.of(recorded).values():
         rows = own.of("accumulation", _not_entered)
         found = [one for one in rows if one is not None]
@@ -274,6 +285,16 @@ def accumulation_not_entered(facts: Facts) -> Findings:
                 f"{step}"
             )
             return
+
+
+def _later_micro_batches(own: RankLaws) -> int:
+    """The backwards of each checked update but the first, if that one had one forward and one
+    backward, and all others several; else 0."""
+    backwards = dict(own.of("losses", lambda one: (int(one["step"]), len(one["backwards"]))))
+    forwards = Counter(one.step for one in own.inputs)
+    later = {many for step, many in backwards.items() if step > 1}
+    seen = len(backwards) > _ENOUGH and all(forwards[s] == n for s, n in backwards.items())
+    return later.pop() if seen and backwards.get(1) == len(later) == 1 < min(later) else 0
 
 
 def _not_entered(event: Mapping[str, Any]) -> tuple[str, int, str] | None:

@@ -97,12 +97,22 @@ def _divides_layers(evidence: Evidence) -> bool:
     return len(values) > len({name for name, _ in values})
 
 
-@law()
+@law(suspects=True)
 def constant_samples(facts: Facts) -> Findings:
-    """A model was called with the same values in all checked steps."""
+    """A model was called with the same values in all checked steps; suspicious if its data loader,
+    which has more than one batch, began anew for each."""
     found = [rank for rank, steps in facts.of(_steps).items() if _constant(steps)]
     if found:
-        yield (f"On {ranks(found)} the model was called with the same values in all checked steps.")
+        text = f"On {ranks(found)} the model was called with the same values in all checked steps"
+        calls = [step[-1] for step in facts.of(_steps)[found[0]].values()]
+        new = len({one.began for one in calls}) == len(calls) and calls[0].began >= 0
+        if new and calls[0].given >= 2 * calls[0].divided * (calls[0].batch or calls[0].rows):
+            yield Suspicious(
+                f"{text}: for each step the program asks its data loader for the first batch again"
+                f"{at_line(calls[0].line)}. Make one iterator of it for each epoch."
+            )
+            return
+        yield f"{text}."
 
 
 @law()

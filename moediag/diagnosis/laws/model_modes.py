@@ -1,9 +1,9 @@
-"""A model that is trained is in training mode."""
+"""A model that is trained is in training mode, and in the precision that was asked for."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -100,6 +100,26 @@ def dropout_beside_training(facts: Facts) -> Findings:
 
 def _fingerprints(values: Iterable[Any]) -> tuple[str | None, ...]:
     return tuple(None if one is None else str(one) for one in values)
+
+
+@law(suspects=True)
+def autocast_removed(facts: Facts) -> Findings:
+    """A model runs without autocast although accelerate prepared it for mixed precision."""
+    rows = [own.of("settings", _without_autocast) for own in facts.of(recorded).values()]
+    since = [[*takewhile(lambda row: row[1], reversed(of))] for of in rows]
+    if since and min(map(len, since)) >= _STEPS:
+        yield Suspicious(
+            f"accelerate prepared a model for mixed precision, and since step {since[0][-1][0]} it "
+            "runs without autocast, in float32: something took away the forward that prepare() "
+            "gave it, as unwrap_model(model, keep_fp32_wrapper=False) does. Unwrap a model that "
+            "still trains with `keep_fp32_wrapper=True`."
+        )
+
+
+def _without_autocast(event: Mapping[str, Any]) -> tuple[int, bool]:
+    return int(event["step"]), {"autocast = off", "autocast of accelerate = removed"} <= set(
+        event["of"]
+    )
 
 
 def _other_optimizers(checks: Sequence[LawCheck], since: int) -> bool:

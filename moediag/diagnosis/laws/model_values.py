@@ -156,11 +156,16 @@ def parameters_left_out(facts: Facts) -> Findings:
     """Parameters had gradients and never changed: no optimizer has them."""
     found: dict[str, int] = {}
     other: set[str] = set()
+    thawed: set[str] = set()
     models = {one for states in facts.of(_states).values() for one in _unowned(states)}
     for states in facts.of(_states).values():
         for name in {name for state in states for name in state.left_out}:
             since = list(dropwhile(lambda state: name not in state.left_out, states))  # noqa: B023
-            values = {s.left_out.get(name) for s in since} if len(since) >= _ENOUGH else set()
+            before = states[: len(states) - len(since)]
+            if any(name in buffers for state in before for _, buffers in state.buffers):
+                thawed.add(name)
+            enough = len(since) >= _ENOUGH - (name in thawed)
+            values = {s.left_out.get(name) for s in since} if enough else set()
             if len(values) != 1 or None in values:
                 other.add(name)
             found[name] = min(found.get(name, len(since)), len(since))
@@ -182,8 +187,20 @@ def parameters_left_out(facts: Facts) -> Findings:
             " Modules in a plain list are no part of the model, and neither a wrapper nor "
             "parameters() sees them: use torch.nn.ModuleList."
         )
+    tensors = {name for of in facts.of(_states).values() for state in of for name in state.tensors}
+    plain = [name for name in names if name in tensors]
+    if plain:
+        text += (
+            f" {listed(plain)} {'are plain tensors' if len(plain) > 1 else 'is a plain tensor'}, "
+            "which neither a wrapper nor parameters() and state_dict() see: use torch.nn.Parameter."
+        )
+    if thawed := thawed.intersection(names):
+        text += (
+            " They were frozen in the first steps, and have gradients since: add them to the "
+            "optimizer when they are made trainable, or make it from all parameters."
+        )
     # An optimizer may step first after some steps of another one.
-    late = all(found[name] <= _ENOUGH for name in names) and not models
+    late = all(found[name] <= _ENOUGH for name in names) and not models and not thawed
     yield text if late else Suspicious(text, tuple(names))
 
 

@@ -131,7 +131,8 @@ def parameters_not_initialised(facts: Facts) -> Findings:
 @law(Verdict.WRONG_GRADIENTS, suspects=True)
 def adapters_untrained(facts: Facts) -> Findings:
     """None of the low-rank adapters that an optimizer of a watched job trains ever had a gradient,
-    or routers had only zeros, or modules run without gradients inside a forward with gradients."""
+    or both factors of all of them were zeros in the first steps, or routers had only zeros, or
+    modules run without gradients inside a forward with gradients."""
     for of in _long(facts):
         gradients = _gradients(of)
         without = {n for n, seen in gradients.items() if seen == {NO_GRADIENT}}
@@ -139,7 +140,16 @@ def adapters_untrained(facts: Facts) -> Findings:
         zeros = {name for name in none if ZERO_GRADIENT in gradients[name]}
         adapters = {name for name in gradients if _ADAPTER.search(name)}
         dead = adapters if adapters <= without | zeros and not facts.of(_complete_later) else set()
-        if dead:
+        if adapters and all(_of_zeros(checks) >= adapters for checks in of.values()):
+            yield Broken(
+                f"{plural(len(adapters), 'adapter parameter')} of {_name(of)} "
+                f"({listed(sorted(adapters))}) had only zeros, and gradients of zeros, in the "
+                f"first {_ENOUGH} checked steps: both factors of each adapter begin with zeros, so "
+                "neither gets a gradient from the other, and they train nothing until one is set.",
+                pattern="adapters",
+                next_step="Initialise one of the two factors (usually lora_A) with random numbers.",
+            )
+        elif dead:
             text = _starved(of, sorted(dead), not dead <= without, "adapter parameter")
             yield Broken(
                 f"{text}: these adapters train nothing.",
@@ -185,6 +195,19 @@ def adapters_untrained(facts: Facts) -> Findings:
                 others_train = any(trains((g,)) for rows in others for c in rows for g in c.grads)
                 every = len(names) == len(gradients) > 1
                 yield nothing if every and (zero or others_train) else text
+
+
+def _of_zeros(checks: Sequence[LawCheck]) -> set[str]:
+    """Parameters of zeros that had gradients of zeros in the first checked steps."""
+    rows = [
+        {
+            piece.name
+            for piece, value, grad in zip(check.pieces, check.params, check.grads, strict=True)
+            if piece.shape and value == f"{elements(piece.shape):x}" and grad == ZERO_GRADIENT
+        }
+        for check in checks[:_ENOUGH]
+    ]
+    return set.intersection(*rows)
 
 
 def _complete_later(evidence: Evidence) -> bool:
@@ -250,9 +273,19 @@ def _starved(of: _Checks, names: Sequence[str], zero: bool, what: str = "paramet
 @law(suspects=True)
 def learning_rate_zero(facts: Facts) -> Findings:
     """The learning rates of an optimizer were 0 in all checked steps on all ranks; or from some
-    step on, for at least half of the updates that were made."""
+    step on, for at least half of the updates that were made. Or they changed for some of its
+    groups only."""
     names: dict[str, None] = {}
     for of in _long(facts):
+        moves, stays = _scheduled_in_part(of)
+        if stays:
+            check = next(iter(of.values()))[0]
+            yield Suspicious(
+                f"The learning rate of {_name(of)}{at_line(check.line)} changes in "
+                f"{listed(moves)} over the checked steps, and stays the same in {listed(stays)}, "
+                "which had the same rate and has the same options: a schedule sets it for some "
+                "parameter groups only."
+            )
         steps: dict[int, bool] = defaultdict(lambda: True)  # whether all rates are 0
         lines: dict[int, str] = {}
         for check in (check for checks in of.values() for check in checks if check.hyper):
@@ -271,6 +304,24 @@ def learning_rate_zero(facts: Facts) -> Findings:
             )
     for name in names:
         yield f"The learning rate of {name} was 0 in all checked steps: its updates change nothing."
+
+
+def _scheduled_in_part(of: _Checks) -> tuple[list[str], list[str]]:
+    """The groups of an optimizer whose rates change, and those with parameters whose rates do not,
+    although both had one rate at a check and have the same options. None of the latter if one of
+    torch's schedulers sets them: it leaves a group alone only if it is asked to."""
+    checks = next(iter(of.values()))
+    rates = [[group.get("lr") for group in row] for row in zip(*(one.hyper for one in checks))]  # noqa: B905
+    held = {piece.group for piece in checks[0].pieces}
+    options = [{**group, "lr": "", "weight_decay": ""} for group in checks[0].hyper]
+    moves = [at for at, own in enumerate(rates) if len(set(own)) >= _ENOUGH]
+    stays = [
+        at for at, own in enumerate(rates)
+        if at in held and len(set(own)) == 1 and own[0] not in (None, "0", "0.0")
+        and "initial_lr" not in options[at]
+        and any(own[0] in rates[one] and options[at] == options[one] for one in moves)
+    ]  # fmt: skip
+    return [f"group {at}" for at in moves], [f"group {at}" for at in stays]
 
 
 @law(Verdict.WRONG_WEIGHTS)
@@ -399,7 +450,8 @@ def _rate(check: LawCheck, at: int) -> float:
 @law(Verdict.WRONG_WEIGHTS)
 def copies_apart(facts: Facts) -> Findings:
     """An optimizer of a watched job updates its copy of a parameter, and the model keeps the first
-    value."""
+    value; or the first update writes such copies over the weights of the model."""
+    yield from _overwritten(facts)
     found: dict[str, None] = {}
     for own in facts.of(recorded).values():
         of_model: dict[str, list[LawCheck]] = defaultdict(list)
@@ -416,6 +468,28 @@ def copies_apart(facts: Facts) -> Findings:
             "gradients with them: the updates were never copied into the model.",
             pattern="copies",
             next_step="Copy each updated parameter of the optimizer into the model.",
+            lasting=True,
+            names=names,
+        )
+
+
+def _overwritten(facts: Facts) -> Findings:
+    """Whether parameters differed from DeepSpeed's copies of them before the first update only."""
+    rows = [own.rows("copied", step=int, apart=plain_names) for own in facts.of(recorded).values()]
+    every = [check for of in facts.of(_optimizers) for checks in of.values() for check in checks]
+    first = {check.step for check in every if not check.count}
+    later = [of for own in rows for _, of in own[1:]]
+    names = tuple(dict.fromkeys(name for own in rows for _, of in own[:1] for name in of))
+    known = rows and all(len(own) >= _ENOUGH and own[0][0] in first for own in rows)
+    if names and known and not any(later):
+        yield Broken(
+            f"Before the first update {plural(len(names), 'parameter')} ({listed(names)}) had "
+            "other values than DeepSpeed's copies of them in float32, which the update wrote over "
+            "them, and have followed the copies since: what was loaded or written into the model "
+            "after the engine was made is lost.",
+            pattern="overwritten",
+            next_step="Load the weights before `deepspeed.initialize`, or by the engine's "
+            "`load_checkpoint`, or call `engine.optimizer.refresh_fp32_params()` after loading.",
             lasting=True,
             names=names,
         )

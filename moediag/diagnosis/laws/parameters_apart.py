@@ -22,7 +22,7 @@ from moediag.diagnosis.numbers.law_breaches import Apart, law_facts
 from moediag.diagnosis.numbers.reduced_gradients import not_reduced
 from moediag.evidence.law_model import PLAIN, REDUCED, LawPiece
 from moediag.evidence.model import Evidence
-from moediag.result.wording import agreeing, at_line, counted, few_on_each, listed, ranks
+from moediag.result.wording import agreeing, at_line, few_on_each, listed, plural, ranks
 
 
 def parameters_apart(facts: Facts) -> Apart | None:
@@ -41,7 +41,12 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
     """What is said of parameters that no wrapper keeps equal."""
     if facts.of(exchanges) and not (apart.still or apart.unsynchronised):
         apart = replace(apart, names=apart.every)
-    one, names = len(apart.names) == 1, counted(apart.names)
+    one, told = len(apart.names) == 1, listed(apart.names)
+    if not any("." in name for name in apart.names):  # of no module, or of one that is a model
+        every = (one for own in facts.of(recorded).values() for one in own.checks)
+        by = next(check for check in every if not {*check.names}.isdisjoint(apart.names))
+        told += f", updated by {by.optimizer}.step(){at_line(by.line)}"
+    names = f"{plural(len(apart.names), 'parameter')} ({told})"
     were_equal = (
         f"{agreeing('was', apart.names)} equal on all ranks at first and "
         f"{agreeing('differs', apart.names)} since step {apart.since}"
@@ -79,9 +84,12 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
             "what all of them hold must stay equal."
         )
         if apart.beside:
+            what, place = "are DTensors", "the plan of parallelism"
+            if facts.of(wraps_a_part):
+                what, place = "are kept equal by a wrapper", "it"
             why = (
-                "all matrices are DTensors: parameters outside the plan of parallelism must stay "
-                "equal, and nothing adds up their gradients."
+                f"all matrices {what}: parameters outside {place} must stay equal, and nothing "
+                "adds up their gradients."
             )
         return Suspicious(
             f"{names} {were_equal}, though {why}{_reasons(apart, facts)}", apart.names
@@ -112,7 +120,7 @@ def of_apart(apart: Apart, facts: Facts) -> Broken | Suspicious | str:
         )
     text = (
         f"{'The parameter' if one else f'All {len(apart.names):,} parameters'} that no wrapper "
-        f"keeps equal ({listed(apart.names)}) {were_equal}"
+        f"keeps equal ({told}) {were_equal}"
     )
     why, step = _why_unwrapped(apart, facts)
     if why and not facts.of(averaged) and not facts.of(trains_own) and not facts.of(_hooked):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.laws.law import Findings, Suspicious, law, recorded
@@ -95,9 +97,9 @@ def schedulers_misplaced(facts: Facts) -> Findings:
 
 @law(suspects=True)
 def schedulers_unused(facts: Facts) -> Findings:
-    """A scheduler changes the learning rate of an optimizer that never steps, while another one
-    updates the same parameters without a scheduler; or it never steps, while those of the same
-    class do that other optimizers have."""
+    """A scheduler or the program changes the learning rate of an optimizer that never steps, while
+    another one updates the same parameters without a scheduler; or it never steps, while those of
+    the same class do that other optimizers have."""
     for own in facts.of(recorded).values():
         used = {of[0].number for of in _by("number", own)}
         for of in _by("number", own, _UNUSED_ONE):
@@ -108,6 +110,22 @@ def schedulers_unused(facts: Facts) -> Findings:
                     "another one, made of the same parameters, steps with a learning rate that "
                     "does not follow the schedule. Make the scheduler with the optimizer that "
                     "steps."
+                )
+                return
+
+        rows: dict[int, list[_Rates]] = defaultdict(list)
+        for number, row in own.of("rates", _read_rates):
+            rows[number].append(row)
+        last = max((check.step for check in own.checks), default=0)
+        for found in rows.values():
+            # One that is set in advance may step later.
+            changes = len({rates for _, rates, _ in found}) > 1
+            if changes and len(found) >= _ENOUGH and found[-1][0] >= last:
+                yield Suspicious(
+                    f"The program changes the learning rate of {found[0][-1]}, which never steps; "
+                    "another optimizer, made of the same parameters, steps with other learning "
+                    "rates. An engine that is configured to make an optimizer does not use the "
+                    "program's: set the learning rate in the one that steps."
                 )
                 return
 
@@ -122,6 +140,16 @@ def schedulers_unused(facts: Facts) -> Findings:
                         f"{other.calls} times{at_line(other.line)}. Step both."
                     )
                     return
+
+
+# Step, learning rates, and the optimizer in words.
+_Rates = tuple[int, tuple[float, ...], str]
+
+
+def _read_rates(event: Mapping[str, Any]) -> tuple[int, _Rates]:
+    rates = tuple(map(float, event["rates"]))
+    what = f"an optimizer of class {event['name']}{at_line(str(event['made']))}"
+    return int(event["number"]), (int(event["step"]), rates, what)
 
 
 def _misplaced(rows: list[Scheduled]) -> bool:

@@ -109,7 +109,7 @@ class Apart:
     alone: bool = False
     """The other matrices differed from the beginning, as parts of a divided model do."""
     beside: bool = False
-    """They are vectors, and all matrices are DTensors."""
+    """They are no matrices, and all matrices are DTensors or kept equal by a wrapper."""
     every: tuple[str, ...] = ()
     """All parameters that differ later; with ``same_loss`` more than ``names``."""
 
@@ -301,9 +301,12 @@ def _plain(evidence: Evidence, without: Set[str]) -> _Plain:
 def _apart(evidence: Evidence, plain: _Plain) -> Apart | None:
     """Parameters that nothing keeps equal, and that all ranks had in common at first."""
     matrices, apart, grads = plain.matrices & plain.equal, dict(plain.apart), plain.grads
-    # A norm that a plan of tensor parallelism leaves out: all matrices are DTensors.
+    # A norm that a plan of tensor parallelism leaves out: all matrices are DTensors. Or a scalar
+    # that a wrapper does not have.
     pieces = [piece for own in recorded(evidence).values() for piece in own.pieces]
-    beside = not plain.matrices and any(piece.how == PLACED for piece in pieces)
+    kept = {(piece.how, len(piece.ranks)) for piece in pieces}
+    wrapped = kept == {(REDUCED, evidence.world_size), (PLAIN, 0)}
+    beside = not plain.matrices and (wrapped or any(piece.how == PLACED for piece in pieces))
     if not apart or not (matrices or beside):
         return None
     whole = set(filter(plain.moved, plain.matrices)) <= apart.keys() and not beside

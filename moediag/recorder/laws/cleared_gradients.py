@@ -179,6 +179,7 @@ class ClearedGradients:
             self._context.log.event(
                 "cleared", optimizer=type(optimizer).__name__, step=update.step,
                 kept=all(kept), again=again, times=min(one.times for one in followed),
+                crossed=all(one.mixed for one in followed) if followed[0].other else None,
                 mixed=all(one.mixed and _untouched(one.other) for one in followed),
                 names=self._context.names.of([one.parameter for one in followed]),
                 line=self._context.recorder.user_lines.innermost(frame),

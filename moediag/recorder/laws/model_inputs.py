@@ -167,7 +167,7 @@ class ModelInputs:
             return
         self._latest = of
         if of.began is None:
-            of.began = self._context.steps
+            of.began = of.known["began"] = self._context.steps
             of.known["order"], states = self._drawn.get(iterator) or ("", None)
             # A dataset without data may make them up. One that draws nothing makes up the same.
             alone = getattr(iterator, "_num_workers", 1) == 0 and states == _random_states()

@@ -15,6 +15,7 @@ no_grad     step modules[whose parameters had no gradient at the last check, and
 
 from __future__ import annotations
 
+import functools
 from itertools import islice
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -51,8 +52,9 @@ class _Ran:
         self.told: Set[bool] = set()
         self.settings: Dict[str, List[Any]] = {}  # in the first forward of a checked step
         self.parts: List[Tuple[str, Any]] = []
-        # Modules whose parameters had no gradient in the last check, until its next forward.
-        self.idle: List[Any] = []
+        # Modules whose parameters had no gradient in the last check, and what they are part of,
+        # until its next forward.
+        self.idle: List[Tuple[Any, Any]] = []
 
 
 class ModelModes:
@@ -66,7 +68,10 @@ class ModelModes:
         self._seen = 0  # models so far; a freed one's number is not used again
         self._backwards = 0  # of the running step
         self._hooks: List[Any] = []  # of parts of the model in this step
-        self._graded: Dict[str, bool] = {}  # idle module that ran -> whether with gradients
+        # Idle module -> whether it ran with gradients. Where it has its parameters only, and what
+        # it is part of reads them, it does not run.
+        self._graded: Dict[str, bool] = {}
+        self._read: Dict[str, bool] = {}  # whether what it is part of did
         # Hooks on the first dropout of models that do not train, and the ids of those that ran.
         self._waiting: List[Any] = []
         self._dropped: Set[int] = set()
@@ -129,16 +134,17 @@ class ModelModes:
         runs its forward without, and gives none to parameters that are not its arguments."""
         idle, ran.idle = ran.idle, []
         names = self._context.recorder.module_names
-        for module in idle:
+        for module, whole in idle:
             name = names.get(module)
 
-            def read(*_: Any, name: Any = name) -> None:
-                if _in_backward() == -1:
-                    ran_with = self._graded.get(name, False)
-                    self._graded[name] = ran_with or torch.is_grad_enabled()
+            def read(*_: Any, name: Any = name, to: Any = None) -> None:
+                # What a checkpoint runs again in the backward reads parameters with gradients.
+                if _in_backward() == -1 or to is self._read:
+                    to[name] = to.get(name, False) or torch.is_grad_enabled()
 
-            if name:
-                self._hooks.append(module.register_forward_pre_hook(Hook(read)))
+            for one, to in ((module, self._graded), (whole, self._read)) if name else ():
+                hook = Hook(functools.partial(read, to=to))
+                self._hooks.append(one.register_forward_pre_hook(hook))
 
     def _uninstall(self) -> None:
         for one in (*self._hooks, *self._waiting):
@@ -208,7 +214,8 @@ class ModelModes:
     def _counted(self) -> None:
         self._backwards += 1
         self._forget()
-        graded, self._graded = self._graded, {}
+        graded = {**self._read, **self._graded}
+        self._graded, self._read = {}, {}
         if graded:
             self._context.log.event(
                 "no_grad", step=self._context.recorder.current_step,
@@ -243,14 +250,16 @@ def _settings(root: Any) -> Dict[str, List[Any]]:
     return found
 
 
-def _idle(root: Any, owned: Set[int]) -> List[Any]:
-    """Some modules of which an optimizer trains parameters, none of which has a gradient. None of a
-    compiled model: a hook makes torch.compile trace a program again."""
+def _idle(root: Any, owned: Set[int]) -> List[Tuple[Any, Any]]:
+    """Some modules of which an optimizer trains parameters, none of which has a gradient, and what
+    each is part of. None of a compiled model: a hook makes torch.compile trace a program again."""
     modules = list(islice(root.modules(), _MOST_MODULES))
     if any(map(_is_compiled, modules)):
         return []
     found = ((m, list(m.parameters(recurse=False))) for m in modules)
-    idle = (m for m, own in found if any(id(p) in owned and p.requires_grad for p in own)
+    of = {id(part): module for module in modules for part in module.children()}
+    idle = ((m, of.get(id(m), m)) for m, own in found
+            if any(id(p) in owned and p.requires_grad for p in own)
             and all(p.grad is None for p in own))  # fmt: skip
     return list(islice(idle, _MOST_IDLE))
 

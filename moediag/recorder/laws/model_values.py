@@ -13,9 +13,10 @@ from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.replica_sets import is_engine
 from moediag.recorder.modules import unwrapped
 from moediag.recorder.routing import expert_counts
-from moediag.recorder.step.numbers import Fingerprints
+from moediag.recorder.step.numbers import Fingerprints, capturing
 from moediag.recorder.step.pieces import local
 
+_WATCHER = "laws of model values"
 _AVERAGES = "torch.optim.swa_utils"
 _MOST_ELEMENTS = 1 << 22  # of a buffer, or of a frozen matrix
 _MOST_NAMES = 200  # of parameters that no optimizer has
@@ -25,15 +26,18 @@ _GROUPS = ("bit16_groups", "fp16_groups", "bf16_groups")  # of DeepSpeed's optim
 
 
 class ModelValues:
-    """Reads them once for each checked step, before the first optimizer's update."""
+    """Reads them once for each checked step, before the first optimizer's update; after it if its
+    closure computes the gradients."""
 
     def __init__(self, context: LawContext, owned: Callable[[], List[Any]]) -> None:
         self._context = context
         self._owned = owned  # parameters of the optimizers that stepped
         self._averages: List[Any] = []  # weak references to averaged models
+        self._late: List[int] = []  # the step that is read after its update
 
     def install(self) -> None:
-        self._context.on_step.append(self._write)
+        self._context.on_step.append(self._due)
+        self._context.after_step.add(_WATCHER, self._updated, pending=self._late)
         self._context.replace_late(_AVERAGES, "AveragedModel", "__init__", self._averaging)
 
     def _averaging(self, init: Any) -> Any:
@@ -45,6 +49,18 @@ class ModelValues:
 
         return __init__
 
+    def _due(self, step: int) -> None:
+        if self._context.closure:
+            self._late.append(step)
+        else:
+            self._write(step)
+
+    def _updated(self, _optimizer: Any) -> None:
+        step = self._late.pop()
+        if not capturing():
+            with torch.no_grad():
+                self._write(step)
+
     def _write(self, step: int) -> None:
         prints = Fingerprints()
         models = [self._model(model, prints) for model in self._context.recorder.models.owners()]
@@ -53,7 +69,7 @@ class ModelValues:
         # Not where an optimizer has copies of the parameters, with gradients of their own, but for
         # DeepSpeed, which says which parameters they are.
         if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
-            held = _held_by_engines(self._context.recorder.models.owners())
+            held = held_by_engines(self._context.recorder.models.owners())
             left = [p for p in left if held and id(p) not in held]
         found = {n: prints.add(local(p)) for n, p in zip(names.of(left), left) if n}  # noqa: B905
         hidden = [
@@ -76,6 +92,7 @@ class ModelValues:
         self._context.log.event(
             "model", step=step, models=models,
             left_out={name: read[at] for name, at in found.items()},
+            tensors=[name for name, p in hidden if not isinstance(p, torch.nn.Parameter)],
             replaced=list(found) if left and self._replaced(owned, known, left) else [],
             unowned=self._unowned(owned) if found else [],
             averages=[int(average.n_averaged) for average in alive],
@@ -147,7 +164,7 @@ class ModelValues:
         return sorted(tuple(p.shape) for p in orphans) == sorted(tuple(p.shape) for p in left)
 
 
-def _held_by_engines(models: List[Any]) -> Set[int]:
+def held_by_engines(models: List[Any]) -> Set[int]:
     """The ids of the parameters of which DeepSpeed's optimizers have copies."""
     optimizers = [getattr(root, "optimizer", None) for root in models if is_engine(root)]
     groups = (getattr(of, name, ()) for of in optimizers for name in _GROUPS)
@@ -164,11 +181,13 @@ def _is_replica(root: Any, name: str, parameter: Any) -> bool:
 
 
 def _hidden(model: Any) -> Iterator[Tuple[str, Any]]:
-    """Parameters of modules that are in plain lists of a model's modules, where ``parameters()``
-    does not see them."""
+    """Parameters of modules that are in plain lists of a model's modules, and tensors that are
+    trained like parameters and are none: ``parameters()`` does not see them."""
     known = set(map(id, model.parameters()))
     for prefix, module in unwrapped(model).named_modules():
         for key, value in vars(module).items():
+            if _is_trained(value) and id(value) not in known:
+                yield f"{prefix}.{key}".lstrip("."), value
             few = type(value) in (list, tuple) and len(value) <= _MOST_NAMES and key[0] != "_"
             for at, part in enumerate(value if few else ()):
                 if isinstance(part, torch.nn.Module):
@@ -176,6 +195,13 @@ def _hidden(model: Any) -> Iterator[Tuple[str, Any]]:
                     for name, parameter in part.named_parameters():
                         if id(parameter) not in known:
                             yield f"{place}.{name}", parameter
+
+
+def _is_trained(value: Any) -> bool:
+    """Whether it is a tensor that no operation made, with gradients other than zero."""
+    leaf = type(value) is torch.Tensor and value.is_leaf and value.requires_grad
+    gradient = value.grad if leaf else None
+    return gradient is not None and gradient.layout == torch.strided and bool(gradient.any())
 
 
 def _tied(model: Any) -> List[List[str]]:

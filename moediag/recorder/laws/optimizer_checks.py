@@ -176,6 +176,13 @@ class OptimizerChecks:
         ]
         names = self._context.names.of([parameter for parameter, _ in found])
         named = [(p, g, n) for (p, g), n in zip(found, names) if n is not None]  # noqa: B905
+        alone = [  # that belong to no module, such as a learned temperature
+            (p, group, f"{type(optimizer).__name__}'s parameter {at}")
+            for at, ((p, group), name) in enumerate(zip(found, names))  # noqa: B905
+            if name is None and type(p) is torch.nn.Parameter and p.numel() == 1
+        ]
+        if named and len(named) + len(alone) == len(found):
+            named += alone
         ranks = self._context.sets.engine_ranks(optimizer) if not named else ()
         if ranks:
             named = [(p, number, f"partition {at}") for at, (p, number) in enumerate(found)]

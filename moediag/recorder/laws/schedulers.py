@@ -1,15 +1,20 @@
-"""Records, at checked steps, how often learning rate schedulers and their optimizers stepped."""
+"""Records, at checked steps, how often learning rate schedulers and their optimizers stepped, and
+the learning rates of optimizers that never step, while others do that have their parameters.
+
+rates       step number(counts the optimizers) name(its class) made(the user's line) rates
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import Any, List, Set
 
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 
 from moediag.recorder.core import ByObject
 from moediag.recorder.late_imports import when_imported
 from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.model_values import held_by_engines
 
 WATCHER = "laws of schedulers"
 _DEEPSPEED = "deepspeed.runtime.lr_schedules"  # its schedulers are no torch schedulers
@@ -37,6 +42,8 @@ class Schedulers:
     def __init__(self, context: LawContext) -> None:
         self._context = context
         self._schedulers = ByObject()  # scheduler -> _Scheduler
+        self._made = ByObject()  # optimizer -> its number, the user's line that made it
+        self._optimizers = 0  # so far; a freed one's number is not used again
         self._wrapped = context.first(WATCHER, self._called)
 
     def install(self) -> None:
@@ -48,6 +55,14 @@ class Schedulers:
             recorder.patches.replace(kind, "step", self._wrapped)
         recorder.on_uninstall.append(when_imported(_DEEPSPEED, self._watch_deepspeed))
         self._context.on_step.append(self._write)
+        making = self._context.first(WATCHER, self._making)
+        recorder.patches.replace(Optimizer, "add_param_group", making)
+
+    def _making(self, optimizer: Any, frame: Any) -> None:
+        if self._made.get(optimizer) is None:
+            line = self._context.recorder.user_lines.innermost(frame)
+            self._made.set(optimizer, (self._optimizers, line))
+            self._optimizers += 1
 
     def _watch_deepspeed(self) -> None:
         for kind in list(vars(sys.modules[_DEEPSPEED]).values()):
@@ -92,18 +107,32 @@ class Schedulers:
                     optimizers=len(optimizers),
                 )  # fmt: skip
 
-    def _replaced(self, optimizer: Any) -> bool:
-        """Whether others that step have the parameters of one that never did, and neither a
-        scheduler nor its learning rates, as they would if the program set these by hand."""
-        own = _parameters(optimizer)
-        others = [one for one in self._context.stepped() if own & _parameters(one)]
         scheduled = [self._optimizer(scheduler) for scheduler in self._schedulers.owners()]
-        every = set().union(*map(_parameters, others))
-        rates, *new = ({float(group.get("lr") or 0.0) for group in one.param_groups}
-                       for one in (optimizer, *others))  # fmt: skip
-        apart = rates.isdisjoint(set().union(*new))
+        for one in self._made.owners():
+            number, line = self._made.get(one)
+            alone = not self._context.updates_of(one) and not any(one is of for of in scheduled)
+            if alone and self._replaced(one):
+                self._context.log.event(
+                    "rates", step=step, number=number, name=type(one).__name__,
+                    made=line, rates=sorted(_rates(one)),
+                )  # fmt: skip
+
+    def _replaced(self, optimizer: Any) -> bool:
+        """Whether others that step have the parameters of one that never did, or an engine's copies
+        of them, and neither a scheduler nor its learning rates, as they would if the program set
+        these by hand."""
+        own, held = _parameters(optimizer), held_by_engines(self._context.recorder.models.owners())
+        stepped = self._context.stepped()
+        others = [one for one in stepped if own & held or own & _parameters(one)]
+        scheduled = [self._optimizer(scheduler) for scheduler in self._schedulers.owners()]
+        every = held.union(*map(_parameters, others))
+        apart = all(_rates(optimizer).isdisjoint(_rates(one)) for one in others)
         alone = not any(one is other for one in scheduled for other in others)
-        return bool(own) and own <= every and apart and alone
+        return bool(own and others) and own <= every and apart and alone
+
+
+def _rates(optimizer: Any) -> Set[float]:
+    return {float(group.get("lr") or 0.0) for group in optimizer.param_groups}
 
 
 def _parameters(optimizer: Any) -> Set[int]:

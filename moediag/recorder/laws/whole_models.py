@@ -1,6 +1,10 @@
 """Records, at checked steps, all parameters of a model of which the rank's optimizers have only a
 part, or copies: ZeRO, and weights that are kept in float32. All of them are equal on ranks that
-train one model, whoever updates them, and follow their copies."""
+train one model, whoever updates them, and follow their copies.
+
+copied      step compared(parameters of which DeepSpeed has copies)
+            apart[those that differ from them by more than rounding does]
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from moediag.recorder.step.numbers import Fingerprints
 from moediag.recorder.step.pieces import local
 
 _MOST_ELEMENTS = 1 << 26  # of a copy: it is converted to be compared, which takes memory
+_APART = 0.05  # of the norm of a copy
 
 
 class _Model(Known):
@@ -91,6 +96,22 @@ class WholeModels:
             owned=[n for p, _, n in named if id(p) in owned],
             copies={at: read[place] for at, place in copies.items()},
         )  # fmt: skip
+        with_copies = [(n, _is_apart(p)) for p, _, n in named if _copy_of(p) is not None]
+        if with_copies:
+            apart = [name for name, differs in with_copies if differs]
+            self._context.log.event("copied", step=step, compared=len(with_copies), apart=apart)
+
+
+def _copy_of(parameter: Any) -> Any:
+    """DeepSpeed's copy in float32 of the elements that this rank updates; None without one."""
+    copy = getattr(getattr(parameter, "_hp_mapping", None), "hp_fragment", None)
+    return None if copy is None or copy.numel() > _MOST_ELEMENTS else copy.detach()
+
+
+def _is_apart(parameter: Any) -> bool:
+    copy, place = _copy_of(parameter), parameter._hp_mapping.lp_fragment_address
+    own = parameter.detach().reshape(-1).narrow(0, place.start, place.numel)
+    return bool((own.to(copy.device, copy.dtype) - copy).norm() > _APART * copy.norm())
 
 
 def _copies(parameters: List[Any], unknown: List[Any]) -> Dict[int, Any]:

@@ -21,7 +21,7 @@ import torch
 
 from moediag.recorder.laws.context import LawContext
 from moediag.recorder.laws.replica_sets import unreduced
-from moediag.recorder.modules import Hook
+from moediag.recorder.modules import Hook, unwrapped
 
 WATCHER = "laws"
 _MOST_CALLS = 1000  # of a wrapper for one update
@@ -65,6 +65,8 @@ class Wrapping:
     def _divided(self, accelerator: Any, frame: Any) -> None:
         if getattr(accelerator, "deepspeed_engine_wrapped", None) is None:
             self._count("accelerate", int(accelerator.gradient_accumulation_steps), frame)
+            if self._context.checking and _takes_no_autocast(accelerator):
+                self._context.settings["autocast of accelerate = removed"] = 1, ""
 
     def _divided_by_engine(self, engine: Any, frame: Any) -> None:
         self._count("DeepSpeed", int(engine.gradient_accumulation_steps()), frame)
@@ -173,6 +175,21 @@ class Wrapping:
             return found
 
         return prepare
+
+
+def _takes_no_autocast(accelerator: Any) -> bool:
+    """Whether accelerate is asked for mixed precision, and a model of float32 that it prepared has
+    no longer the forward that enters autocast."""
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if not getattr(accelerator, "native_amp", False) or kind not in (*_DATA_PARALLEL, "NO"):
+        return False
+    models = map(unwrapped, getattr(accelerator, "_models", ()))
+    return any(
+        p.requires_grad and p.dtype == torch.float32
+        for model in models
+        if "_original_forward" not in vars(model)
+        for p in model.parameters()
+    )
 
 
 def _tell_unwrapped(context: LawContext, accelerator: Any, model: Any) -> None:

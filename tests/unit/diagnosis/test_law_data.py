@@ -404,6 +404,20 @@ class TestGradients:
     ) -> None:
         assert self.copied(**change).verdict == "clean"  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize(
+        ("rows", "broken"),
+        [((("w",), (), ()), True), (((), (), ()), False), ((("w",), ("w",), ()), False),
+         ((("w",), ()), False), ((None, ("w",), (), ()), False), ((), False)],
+        ids=["overwritten", "equal", "written in each step", "few steps", "later", "unknown"],
+    )  # fmt: skip
+    def test_weights_that_the_first_update_overwrites(self, rows: Any, broken: bool) -> None:
+        steps = zip((1, 2, 3, 6), rows, strict=False)
+        events = [{"step": step, "apart": apart} for step, apart in steps if apart is not None]
+        of = diagnose(with_events(job(2), copied=lambda rank: events if rank else [
+            {**event, "apart": ()} for event in events]))  # fmt: skip
+        assert of.verdict == ("wrong-weights" if broken else "clean")
+        assert "1 parameter (w) had other values than DeepSpeed's" in of.cause or not broken
+
     def test_without_a_learning_rate_nothing_moves(self) -> None:
         def change(_: int, check: LawCheck) -> LawCheck:
             return replace(check, params=("same", "same"), hyper=({"lr": "0.0"},))

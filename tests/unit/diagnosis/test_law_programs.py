@@ -164,6 +164,16 @@ class TestModels:
         assert f"({name}) had gradients and never changed" in text
         assert ("ModuleList" in text) == ("[0]" in name)
 
+    @pytest.mark.parametrize("tensors", [("bias",), ()])
+    def test_a_plain_tensor_that_no_optimizer_has(self, tensors: tuple[str, ...]) -> None:
+        def add(_: int, laws: RankLaws) -> RankLaws:
+            left = {"bias": "1", "gate.weight": "2"}
+            states = (ModelState(s, left_out=left, tensors=tensors) for s in STEPS)
+            return replace(laws, models=tuple(states))
+
+        (text,) = diagnose(with_laws(job(2), add)).suspicious
+        assert ("bias is a plain tensor" in text and "torch.nn.Parameter" in text) is bool(tensors)
+
     @pytest.mark.parametrize(
         ("since", "more", "told"),
         [(1, (), True), (2, (), False), (2, (12, 24), True), (9, (), False)],

@@ -295,6 +295,44 @@ class Cut(torch.autograd.Function):
         return None, gradient
 
 
+class Table(nn.Module):
+    """Reads the parameter of a part that it never calls."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.rows, self.reads = nn.Embedding(1, 4), reads
+
+    def forward(self, given: Any) -> Any:
+        return given + self.rows.weight if self.reads else given
+
+
+@pytest.mark.parametrize("how", ["no_grad", "unused", "checkpointed", "trained"])
+def test_a_part_that_is_read_without_gradients(
+    recorder: Recorder, tmp_path: Path, how: str
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.table = nn.Linear(4, 4), Table(how in ("no_grad", "trained"))
+
+        def forward(self, given: Any) -> Any:
+            made = self.first(given)
+            if how == "checkpointed":
+                return torch.utils.checkpoint.checkpoint(self.table, made, use_reentrant=True)
+            with torch.set_grad_enabled(how != "no_grad"):
+                apart = self.table(given)
+            return made + apart
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (batch,) in DataLoader(samples(6)):
+        net(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    cut = laws(tmp_path).of("no_grad", lambda event: event["modules"])
+    assert cut == {"no_grad": (["table.rows"],) * 3, "trained": ()}.get(how, ([],) * 3)
+
+
 @pytest.mark.parametrize("how", ["cut", "no_grad", "unused", "trained"])
 def test_modules_that_run_without_gradients(recorder: Recorder, tmp_path: Path, how: str) -> None:
     class Net(nn.Module):
@@ -378,6 +416,38 @@ def test_copies_that_an_optimizer_has_are_compared_with_the_model(
     assert (of_first[-1][0] != of_first[-1][1]) is forgets
     assert all(check.copies[2] == check.params[2] for check in checks)
     assert len({check.params[2] for check in checks}) == 3
+
+
+@pytest.mark.parametrize("how", ["loaded", "loaded in time", "elsewhere"])
+def test_copies_of_deepspeed_that_do_not_have_what_was_loaded(
+    recorder: Recorder, tmp_path: Path, how: str
+) -> None:
+    """It has copies in float32 of those elements of which this rank makes the updates."""
+    net = model().bfloat16()
+    late = torch.randn(2, 3)
+    if how == "loaded in time":
+        net[1].weight.data.copy_(late)
+    flat = nn.Parameter(torch.cat([p.detach().float().reshape(-1)[1:] for p in net.parameters()]))
+    begin, parts = 0, []
+    for parameter in net.parameters():
+        own: Any = parameter
+        parts.append((parameter, flat.detach()[begin : begin + own.numel() - 1]))
+        address = SimpleNamespace(start=1, numel=own.numel() - 1)
+        known = SimpleNamespace(hp_fragment=parts[-1][1], lp_fragment_address=address)
+        own._hp_mapping = None if how == "elsewhere" else known
+        begin += own.numel() - 1
+    net[1].weight.data.copy_(late)
+    optimizer = torch.optim.SGD([flat], lr=0.1)
+    for _ in range(3):
+        net(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+        flat.grad = torch.ones_like(flat)
+        optimizer.step()
+        for parameter, copied in parts:
+            parameter.data.reshape(-1)[1:].copy_(copied)
+    found = laws(tmp_path).of("copied", lambda row: (row["step"], row["compared"], row["apart"]))
+    first = ["1.weight"] if how == "loaded" else []
+    wanted: Any = ((1, 4, first), (2, 4, []), (3, 4, []))
+    assert found == (() if how == "elsewhere" else wanted)
 
 
 @pytest.mark.parametrize("wraps", [False, True])

@@ -184,6 +184,25 @@ class TestClearedGradients:
         assert {one.mixed for one in found if "weight" in one.names and one.times > 1} <= {early}
         assert any(one.mixed for one in found) is early
 
+    @pytest.mark.parametrize("early", [False, True])
+    def test_two_optimizers_that_both_keep_the_other_one_s_gradients(
+        self, tmp_path: Path, early: bool
+    ) -> None:
+        one, two = nn.Linear(4, 4), nn.Linear(4, 1)
+        of_one = torch.optim.SGD(one.parameters(), lr=0.1)
+        of_two = torch.optim.SGD(two.parameters(), lr=0.1)
+        for _ in range(4):
+            for optimizer in (of_two, of_one):
+                if not early:
+                    optimizer.zero_grad()
+                two(one(torch.randn(2, 4))).sum().backward()
+                optimizer.step()
+                if early:
+                    optimizer.zero_grad()
+        found = [one for one in laws(tmp_path).cleared if one.times > 1]
+        assert {one.crossed for one in found} - {None} == {early}
+        assert not any(one.mixed for one in found)
+
     def test_a_body_that_accumulates_while_its_head_steps(self, tmp_path: Path) -> None:
         body, head = nn.Linear(4, 4), nn.Linear(4, 1)
         of_body = torch.optim.SGD(body.parameters(), lr=0.1)
@@ -197,6 +216,7 @@ class TestClearedGradients:
                 of_body.zero_grad()
         assert laws(tmp_path).cleared
         assert not any(one.mixed for one in laws(tmp_path).cleared)
+        assert not all(one.crossed for one in laws(tmp_path).cleared)
 
     def test_a_momentum_that_is_kept_in_the_gradients(self, tmp_path: Path) -> None:
         net = model()
@@ -662,6 +682,7 @@ def test_the_line_that_made_the_data_loader(tmp_path: Path) -> None:
         optimizer.step()
     source = Path(__file__).read_text().splitlines()
     (made,) = {one.made for one in laws(tmp_path).inputs}
+    assert {one.began for one in laws(tmp_path).inputs} == {0}
     assert "shuffle=True" in source[int(made.split(":")[1].split()[0]) - 1]
 
 
@@ -679,6 +700,42 @@ def test_an_optimizer_of_other_parameters_is_idle(tmp_path: Path) -> None:
         backward(net)
         own.step()
     assert not laws(tmp_path).models[-1].idle
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_a_learned_temperature_that_belongs_to_no_module(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """Others may be an optimizer's own copies or parts."""
+    net, temperature = model(), nn.Parameter(torch.ones(shape))
+    optimizer = torch.optim.SGD([*net.parameters(), temperature], lr=0.1)
+    for _ in range(3):
+        (net(torch.ones(2, 4)).sum() * temperature.sum()).backward()
+        optimizer.step()
+    names = [check.pieces[-1].name for check in laws(tmp_path).checks if check.optimizer]
+    assert set(names) == {"2.bias" if shape else "SGD's parameter 4"}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_parameter_of_the_loss_whose_gradient_a_closure_computes(
+    tmp_path: Path, trains: bool
+) -> None:
+    """All gradients are cleared before each update, as Lightning's validation does."""
+    net = model()
+    net.register_parameter("weight", nn.Parameter(torch.ones(()), requires_grad=trains))
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+
+    def closure() -> Any:
+        loss = net(torch.ones(2, 4)).sum() * net.weight
+        loss.backward()
+        return loss
+
+    net[2].requires_grad_(False)
+    for _ in range(4):
+        net.zero_grad()
+        optimizer.step(closure)
+    states = laws(tmp_path).models
+    assert [set(state.left_out) for state in states] == [{"weight"} if trains else set()] * 3
 
 
 @pytest.mark.parametrize("clears", ["before the step", "in the closure"])
@@ -767,7 +824,7 @@ def accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
         monkeypatch.delitem(sys.modules, name)
     yield importlib.import_module("accelerate.accelerator").Accelerator()
     for name in ("accelerate", "accelerate.accelerator"):
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -789,6 +846,37 @@ def test_an_accumulation_that_is_asked_for(
         optimizer.zero_grad()
     text = suspicious(tmp_path)
     assert (f"so `backward` at {Path(__file__).name}:" in text and "by 2" in text) is told
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("removed", True), ("removed later", True), ("kept", False), ("entered by hand", False),
+     ("not asked", False), ("float64", False), ("FSDP", False), ("few steps", False)],
+)  # fmt: skip
+def test_a_model_that_lost_the_autocast_of_accelerate(
+    tmp_path: Path, accelerator: Any, how: str, told: bool
+) -> None:
+    net = model().to(torch.float64 if how == "float64" else torch.float32)
+    accelerator.gradient_accumulation_steps, accelerator._models = 1, [net]
+    accelerator.native_amp = how != "not asked"
+    accelerator.distributed_type = how if how == "FSDP" else "MULTI_CPU"
+    forward = net.forward
+    net._original_forward = forward  # type: ignore[assignment]
+    net.forward = torch.autocast("cpu", torch.bfloat16)(forward)  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(1, 3 if how == "few steps" else 7):
+        if how != "kept" and step > (how == "removed later"):
+            net.forward = forward  # type: ignore[method-assign]
+            vars(net).pop("_original_forward", None)
+        inputs = torch.randn(2, 4, dtype=next(net.parameters()).dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "entered by hand"):
+            loss = net(inputs).float().pow(2).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    text = suspicious(tmp_path)
+    since = 2 if how == "removed later" else 1
+    assert (f"since step {since} it runs without autocast" in text) is told
 
 
 def test_an_accumulation_of_few_updates_is_not_judged(tmp_path: Path, accelerator: Any) -> None:
@@ -833,6 +921,30 @@ class TestSchedulersOfAnotherOptimizer:
 
     def test_few_steps(self, tmp_path: Path) -> None:
         assert not self.found(tmp_path, steps=2)
+
+    @pytest.mark.parametrize(
+        ("how", "told"),
+        [("in the old one", True), ("in both", False), ("nowhere", False), ("few", False),
+         ("until it steps", False), ("other parameters", False)],
+    )  # fmt: skip
+    def test_learning_rates_that_the_program_sets(
+        self, tmp_path: Path, how: str, told: bool
+    ) -> None:
+        net = model()
+        of = (model() if how == "other parameters" else net).parameters()
+        old, new = torch.optim.SGD(of, lr=0.3), torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(2 if how == "few" else 13):
+            backward(net)
+            changed = {"nowhere": (), "in both": (old, new)}.get(how, (old,))
+            for one in changed:
+                one.param_groups[0]["lr"] = 0.2 / (1 + step)
+            new.step()
+            if how == "until it steps" and step > 7:
+                old.step()
+            net.zero_grad()
+        text = suspicious(tmp_path)
+        place = f"of an optimizer of class SGD at {Path(__file__).name}:"
+        assert (place in text and "which never steps" in text) is told
 
     @pytest.mark.parametrize("both", [True, False])
     def test_one_for_each_optimizer(self, tmp_path: Path, both: bool) -> None:
@@ -925,6 +1037,29 @@ def test_modules_in_a_plain_list(tmp_path: Path, kind: type, frozen: bool) -> No
         optimizer.step()
     lost = {"layers[0].weight", "layers[0].bias"} if kind is list and not frozen else set()
     assert all(set(one.left_out) == lost and not one.replaced for one in laws(tmp_path).models)
+
+
+@pytest.mark.parametrize("how", ["tensor", "parameter", "given", "zeros", "not trained"])
+def test_a_tensor_that_is_no_parameter(tmp_path: Path, how: str) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+            bias = torch.zeros(2, requires_grad=how != "not trained")
+            self.bias = nn.Parameter(bias) if how == "parameter" else bias
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.head(inputs) + self.bias * (how != "zeros")
+
+    net = Head()
+    optimizer = torch.optim.SGD([*net.parameters(), *([net.bias] if how == "given" else [])], 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(net)
+        optimizer.step()
+    expected = ({"bias"}, ("bias",)) if how == "tensor" else (set[str](), ())
+    found = [(set(one.left_out), one.tensors) for one in laws(tmp_path).models]
+    assert found == [expected if how != "given" else (set(), ("bias",))] * 3
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -19,6 +19,7 @@ from moediag.diagnosis.numbers.reduced_gradients import (
     reductions,
 )
 from moediag.evidence.law_model import PLAIN, REDUCED, trains
+from moediag.evidence.model import Evidence
 from moediag.protocol.names import is_router, plain_name
 from moediag.result import Verdict
 from moediag.result.wording import at_line, counted, few, listed, plural
